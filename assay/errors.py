@@ -1,0 +1,34 @@
+"""The errors a user can cause. Each says what, where, what is allowed and what to do, in one line.
+
+The command line prints `str(error)` and exits 2; a traceback is for our own mistakes (`assert`, `KeyError`...).
+"""
+
+from __future__ import annotations
+
+
+class AssayError(ValueError):
+    """Anything the user can mend: base of every error below. Exit code 2."""
+
+
+class RecipeError(AssayError):
+    """A recipe file cannot be read, or says something it must not."""
+
+
+class CheckpointError(AssayError):
+    """A checkpoint folder is missing, incomplete, or of a kind that is not supported."""
+
+
+class PlanError(AssayError):
+    """Recipe and checkpoint do not fit: unknown tensor, group that does not divide, precision that needs calibration."""
+
+
+class QuantizeError(AssayError):
+    """A planned shard could not be written: disk full, source changed, resume with another recipe."""
+
+
+class ServeError(AssayError):
+    """vLLM could not be started or died; the message carries the tail of its log."""
+
+
+class MeasureError(AssayError):
+    """A measurement could not be taken or must not be compared: unlike fingerprints, no reference, endpoint gone."""

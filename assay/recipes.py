@@ -1,0 +1,377 @@
+"""Recipes: what a person writes. YAML, strict, frozen; five kinds, one folder each under `recipes/`.
+
+    models/      a model: where its weights are, its family, what it is compared with, which precisions, how it is served
+    precisions/  what to quantize, by role, and what to keep
+    profiles/    how vLLM is run on some hardware; the one open block `vllm:` is passed on verbatim, under vLLM's flag names
+    suites/      what is measured
+    gates/       limits, written down before the run
+
+An unknown key is an error that names the file, the key and the nearest allowed one. Needs neither torch nor vllm.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from assay.errors import RecipeError
+from assay.records import Role, sha256_of
+
+ROLES: tuple[str, ...] = get_args(Role)
+Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
+SchemeName = Literal["w4a16", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w8a8"]
+NEEDS_CALIBRATION: dict[str, str] = {"nvfp4": "its activation scales (input_global_scale) are measured on data"}
+"""Schemes that cannot be made from weights alone -> why."""
+
+
+class Section(BaseModel):
+    """Base of every recipe and part of one: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Recipe(Section):
+    """A whole file. `schema: 1` is its first line."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str
+    description: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the recipe's meaning: comments and order do not count."""
+        return sha256_of(self.model_dump(mode="json"))
+
+
+# ------------------------------------------------------------------------------------------------ models
+class Location(Section):
+    """Where a checkpoint is: a folder (relative to the repository), or a Hugging Face id with a revision."""
+
+    path: str | None = None
+    hub: str | None = None
+    revision: str = "main"
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither")
+        return self
+
+
+class Reference(Section):
+    """What candidates are compared with: a published release, or a precision that is made here."""
+
+    precision: str | None = None
+    release: Location | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.precision is None) == (self.release is None):
+            raise ValueError("say either `precision` (made here from the source) or `release` (a published checkpoint)")
+        return self
+
+
+class Serving(Section):
+    """What the model itself needs to be served right, whatever the hardware."""
+
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=1)
+    """Draft tokens per step with the model's own MTP head; None: no speculation."""
+    chat_template_kwargs: dict[str, Any] = {}
+    vllm: dict[str, Any] = {}
+    """More flags under vLLM's own names; a profile's flags win."""
+
+
+class ModelRecipe(Recipe):
+    source: Location
+    family: Family
+    reference: Reference
+    precisions: tuple[str, ...]
+    """Candidates made by default."""
+    include_source: bool = False
+    """Serve and score the unquantized source too (small models; the noise between reference and candidates)."""
+    suite: str = "full"
+    gates: str = "default"
+    profiles: tuple[str, ...] = ("cpu-emulated",)
+    """Allowed profiles, best first; the first whose hardware is present is the default."""
+    serving: Serving = Serving()
+
+
+# ------------------------------------------------------------------------------------------------ precisions
+class PrecisionRecipe(Recipe):
+    """What is quantized and what is kept, by role."""
+
+    scheme: SchemeName
+    quantize: tuple[Role, ...]
+    keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
+    """dtype -> roles. `source`: whatever dtype the source has. A role is named once, in `quantize` or here."""
+    mtp: Literal["keep", "quantize", "drop"] = "keep"
+    """keep: as role `mtp` says under `keep`. quantize: inside the block like outside, `eh_proj` exempt. drop: removed, config rewritten."""
+    calibration: Literal["none", "required"] = "none"
+
+    @model_validator(mode="after")
+    def _each_role_once(self) -> Self:
+        named = [*self.quantize, *(role for roles in self.keep.values() for role in roles)]
+        twice = sorted({role for role in named if named.count(role) > 1})
+        if twice:
+            raise ValueError(f"role {twice[0]} is named twice; name each role once, under `quantize` or one `keep` dtype")
+        missing = [role for role in ROLES if role not in named]
+        if missing:
+            raise ValueError(f"role {missing[0]} is named nowhere; put it under `quantize` or under `keep: {{bf16: [...]}}`")
+        never = sorted({"norm", "router", "router_bias", "embedding", "mtp"} & set(self.quantize))
+        if never:
+            hint = "say `mtp: quantize`" if never[0] == "mtp" else "vLLM loads it only unquantized; move it to `keep`"
+            raise ValueError(f"role {never[0]} cannot be under `quantize`: {hint}")
+        if "router_bias" not in self.keep.get("fp32", ()) and "router_bias" not in self.keep.get("source", ()):
+            raise ValueError("router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens")
+        return self
+
+    def kept_dtype(self, role: str) -> Literal["source", "bf16", "fp32"] | None:
+        """The dtype `role` is kept in, or None if it is quantized."""
+        for dtype, roles in self.keep.items():
+            if role in roles:
+                return dtype
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ profiles
+class Hardware(Section):
+    """What a profile needs. `gpu` is matched, without case, inside the device name the driver reports."""
+
+    device: Literal["cpu", "cuda"]
+    gpu: str | None = None
+    num_gpus: int = 0
+    memory_bytes_each: int | None = None
+
+
+class ProfileRecipe(Recipe):
+    hardware: Hardware
+    emulate: bool = False
+    """Serve quantized checkpoints through assay's plugin: dequantized weights, quantize-dequantized activations."""
+    vllm: dict[str, Any] = {}
+    """vLLM's own flags without the dashes in front: `max-model-len: 4096`. Passed verbatim; `true` is a bare flag."""
+    environment: dict[str, str] = {}
+    startup_timeout_s: float = Field(default=600.0, gt=0)
+    concurrency: int = Field(default=8, ge=1)
+    """Requests in flight while measuring."""
+    interpreter: str | None = None
+    """Python of another environment that has vLLM; default: `.venv-serve`."""
+    base_url: str | None = None
+    """A server that runs already (one checkpoint only); nothing is started then."""
+
+
+# ------------------------------------------------------------------------------------------------ suites
+class TaskBase(Section):
+    name: str
+    max_tokens: int = Field(ge=1)
+    """Budget of the whole reply, thinking included."""
+    temperature: float = Field(default=0.0, ge=0)
+
+
+class ArithmeticTask(TaskBase):
+    kind: Literal["arithmetic"]
+    languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
+    num_items: int = Field(ge=1)
+    """Per language."""
+    num_steps: tuple[int, ...] = (3, 4, 5)
+
+
+class NeedleTask(TaskBase):
+    kind: Literal["needle"]
+    languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
+    num_items: int = Field(ge=1)
+    """Per language and length."""
+    lengths_tokens: tuple[int, ...] = (1024,)
+    num_needles: int = Field(default=5, ge=1)
+
+
+class LmEvalTask(TaskBase):
+    """Any task of lm-eval, by name, over HTTP."""
+
+    kind: Literal["lm_eval"]
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    num_fewshot: int | None = None
+    include_path: str | None = None
+
+
+class DivergenceSpec(Section):
+    """Next-token divergence on replies the reference samples at T=1."""
+
+    languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
+    num_documents: int = Field(ge=2)
+    """Per language."""
+    max_tokens: int = Field(ge=1)
+    top_k: int = Field(default=64, ge=1)
+    position_buckets: tuple[int, ...] = (0, 32, 64, 128, 256, 512, 1024, 4096, 32768)
+
+
+class SuiteRecipe(Recipe):
+    seed: str
+    """Items are drawn from this; it begins with `eval`, which training data never does."""
+    tasks: tuple[Annotated[ArithmeticTask | NeedleTask | LmEvalTask, Field(discriminator="kind")], ...]
+    divergence: DivergenceSpec | None = None
+    acceptance: bool = True
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [task.name for task in self.tasks]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two tasks are called {twice[0]}; names are keys of the results")
+        if not self.seed.startswith("eval"):
+            raise ValueError(f"seed {self.seed!r} must begin with 'eval': other seeds may have been trained on")
+        return self
+
+
+# ------------------------------------------------------------------------------------------------ gates
+class ScoreGate(Section):
+    """Non-inferiority: the upper end of the paired interval of the drop must stay below `max_drop`."""
+
+    kind: Literal["score"]
+    task: str
+    max_drop: float = Field(gt=0, lt=1)
+    """In accuracy: 0.02 = two points."""
+
+
+class DivergenceGate(Section):
+    """Can fail a candidate, never certify it."""
+
+    kind: Literal["divergence"]
+    metric: Literal["kl_mean", "kl_p99", "top1_agreement"]
+    max: float | None = None
+    min: float | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if (self.max is None) == (self.min is None):
+            raise ValueError("say either `max` or `min`")
+        return self
+
+
+class AcceptanceGate(Section):
+    kind: Literal["acceptance"]
+    max_drop: float = Field(gt=0, lt=1)
+    """Of the acceptance rate, against the reference."""
+
+
+class TruncationGate(Section):
+    kind: Literal["truncation"]
+    max_share: float = Field(ge=0, le=1)
+    """Above it a score is NOT MEASURED, not low."""
+
+
+class GateRecipe(Recipe):
+    gates: tuple[
+        Annotated[ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate, Field(discriminator="kind")], ...
+    ]
+    level: float = Field(default=0.95, gt=0.5, lt=1)
+
+
+# ------------------------------------------------------------------------------------------------ loading
+R = TypeVar("R", bound=Recipe)
+
+KINDS: dict[str, type[Recipe]] = {
+    "models": ModelRecipe,
+    "precisions": PrecisionRecipe,
+    "profiles": ProfileRecipe,
+    "suites": SuiteRecipe,
+    "gates": GateRecipe,
+}
+
+
+def recipes_dir() -> Path:
+    """The folder `recipes/`: beside the package in a checkout, inside it in a wheel."""
+    inside = Path(__file__).parent / "_recipes"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "recipes"
+
+
+def recipe_names(kind: str) -> list[str]:
+    """Names of the recipes of one kind that ship with assay, sorted."""
+    return sorted(path.stem for path in (recipes_dir() / kind).glob("*.yaml"))
+
+
+def load_recipe(kind: type[R], name_or_path: str) -> R:
+    """The recipe called `name_or_path`, or in the file of that path.
+
+    Raises RecipeError (one line: file, key, what is allowed) when there is none or it is not valid.
+    """
+    folder = next(folder for folder, model in KINDS.items() if model is kind)
+    path = Path(name_or_path)
+    if path.suffix not in {".yaml", ".yml"}:
+        path = recipes_dir() / folder / f"{name_or_path}.yaml"
+        if Path(name_or_path).name != name_or_path or not path.is_file():
+            known = recipe_names(folder)
+            near = difflib.get_close_matches(name_or_path, known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
+    return parse_recipe(kind, path)
+
+
+def parse_recipe(kind: type[R], path: Path) -> R:
+    """Read and validate one file."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds a {type(data).__name__}")
+    try:
+        recipe = kind.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{path}: {_first_problem(kind, error)}") from None
+    if recipe.name != path.stem:
+        raise RecipeError(f"{path}: name is {recipe.name!r}; it must be the file's name, {path.stem!r}")
+    return recipe
+
+
+def _first_problem(kind: type[BaseModel], error: ValidationError) -> str:
+    problem = error.errors()[0]
+    steps = [str(step) for step in problem["loc"]]
+    where = ".".join(steps) or kind.__name__
+    if problem["type"] == "extra_forbidden":
+        allowed = _keys_at(kind, steps[:-1])
+        near = difflib.get_close_matches(steps[-1], allowed, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown key {where!r}{hint or '.'} Allowed: {', '.join(sorted(allowed))}"
+    if problem["type"] == "missing":
+        return f"key {where!r} is missing"
+    got = "" if isinstance(problem["input"], dict) else f" (got {str(problem['input'])[:80]!r})"
+    return f"{where}: {problem['msg'].removeprefix('Value error, ')}{got}"
+
+
+def _keys_at(kind: type[BaseModel], steps: list[str]) -> list[str]:
+    """Allowed keys of the section that `steps` lead to; indexes and union tags in between are stepped over."""
+    current: list[type[BaseModel]] = [kind]
+    for step in steps:
+        following = [
+            model
+            for section in current
+            if (field := _field(section, step)) is not None
+            for model in _sections_in(field.annotation)
+        ]
+        tagged = [model for model in current if _kind_tag(model) == step]
+        current = following or tagged or current
+    return [field.alias or name for section in current for name, field in section.model_fields.items()]
+
+
+def _kind_tag(section: type[BaseModel]) -> str | None:
+    kind = section.model_fields.get("kind")
+    return None if kind is None else str(get_args(kind.annotation)[0])
+
+
+def _field(section: type[BaseModel], key: str) -> Any:
+    return next((f for name, f in section.model_fields.items() if key in (name, f.alias)), None)
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _sections_in(argument)]

@@ -1,0 +1,392 @@
+"""The records between stages: frozen, typed, versioned, written as JSON by rename.
+
+Rules: missing is `None`, never 0; every size is in bytes, every time in seconds; a record says what it was made from
+(hashes, versions), so that two records can be compared or refused. `Plan` is what quantize *and* verify consume.
+Only the standard library and pydantic are needed to read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from assay.errors import AssayError
+
+Role = Literal[
+    "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
+    "router_bias", "mtp",
+]  # fmt: skip
+Action = Literal["keep", "cast", "dequantize", "quantize", "drop"]
+Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
+
+
+def canonical_json(data: Any) -> str:
+    """`data` as JSON with sorted keys and no spaces: the text that is hashed."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def sha256_of(data: Any) -> str:
+    """SHA-256 (hex) of `data` in canonical JSON."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes, read in 8 MiB pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(8 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write `text` to a temporary neighbour, fsync, rename: readers see the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class Part(BaseModel):
+    """Base of everything inside a record: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Record(Part):
+    """Base of what is written to a file. `schema_version` grows with every breaking change."""
+
+    schema_version: Literal[1] = 1
+
+    def save(self, path: Path) -> None:
+        """Write as indented JSON by rename. NaN and infinity are refused: an unmeasured value is `None`."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+        write_text_atomically(path, text + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record back; `AssayError` names the file and the first thing that is wrong."""
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise AssayError(f"{path}: no such file (a {cls.__name__.lower()} record was expected)") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(step) for step in first["loc"])
+            raise AssayError(f"{path}: not a {cls.__name__} record of schema 1: {where}: {first['msg']}") from None
+
+
+# ------------------------------------------------------------------------------------------------ plan
+class OutputTensor(NamedTuple):
+    """One tensor of the new checkpoint. `dtype` is a safetensors name (BF16, F32, F8_E4M3, I32, U8...)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class TensorPlan(NamedTuple):
+    """What will happen to one tensor of the source.
+
+    role: what it is for; `mtp` for everything inside the MTP block.
+    part: its role inside the block (equal to `role` outside MTP; `mtp_projection` for eh_proj).
+    module: its name without the last component: what an ignore pattern is matched against.
+    scheme: the quantization scheme, only for action `quantize`.
+    fused_group: vLLM loads all members of a group into one parameter; NVFP4 members share one global scale. None: alone.
+    """
+
+    name: str
+    role: str
+    part: str
+    module: str
+    action: Action
+    scheme: str | None
+    fused_group: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    shard_in: str
+    shard_out: str | None
+    outputs: tuple[OutputTensor, ...]
+
+
+class Plan(Record):
+    """What will happen to every tensor of a checkpoint; made from headers, config and recipe, without reading weights."""
+
+    kind: Literal["plan"] = "plan"
+    model: str
+    precision: str
+    family: str
+    source: str
+    source_sha256: str
+    """Hash of names, dtypes, shapes and shard names (not of the data): what a resume is checked against."""
+    recipe_sha256: str
+    precision_recipe: dict[str, Any]
+    config: dict[str, Any]
+    """The source's config.json."""
+    mtp_layers: tuple[int, ...]
+    """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they are named `mtp.*`."""
+    ignore: tuple[str, ...]
+    """Patterns for vLLM: modules that stay unquantized."""
+    tensors: tuple[TensorPlan, ...]
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(output.num_bytes for tensor in self.tensors for output in tensor.outputs)
+
+
+# ------------------------------------------------------------------------------------------------ manifest, verify
+class ShardRecord(Part):
+    """One finished shard: its hash while written, and the weight error of what was quantized in it."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+    relative_error: dict[str, float]
+    """Per quantized tensor: ||dequantized - source|| / ||source|| (Frobenius)."""
+    seconds: float
+
+
+class Manifest(Record):
+    """What did happen; written last, by rename: without it there is no checkpoint."""
+
+    kind: Literal["manifest"] = "manifest"
+    model: str
+    precision: str
+    source: str
+    source_sha256: str
+    recipe_sha256: str
+    plan_sha256: str
+    precision_recipe: dict[str, Any]
+    shards: tuple[ShardRecord, ...]
+    files: dict[str, str]
+    """Every other file of the folder (config, index, tokenizer...) -> SHA-256."""
+    bytes_in: int
+    bytes_out: int
+    versions: dict[str, str]
+    seconds: float
+
+    @property
+    def checkpoint_sha256(self) -> str:
+        """Identity of the checkpoint: its shards and files, not when or how fast it was made."""
+        return sha256_of({"shards": {s.name: s.sha256 for s in self.shards}, "files": self.files})
+
+
+class Damage(Part):
+    """One thing that is wrong in a checkpoint."""
+
+    check: str
+    where: str
+    """Tensor, file or config key."""
+    what: str
+
+
+class Verification(Record):
+    """Result of reopening a checkpoint and trusting nothing."""
+
+    kind: Literal["verification"] = "verification"
+    checkpoint: str
+    checkpoint_sha256: str
+    source: str | None
+    passed: bool
+    damages: tuple[Damage, ...]
+    checks: dict[str, int]
+    """Check name -> how many things it looked at."""
+    not_checked: tuple[str, ...]
+    """What could not be checked and why (no source given, ...)."""
+    worst_relative_error: dict[str, float]
+    """Role -> largest relative weight error seen."""
+    mean_relative_error: dict[str, float]
+    bytes_by_role: dict[str, int]
+    seconds: float
+
+
+# ------------------------------------------------------------------------------------------------ serving
+class Fingerprint(Part):
+    """How a checkpoint was served. Two measurements compare only if their `comparable_sha256` agree."""
+
+    engine: str
+    """"vllm 0.32.0" or "external" for a base URL that was given."""
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    profile: str
+    flags: dict[str, Any]
+    """vLLM flags but for model, port, and those of the next group."""
+    environment: dict[str, str]
+    speculation: dict[str, Any] | None
+    checkpoint_flags: dict[str, Any]
+    """Flags that depend on the checkpoint's format (quantization, load-format)."""
+    emulated: bool | None
+    """True: dequantized weights, BF16/FP32 arithmetic. False: native kernels. None: unquantized checkpoint or unknown."""
+    kernels: tuple[str, ...]
+    """Lines of the server's log that name the kernels chosen."""
+    system_fingerprint: str | None = None
+
+    @property
+    def comparable_sha256(self) -> str:
+        """Hash of everything that must be alike between reference and candidate."""
+        return sha256_of(self.model_dump(mode="json", exclude={"checkpoint_flags", "emulated", "kernels", "system_fingerprint"}))
+
+
+# ------------------------------------------------------------------------------------------------ measurements
+class Interval(Part):
+    """A number with its confidence interval (95 % unless `level` says otherwise) and the n behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    level: float = 0.95
+
+
+class ItemResult(Part):
+    """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong."""
+
+    item: str
+    language: str
+    correct: bool | None
+    truncated: bool
+    wrong_script: bool
+    """The reply is written in a script that neither the prompt nor the answer uses."""
+    finish_reason: str | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    answer: str | None
+    error: str | None = None
+
+
+class TaskResult(Part):
+    """One task of a suite on one checkpoint."""
+
+    task: str
+    kind: Literal["arithmetic", "needle", "lm_eval"]
+    num_items: int
+    num_failed: int
+    """Items without a reply (infrastructure): excluded, and shown."""
+    num_truncated: int
+    accuracy: Interval | None
+    mean_output_tokens: float | None
+    max_tokens: int
+    items: tuple[ItemResult, ...]
+    note: str | None = None
+    """Why it was not measured, when it was not."""
+
+
+class PositionBucket(Part):
+    """Divergence of the reply's tokens at positions [first, last] of the text."""
+
+    first: int
+    last: int
+    n: int
+    kl_mean: float
+    kl_p99: float
+    top1_agreement: float
+
+
+class Divergence(Part):
+    """Candidate against reference on text the reference wrote, token by token (teacher forcing); all in nats.
+
+    `kl_*` are lumped-tail KL: the top-k of the reference plus one bucket for the rest; a lower bound of the true KL.
+    """
+
+    reference_checkpoint_sha256: str
+    top_k: int
+    num_documents: int
+    num_positions: int
+    num_non_finite: int
+    kl_mean: Interval
+    """Interval: cluster bootstrap by document."""
+    kl_median: float
+    kl_p90: float
+    kl_p99: float
+    kl_max: float
+    kl_corrected_mean: Interval
+    """Unbiased estimate of the full-vocabulary KL (text sampled from the reference at T=1)."""
+    tail_mass_mean: float
+    """Probability the reference puts outside its top-k, mean over positions."""
+    top1_agreement: Interval
+    by_position: tuple[PositionBucket, ...]
+    by_language: dict[str, Interval]
+
+
+class Acceptance(Part):
+    """Speculative decoding: how much of what the MTP head drafted was accepted, from vLLM's own counters."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    rate: float | None
+    """accepted / drafted tokens; None when nothing was drafted."""
+    mean_length: float | None
+    """1 + accepted / drafts: tokens per verification step."""
+
+
+class Measurement(Record):
+    """Everything one suite measured on one checkpoint under one fingerprint."""
+
+    kind: Literal["measurement"] = "measurement"
+    model: str
+    label: str
+    """Precision name, `bf16` for the source, `<reference>-repeat` for the noise floor."""
+    is_reference: bool
+    is_noise_floor: bool
+    checkpoint: str
+    checkpoint_sha256: str
+    checkpoint_bytes: int
+    suite: str
+    suite_sha256: str
+    suite_recipe: dict[str, Any]
+    fingerprint: Fingerprint
+    tasks: tuple[TaskResult, ...]
+    divergence: Divergence | None
+    acceptance: Acceptance | None
+    not_measured: dict[str, str]
+    """What the suite asked for and was not measured -> why."""
+    started: str
+    seconds: float
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+class Verdict(Part):
+    """One gate on one candidate."""
+
+    gate: str
+    candidate: str
+    status: Status
+    observed: Interval | None
+    limit: float | None
+    detail: str
+    """One sentence: what was compared, with the numbers."""
+    minimum_detectable_effect: float | None = None
+    discordant: tuple[int, int] | None = None
+    """Paired items: (right in reference only, right in candidate only)."""
+
+
+class GateReport(Record):
+    """All verdicts of a run, and the one word for each candidate."""
+
+    kind: Literal["gates"] = "gates"
+    model: str
+    reference: str
+    gate_recipe: dict[str, Any]
+    verdicts: tuple[Verdict, ...]
+    overall: dict[str, Status]
