@@ -111,7 +111,8 @@ class PrecisionRecipe(Recipe):
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
     """dtype -> roles. `source`: whatever dtype the source has. A role is named once, in `quantize` or here."""
     mtp: Literal["keep", "quantize", "drop"] = "keep"
-    """keep: as role `mtp` says under `keep`. quantize: inside the block like outside, `eh_proj` exempt. drop: removed, config rewritten."""
+    """keep: in the dtype role `mtp` has under `keep`. quantize: inside the block like outside, `eh_proj` exempt.
+    drop: the block is removed and the config rewritten."""
     calibration: Literal["none", "required"] = "none"
 
     @model_validator(mode="after")
@@ -267,9 +268,7 @@ class TruncationGate(Section):
 
 
 class GateRecipe(Recipe):
-    gates: tuple[
-        Annotated[ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate, Field(discriminator="kind")], ...
-    ]
+    gates: tuple[Annotated[ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)
 
 

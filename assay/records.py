@@ -244,7 +244,9 @@ class Fingerprint(Part):
     @property
     def comparable_sha256(self) -> str:
         """Hash of everything that must be alike between reference and candidate."""
-        return sha256_of(self.model_dump(mode="json", exclude={"checkpoint_flags", "emulated", "kernels", "system_fingerprint"}))
+        return sha256_of(
+            self.model_dump(mode="json", exclude={"checkpoint_flags", "emulated", "kernels", "system_fingerprint"})
+        )
 
 
 # ------------------------------------------------------------------------------------------------ measurements

@@ -1,0 +1,77 @@
+# assay: quantize a mixture-of-experts checkpoint, serve it, measure what was lost.
+#
+#   make quantize eval                      the small model of this repository, end to end, on any machine
+#   make quantize eval MODEL=glm-5          a recipe of recipes/models/
+#   make quantize eval MODEL=/path/to/it    a checkpoint folder; a Hugging Face id works too
+#
+#   MODEL       recipe name, checkpoint folder or hub id   (default tiny-glm)
+#   PRECISIONS  e.g. "w4a16 nvfp4a16"                      (default: the model's list)
+#   PROFILE     recipes/profiles/: how vLLM is run         (default: chosen from the hardware)
+#   SUITE       recipes/suites/: what is measured          (default: quick for tiny-glm and on CPUs, full otherwise)
+#   RUNS        where results go                           (default runs/)
+
+MODEL ?= tiny-glm
+PRECISIONS ?=
+PROFILE ?=
+SUITE ?=
+RUNS ?= runs
+PYTHON ?= python3
+
+# The repository root holds a folder called evaluate/; it must never enter sys.path, where it would hide Hugging Face's package.
+export PYTHONSAFEPATH := 1
+export PYTHON
+
+comma := ,
+space := $(subst ,, )
+assay := .venv/bin/assay
+precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma),$(strip $(PRECISIONS))))
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup quantize eval report card gate doctor test check lint bench clean
+
+help: ## this text
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,11p'
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+setup: .venv/.ready .venv-serve/.ready ## both environments, when missing
+
+.venv/.ready: constraints/work.txt constraints/install.sh pyproject.toml
+	@constraints/install.sh work .venv
+	@touch $@
+
+.venv-serve/.ready: constraints/serve-cpu.txt constraints/serve-cuda.txt constraints/install.sh
+	@constraints/install.sh serve .venv-serve
+	@touch $@
+
+quantize: .venv/.ready ## every precision of MODEL, verified
+	@$(assay) quantize "$(MODEL)" $(precisions) --runs "$(RUNS)"
+
+eval: setup ## serve and measure the reference and every candidate; gates, report, cards
+	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"
+
+gate: .venv/.ready ## verdicts again; fails when one is not PASS
+	@$(assay) gate "$(MODEL)" --runs "$(RUNS)"
+
+report: .venv/.ready ## the report again, from the records
+	@$(assay) report "$(MODEL)" --runs "$(RUNS)"
+
+card: .venv/.ready ## the model cards again, from the records
+	@$(assay) card "$(MODEL)" --runs "$(RUNS)"
+
+doctor: .venv/.ready ## what this machine can do and what is missing
+	@$(assay) doctor
+
+test: setup ## every test, real vLLM servers included
+	@.venv/bin/python -m pytest
+
+check: .venv/.ready ## ruff and mypy
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+lint: check ## the same
+
+bench: .venv/.ready ## benchmarks/, as ratios within one run
+	@.venv/bin/python benchmarks/run.py
+
+clean: ## build leftovers and caches; runs/ and the environments stay
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,179 @@
+"""TARGET of a command line -> a model recipe and the checkpoint it is about.
+
+A target is the name of a model recipe, a checkpoint folder, or a Hugging Face id. A folder or id without a recipe gets one made
+from its config.json: same precisions and reference as tiny-glm, the quick suite, speculation if it carries an MTP head.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from assay.errors import AssayError, CheckpointError
+from assay.families import family_of
+from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
+
+REASONING_PARSERS: dict[str, str] = {
+    "glm4_moe": "glm45",
+    "glm_moe_dsa": "glm45",
+    "deepseek_v3": "deepseek_r1",
+    "qwen3_moe": "qwen3",
+    "qwen3_next": "deepseek_r1",
+}
+"""Family -> vLLM's reasoning parser, used for a model without a recipe whose chat template has a thinking section."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a command is about. `location.path` is absolute or relative to the working directory."""
+
+    recipe: ModelRecipe
+    location: Location
+    named_recipe: bool
+    """False when the recipe was made up from the checkpoint's config."""
+
+
+def resolve_target(text: str) -> Target:
+    """The model that `text` names; AssayError says what was tried."""
+    if text in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, text)
+        return Target(recipe, _from_repository(recipe.source), True)
+    if text.endswith((".yaml", ".yml")):
+        recipe = load_recipe(ModelRecipe, text)
+        return Target(recipe, _from_repository(recipe.source), True)
+    folder = Path(text).expanduser()
+    if folder.exists() or text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
+        if not folder.exists():
+            known = ", ".join(recipe_names("models"))
+            raise CheckpointError(
+                f"{text}: no such folder, and no model recipe of that name; known recipes: {known}; "
+                "or give a Hugging Face id such as zai-org/GLM-4.5-Air"
+            )
+        if not folder.is_dir():
+            raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
+        config = _read_config(folder)
+        return Target(
+            _recipe_for(folder.resolve().name, Location(path=str(folder)), config, folder),
+            Location(path=str(folder)),
+            False,
+        )
+    return _hub_target(text)
+
+
+def local_checkpoint(location: Location) -> Path:
+    """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included)."""
+    if location.path is not None:
+        return Path(location.path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    assert location.hub is not None
+    try:
+        return Path(
+            snapshot_download(
+                location.hub, revision=location.revision, ignore_patterns=["*.py", "*.bin", "*.pt", "*.pth", "*.gguf"]
+            )
+        )
+    except RepositoryNotFoundError:
+        raise CheckpointError(f"{location.hub}: no such model on the hub (or HF_TOKEN may not see it)") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{location.hub}: cannot be downloaded: {reason}; give a local folder, or try again when the hub answers"
+        ) from None
+
+
+def _hub_target(hub_id: str) -> Target:
+    from assay_quantize.hub import open_hub_checkpoint
+
+    for name in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, name)
+        if recipe.source.hub == hub_id:
+            return Target(recipe, recipe.source, True)
+    location = Location(hub=hub_id)
+    config = open_hub_checkpoint(hub_id).config
+    return Target(_recipe_for(hub_id.split("/")[1], location, config, None), location, False)
+
+
+def _from_repository(location: Location) -> Location:
+    """A recipe's relative path is relative to the repository, whatever the working directory."""
+    if location.path is None or Path(location.path).is_absolute():
+        return location
+    folder = recipes_dir().parent / location.path
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: no such folder; this recipe's checkpoint ships with the repository, not with the wheel"
+        )
+    return Location(path=str(folder))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: has no config.json; a checkpoint folder holds config.json and *.safetensors"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: holds a {type(config).__name__}, a model's config is an object")
+    return config
+
+
+def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: Path | None) -> ModelRecipe:
+    """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records."""
+    family = cast(Family, family_of(config))
+    has_mtp = bool(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"))
+    return ModelRecipe(
+        schema=1,
+        name=_safe_name(name),
+        description=f"Made from the config of {name}.",
+        source=location,
+        family=family,
+        reference=Reference(precision="fp8"),
+        precisions=("fp8", "w4a16", "nvfp4a16"),
+        include_source=True,
+        suite="full",
+        profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
+        serving=Serving(
+            reasoning_parser=REASONING_PARSERS[family] if folder is not None and _thinks(folder) else None,
+            num_speculative_tokens=1 if has_mtp else None,
+        ),
+    )  # fmt: skip
+
+
+def _thinks(folder: Path) -> bool:
+    """Whether the chat template mentions a thinking section."""
+    template = ""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            template += path.read_text(encoding="utf-8", errors="replace")
+    return "</think>" in template
+
+
+def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32"]:
+    """What the unquantized source is called in a run: its dtype."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    labels: dict[str, Literal["bf16", "fp16", "fp32"]] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    if dtype not in labels:
+        raise AssayError(f"config.json: dtype {dtype!r} is not one of {', '.join(labels)}")
+    return labels[dtype]
+
+
+def run_name(text: str) -> str:
+    """The run folder's name for what was given as MODEL: the recipe's name, or the last part of a path or hub id."""
+    if text in recipe_names("models"):
+        return text
+    return _safe_name(Path(text).expanduser().resolve().name if Path(text).exists() else text.rstrip("/").split("/")[-1])
+
+
+def _safe_name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "-", name).strip(".-") or "model"
