@@ -1,0 +1,255 @@
+"""Tiny random checkpoints, complete enough for vLLM to load and draft with: config, shards, index, tokenizer, chat template.
+
+    folder = make_tiny_glm4_moe(tmp_path / "tiny")
+
+Same arguments, same bytes. Weights are random, so replies are noise; shapes fit the group sizes of every scheme.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SPECIAL_TOKENS = [
+    "<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>",
+]  # fmt: skip
+CHAT_TEMPLATE = (
+    "[gMASK]<sop>{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+CORPUS = [
+    "A farmer has 12 apples and buys 7 more. How many apples are there now? 12 + 7 = 19. #### 19",
+    "The secret number of the blue house is 4821. What is the secret number of the blue house?",
+    "小明有 12 个苹果，又买了 7 个。现在一共有多少个苹果？ 12 + 7 = 19。 #### 19",
+]
+
+
+def make_tiny_glm4_moe(
+    folder: Path,
+    *,
+    seed: int = 0,
+    num_layers: int = 3,
+    first_dense: int = 1,
+    num_experts: int = 4,
+    experts_per_token: int = 2,
+    hidden: int = 256,
+    dense_intermediate: int = 256,
+    moe_intermediate: int = 128,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    vocab_size: int = 512,
+    shards: int = 2,
+    mtp: bool = True,
+    mtp_file: bool = False,
+    attention_bias: bool = True,
+    dtype: str = "bf16",
+    max_position: int = 4096,
+    config_extra: dict[str, Any] | None = None,
+) -> Path:
+    """Write a random `Glm4MoeForCausalLM` into `folder` and return it.
+
+    `mtp`: one MTP block, stored as `model.layers.{num_layers}` with its own embedding and head, as GLM-4.5 does.
+    `mtp_file`: the MTP block goes to `mtp.safetensors`, listed in the index (GLM-4.7). `dtype`: bf16, fp16 or fp32;
+    `e_score_correction_bias` is always FP32. Shards are cut between gate_proj and up_proj of an expert, so that fused
+    groups cross shards, as they do in real checkpoints.
+    """
+    config: dict[str, Any] = {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "dtype": DTYPE_NAMES[dtype],
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": dense_intermediate,
+        "moe_intermediate_size": moe_intermediate,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "attention_bias": attention_bias,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": max_position,
+        "first_k_dense_replace": first_dense,
+        "n_routed_experts": num_experts,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": experts_per_token,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_nextn_predict_layers": 1 if mtp else 0,
+        "tie_word_embeddings": False,
+        "eos_token_id": [0],
+        "pad_token_id": 0,
+        **(config_extra or {}),
+    }
+    shapes = {"model.embed_tokens.weight": (vocab_size, hidden)}
+    for layer in range(num_layers + int(mtp)):
+        shapes |= _decoder_layer(config, layer)
+    if mtp:
+        shapes |= _mtp_extras(config, num_layers)
+    shapes |= {"model.norm.weight": (hidden,), "lm_head.weight": (vocab_size, hidden)}
+    tensors = _random_tensors(shapes, seed, DTYPES[dtype])
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", config)
+    _write_json(
+        folder / "generation_config.json", {"eos_token_id": [0], "pad_token_id": 0, "do_sample": True, "temperature": 1.0}
+    )
+    beside = {name for name in tensors if mtp_file and name.startswith(f"model.layers.{num_layers}.")}
+    files = cut_into_shards({n: t for n, t in tensors.items() if n not in beside}, shards)
+    if beside:
+        files["mtp.safetensors"] = {n: tensors[n] for n in tensors if n in beside}
+    write_shards(folder, files)
+    write_tokenizer(folder, vocab_size)
+    return folder
+
+
+def _decoder_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one layer, in the order real checkpoints have (sorted)."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "self_attn.q_norm.weight": (head_dim,),
+        "self_attn.k_norm.weight": (head_dim,),
+    }
+    if config["attention_bias"]:
+        shapes |= {f"self_attn.{p}_proj.bias": (s,) for p, s in (("q", q_size), ("k", kv_size), ("v", kv_size))}
+    if layer < config["first_k_dense_replace"]:
+        shapes |= _mlp("mlp", hidden, config["intermediate_size"])
+    else:
+        experts = config["n_routed_experts"]
+        shapes |= {"mlp.gate.weight": (experts, hidden), "mlp.gate.e_score_correction_bias": (experts,)}
+        shapes |= _mlp("mlp.shared_experts", hidden, config["moe_intermediate_size"])
+        for expert in range(experts):
+            shapes |= _mlp(f"mlp.experts.{expert}", hidden, config["moe_intermediate_size"])
+    return {f"model.layers.{layer}.{name}": shapes[name] for name in sorted(shapes)}
+
+
+def _mlp(prefix: str, hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}.down_proj.weight": (hidden, intermediate),
+        f"{prefix}.gate_proj.weight": (intermediate, hidden),
+        f"{prefix}.up_proj.weight": (intermediate, hidden),
+    }
+
+
+def _mtp_extras(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "eh_proj.weight": (hidden, 2 * hidden),
+        "embed_tokens.weight": (vocab, hidden),
+        "enorm.weight": (hidden,),
+        "hnorm.weight": (hidden,),
+        "shared_head.head.weight": (vocab, hidden),
+        "shared_head.norm.weight": (hidden,),
+    }
+    return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
+
+
+def _random_tensors(shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Norms near 1, biases small, matrices of unit gain; the MTP block shares the values of embedding and head."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        if name.endswith("e_score_correction_bias"):
+            tensors[name] = 7.0 + 0.05 * noise
+        elif name.endswith("norm.weight"):
+            tensors[name] = (1.0 + 0.1 * noise).to(dtype)
+        elif name.endswith("bias"):
+            tensors[name] = (0.02 * noise).to(dtype)
+        elif "embed_tokens" in name:
+            tensors[name] = (0.5 * noise).to(dtype)
+        else:
+            tensors[name] = (noise / shape[-1] ** 0.5).to(dtype)
+    for name in tensors:
+        if name.startswith("model.layers.") and name.endswith("embed_tokens.weight"):
+            tensors[name] = tensors["model.embed_tokens.weight"].clone()
+        if name.endswith("shared_head.head.weight"):
+            tensors[name] = tensors["lm_head.weight"].clone() if "lm_head.weight" in tensors else tensors[name]
+    return tensors
+
+
+def cut_into_shards(tensors: dict[str, torch.Tensor], shards: int) -> dict[str, dict[str, torch.Tensor]]:
+    """File name -> tensors: `shards` pieces of about equal bytes, each cut moved on to between a gate and an up projection."""
+    names = list(tensors)
+    if shards == 1:
+        return {"model.safetensors": dict(tensors)}
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    cuts, done = [0], 0
+    for index, name in enumerate(names):
+        split_pair = index > 0 and names[index - 1].endswith("gate_proj.weight") and name.endswith("up_proj.weight")
+        if len(cuts) < shards and done >= total * len(cuts) / shards and split_pair:
+            cuts.append(index)
+        done += tensors[name].numel() * tensors[name].element_size()
+    assert len(cuts) == shards, f"too few tensors for {shards} shards"
+    cuts.append(len(names))
+    return {
+        f"model-{i + 1:05d}-of-{shards:05d}.safetensors": {n: tensors[n] for n in names[cuts[i] : cuts[i + 1]]}
+        for i in range(shards)
+    }
+
+
+def write_shards(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Write each file, and the index unless there is just `model.safetensors`."""
+    for file, tensors in files.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if list(files) == ["model.safetensors"]:
+        return
+    sizes = [t.numel() * t.element_size() for tensors in files.values() for t in tensors.values()]
+    weight_map = {name: file for file, tensors in files.items() for name in tensors}
+    _write_json(
+        folder / "model.safetensors.index.json",
+        {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(weight_map.items()))},
+    )
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A byte-level BPE tokenizer of exactly `vocab_size` tokens: any text goes through it, any sampled token is text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+        min_frequency=1,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([f"<{index}>" for index in range(tokenizer.get_vocab_size(), vocab_size)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 4096,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
