@@ -1,0 +1,181 @@
+"""Intervals and tests for scores: pure functions over counts and arrays, no records, no state.
+
+Differences are always *reference minus candidate*: a positive number is a loss. `b` counts the items that only the
+reference gets right, `c` those that only the candidate gets right, `n` all paired items. Every interval is two-sided at
+`level`; a one-sided statement made from one end of it therefore has an error of at most (1 - level) / 2.
+
+Sources: Wilson 1927; Clopper & Pearson 1934; Newcombe 1998 (Stat. Med. 17:873-890, method 10); Tango 1998 (Stat. Med.
+17:891-908); Fagerland, Lydersen & Laake 2013 (mid-p McNemar); Efron 1987 (BCa); Miller 2024 (arXiv 2411.00640, clusters).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, stats
+
+from assay.records import Interval
+
+POWER = 0.8
+"""Chance of seeing an effect of the size called detectable; the field's convention."""
+
+
+def normal_quantile(level: float) -> float:
+    """z such that a two-sided interval at `level` is +-z standard errors wide: 1.96 for 0.95."""
+    return float(stats.norm.ppf(0.5 + level / 2))
+
+
+# ------------------------------------------------------------------------------------------------ one proportion
+def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """Wilson's score interval of a proportion. Unlike Wald's it is right at 0 and at n. ValueError if n is 0."""
+    return _binomial_interval(successes, n, level, "wilson")
+
+
+def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """The exact interval: covers at least `level` for every true rate. For rare events (0 of n: high ~ 3.7 / n)."""
+    return _binomial_interval(successes, n, level, "exact")
+
+
+def _binomial_interval(successes: int, n: int, level: float, method: str) -> Interval:
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}: a proportion needs n >= 1 and 0 <= successes <= n")
+    interval = stats.binomtest(successes, n).proportion_ci(level, method)
+    return Interval(value=successes / n, low=float(interval.low), high=float(interval.high), n=n, level=level)
+
+
+# ------------------------------------------------------------------------------------------------ two proportions, paired
+def discordant_counts(reference: Sequence[bool], candidate: Sequence[bool]) -> tuple[int, int]:
+    """(b, c) of paired answers: right in the reference only, right in the candidate only."""
+    pairs = list(zip(reference, candidate, strict=True))
+    return sum(r and not k for r, k in pairs), sum(k and not r for r, k in pairs)
+
+
+def paired_difference(b: int, c: int, n: int, level: float = 0.95) -> Interval:
+    """Tango's score interval of the difference of two paired proportions; `value` is (b - c) / n.
+
+    It is the set of differences that the score test does not reject, with the nuisance parameter at its restricted maximum
+    likelihood. Without any discordant pair it is +-z^2 / (n + z^2), where Wald's collapses to a point: ten items never
+    support a margin of five points. ValueError if the counts do not fit.
+    """
+    _check_pairs(b, c, n)
+    z = normal_quantile(level)
+    value = (b - c) / n
+    # The statistic falls strictly with the hypothetical difference: z at the lower end, -z at the upper.
+    edge = 1 - 1e-12
+    low = -1.0 if b - c == -n else _root(lambda d: _tango_statistic(d, b, c, n) - z, -edge, value)
+    high = 1.0 if b - c == n else _root(lambda d: _tango_statistic(d, b, c, n) + z, value, edge)
+    return Interval(value=value, low=low, high=high, n=n, level=level)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Zero of a falling function between `low` and `high`; the ends when it has none inside (one pair, say)."""
+    if function(low) <= 0:
+        return low
+    if function(high) >= 0:
+        return high
+    return float(optimize.brentq(function, low, high, xtol=1e-12))
+
+
+def _tango_statistic(difference: float, b: int, c: int, n: int) -> float:
+    """Score statistic of H0: p_b - p_c = difference (Tango 1998, eq. 18-22)."""
+    linear = -b - c + (2 * n - b + c) * difference
+    constant = -c * difference * (1 - difference)
+    p_c = (math.sqrt(max(linear * linear - 8 * n * constant, 0.0)) - linear) / (4 * n)
+    variance = n * (2 * p_c + difference * (1 - difference))
+    score = b - c - n * difference
+    if variance <= 0:
+        return 0.0 if score == 0 else math.copysign(math.inf, score)
+    return score / math.sqrt(variance)
+
+
+def mcnemar_midp(b: int, c: int) -> float:
+    """Two-sided mid-p value of the exact McNemar test: is one side right more often? 1.0 without discordant pairs."""
+    if b < 0 or c < 0:
+        raise ValueError(f"discordant counts {b} and {c} must not be negative")
+    if b == c:
+        return 1.0 if b == 0 else float(1 - stats.binom.pmf(b, b + c, 0.5))
+    smaller = min(b, c)
+    return float(2 * stats.binom.cdf(smaller, b + c, 0.5) - stats.binom.pmf(smaller, b + c, 0.5))
+
+
+def minimum_detectable_effect(b: int, c: int, n: int, level: float = 0.95, power: float = POWER) -> float:
+    """Smallest true difference that n pairs would show (interval clear of 0) with chance `power`.
+
+    Normal approximation: d = k sqrt((D - d^2) / n) with k = z_level + z_power and the seen discordant rate D = (b + c) / n.
+    A difference d needs a discordant rate of at least d; where D is smaller than that (above all, D = 0), D = d, which
+    gives k^2 / (n + k^2), about 8 / n, rather than "any effect would have been seen".
+    """
+    _check_pairs(b, c, n)
+    k_squared = (normal_quantile(level) + float(stats.norm.ppf(power))) ** 2
+    return max(math.sqrt(k_squared * ((b + c) / n) / (n + k_squared)), k_squared / (n + k_squared))
+
+
+def items_for_margin(b: int, c: int, n: int, margin: float, level: float = 0.95, power: float = POWER) -> int:
+    """Paired items needed so that a candidate without any true loss passes a margin with chance `power`.
+
+    With the discordant rate seen so far; never fewer than pass with no discordant pair at all (z^2 (1 - margin) / margin).
+    """
+    _check_pairs(b, c, n)
+    if not 0 < margin < 1:
+        raise ValueError(f"margin {margin} must lie between 0 and 1")
+    z = normal_quantile(level)
+    by_power = (z + float(stats.norm.ppf(power))) ** 2 * ((b + c) / n) / margin**2
+    at_zero = z**2 * (1 - margin) / margin
+    return max(math.ceil(by_power), math.floor(at_zero) + 1)
+
+
+def _check_pairs(b: int, c: int, n: int) -> None:
+    if n < 1 or b < 0 or c < 0 or b + c > n:
+        raise ValueError(f"discordant pairs {b} and {c} of {n}: need n >= 1, b >= 0, c >= 0, b + c <= n")
+
+
+# ------------------------------------------------------------------------------------------------ two proportions, unpaired
+def independent_difference(successes_a: int, n_a: int, successes_b: int, n_b: int, level: float = 0.95) -> Interval:
+    """Newcombe's hybrid score interval of p_a - p_b for two independent samples; `n` is the smaller one."""
+    a, b = wilson(successes_a, n_a, level), wilson(successes_b, n_b, level)
+    value = a.value - b.value
+    low = value - math.hypot(a.value - a.low, b.high - b.value)
+    high = value + math.hypot(a.high - a.value, b.value - b.low)
+    return Interval(value=value, low=low, high=high, n=min(n_a, n_b), level=level)
+
+
+# ------------------------------------------------------------------------------------------------ means
+def cluster_bootstrap_mean(
+    values: ArrayLike, clusters: ArrayLike, *, level: float = 0.95, seed: int = 0, num_resamples: int = 2000
+) -> Interval:
+    """Mean of all `values` with a BCa bootstrap interval that resamples whole clusters (documents, tasks).
+
+    Values of one cluster rise and fall together; an interval that took them for independent would be too narrow. `n` is the
+    number of clusters, for they are what is sampled. If all cluster means are equal the interval is that point; a single
+    cluster allows no interval: ValueError, as do non-finite values.
+    """
+    data: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
+    labels = np.asarray(clusters)
+    if data.ndim != 1 or data.shape != labels.shape:
+        raise ValueError(f"values {data.shape} and clusters {labels.shape} must be 1-D and of equal length")
+    if not np.isfinite(data).all():
+        raise ValueError("values must be finite; count and report the others apart")
+    names, index = np.unique(labels, return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"{len(names)} cluster: an interval needs at least two")
+    sums = np.bincount(index, weights=data)
+    counts = np.bincount(index).astype(np.float64)
+    mean = float(data.mean())
+    if np.ptp(sums / counts) == 0:
+        return Interval(value=mean, low=mean, high=mean, n=len(names), level=level)
+    result = stats.bootstrap(
+        (sums, counts), _ratio_of_sums, paired=True, vectorized=True, confidence_level=level,
+        n_resamples=num_resamples, method="BCa", rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
+    if not (math.isfinite(low) and math.isfinite(high)):  # BCa has no answer when every resample lies on one side
+        low, high = (float(q) for q in np.quantile(result.bootstrap_distribution, [0.5 - level / 2, 0.5 + level / 2]))
+    return Interval(value=mean, low=low, high=high, n=len(names), level=level)
+
+
+def _ratio_of_sums(sums: NDArray[np.float64], counts: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    ratio: NDArray[np.float64] = sums.sum(axis=axis) / counts.sum(axis=axis)
+    return ratio
