@@ -1,0 +1,127 @@
+"""How questions are put to one server: as chat, if the checkpoint has a chat template, else as a plain completion.
+
+Sampling is pinned in every request: what a body does not say, the server would take from the checkpoint's
+generation_config.json, and two checkpoints could then be sampled differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from assay.errors import MeasureError
+from assay_evaluate.client import Endpoint, error_message, root_url
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+Messages = Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a server understands. `is_chat`: it has a chat template. `can_tokenize`: it offers vLLM's /tokenize."""
+
+    is_chat: bool
+    can_tokenize: bool
+    chat_template_kwargs: dict[str, Any]
+
+    def generation(
+        self, messages: Messages, *, max_tokens: int, temperature: float, seed: int, with_ids: bool = False
+    ) -> tuple[str, dict[str, Any]]:
+        """API path and body that ask for one reply. A last message of the assistant is continued, not answered.
+
+        with_ids: ask for the exact token ids of prompt and reply (vLLM's `return_token_ids`).
+        """
+        body: dict[str, Any] = {"max_tokens": max_tokens, **sampling(temperature, seed)}
+        if with_ids:
+            body["return_token_ids"] = True
+        if not self.is_chat:
+            return COMPLETIONS, {"prompt": plain_prompt(messages), **body}
+        if self.chat_template_kwargs:
+            body["chat_template_kwargs"] = self.chat_template_kwargs
+        if messages[-1]["role"] == "assistant":
+            body |= {"add_generation_prompt": False, "continue_final_message": True}
+        return CHAT, {"messages": list(messages), **body}
+
+
+def sampling(temperature: float, seed: int) -> dict[str, Any]:
+    """Every sampling parameter a checkpoint's generation_config.json could otherwise set."""
+    return {
+        "temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": seed,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    }  # fmt: skip
+
+
+def seed_of(*parts: str | int) -> int:
+    """A sampling seed (31 bits) from what it is for: the same in every run."""
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
+
+
+def plain_prompt(messages: Messages) -> str:
+    """A chat as plain text, for a checkpoint without a chat template."""
+    return "\n\n".join(message["content"] for message in messages) + "\n"
+
+
+def learn_dialect(endpoint: Endpoint, chat_template_kwargs: dict[str, Any]) -> Dialect:
+    """Ask the server what it understands: two small requests at most. MeasureError if it cannot be reached."""
+    messages = [{"role": "user", "content": "1 + 1"}]
+    with httpx.Client(base_url=root_url(endpoint), timeout=120.0, trust_env=False) as http:
+        try:
+            response = http.post("/tokenize", json={"model": endpoint.model, "messages": messages})
+            if response.status_code == 200:
+                return Dialect(True, True, chat_template_kwargs)
+            can_tokenize = response.status_code not in {404, 405}
+            body = {"model": endpoint.model, "messages": messages, "max_tokens": 1}
+            response = http.post(CHAT, json=body)
+        except httpx.TransportError as error:
+            raise MeasureError(f"{root_url(endpoint)}: cannot be reached: {type(error).__name__}: {error}") from None
+    if response.status_code == 200:
+        return Dialect(True, can_tokenize, chat_template_kwargs)
+    message = error_message(response)
+    if response.status_code == 400 and "template" in message:
+        return Dialect(False, can_tokenize, {})
+    raise MeasureError(f"{root_url(endpoint)}{CHAT}: HTTP {response.status_code}: {message}")
+
+
+class TokenCounter:
+    """Counts the tokens of a question as the model will get it: chat template and all. Use as a context manager."""
+
+    def __init__(self, endpoint: Endpoint, dialect: Dialect) -> None:
+        self._model = endpoint.model
+        self._dialect = dialect
+        self._http = httpx.Client(base_url=root_url(endpoint), timeout=120.0, trust_env=False)
+        self.is_exact = dialect.can_tokenize
+
+    def __enter__(self) -> TokenCounter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._http.close()
+
+    def count(self, question: str) -> int:
+        """Prompt tokens of `question` asked as one user message.
+
+        Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply. MeasureError if it gives neither.
+        """
+        messages = [{"role": "user", "content": question}]
+        if self._dialect.can_tokenize:
+            body: dict[str, Any] = {"prompt": plain_prompt(messages)}
+            if self._dialect.is_chat:
+                body = {"messages": messages, "chat_template_kwargs": self._dialect.chat_template_kwargs}
+            path = "/tokenize"
+        else:
+            path, body = self._dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
+        try:
+            response = self._http.post(path, json={"model": self._model, **body})
+        except httpx.TransportError as error:
+            raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
+        if response.status_code == 200:
+            data = response.json()
+            count = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
+            if isinstance(count, int):
+                return count
+        raise MeasureError(f"{path}: HTTP {response.status_code}: cannot count tokens: {error_message(response)}")

@@ -1,0 +1,193 @@
+"""Next-token divergence of a candidate from its reference, from top-k log-probabilities; all in nats. Pure functions.
+
+Per position, S = ids that are among both models' top k, and one bucket T for all others on both sides:
+
+    KL(p‖q) = Σ_S p ln(p/q) + p_T ln(p_T/q_T) + p_T · KL(P_T‖Q_T)
+
+The first two terms are the *lumped-tail* KL, a lower bound of the true one (data-processing inequality); un-lumped,
+renormalised or floor-filled sums are not bounds and are not offered. On text sampled from the reference (T=1, top_p=1, no
+penalties) the term 1{x ∉ S} · [ln p(x)/q(x) − ln p_T/q_T] has the missing third term as its mean, so adding it gives an
+unbiased estimate of the full-vocabulary KL: noisier, but not too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.errors import MeasureError
+from assay.records import Divergence, Interval, PositionBucket
+from assay_evaluate.journal import TokenLogprobs
+from assay_evaluate.statistics import cluster_bootstrap_mean
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+ROUNDING = 1e-6
+"""Probability below which 1 − Σ p is rounding of float32 log-probabilities rather than mass of a tail."""
+NEVER = -9998.0
+"""vLLM writes −9999 for a log-probability of −infinity."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredDocument:
+    """One text of the reference, scored by both models at the same P positions (the reply's own tokens)."""
+
+    item: str
+    language: str
+    reference: TokenLogprobs
+    candidate: TokenLogprobs | None
+    """None: the candidate's log-probabilities were not finite, so the server could not write them down."""
+
+
+@dataclass(frozen=True, eq=False)
+class PositionDivergence:
+    """Per position of one text. Values of positions that are not `finite_P` are meaningless (set to 0)."""
+
+    kl_P: Floats
+    """Lumped-tail KL."""
+    corrected_P: Floats
+    """Lumped-tail KL plus the unbiased correction."""
+    tail_mass_P: Floats
+    """Reference probability outside its own top k."""
+    agrees_P: Bools
+    """Both give the same id the largest probability."""
+    finite_P: Bools
+
+
+def position_divergence(reference: TokenLogprobs, candidate: TokenLogprobs) -> PositionDivergence:
+    """Divergence at each of P positions; both must have been scored on the same ids."""
+    assert np.array_equal(reference.tokens_P, candidate.tokens_P), "reference and candidate scored different texts"
+    ln_p_PK = reference.logprobs_PK.astype(np.float64)
+    same_PKK = (reference.ids_PK[:, :, None] == candidate.ids_PK[:, None, :]) & (reference.ids_PK >= 0)[:, :, None]
+    in_s_PK = same_PKK.any(axis=2)
+    ln_q_PK = np.take_along_axis(candidate.logprobs_PK.astype(np.float64), same_PKK.argmax(axis=2), axis=1)
+
+    finite_P = _is_finite(reference) & _is_finite(candidate)
+    finite_P &= ~(in_s_PK & (ln_q_PK < NEVER) & (ln_p_PK >= NEVER)).any(axis=1)  # q = 0 where p > 0: infinite
+    p_PK = np.where(finite_P[:, None] & (reference.ids_PK >= 0), np.exp(np.where(finite_P[:, None], ln_p_PK, 0)), 0.0)
+    q_PK = np.where(finite_P[:, None] & in_s_PK, np.exp(np.where(finite_P[:, None], ln_q_PK, 0)), 0.0)
+    tail_mass_P = np.clip(1.0 - p_PK.sum(axis=1), 0.0, 1.0)
+    agrees_P = in_s_PK[:, 0] & (ln_q_PK[:, 0] >= candidate.logprobs_PK[:, 0])
+
+    p_tail_P, q_tail_P = _tails(p_PK, q_PK, in_s_PK)
+    # A tail that has weight in the reference and only rounding in the candidate has no usable ratio: its least likely
+    # shared id joins it. A coarser partition is still a lower bound, and does not depend on the sampled token.
+    while (coarsen_P := finite_P & (q_tail_P <= ROUNDING) & (p_tail_P > ROUNDING) & in_s_PK.any(axis=1)).any():
+        rows = np.flatnonzero(coarsen_P)
+        last = in_s_PK.shape[1] - 1 - in_s_PK[rows, ::-1].argmax(axis=1)
+        in_s_PK[rows, last] = False
+        p_tail_P, q_tail_P = _tails(p_PK, q_PK, in_s_PK)
+
+    shared_PK = in_s_PK & (p_PK > 0)
+    kl_P = np.where(shared_PK, p_PK * (ln_p_PK - ln_q_PK), 0.0).sum(axis=1)
+    has_tail_P = (p_tail_P > 0) & (q_tail_P > ROUNDING)
+    ratio_P = np.log(np.where(has_tail_P, p_tail_P, 1.0) / np.where(has_tail_P, q_tail_P, 1.0))
+    kl_P = np.where(finite_P, np.maximum(kl_P + p_tail_P * ratio_P, 0.0), 0.0)  # below zero is rounding
+
+    corrected_P = kl_P.copy()
+    outside_P = finite_P & ~(in_s_PK & (reference.ids_PK == reference.tokens_P[:, None])).any(axis=1)
+    ln_px, ln_qx = reference.chosen_P[outside_P].astype(np.float64), candidate.chosen_P[outside_P].astype(np.float64)
+    # The sampled token is in the tail, so the tail weighs at least as much, whatever rounding says.
+    ln_tail_ratio = np.log(np.maximum(p_tail_P[outside_P], np.exp(ln_px)))
+    ln_tail_ratio -= np.log(np.maximum(q_tail_P[outside_P], np.exp(ln_qx)))
+    corrected_P[outside_P] += ln_px - ln_qx - ln_tail_ratio
+    return PositionDivergence(kl_P, corrected_P, tail_mass_P, agrees_P & finite_P, finite_P)
+
+
+def _is_finite(scored: TokenLogprobs) -> Bools:
+    known_PK = scored.ids_PK >= 0
+    ok_P = (np.isfinite(scored.logprobs_PK) | ~known_PK).all(axis=1) & known_PK.any(axis=1)
+    return np.asarray(ok_P & np.isfinite(scored.chosen_P) & (scored.chosen_P >= NEVER))
+
+
+def _tails(p_PK: Floats, q_PK: Floats, in_s_PK: Bools) -> tuple[Floats, Floats]:
+    p_tail_P = np.clip(1.0 - np.where(in_s_PK, p_PK, 0.0).sum(axis=1), 0.0, 1.0)
+    q_tail_P = np.clip(1.0 - np.where(in_s_PK, q_PK, 0.0).sum(axis=1), 0.0, 1.0)
+    return p_tail_P, q_tail_P
+
+
+def summarize(
+    documents: Sequence[ScoredDocument],
+    *,
+    reference_checkpoint_sha256: str,
+    top_k: int,
+    position_buckets: Sequence[int],
+    level: float = 0.95,
+    seed: int = 0,
+) -> Divergence:
+    """All documents as one Divergence record.
+
+    position_buckets: first positions of the buckets, ascending; the last one is open. Documents count at every position
+    that is finite; the others are counted in `num_non_finite`. MeasureError if fewer than two documents have any.
+    """
+    scored = [(doc, position_divergence(doc.reference, doc.candidate)) for doc in documents if doc.candidate is not None]
+    num_positions = sum(len(doc.reference.tokens_P) for doc in documents)
+    num_finite = sum(int(one.finite_P.sum()) for _, one in scored)
+    usable = [(doc.language, one) for doc, one in scored if one.finite_P.any()]
+    if len(usable) < 2:
+        raise MeasureError(
+            f"{num_positions - num_finite} of {num_positions} positions have no finite log-probability and fewer than two"
+            " documents are left; the model computes NaN or infinity"
+        )
+    finite = [one.finite_P for _, one in usable]
+
+    def interval(values: list[npt.NDArray[np.float64]], chosen: list[int]) -> Interval:
+        """Tokens of one text are not independent: whole documents are resampled."""
+        values_N = np.concatenate([values[i][finite[i]] for i in chosen])
+        document_N = np.concatenate([np.full(int(finite[i].sum()), i) for i in chosen])
+        return cluster_bootstrap_mean(values_N, document_N, level=level, seed=seed)
+
+    every = list(range(len(usable)))
+    kl = [one.kl_P for _, one in usable]
+    by_language = {
+        language: interval(kl, chosen)
+        for language in sorted({language for language, _ in usable})
+        if len(chosen := [i for i in every if usable[i][0] == language]) >= 2
+    }
+    kl_N = np.concatenate([one.kl_P[one.finite_P] for _, one in usable])
+    agrees_N = np.concatenate([one.agrees_P[one.finite_P] for _, one in usable])
+    position_N = np.concatenate([np.flatnonzero(mask) for mask in finite])
+    tail_N = np.concatenate([one.tail_mass_P[one.finite_P] for _, one in usable])
+    median, p90, p99 = np.quantile(kl_N, [0.5, 0.9, 0.99])
+    return Divergence(
+        reference_checkpoint_sha256=reference_checkpoint_sha256,
+        top_k=top_k,
+        num_documents=len(documents),
+        num_positions=num_positions,
+        num_non_finite=num_positions - num_finite,
+        kl_mean=interval(kl, every),
+        kl_median=median,
+        kl_p90=p90,
+        kl_p99=p99,
+        kl_max=kl_N.max(),
+        kl_corrected_mean=interval([one.corrected_P for _, one in usable], every),
+        tail_mass_mean=tail_N.mean(),
+        top1_agreement=interval([one.agrees_P.astype(np.float64) for _, one in usable], every),
+        by_position=_by_position(kl_N, agrees_N, position_N, position_buckets),
+        by_language=by_language,
+    )
+
+
+def _by_position(
+    kl_N: Floats, agrees_N: Bools, position_N: npt.NDArray[np.intp], firsts: Sequence[int]
+) -> tuple[PositionBucket, ...]:
+    """Buckets that have positions; `last` of the open one is the last position seen."""
+    buckets = []
+    for first, end in zip(firsts, [*firsts[1:], None], strict=True):
+        inside_N = (position_N >= first) & (position_N < (np.inf if end is None else end))
+        if inside_N.any():
+            buckets.append(
+                PositionBucket(
+                    first=first,
+                    last=int(position_N.max()) if end is None else end - 1,
+                    n=int(inside_N.sum()),
+                    kl_mean=kl_N[inside_N].mean(),
+                    kl_p99=np.quantile(kl_N[inside_N], 0.99),
+                    top1_agreement=agrees_N[inside_N].mean(),
+                )
+            )
+    return tuple(buckets)

@@ -1,0 +1,199 @@
+"""A small OpenAI-compatible server on the loopback, with scriptable replies; real HTTP, real threads, no model.
+
+    with FakeServer(reply=lambda body: Scripted("#### 7")) as server:
+        ...  server.base_url, server.requests, server.count(path)
+
+"Tokens" are characters: prompt_tokens of a chat is its text's length plus 5 for a template. Log-probabilities come from
+`logits(ids)`, so that two servers with different functions diverge by a known amount.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from assay.errors import ServeError
+
+TEMPLATE_TOKENS = 5
+VOCABULARY = 128
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """One reply. `status` other than 200 is an error with `text` as its message; `drop` closes the connection unanswered."""
+
+    text: str | None = ""
+    reasoning: str | None = None
+    finish_reason: str = "stop"
+    output_tokens: int | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    speculation: tuple[int, int, int] | None = None
+    """(drafts, draft tokens, accepted tokens)."""
+    status: int = 200
+    drop: bool = False
+    delay_s: float = 0.0
+
+
+def plain_logits(ids: Sequence[int]) -> list[float]:
+    """Next-token logits after `ids`: a fixed function of the last id."""
+    last = ids[-1] if ids else 0
+    return [math.sin(0.7 * token + 1.3 * last) * 2 for token in range(VOCABULARY)]
+
+
+class FakeServer:
+    """Satisfies `assay_evaluate.client.Endpoint`; `die()` makes it a dead server."""
+
+    model = "model"
+
+    def __init__(
+        self,
+        reply: Callable[[dict[str, Any]], Scripted] = lambda body: Scripted("#### 7"),
+        *,
+        logits: Callable[[Sequence[int]], list[float]] = plain_logits,
+        max_model_len: int | None = 4096,
+        chat_template: bool = True,
+        tokenize: bool = True,
+        token_ids: bool = True,
+    ) -> None:
+        self.reply, self.logits, self.max_model_len = reply, logits, max_model_len
+        self.chat_template, self.tokenize, self.token_ids = chat_template, tokenize, token_ids
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.most_at_once = 0
+        self._at_once = 0
+        self._lock = threading.Lock()
+        self._dead = False
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> FakeServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def die(self) -> None:
+        """From now on connections are closed unanswered and `check_alive` raises."""
+        self._dead = True
+
+    def check_alive(self) -> None:
+        if self._dead:
+            raise ServeError("vLLM ended with code -9; last lines of its log: | RuntimeError: Engine core died")
+
+    def count(self, path: str) -> int:
+        """Requests received on `path`."""
+        return sum(seen == path for seen, _ in self.requests)
+
+    # ---------------------------------------------------------------------------------------- answering
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        with self._lock:
+            self.requests.append((path, body))
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            return None if self._dead else self._answer(path, body)
+        finally:
+            with self._lock:
+                self._at_once -= 1
+
+    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        chat = "messages" in body
+        if path == "/tokenize" and not self.tokenize:
+            return 404, {"error": {"message": "Not Found"}}
+        if chat and not self.chat_template:
+            return 400, {"error": {"message": "default chat template is no longer allowed"}}
+        ids = self._prompt_ids(body)
+        if path == "/tokenize":
+            return 200, {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids}
+        if "prompt_logprobs" in body:
+            return 200, self._scored(body, ids)
+        scripted = self.reply(body)
+        time.sleep(scripted.delay_s)
+        if scripted.drop or self._dead:
+            return None
+        if scripted.status != 200:
+            return scripted.status, {"error": {"message": scripted.text, "code": scripted.status}}
+        return 200, self._generated(scripted, body, ids, chat)
+
+    def _prompt_ids(self, body: dict[str, Any]) -> list[int]:
+        if isinstance(body.get("prompt"), list):
+            return list(body["prompt"])
+        text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
+        return [1] * (TEMPLATE_TOKENS if "messages" in body else 0) + [ord(letter) % VOCABULARY for letter in text]
+
+    def _generated(self, scripted: Scripted, body: dict[str, Any], ids: list[int], chat: bool) -> dict[str, Any]:
+        whole = (scripted.reasoning or "") + (scripted.text or "")
+        num_tokens = len(whole) if scripted.output_tokens is None else scripted.output_tokens
+        reply_ids = [ord(letter) % VOCABULARY for letter in whole]
+        choice: dict[str, Any] = {"index": 0, "finish_reason": scripted.finish_reason}
+        if chat:
+            choice["message"] = {
+                "role": "assistant", "content": scripted.text, "reasoning": scripted.reasoning,
+                "tool_calls": list(scripted.tool_calls),
+            }  # fmt: skip
+        else:
+            choice["text"] = scripted.text
+        data: dict[str, Any] = {"choices": [choice]}
+        data["usage"] = {"prompt_tokens": len(ids), "completion_tokens": num_tokens, "total_tokens": len(ids) + num_tokens}
+        if body.get("return_token_ids") and self.token_ids:
+            choice["token_ids"] = reply_ids
+            (data if chat else choice)["prompt_token_ids"] = ids
+        if scripted.speculation is not None:
+            drafts, drafted, accepted = scripted.speculation
+            data["metrics"] = {
+                "speculative_decoding": {
+                    "num_spec_steps": drafts, "num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted,
+                }
+            }  # fmt: skip
+        return data
+
+    def _scored(self, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+        rows: list[dict[str, Any] | None] = [None]
+        for at in range(1, len(ids)):
+            logits = self.logits(ids[:at])
+            total = math.log(sum(math.exp(x) for x in logits))
+            ranked = sorted(range(VOCABULARY), key=lambda token: -logits[token])
+            kept = ranked[: body["prompt_logprobs"]]
+            chosen = [ids[at], *(token for token in kept if token != ids[at])]
+            rows.append(
+                {str(t): {"logprob": logits[t] - total, "rank": ranked.index(t) + 1, "decoded_token": "x"} for t in chosen}
+            )
+        choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": rows}
+        return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": 1}}
+
+
+def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answered = server.answer(self.path, body)
+            if answered is None:
+                self.close_connection = True
+                return
+            status, data = answered
+            payload = json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    return Handler
