@@ -6,8 +6,8 @@ Two languages, English and Chinese, so that a switch of script can be seen. Thre
     needle      notes with a few codes hidden among them; the answer is one code
     writing     open text, no answer: long replies on which divergence is measured
 
-All randomness comes from `random.Random(f"{seed}:{kind}:{language}:...")`. Evaluation seeds begin with `eval`; text that a model is trained
-on is drawn from seeds that begin with `train`, so that no item of the suite was ever seen.
+All randomness comes from `random.Random(f"{seed}:{kind}:{language}:...")`. Evaluation seeds begin with `eval`; text that a
+model is trained on is drawn from seeds that begin with `train`, so that no item of the suite was ever seen.
 """
 
 from __future__ import annotations
@@ -114,10 +114,7 @@ def arithmetic_item(seed: str, index: int, language: Language, num_steps: int) -
     name, other = draw.sample(NAMES[language], 2)
     thing = draw.choice(THINGS[language])
     value = draw.randint(2, 60)
-    if language == "en":
-        sentences = [f"{name} has {value} {thing}."]
-    else:
-        sentences = [f"{name}有{value}个{thing}。"]
+    sentences = [f"{name} has {value} {thing}." if language == "en" else f"{name}有{value}个{thing}。"]
     steps = []
     for _ in range(num_steps):
         grow = value < 2 or (value < MAX_VALUE - 1 and draw.random() < 0.5)
@@ -190,8 +187,8 @@ def needle_item(
 ) -> Item:
     """Notes that fill `max_tokens` as `count_tokens(prompt)` counts them; the asked code lies at `depth` (0 first, 1 last).
 
-    As much filler as fits, by binary search. Raises ValueError when the codes alone do not fit, or when the best prompt fills less
-    than 90 % (a tokenizer that counts in large lumps).
+    As much filler as fits, by binary search. Raises ValueError when the codes alone do not fit, or when the best prompt fills
+    less than 90 % (a tokenizer that counts in large lumps).
     """
     if not 0 <= depth <= 1:
         raise ValueError(f"depth {depth} is not between 0 and 1")
@@ -241,7 +238,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def extract_answer(text: str) -> str | None:
-    """The first number after the last `####`, thousands separators and leading zeros of the reply kept out; None without one."""
+    """The first number after the last `####`, without thousands separators; None when there is none."""
     _, mark, tail = text.rpartition("####")
     if not mark:
         return None
