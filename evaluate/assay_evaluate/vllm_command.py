@@ -1,0 +1,193 @@
+"""ServerSpec -> vLLM's command line and environment: a pure function of recipe, profile and the checkpoint's config.json.
+
+Flags come from three places, later wins: what assay always wants, the model's `serving`, the profile's `vllm:` block.
+Names are vLLM's own, without the dashes in front; values as in YAML: true is a bare flag, false its `--no-` form,
+null takes a default away, a mapping is passed as JSON, a list as several words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ServeError
+from assay.recipes import ProfileRecipe, Serving
+
+EMULATION = "assay-emulate"
+"""Name of the quantization method and load format that the plugin `assay_vllm` registers."""
+
+_OURS = frozenset({"model", "host", "port", "served-model-name"})
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|AUTH", re.IGNORECASE)
+_BEHAVIOUR = re.compile(r"VLLM_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|NCCL_|TORCH_|TORCHDYNAMO_|CUBLAS_|NVIDIA_TF32")
+"""Variables of our own environment that can change what a server computes: inherited and recorded."""
+
+
+@dataclass(frozen=True)
+class VllmCommand:
+    """How one server is started. `arguments` follow the interpreter."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    """The whole environment of the process."""
+    flags: dict[str, Any]
+    """Flags that must be alike for reference and candidate."""
+    checkpoint_flags: dict[str, Any]
+    speculation: dict[str, Any] | None
+    recorded_environment: dict[str, str]
+    emulated: bool | None
+
+
+def vllm_command(
+    checkpoint: Path, profile: ProfileRecipe, serving: Serving, *, speculate: bool, port: int, served_model_name: str
+) -> VllmCommand:
+    """The command for a checkpoint folder; ServeError if its config or the profile cannot be served."""
+    config = read_config(checkpoint)
+    flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
+    flags["model-loader-extra-config"] = {
+        "enable_weights_track": True,
+        **(flags.get("model-loader-extra-config") or {}),
+    }
+    _limit_length(flags, config)
+    drafting = flags.pop("speculative-config", None)
+    speculation = drafting if speculate and drafting and has_mtp(config) else None
+    if speculation is None:
+        flags.pop("per-request-spec-decode-metrics", None)
+    checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
+    flags = {name: value for name, value in sorted(flags.items()) if value is not None}
+    ours = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
+    every = {**ours, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
+    environment, recorded = _environment(profile, os.environ)
+    return VllmCommand(
+        arguments=("-m", "vllm.entrypoints.openai.api_server", *as_arguments(every)),
+        environment=environment,
+        flags=flags,
+        checkpoint_flags=checkpoint_flags,
+        speculation=speculation,
+        recorded_environment=recorded,
+        emulated=emulated,
+    )
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder; ServeError when it is not there or not an object."""
+    path = checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ServeError(
+            f"{path}: cannot be read ({reason}); give a checkpoint folder with config.json and *.safetensors"
+        ) from None
+    if not isinstance(config, dict):
+        raise ServeError(f"{path}: holds a {type(config).__name__}, a model's config is an object")
+    return config
+
+
+def has_mtp(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint says that it carries its own draft head."""
+    text = config.get("text_config") or config
+    return any(text.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"))
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """`{"max-model-len": 4096, "enforce-eager": True}` -> `["--max-model-len", "4096", "--enforce-eager"]`."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no-{name}")
+        elif isinstance(value, dict):
+            words += [f"--{name}", json.dumps(value)]
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def _common_flags() -> dict[str, Any]:
+    return {
+        "enable-per-request-metrics": True,
+        "per-request-spec-decode-metrics": "summary",
+        "disable-uvicorn-access-log": True,
+    }
+
+
+def _serving_flags(serving: Serving) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    if serving.reasoning_parser:
+        flags["reasoning-parser"] = serving.reasoning_parser
+    if serving.tool_call_parser:
+        flags |= {"tool-call-parser": serving.tool_call_parser, "enable-auto-tool-choice": True}
+    if serving.chat_template_kwargs:
+        flags["default-chat-template-kwargs"] = dict(serving.chat_template_kwargs)
+    if serving.num_speculative_tokens:
+        flags["speculative-config"] = {"method": "mtp", "num_speculative_tokens": serving.num_speculative_tokens}
+    return flags | _normal_names(serving.vllm)
+
+
+def _profile_flags(profile: ProfileRecipe) -> dict[str, Any]:
+    flags = _normal_names(profile.vllm)
+    taken = sorted(_OURS & flags.keys())
+    if taken:
+        raise ServeError(
+            f"profile {profile.name}: `vllm:` may not hold {taken[0]!r}: the checkpoint, the address and the model's name are "
+            "set by the command; remove it (for a server that runs already say `base_url:`)"
+        )
+    return flags
+
+
+def _normal_names(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix("--").replace("_", "-"): value for name, value in flags.items()}
+
+
+def _limit_length(flags: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """vLLM refuses a max-model-len above the model's own; a profile serves many models."""
+    own = (config.get("text_config") or config).get("max_position_embeddings")
+    asked = flags.get("max-model-len")
+    if isinstance(own, int) and isinstance(asked, int) and asked > own:
+        flags["max-model-len"] = own
+
+
+def _format_flags(checkpoint: Path, config: Mapping[str, Any], profile: ProfileRecipe) -> tuple[dict[str, Any], bool | None]:
+    """(flags that depend on the checkpoint's format, emulated?)."""
+    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not quantization:
+        return {}, None
+    if not profile.emulate:
+        return {}, False
+    method = quantization.get("quant_method")
+    if method != "compressed-tensors":
+        raise ServeError(
+            f"{checkpoint}: quantized as {method!r}, but profile {profile.name} emulates compressed-tensors checkpoints only; "
+            "use a profile with `emulate: false` on hardware that has the kernels"
+        )
+    return {"quantization": EMULATION, "load-format": EMULATION}, True
+
+
+def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(the server's whole environment, what of it goes into the fingerprint). Secrets go into neither."""
+    own = {
+        "HF_HUB_OFFLINE": "1",  # the checkpoint is a folder: nothing is to be fetched, and no network is waited for
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if profile.hardware.device == "cpu":
+        # vLLM compiles the ranking of log-probabilities with Inductor on the first request: 17 s and a C++ compiler
+        own["TORCH_COMPILE_DISABLE"] = "1"
+    own |= profile.environment
+    passed = {
+        name: value
+        for name, value in inherited.items()
+        if not _SECRET.search(name) and name not in {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"}
+    }
+    plumbing = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    recorded = {
+        name: value for name, value in passed.items() if _BEHAVIOUR.match(name) and "/" not in value and name not in own
+    } | {name: value for name, value in own.items() if not _SECRET.search(name)}
+    return {**passed, **plumbing, **own}, dict(sorted(recorded.items()))
