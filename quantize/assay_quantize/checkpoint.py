@@ -1,0 +1,299 @@
+"""A checkpoint as its headers describe it: names, dtypes, shapes, places. No weight is read until `Checkpoint.read`.
+
+safetensors headers are parsed here (8 bytes of length, then JSON), because a checkpoint of 1.5 TB is planned from 300 of them
+and because everything in them is checked: a truncated shard, tensors that overlap, an index that disagrees with the
+files. Imports neither torch nor safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from assay.errors import CheckpointError
+from assay.records import sha256_of
+from assay_quantize.schemes import DTYPE_BYTES
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+"""What safetensors itself accepts."""
+
+PACKED_SUFFIXES = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".weight_global_scale", ".qweight", ".qzeros")
+BF16_RELEASES = {
+    "GLM-5.3": "zai-org/GLM-5.3-BF16",
+    "GLM-": "the repository of the same name without -FP8",
+    "Qwen3": "the repository of the same name without -FP8",
+    "DeepSeek-": "a BF16 conversion, as it is published in FP8 only",
+    "Kimi-K2": "a BF16 conversion, as it is published in FP8 only",
+}
+"""Start of a model's name -> which release of it is BF16."""
+
+
+class TensorHeader(NamedTuple):
+    """One tensor. `begin` and `end` are offsets from the start of the file `shard`, so the data is `file[begin:end]`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shard: str
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Headers of a whole checkpoint.
+
+    location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
+    a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
+    notes: what was odd but not wrong.
+    """
+
+    location: str
+    folder: Path | None
+    config: dict[str, Any]
+    tensors: dict[str, TensorHeader]
+    shards: dict[str, int]
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    _maps: dict[str, mmap.mmap] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the headers: names, dtypes, shapes and shards of all tensors; not of the data."""
+        return sha256_of([[t.name, t.dtype, list(t.shape), t.shard] for _, t in sorted(self.tensors.items())])
+
+    def read(self, name: str) -> memoryview:
+        """The bytes of one tensor, mapped read-only: pages are read when touched. CheckpointError if it is on the hub."""
+        if self.folder is None:
+            raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
+        header = self.tensors[name]
+        if header.shard not in self._maps:
+            with (self.folder / header.shard).open("rb") as file:
+                self._maps[header.shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(self._maps[header.shard])[header.begin : header.end]
+
+
+# ------------------------------------------------------------------------------------------------ opening a folder
+def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoint:
+    """The checkpoint in `folder`, from its headers.
+
+    allow_quantized: also open what is quantized already (to verify it). Raises CheckpointError: no such folder, no config,
+    no safetensors, index and files that disagree, a damaged header, a quantized source.
+    """
+    if not folder.exists():
+        raise CheckpointError(f"{folder}: no such folder; give a folder with config.json and *.safetensors, or a hub id")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
+    config = _read_json(folder, "config.json")
+    on_disk = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not on_disk:
+        raise CheckpointError(_no_safetensors(folder))
+    index = _read_json(folder, INDEX_NAME) if (folder / INDEX_NAME).is_file() else None
+    shard_of, notes = None, []
+    if index is not None:
+        shard_of = weight_map(f"{folder / INDEX_NAME}", index)
+        check_index(str(folder), shard_of, [name for name in set(shard_of.values()) if (folder / name).is_file()])
+        extra = [name for name in on_disk if name not in set(shard_of.values())]
+    elif on_disk != [SINGLE_NAME]:
+        raise CheckpointError(
+            f"{folder}: {len(on_disk)} safetensors files but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "
+            "download the index as well"
+        )
+    else:
+        extra = []
+    in_index = sorted(set(shard_of.values())) if shard_of is not None else [SINGLE_NAME]
+    tensors: dict[str, TensorHeader] = {}
+    for shard in in_index:
+        tensors |= read_shard_header(folder, shard)
+    if shard_of is not None:
+        check_placement(str(folder), shard_of, tensors)
+    for shard in extra:
+        notes.append(_add_extra(tensors, shard, read_shard_header(folder, shard)))
+    used = {header.shard for header in tensors.values()}
+    shards = {name: (folder / name).stat().st_size for name in sorted(used)}
+    ignored = {*shards, *extra, INDEX_NAME}
+    files = tuple(sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in ignored))
+    made = Checkpoint(str(folder), folder, config, tensors, shards, files, tuple(notes))
+    if not allow_quantized:
+        check_not_quantized(made)
+    return made
+
+
+def _add_extra(tensors: dict[str, TensorHeader], shard: str, found: dict[str, TensorHeader]) -> str:
+    """Take in tensors of a file that the index does not name (GLM-4.7 keeps MTP in mtp.safetensors); returns the note."""
+    new = {name: header for name, header in found.items() if name not in tensors}
+    tensors |= new
+    if not new:
+        return f"{shard} is not in {INDEX_NAME} and holds nothing new: left out"
+    if twice := len(found) - len(new):
+        return f"{shard} is not in {INDEX_NAME}: its {len(new)} new tensors are taken in, {twice} it repeats are left out"
+    return f"{shard} is not in {INDEX_NAME}: its {len(new)} tensors are taken in"
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        return parse_json_object(str(folder / name), (folder / name).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: has no {name}; a checkpoint folder holds config.json and *.safetensors"
+        ) from None  # fmt: skip
+    except OSError as error:
+        raise CheckpointError(f"{folder / name}: cannot be read: {error.strerror}") from None
+
+
+def parse_json_object(where: str, data: bytes) -> dict[str, Any]:
+    """A JSON object, or a CheckpointError that says where."""
+    try:
+        parsed = json.loads(data)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{where}: not JSON: {error}; download the file again") from None
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{where}: holds a JSON {type(parsed).__name__}, an object was expected; download it again")
+    return parsed
+
+
+def _no_safetensors(folder: Path) -> str:
+    old = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
+    if old:
+        return (
+            f"{folder}: no *.safetensors, only {old[0]}"
+            f"{f' and {len(old) - 1} more' if len(old) > 1 else ''}; convert it first (transformers: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"
+        )
+    return f"{folder}: no *.safetensors; download the weights into this folder"
+
+
+# ------------------------------------------------------------------------------------------------ index
+def weight_map(where: str, index: Mapping[str, Any]) -> dict[str, str]:
+    """Tensor name -> file name from an index; names that would leave the folder are refused."""
+    found = index.get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise CheckpointError(f"{where}: key weight_map must map tensor names to file names; download the index again")
+    for file in set(found.values()):
+        path = PurePosixPath(file)
+        if path.name != file or "\\" in file or "\0" in file or not file.endswith(".safetensors"):
+            raise CheckpointError(f"{where}: {file!r} is not the name of a safetensors file in the same folder")
+    return found
+
+
+def check_index(where: str, shard_of: Mapping[str, str], present: list[str]) -> None:
+    """Every shard of the index must be there."""
+    missing = sorted(set(shard_of.values()) - set(present))
+    if missing:
+        raise CheckpointError(
+            f"{where}: {INDEX_NAME} names {missing[0]}"
+            f"{f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''}, not there; complete the download"
+        )
+
+
+def check_placement(where: str, shard_of: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> None:
+    """The index and the headers of its shards must hold the same tensors, in the same files."""
+    for name, shard in shard_of.items():
+        header = tensors.get(name)
+        if header is None or header.shard != shard:
+            really = "no shard has it" if header is None else f"it is in {header.shard}"
+            raise CheckpointError(
+                f"{where}: {INDEX_NAME} puts {name} in {shard}, but {really}; download index and shards again"
+            )
+    unlisted = next((header for name, header in tensors.items() if name not in shard_of), None)
+    if unlisted is not None:
+        raise CheckpointError(
+            f"{where}: {unlisted.shard} holds {unlisted.name}, which {INDEX_NAME} does not list; vLLM would not load it; "
+            "download index and shards again"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ headers
+def read_shard_header(folder: Path, shard: str) -> dict[str, TensorHeader]:
+    """Headers of one file; CheckpointError when it cannot be read or is damaged."""
+    path = folder / shard
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            return parse_header(str(path), shard, size, lambda begin, end: (file.seek(begin), file.read(end - begin))[1])
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_header(
+    where: str, shard: str, file_bytes: int, read: Callable[[int, int], bytes]
+) -> dict[str, TensorHeader]:  # fmt: skip
+    """Headers of one safetensors file of `file_bytes`, in the order of their data.
+
+    read(begin, end) -> bytes of the file; it is called for the header only. Checks what safetensors checks: the length
+    of the header, dtypes, offsets that fit dtype and shape, tile the data without gap or overlap, and end with the file.
+    """
+    if file_bytes < 8:
+        raise CheckpointError(f"{where}: {file_bytes} bytes are no safetensors file; download it again")
+    header_bytes = int.from_bytes(read(0, 8), "little")
+    if header_bytes > MAX_HEADER_BYTES or header_bytes < 2:
+        raise CheckpointError(
+            f"{where}: not a safetensors file: its header would be {header_bytes} bytes (allowed: 2 to {MAX_HEADER_BYTES})"
+        )
+    data_begin = 8 + header_bytes
+    if data_begin > file_bytes:
+        raise CheckpointError(f"{where}: truncated inside the header ({file_bytes} bytes); download it again")
+    entries = parse_json_object(f"{where}: header", read(8, data_begin))
+    entries.pop("__metadata__", None)
+    tensors = [_tensor_header(where, shard, name, entry, data_begin) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
+    position = data_begin
+    for tensor in tensors:
+        if tensor.begin != position:
+            what = "overlaps the tensor before it" if tensor.begin < position else "leaves a gap before it"
+            raise CheckpointError(f"{where}: {tensor.name} {what}; the file is damaged, download it again")
+        position = tensor.end
+    if position != file_bytes:
+        what = "truncated" if position > file_bytes else "longer than its header says"
+        raise CheckpointError(f"{where}: {what}: {position} bytes expected, {file_bytes} there; download it again")
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _tensor_header(where: str, shard: str, name: str, entry: Any, data_begin: int) -> TensorHeader:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers_fine = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError):
+        numbers_fine, dtype = False, None
+    if not numbers_fine or not isinstance(dtype, str):
+        raise CheckpointError(f"{where}: the header of {name} is damaged: {str(entry)[:120]}; download it again")
+    if dtype not in DTYPE_BYTES:
+        raise CheckpointError(f"{where}: {name} has dtype {dtype}, known are {', '.join(DTYPE_BYTES)}")
+    if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
+        raise CheckpointError(
+            f"{where}: {name} {dtype} {list(shape)} needs {math.prod(shape) * DTYPE_BYTES[dtype]} bytes, its header gives it "
+            f"{end - begin}; the file is damaged, download it again"
+        )
+    return TensorHeader(name, dtype, shape, shard, data_begin + begin, data_begin + end)
+
+
+# ------------------------------------------------------------------------------------------------ quantized sources
+def check_not_quantized(checkpoint: Checkpoint) -> None:
+    """Refuse a source that is quantized already, naming the method and which release to take instead."""
+    declared = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
+    if isinstance(declared, dict):
+        how = f"config.json says quant_method {declared.get('quant_method', 'unknown')!r}"
+    else:
+        packed = next(
+            (t for t in checkpoint.tensors.values() if t.dtype.startswith("F8_") or t.name.endswith(PACKED_SUFFIXES)), None
+        )
+        if packed is None:
+            return
+        how = f"{packed.name} is {packed.dtype}"
+    name = Path(checkpoint.location).name
+    release = next((where for start, where in BF16_RELEASES.items() if name.startswith(start)), None)
+    hint = f"; for this model that is {release}" if release and release != checkpoint.location else ""
+    raise CheckpointError(
+        f"{checkpoint.location}: is quantized already ({how}); for now a BF16, FP16 or FP32 source is needed{hint}"
+    )
