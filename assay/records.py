@@ -365,6 +365,10 @@ class Measurement(Record):
     """What the suite asked for and was not measured -> why."""
     started: str
     seconds: float
+    reference_checkpoint_sha256: str | None = None
+    """Whose texts and haystacks were used; the checkpoint's own hash for the reference."""
+    notes: tuple[str, ...] = ()
+    """How it was measured, where that is not the usual way (no chat template, how an lm-eval task was scored...)."""
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
