@@ -1,0 +1,144 @@
+"""After the last shard: everything else a loader needs, config.json last of it, then the manifest.
+
+Nothing of the source is executed or followed out of its folder: Python files (remote code) are not copied, nor are
+symbolic links that lead elsewhere, other weight formats, or the source's model card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from assay.families import MTP_CONFIG_KEYS
+from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
+from assay_quantize.schemes import quantization_config
+from assay_quantize.shards import fsync_folder, partial_path, planned_shards
+
+MANIFEST = "assay_manifest.json"
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+MAX_COPIED_BYTES = 256 << 20
+"""A file beside the weights that is larger than this is not a tokenizer."""
+
+WEIGHT_SUFFIXES = frozenset(
+    {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".tar"}
+)
+MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, "README.md", "quantize_config.json", "quant_config.json"})
+"""Not copied: written anew, or about the source's own weights."""
+
+log = logging.getLogger(__name__)
+
+
+def files_to_copy(source: Path) -> list[Path]:
+    """Tokenizer, chat template, generation config, licence...: the small plain files beside the weights, sorted.
+
+    Every other file is named in the log at level WARNING with the reason, weights and this tool's own files excepted.
+    """
+    chosen = []
+    for path in sorted(source.iterdir()):
+        if path.name.startswith(".") or path.name in MADE_HERE or not path.is_file():
+            continue
+        if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
+            continue
+        if path.suffix == ".py":
+            log.warning("%s is not copied: it is code; a model that needs it gets it from its own repository", path)
+        elif not _stays_inside(path, source):
+            log.warning("%s is not copied: it is a link that leads out of the folder", path)
+        elif path.stat().st_size > MAX_COPIED_BYTES:
+            log.warning("%s is not copied: larger than %d MiB", path, MAX_COPIED_BYTES >> 20)
+        else:
+            chosen.append(path)
+    return chosen
+
+
+def _stays_inside(path: Path, source: Path) -> bool:
+    """Whether `path`, links followed, lies in the folder, or in the blobs of the same Hugging Face cache entry."""
+    folder, target = source.resolve(), path.resolve()
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
+    return target.is_relative_to(folder) or (blobs is not None and target.is_relative_to(blobs))
+
+
+def config_json(plan: Plan) -> dict[str, Any]:
+    """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if they were dropped."""
+    config = {key: value for key, value in plan.config.items() if key != "quantization_config"}
+    if any(tensor.action == "drop" and tensor.role == "mtp" for tensor in plan.tensors):
+        present = [key for key in MTP_CONFIG_KEYS if key in config]
+        # absent, the count defaults to 1 in transformers and vLLM: say 0
+        config.update(dict.fromkeys(present or MTP_CONFIG_KEYS[:1], 0))
+    config["quantization_config"] = quantization_config(plan)
+    return config
+
+
+def index_json(plan: Plan) -> dict[str, Any]:
+    """`model.safetensors.index.json`: which shard holds which tensor."""
+    weight_map = {
+        output.name: shard for shard, tensors in planned_shards(plan).items() for t in tensors for output in t.outputs
+    }
+    return {"metadata": {"total_size": plan.bytes_out}, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def publish(
+    plan: Plan, source: Path, folder: Path, *, shards: tuple[ShardRecord, ...], plan_sha256: str, seconds: float
+) -> Manifest:
+    """Write what is missing beside the finished `shards`, each file by rename, the manifest last."""
+    files: dict[str, str] = {}
+    for path in files_to_copy(source):
+        files[path.name] = _copy(path, folder / path.name)
+    files[INDEX] = write_file(folder / INDEX, _json_text(index_json(plan)))
+    files[CONFIG] = write_file(folder / CONFIG, _json_text(config_json(plan)))
+    manifest = Manifest(
+        model=plan.model,
+        precision=plan.precision,
+        source=plan.source,
+        source_sha256=plan.source_sha256,
+        recipe_sha256=plan.recipe_sha256,
+        plan_sha256=plan_sha256,
+        precision_recipe=plan.precision_recipe,
+        shards=shards,
+        files=dict(sorted(files.items())),
+        bytes_in=plan.bytes_in,
+        bytes_out=plan.bytes_out,
+        versions=versions(),
+        seconds=seconds,
+    )
+    write_file(folder / MANIFEST, _json_text(manifest.model_dump(mode="json")))
+    fsync_folder(folder)
+    return manifest
+
+
+def versions() -> dict[str, str]:
+    """What made the checkpoint."""
+    packages = ("assay", "torch", "compressed-tensors")
+    return {**{package: version(package) for package in packages}, "python": platform.python_version()}
+
+
+def write_file(path: Path, text: str) -> str:
+    """Write by rename from a temporary name that a later run cleans up; returns the SHA-256."""
+    data = text.encode()
+    partial = partial_path(path)
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _copy(path: Path, target: Path) -> str:
+    partial = partial_path(target)
+    shutil.copyfile(path, partial)
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, target)
+    return sha256_of_file(target)
+
+
+def _json_text(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,280 @@
+"""Reopen a quantized checkpoint and trust nothing: neither its manifest, nor its index, nor its config.
+
+With the source at hand, the plan is made again from the source's headers and the recipe in the manifest; every kept tensor is
+compared byte for byte, every quantized one by its dequantized error. Without it, the source's headers are
+reconstructed from the checkpoint's own, and what that cannot cover is listed in `not_checked`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from assay.errors import AssayError, CheckpointError, PlanError
+from assay.families import family_of
+from assay.recipes import PrecisionRecipe
+from assay.records import Manifest, Plan, Verification, sha256_of_file
+from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
+from assay_quantize.engine import plan_sha256
+from assay_quantize.plan import make_plan
+from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
+from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.verify_checks import (
+    Findings,
+    check_config,
+    check_contents,
+    check_fused_scales,
+    check_ignore,
+    check_mtp,
+    check_planned,
+)
+
+PACKED_LEAVES = frozenset(
+    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
+)
+
+
+def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> Verification:
+    """Check the checkpoint in `folder`; every damage names a check, a tensor or file, and what is wrong in numbers.
+
+    source: the checkpoint it was made from. hashes: read every file once more and compare SHA-256 with the manifest.
+    Raises CheckpointError when there is no such folder, or when the source itself cannot be opened.
+    """
+    started = time.monotonic()
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give the folder of a quantized checkpoint")
+    source_checkpoint = None if source is None else open_checkpoint(source)
+    findings = Findings()
+    manifest = _manifest(folder, findings)
+    config = _json_object(folder / CONFIG, findings)
+    stored = _stored_tensors(folder, findings)
+    _check_index(folder, stored, findings)
+    if manifest is not None:
+        _check_files(folder, manifest, hashes, findings)
+    plan = None
+    if manifest is not None and config is not None:
+        plan = _expected_plan(folder, manifest, config, stored, source_checkpoint, findings)
+    if plan is None or config is None:
+        findings.not_checked.append("contents, scales, ignore list and MTP: there is no plan to compare with (see damages)")
+    else:
+        made = Checkpoint(str(folder), folder, config, stored, {}, ())
+        check_planned(plan, stored, findings, shards=source is not None)
+        check_contents(plan, made, source_checkpoint, findings)
+        check_fused_scales(plan, made, findings)
+        check_config(plan, config, findings)
+        check_ignore(plan, config, findings)
+    _check_mtp(config, stored, findings)
+    return _verification(folder, source, manifest, plan, stored, findings, time.monotonic() - started)
+
+
+def _verification(
+    folder: Path,
+    source: Path | None,
+    manifest: Manifest | None,
+    plan: Plan | None,
+    stored: Mapping[str, TensorHeader],
+    findings: Findings,
+    seconds: float,
+) -> Verification:
+    bytes_by_role: Counter[str] = Counter()
+    for tensor in plan.tensors if plan is not None else ():
+        bytes_by_role[tensor.role] += sum(stored[o.name].num_bytes for o in tensor.outputs if o.name in stored)
+    errors = findings.errors_by_role
+    return Verification(
+        checkpoint=str(folder),
+        checkpoint_sha256="" if manifest is None else manifest.checkpoint_sha256,
+        source=None if source is None else str(source),
+        passed=not findings.damages,
+        damages=tuple(findings.damages),
+        checks=dict(sorted(findings.checks.items())),
+        not_checked=tuple(findings.not_checked),
+        # an error of infinity is a damage already, and no number of a record
+        worst_relative_error={role: max(seen) for role, seen in sorted(errors.items()) if max(seen) < float("inf")},
+        mean_relative_error={role: sum(s) / len(s) for role, s in sorted(errors.items()) if max(s) < float("inf")},
+        bytes_by_role=dict(bytes_by_role),
+        seconds=seconds,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ files
+def _manifest(folder: Path, findings: Findings) -> Manifest | None:
+    findings.look("manifest")
+    try:
+        return Manifest.load(folder / MANIFEST)
+    except AssayError as problem:
+        what = "is missing: quantization did not finish" if not (folder / MANIFEST).exists() else str(problem)
+        findings.damage("manifest", MANIFEST, what)
+        return None
+
+
+def _json_object(path: Path, findings: Findings) -> dict[str, Any] | None:
+    findings.look("files")
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as problem:
+        findings.damage("files", path.name, f"cannot be read: {problem.strerror}")
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        findings.damage("files", path.name, f"is not JSON: {problem}")
+        return None
+    if not isinstance(data, dict):
+        findings.damage("files", path.name, "is not a JSON object")
+        return None
+    return data
+
+
+def _stored_tensors(folder: Path, findings: Findings) -> dict[str, TensorHeader]:
+    """Every tensor on disk, by the shards' own headers."""
+    stored: dict[str, TensorHeader] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        findings.look("headers")
+        try:
+            found = read_shard_header(folder, path.name)
+        except CheckpointError as problem:
+            findings.damage("headers", path.name, str(problem).removeprefix(f"{path}: "))
+            continue
+        for name, header in found.items():
+            if name in stored:
+                findings.damage("headers", name, f"is in two shards: {stored[name].shard} and {path.name}")
+            stored[name] = header
+    return stored
+
+
+def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
+    index = _json_object(folder / INDEX, findings)
+    if index is None:
+        return
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        findings.damage("index", INDEX, "has no weight_map")
+        return
+    listed = {str(shard) for shard in weight_map.values()}
+    on_disk = {path.name for path in folder.glob("*.safetensors")}
+    findings.look("index", len(stored) + len(on_disk))
+    for shard in sorted(on_disk - listed):
+        findings.damage("index", shard, "is on disk, but the index puts no tensor in it: vLLM never reads it")
+    for shard in sorted(listed - on_disk):
+        findings.damage("index", shard, "is in the index, but not on disk")
+    for name, shard in weight_map.items():
+        header = stored.get(name)
+        if header is not None and header.shard != shard:
+            findings.damage("index", name, f"is in {header.shard}, the index says {shard}")
+        elif header is None and shard in on_disk:
+            findings.damage("index", name, f"is in the index, but {shard} does not hold it")
+    for name, header in stored.items():
+        if name not in weight_map and header.shard in listed:
+            findings.damage("index", name, f"is in {header.shard}, but not in the index: vLLM never loads it")
+    total = sum(header.num_bytes for header in stored.values())
+    metadata = index.get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if said != total:
+        findings.damage("index", INDEX, f"says total_size {said}, the shards hold {total} bytes")
+
+
+def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:
+    """What the manifest lists is there, unchanged, and there are no other weights."""
+    for shard in manifest.shards:
+        findings.look("files")
+        path = folder / shard.name
+        if not path.is_file():
+            findings.damage("files", shard.name, "is in the manifest, but not on disk")
+        elif path.stat().st_size != shard.num_bytes:
+            findings.damage("files", shard.name, f"has {path.stat().st_size} bytes; the manifest says {shard.num_bytes}")
+        elif hashes:
+            _check_hash(path, shard.sha256, findings)
+    for name, sha256 in manifest.files.items():
+        findings.look("files")
+        if not (folder / name).is_file():
+            findings.damage("files", name, "is in the manifest, but not on disk")
+        elif hashes:
+            _check_hash(folder / name, sha256, findings)
+    if not hashes:
+        findings.not_checked.append("hashes: not asked for")
+    known = {shard.name for shard in manifest.shards}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in WEIGHT_SUFFIXES and path.name not in known:
+            findings.damage("files", path.name, "holds weights, but the manifest does not know it")
+
+
+def _check_hash(path: Path, expected: str, findings: Findings) -> None:
+    findings.look("hashes")
+    got = sha256_of_file(path)
+    if got != expected:
+        findings.damage("hashes", path.name, f"has SHA-256 {got[:12]}...; the manifest says {expected[:12]}...")
+
+
+# ------------------------------------------------------------------------------------------------ plan
+def _expected_plan(
+    folder: Path,
+    manifest: Manifest,
+    config: Mapping[str, Any],
+    stored: Mapping[str, TensorHeader],
+    source: Checkpoint | None,
+    findings: Findings,
+) -> Plan | None:
+    """The plan made again; None, with a damage, when that is impossible."""
+    findings.look("plan")
+    try:
+        recipe = PrecisionRecipe.model_validate(manifest.precision_recipe)
+    except ValidationError as problem:
+        findings.damage("manifest", MANIFEST, f"its recipe is not one: {problem.errors()[0]['msg']}")
+        return None
+    if recipe.sha256 != manifest.recipe_sha256:
+        findings.damage("manifest", MANIFEST, "its recipe_sha256 is not the hash of its recipe")
+    if source is None:
+        findings.not_checked.append("kept tensors against the source's bytes: no source given")
+        findings.not_checked.append("error of quantized weights: no source given")
+        findings.not_checked.append("tensors that are missing altogether, where no other tensor implies them: no source given")
+        source = reconstructed_source(folder, config, stored, recipe.scheme)
+        compare_plans = False
+    else:
+        compare_plans = True
+    try:
+        plan = make_plan(source, recipe, model=manifest.model, family=None)
+    except PlanError as problem:
+        what = "the source" if compare_plans else "what the checkpoint holds"
+        findings.damage("plan", str(folder), f"recipe and {what} do not fit: {problem}")
+        return None
+    if compare_plans and plan_sha256(plan) != manifest.plan_sha256:
+        findings.damage("plan", MANIFEST, f"was made from another source or by another plan: plan {manifest.plan_sha256[:12]}, "
+                        f"from {source.location} it would be {plan_sha256(plan)[:12]}")  # fmt: skip
+    return plan
+
+
+def reconstructed_source(
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, TensorHeader], scheme: str
+) -> Checkpoint:
+    """The headers the source must have had, from a quantized checkpoint's own: one weight for every group of packed parts."""
+    columns_per_packed = {"int4": 8, "nvfp4": 2, "mxfp4": 2}.get(SCHEMES[scheme].layout, 1)
+    tensors: dict[str, TensorHeader] = {}
+    for name, header in stored.items():
+        module, leaf = module_of(name), name.rpartition(".")[2]
+        scale = stored.get(f"{module}.weight_scale")
+        if leaf == "weight_packed" or (leaf == "weight" and scale is not None):
+            dtype = scale.dtype if scale is not None and scale.dtype in SOURCE_DTYPES else "BF16"
+            shape = (*header.shape[:-1], header.shape[-1] * (columns_per_packed if leaf == "weight_packed" else 1))
+            tensors[f"{module}.weight"] = header._replace(name=f"{module}.weight", dtype=dtype, shape=shape)
+        elif leaf not in PACKED_LEAVES or not {f"{module}.weight_packed", f"{module}.weight"} & stored.keys():
+            tensors[name] = header
+    shards = {header.shard: 0 for header in tensors.values()}
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    return Checkpoint(str(folder), None, plain, tensors, shards, ())
+
+
+# ------------------------------------------------------------------------------------------------ MTP
+def _check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
+    if config is None:
+        return
+    packed = PACKED_LEAVES - {"weight_packed"}
+    names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in packed}
+    try:
+        check_mtp(family_of(config), config, names, findings)
+    except PlanError as problem:
+        findings.damage("config", CONFIG, str(problem))
