@@ -96,38 +96,58 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
     config = _read_json(folder, "config.json")
-    on_disk = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not on_disk:
+    if not allow_quantized:
+        check_config_not_quantized(str(folder), config)
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if not any(name.endswith(".safetensors") for name in files):
         raise CheckpointError(_no_safetensors(folder))
-    index = _read_json(folder, INDEX_NAME) if (folder / INDEX_NAME).is_file() else None
-    shard_of, notes = None, []
+    index = _read_json(folder, INDEX_NAME) if INDEX_NAME in files else None
+    made = assemble(
+        str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
+    )
+    if not allow_quantized:
+        check_tensors_not_quantized(made)
+    return made
+
+
+def assemble(
+    location: str,
+    folder: Path | None,
+    config: dict[str, Any],
+    index: dict[str, Any] | None,
+    files: list[str],
+    read_headers: Callable[[list[str]], list[dict[str, TensorHeader]]],
+) -> Checkpoint:
+    """Headers and index into a checkpoint, whatever they were read from.
+
+    files: names of everything that is there. read_headers(shards): the headers of each, in that order.
+    """
+    present = [name for name in files if name.endswith(".safetensors")]
+    shard_of: dict[str, str] | None = None
     if index is not None:
-        shard_of = weight_map(f"{folder / INDEX_NAME}", index)
-        check_index(str(folder), shard_of, [name for name in set(shard_of.values()) if (folder / name).is_file()])
-        extra = [name for name in on_disk if name not in set(shard_of.values())]
-    elif on_disk != [SINGLE_NAME]:
+        shard_of = weight_map(f"{location}: {INDEX_NAME}", index)
+        check_index(location, shard_of, present)
+    elif present != [SINGLE_NAME]:
         raise CheckpointError(
-            f"{folder}: {len(on_disk)} safetensors files but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "
+            f"{location}: {len(present)} safetensors file(s) but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "
             "download the index as well"
         )
-    else:
-        extra = []
-    in_index = sorted(set(shard_of.values())) if shard_of is not None else [SINGLE_NAME]
+    listed = sorted(set(shard_of.values())) if shard_of is not None else [SINGLE_NAME]
+    extra = [name for name in present if name not in set(listed)]
+    headers = dict(zip([*listed, *extra], read_headers([*listed, *extra]), strict=True))
     tensors: dict[str, TensorHeader] = {}
-    for shard in in_index:
-        tensors |= read_shard_header(folder, shard)
+    for shard in listed:
+        for name, header in headers[shard].items():
+            if name in tensors:
+                raise CheckpointError(f"{location}: {name} is in {tensors[name].shard} and in {shard}; download them again")
+            tensors[name] = header
     if shard_of is not None:
-        check_placement(str(folder), shard_of, tensors)
-    for shard in extra:
-        notes.append(_add_extra(tensors, shard, read_shard_header(folder, shard)))
+        check_placement(location, shard_of, tensors)
+    notes = tuple(_add_extra(tensors, shard, headers[shard]) for shard in extra)
     used = {header.shard for header in tensors.values()}
-    shards = {name: (folder / name).stat().st_size for name in sorted(used)}
-    ignored = {*shards, *extra, INDEX_NAME}
-    files = tuple(sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in ignored))
-    made = Checkpoint(str(folder), folder, config, tensors, shards, files, tuple(notes))
-    if not allow_quantized:
-        check_not_quantized(made)
-    return made
+    sizes = {shard: max(header.end for header in headers[shard].values()) for shard in sorted(used)}
+    others = tuple(name for name in files if name not in {*listed, *extra, INDEX_NAME})
+    return Checkpoint(location, folder, config, tensors, sizes, others, notes)
 
 
 def _add_extra(tensors: dict[str, TensorHeader], shard: str, found: dict[str, TensorHeader]) -> str:
@@ -279,21 +299,23 @@ def _tensor_header(where: str, shard: str, name: str, entry: Any, data_begin: in
 
 
 # ------------------------------------------------------------------------------------------------ quantized sources
-def check_not_quantized(checkpoint: Checkpoint) -> None:
-    """Refuse a source that is quantized already, naming the method and which release to take instead."""
-    declared = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
+def check_config_not_quantized(location: str, config: Mapping[str, Any]) -> None:
+    """Refuse a source whose config says that it is quantized, naming the method and which release to take instead."""
+    declared = config.get("quantization_config") or config.get("compression_config")
     if isinstance(declared, dict):
-        how = f"config.json says quant_method {declared.get('quant_method', 'unknown')!r}"
-    else:
-        packed = next(
-            (t for t in checkpoint.tensors.values() if t.dtype.startswith("F8_") or t.name.endswith(PACKED_SUFFIXES)), None
-        )
-        if packed is None:
-            return
-        how = f"{packed.name} is {packed.dtype}"
-    name = Path(checkpoint.location).name
-    release = next((where for start, where in BF16_RELEASES.items() if name.startswith(start)), None)
-    hint = f"; for this model that is {release}" if release and release != checkpoint.location else ""
-    raise CheckpointError(
-        f"{checkpoint.location}: is quantized already ({how}); for now a BF16, FP16 or FP32 source is needed{hint}"
+        raise _quantized(location, f"config.json says quant_method {declared.get('quant_method', 'unknown')!r}")
+
+
+def check_tensors_not_quantized(checkpoint: Checkpoint) -> None:
+    """Refuse a source with FP8 or packed tensors that its config does not mention."""
+    for tensor in checkpoint.tensors.values():
+        if tensor.dtype.startswith("F8_") or tensor.name.endswith(PACKED_SUFFIXES):
+            raise _quantized(checkpoint.location, f"{tensor.name} is {tensor.dtype}")
+
+
+def _quantized(location: str, how: str) -> CheckpointError:
+    release = next((where for start, where in BF16_RELEASES.items() if Path(location).name.startswith(start)), None)
+    return CheckpointError(
+        f"{location}: is quantized already ({how}); for now a BF16, FP16 or FP32 source is needed"
+        f"{f'; for this model that is {release}' if release else ''}"
     )

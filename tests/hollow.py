@@ -1,0 +1,304 @@
+"""Hollow checkpoints: true names, shapes and dtypes in true safetensors headers, and no data (sparse files).
+
+They plan, and nothing else. `hollow_glm5` has the size of the real one: 59,585 tensors, 282 shards, 1.5 TB apparent, on
+a few megabytes of disk. Names and shapes follow the models' configs and vLLM's loaders; `test_families.py` compares the names
+with what transformers itself writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
+
+GLM5_CONFIG: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
+    "num_hidden_layers": 78, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1,
+    "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048, "vocab_size": 154880,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "num_attention_heads": 64,
+    "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+GLM52_INDEXERS = {0, 1, 2, *range(6, 78, 4)}
+"""Layers of GLM-5.2 and 5.3 that have an indexer of their own; the other 57 share one (`index_topk_freq` 4, offset 3)."""
+
+GLM45_AIR_CONFIG: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "dtype": "bfloat16", "num_hidden_layers": 46,
+    "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "hidden_size": 4096, "intermediate_size": 10944,
+    "moe_intermediate_size": 1408, "vocab_size": 151552, "n_routed_experts": 128, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True,
+    "use_qk_norm": False, "tie_word_embeddings": False,
+}  # fmt: skip
+GLM47_CONFIG: dict[str, Any] = {
+    **GLM45_AIR_CONFIG, "num_hidden_layers": 92, "first_k_dense_replace": 3, "hidden_size": 5120, "intermediate_size": 12288,
+    "moe_intermediate_size": 1536, "n_routed_experts": 160, "use_qk_norm": True,
+}  # fmt: skip
+DEEPSEEK_V3_CONFIG: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "dtype": "bfloat16", "num_hidden_layers": 61,
+    "first_k_dense_replace": 3, "num_nextn_predict_layers": 1, "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "vocab_size": 129280, "n_routed_experts": 256, "num_experts_per_tok": 8,
+    "n_shared_experts": 1, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
+}  # fmt: skip
+KIMI_K2_CONFIG: dict[str, Any] = {
+    **DEEPSEEK_V3_CONFIG, "model_type": "kimi_k2", "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    "vocab_size": 163840, "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64,
+}  # fmt: skip
+QWEN3_30B_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16", "num_hidden_layers": 48,
+    "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "vocab_size": 151936, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_NEXT_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "dtype": "bfloat16", "num_hidden_layers": 48,
+    "full_attention_interval": 4, "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ names and shapes
+def glm5_shapes(config: dict[str, Any], indexers: set[int] | None = None, *, mtp_head: bool = False) -> Shapes:
+    """MLA + MoE with indexers in layers `indexers` (None: none at all), MTP layers inlined; DeepSeek-V3 and Kimi-K2 too.
+
+    mtp_head: whether the MTP block has an embedding and a head of its own (DeepSeek-V3 has, GLM-5 has not).
+    """
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(layers + config["num_nextn_predict_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield from _norms(prefix, hidden)
+        yield from _mla(f"{prefix}.self_attn", config)
+        if indexers is not None and (layer in indexers or layer >= layers):
+            yield from _indexer(f"{prefix}.self_attn.indexer", config)
+        yield from _glm_mlp(prefix, config, layer)
+        if layer >= layers:
+            yield from _mtp_extras(prefix, config, head=mtp_head)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def glm4_shapes(config: dict[str, Any], *, mtp_head: bool = True) -> Shapes:
+    """Grouped-query attention + MoE, MTP layers inlined."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(layers + config["num_nextn_predict_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield from _norms(prefix, hidden)
+        yield from _gqa(f"{prefix}.self_attn", config, bias=config["attention_bias"], qk_norm=config["use_qk_norm"])
+        yield from _glm_mlp(prefix, config, layer)
+        if layer >= layers:
+            yield from _mtp_extras(prefix, config, head=mtp_head)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def qwen3_moe_shapes(config: dict[str, Any]) -> Shapes:
+    """Grouped-query attention with QK norm, every layer MoE, no MTP."""
+    hidden = config["hidden_size"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield from _norms(prefix, hidden)
+        yield from _gqa(f"{prefix}.self_attn", config, bias=False, qk_norm=True)
+        yield from _qwen_moe(prefix, config)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def qwen3_next_shapes(config: dict[str, Any]) -> Shapes:
+    """Three linear-attention layers, then one with full attention; MTP as `mtp.*`."""
+    hidden = config["hidden_size"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        full = (layer + 1) % config["full_attention_interval"] == 0
+        yield from _qwen_next_layer(prefix, config, full=full)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+    yield "mtp.fc.weight", (hidden, 2 * hidden)
+    yield from _qwen_next_layer("mtp.layers.0", config, full=True)
+    for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        yield f"mtp.{norm}.weight", (hidden,)
+
+
+def _norms(prefix: str, hidden: int) -> Shapes:
+    yield f"{prefix}.input_layernorm.weight", (hidden,)
+    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+
+
+def _mla(prefix: str, config: dict[str, Any]) -> Shapes:
+    hidden, heads, q_rank, kv_rank = (
+        config[key] for key in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank")
+    )
+    nope, rope, value = (config[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    yield f"{prefix}.q_a_proj.weight", (q_rank, hidden)
+    yield f"{prefix}.q_a_layernorm.weight", (q_rank,)
+    yield f"{prefix}.q_b_proj.weight", (heads * (nope + rope), q_rank)
+    yield f"{prefix}.kv_a_proj_with_mqa.weight", (kv_rank + rope, hidden)
+    yield f"{prefix}.kv_a_layernorm.weight", (kv_rank,)
+    yield f"{prefix}.kv_b_proj.weight", (heads * (nope + value), kv_rank)
+    yield f"{prefix}.o_proj.weight", (hidden, heads * value)
+
+
+def _indexer(prefix: str, config: dict[str, Any]) -> Shapes:
+    heads, head_dim = config["index_n_heads"], config["index_head_dim"]
+    yield f"{prefix}.wq_b.weight", (heads * head_dim, config["q_lora_rank"])
+    yield f"{prefix}.wk.weight", (head_dim, config["hidden_size"])
+    yield f"{prefix}.k_norm.weight", (head_dim,)
+    yield f"{prefix}.k_norm.bias", (head_dim,)
+    yield f"{prefix}.weights_proj.weight", (heads, config["hidden_size"])
+
+
+def _gqa(prefix: str, config: dict[str, Any], *, bias: bool, qk_norm: bool, q_gate: int = 1) -> Shapes:
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    for name, size in (("q", q_size * q_gate), ("k", kv_size), ("v", kv_size)):
+        yield f"{prefix}.{name}_proj.weight", (size, hidden)
+        if bias:
+            yield f"{prefix}.{name}_proj.bias", (size,)
+    yield f"{prefix}.o_proj.weight", (hidden, q_size)
+    if qk_norm:
+        yield f"{prefix}.q_norm.weight", (head_dim,)
+        yield f"{prefix}.k_norm.weight", (head_dim,)
+
+
+def _mlp(prefix: str, hidden: int, intermediate: int) -> Shapes:
+    yield f"{prefix}.down_proj.weight", (hidden, intermediate)
+    yield f"{prefix}.gate_proj.weight", (intermediate, hidden)
+    yield f"{prefix}.up_proj.weight", (intermediate, hidden)
+
+
+def _glm_mlp(prefix: str, config: dict[str, Any], layer: int) -> Shapes:
+    hidden, experts = config["hidden_size"], config["n_routed_experts"]
+    if layer < config["first_k_dense_replace"]:
+        yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
+        return
+    yield f"{prefix}.mlp.gate.weight", (experts, hidden)
+    yield f"{prefix}.mlp.gate.e_score_correction_bias", (experts,)
+    yield from _mlp(f"{prefix}.mlp.shared_experts", hidden, config["moe_intermediate_size"] * config["n_shared_experts"])
+    for expert in range(experts):
+        yield from _mlp(f"{prefix}.mlp.experts.{expert}", hidden, config["moe_intermediate_size"])
+
+
+def _qwen_moe(prefix: str, config: dict[str, Any]) -> Shapes:
+    yield f"{prefix}.mlp.gate.weight", (config["num_experts"], config["hidden_size"])
+    for expert in range(config["num_experts"]):
+        yield from _mlp(f"{prefix}.mlp.experts.{expert}", config["hidden_size"], config["moe_intermediate_size"])
+
+
+def _qwen_next_layer(prefix: str, config: dict[str, Any], *, full: bool) -> Shapes:
+    hidden = config["hidden_size"]
+    yield from _norms(prefix, hidden)
+    if full:
+        yield from _gqa(f"{prefix}.self_attn", config, bias=False, qk_norm=True, q_gate=2)
+    else:
+        key_size = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        value_heads, value_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        value_size = value_heads * value_dim
+        yield f"{prefix}.linear_attn.A_log", (value_heads,)
+        yield f"{prefix}.linear_attn.dt_bias", (value_heads,)
+        yield f"{prefix}.linear_attn.conv1d.weight", (2 * key_size + value_size, 1, config["linear_conv_kernel_dim"])
+        yield f"{prefix}.linear_attn.in_proj_qkvz.weight", (2 * key_size + 2 * value_size, hidden)
+        yield f"{prefix}.linear_attn.in_proj_ba.weight", (2 * value_heads, hidden)
+        yield f"{prefix}.linear_attn.norm.weight", (value_dim,)
+        yield f"{prefix}.linear_attn.out_proj.weight", (hidden, value_size)
+    yield from _qwen_moe(prefix, config)
+    yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, config["shared_expert_intermediate_size"])
+    yield f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden)
+
+
+def _mtp_extras(prefix: str, config: dict[str, Any], *, head: bool) -> Shapes:
+    hidden = config["hidden_size"]
+    yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        yield f"{prefix}.{norm}.weight", (hidden,)
+    if head:
+        yield f"{prefix}.embed_tokens.weight", (config["vocab_size"], hidden)
+        yield f"{prefix}.shared_head.head.weight", (config["vocab_size"], hidden)
+
+
+# ------------------------------------------------------------------------------------------------ files
+def dtype_of(name: str) -> str:
+    """Published checkpoints are BF16 but for the router's bias."""
+    return "F32" if name.endswith("e_score_correction_bias") else "BF16"
+
+
+def write_hollow(
+    folder: Path, config: dict[str, Any], shapes: Shapes, *, shards: int, dtypes: dict[str, str] | None = None
+) -> Path:
+    """Sparse shards of about equal size with an index. dtypes: name -> dtype where it is not `dtype_of`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    tensors = [(name, (dtypes or {}).get(name, dtype_of(name)), shape) for name, shape in shapes]
+    total = sum(math.prod(shape) * DTYPE_BYTES[dtype] for _, dtype, shape in tensors)
+    pieces: list[list[tuple[str, str, tuple[int, ...]]]] = [[] for _ in range(shards)]
+    done = 0
+    for name, dtype, shape in tensors:
+        pieces[min(shards - 1, done * shards // total)].append((name, dtype, shape))
+        done += math.prod(shape) * DTYPE_BYTES[dtype]
+    weight_map = {}
+    for number, piece in enumerate(pieces):
+        file = "model.safetensors" if shards == 1 else f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        write_hollow_shard(folder / file, piece)
+        weight_map.update({name: file for name, _, _ in piece})
+    if shards > 1:
+        write_index(folder, weight_map, total)
+    return folder
+
+
+def write_index(folder: Path, weight_map: dict[str, str], total: int) -> None:
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def write_hollow_shard(path: Path, tensors: list[tuple[str, str, tuple[int, ...]]]) -> None:
+    """One safetensors file with a true header and holes for data."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, dtype, shape in tensors:
+        end = position + math.prod(shape) * DTYPE_BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + position)
+
+
+def hollow_glm5(folder: Path, *, own_indexers: bool = False) -> Path:
+    """GLM-5 at full size, 282 shards. Default: 59,585 tensors, as in GLM-5.2 and 5.3 (57 layers share an indexer);
+    own_indexers: 59,870 tensors, as in GLM-5 (every layer has one)."""
+    indexers = set(range(78)) if own_indexers else GLM52_INDEXERS
+    extra = {} if own_indexers else {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+    return write_hollow(folder, {**GLM5_CONFIG, **extra}, glm5_shapes(GLM5_CONFIG, indexers), shards=282)
+
+
+def hollow_model(folder: Path, model: str, *, layers: int = 4, experts: int = 4, shards: int = 3) -> Path:
+    """A hollow checkpoint with the true shapes of a model recipe, but fewer layers and experts."""
+    base, shapes = MODELS[model]
+    config = {**base, "num_hidden_layers": layers}
+    config["num_experts" if "num_experts" in base else "n_routed_experts"] = experts
+    return write_hollow(folder, config, shapes(config), shards=shards)
+
+
+MODELS: dict[str, tuple[dict[str, Any], Any]] = {
+    "glm-5": (GLM5_CONFIG, lambda config: glm5_shapes(config, set(range(config["num_hidden_layers"])))),
+    "glm-5.2": (GLM5_CONFIG, lambda config: glm5_shapes(config, {0, 1, 2})),
+    "glm-4.5-air": (GLM45_AIR_CONFIG, glm4_shapes),
+    "glm-4.7": (GLM47_CONFIG, lambda config: glm4_shapes(config, mtp_head=False)),
+    "deepseek-v3": (DEEPSEEK_V3_CONFIG, lambda config: glm5_shapes(config, mtp_head=True)),
+    "kimi-k2": (KIMI_K2_CONFIG, glm5_shapes),
+    "qwen3-30b-a3b": (QWEN3_30B_CONFIG, qwen3_moe_shapes),
+    "qwen3-next-80b-a3b": (QWEN3_NEXT_CONFIG, qwen3_next_shapes),
+}
+"""Model recipe -> (config, names and shapes)."""
