@@ -30,9 +30,12 @@ def _scheme(name: str) -> QuantizationScheme:
 
 
 @contextmanager
-def _eager_only() -> Iterator[None]:
+def _eager_only(tensor: Tensor) -> Iterator[None]:
     """Keep compressed-tensors from its Triton kernels: they divide in FP32 where PyTorch rounds the quotient to the weight's
     dtype, so a GPU would write other bytes than a CPU, and a resumed run on another machine a mixture of both."""
+    if not tensor.is_cuda:
+        yield
+        return
     before = impl_backend.ENFORCE_EAGER
     impl_backend.ENFORCE_EAGER = True
     try:
@@ -59,7 +62,7 @@ def quantize_weight(w_OI: Tensor, scheme: str, *, global_scale_amax: Tensor | No
     assert args is not None
     if SCHEMES[scheme].layout in ("mxfp4", "mxfp8") and w_OI.dtype == torch.float16:
         w_OI = w_OI.float()  # a power-of-two scale below 2^-24 does not exist in FP16
-    with _eager_only():
+    with _eager_only(w_OI):
         global_scale = None
         if scheme in SHARES_GLOBAL_SCALE:
             amax = (magnitude(w_OI) if global_scale_amax is None else global_scale_amax.to(w_OI.device)).reshape(1)
@@ -82,7 +85,7 @@ def dequantize_weight(parts: dict[str, Tensor], scheme: str, dtype: torch.dtype)
 
     Computed like compressed-tensors' own `decompress`, so in the dtype of the scales (NVFP4, MXFP4: BF16).
     """
-    with _eager_only():
+    with _eager_only(parts["weight_scale"]):
         weight: Tensor = _compressor(scheme).decompress(parts, _scheme(scheme))["weight"]
         return weight.to(dtype)
 

@@ -1,7 +1,7 @@
 """One planned shard in, one shard out: a pure function of plan and source, so that a rerun writes the same bytes.
 
 The output's header follows from the plan alone (names, dtypes, shapes), so it is written first and each tensor goes to its
-place as soon as it is computed: memory is bounded by one tensor and its packed parts, whatever the size of the shard.
+place as soon as it is computed: memory is bounded by a tensor per core and its packed parts, whatever the size of the shard.
 The file is written under a temporary name, fsynced, hashed and renamed: under its own name a shard is always whole.
 """
 
@@ -13,7 +13,10 @@ import os
 import struct
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,6 +36,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 """safetensors dtype name -> torch dtype."""
 
 HASH_PIECE_BYTES = 8 << 20
+Buffer = bytes | memoryview
 Progress = Callable[[str, int], None]
 """`progress(tensor_name, bytes_in)`, called when a tensor is done."""
 
@@ -84,7 +88,6 @@ def quantize_shard(
     """
     started = time.monotonic()
     tensors = planned_shards(plan)[shard_name]
-    amax_of_group = _group_magnitudes(plan, tensors, source, device)
     path = out_folder / shard_name
     partial = partial_path(path)
     prefix, begins = header_bytes(tensors)
@@ -92,9 +95,7 @@ def quantize_shard(
     try:
         with partial.open("wb") as file:
             file.write(prefix)
-            for tensor in tensors:
-                amax = amax_of_group.get(tensor.fused_group) if tensor.fused_group is not None else None
-                made, error = _make_outputs(tensor, source, device, amax)
+            for tensor, made, error in _outputs(plan, tensors, source, device):
                 for output in tensor.outputs:
                     file.seek(begins[output.name])
                     file.write(made[output.name])
@@ -154,21 +155,61 @@ def _group_magnitudes(plan: Plan, tensors: Sequence[TensorPlan], source: Checkpo
     return shared
 
 
-def _make_outputs(
-    tensor: TensorPlan, source: Checkpoint, device: str, group_amax: Tensor | None
-) -> tuple[dict[str, bytes | memoryview], float | None]:
-    """Output name -> its bytes, and the relative error of a quantized weight."""
+def _outputs(
+    plan: Plan, tensors: Sequence[TensorPlan], source: Checkpoint, device: str
+) -> Iterator[tuple[TensorPlan, dict[str, Buffer], float | None]]:
+    """(tensor, output name -> bytes, error of a quantized weight), in order.
+
+    On the CPU, tensors are worked on side by side with one thread each: splitting every small operation over all cores costs
+    more than it gains (100 times more on a busy machine). No more than one tensor per core, and one, is held in memory.
+    """
+    workers = torch.get_num_threads() if device == "cpu" else 1
+    pending: deque[tuple[TensorPlan, Future[tuple[dict[str, Buffer], float | None]]]] = deque()
+    with one_thread_per_operation(), ThreadPoolExecutor(workers) as pool:
+        amax_of_group = _group_magnitudes(plan, tensors, source, device)
+        for tensor in tensors:
+            _check_unchanged(tensor, source)
+            group_amax = amax_of_group.get(tensor.fused_group or "")
+            if tensor.action == "keep":
+                pending.append((tensor, pool.submit(_kept, tensor, source.read(tensor.name))))
+            else:
+                value = read_tensor(source, tensor.name, device)
+                pending.append((tensor, pool.submit(_converted, tensor, value, group_amax)))
+            if len(pending) > workers:
+                done, future = pending.popleft()
+                yield done, *future.result()
+        for done, future in pending:
+            yield done, *future.result()
+
+
+@contextmanager
+def one_thread_per_operation() -> Iterator[None]:
+    """Inside, PyTorch computes every operation on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_unchanged(tensor: TensorPlan, source: Checkpoint) -> None:
     header = source.tensors.get(tensor.name)
     if header is None or (header.dtype, tuple(header.shape)) != (tensor.dtype, tuple(tensor.shape)):
         raise QuantizeError(f"{tensor.name}: the source is no longer what the plan was made from; make a new plan")
-    if tensor.action == "keep":
-        (output,) = tensor.outputs
-        return {output.name: source.read(tensor.name)}, None
+
+
+def _kept(tensor: TensorPlan, data: Buffer) -> tuple[dict[str, Buffer], None]:
+    (output,) = tensor.outputs
+    return {output.name: data}, None
+
+
+def _converted(tensor: TensorPlan, value: Tensor, group_amax: Tensor | None) -> tuple[dict[str, Buffer], float | None]:
+    if tensor.action == "quantize":
+        return _quantized(tensor, value, group_amax)
     if tensor.action == "cast":
         (output,) = tensor.outputs
-        return {output.name: _bytes_of(cast(read_tensor(source, tensor.name), output), output)}, None
-    if tensor.action == "quantize":
-        return _quantized(tensor, read_tensor(source, tensor.name, device), group_amax)
+        return {output.name: _bytes_of(cast(value, output), output)}, None
     raise QuantizeError(
         f"{tensor.name}: action {tensor.action} is not available; quantize from a BF16, FP16 or FP32 release of the model"
     )
@@ -182,7 +223,7 @@ def cast(value: Tensor, output: OutputTensor) -> Tensor:
     return made
 
 
-def _quantized(tensor: TensorPlan, w_OI: Tensor, group_amax: Tensor | None) -> tuple[dict[str, bytes | memoryview], float]:
+def _quantized(tensor: TensorPlan, w_OI: Tensor, group_amax: Tensor | None) -> tuple[dict[str, Buffer], float]:
     assert tensor.scheme is not None
     if not bool(torch.isfinite(w_OI).all()):
         count = int((~torch.isfinite(w_OI)).sum())

@@ -26,6 +26,7 @@ from assay_quantize.engine import plan_sha256
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.shards import one_thread_per_operation
 from assay_quantize.verify_checks import (
     Findings,
     check_config,
@@ -66,7 +67,8 @@ def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> 
     else:
         made = Checkpoint(str(folder), folder, config, stored, {}, ())
         check_planned(plan, stored, findings, shards=source is not None)
-        check_contents(plan, made, source_checkpoint, findings)
+        with one_thread_per_operation():
+            check_contents(plan, made, source_checkpoint, findings)
         check_fused_scales(plan, made, findings)
         check_config(plan, config, findings)
         check_ignore(plan, config, findings)
