@@ -1,0 +1,305 @@
+"""Honest limits: what the records of a run do *not* show, each found by looking at them.
+
+A limit is a function `Run -> sentence or None`; it speaks only while its condition holds in the records, and never from
+goodwill. `LIMITS` is the order in which a reader meets them: first what weakens the numbers that are there, then what is
+missing altogether.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from assay.records import Measurement, TaskResult
+from assay_evaluate.gates import find_task, pair_items
+from assay_evaluate.statistics import discordant_counts, minimum_detectable_effect
+from assay_reports.run import UNQUANTIZED_LABELS, Run
+from assay_reports.schema import Limit
+
+GENERATED_KINDS = ("arithmetic", "needle")
+
+
+def find_limits(run: Run) -> tuple[Limit, ...]:
+    """Every limit whose condition holds, in the order of `LIMITS`."""
+    found = ((key, function(run)) for key, function in LIMITS.items())
+    return tuple(Limit(key=key, text=text) for key, text in found if text is not None)
+
+
+# ------------------------------------------------------------------------------------------------ nothing there at all
+def unmeasured(run: Run) -> str | None:
+    if run.measurements:
+        return None
+    return "Nothing was measured: there is no score, no divergence and no verdict for any checkpoint of this run."
+
+
+def not_measured(run: Run) -> str | None:
+    gaps = [f"{what} of {m.label} ({why})" for m in run.measurements for what, why in sorted(m.not_measured.items())]
+    gaps += [
+        f"{task.task} of {m.label} ({task.note or 'no reason recorded'})"
+        for m in run.measurements
+        for task in m.tasks
+        if task.accuracy is None and task.task not in m.not_measured
+    ]
+    return f"Asked for and not measured: {'; '.join(gaps)}." if gaps else None
+
+
+# ------------------------------------------------------------------------------------------------ how sure the scores are
+def sample_sizes(run: Run) -> str | None:
+    reference = run.reference
+    if reference is None:
+        return None
+    parts = []
+    for task in reference.tasks:
+        effects = [effect for candidate in run.candidates if (effect := _detectable(task, candidate)) is not None]
+        if effects:
+            n, smallest = max(effects, key=lambda found: found[1])
+            parts.append(f"{task.task}: {n} paired items, so a loss below {100 * smallest:.1f} points may go unnoticed")
+    return f"Sample sizes (80 % power, worst candidate): {'; '.join(parts)}." if parts else None
+
+
+def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, float] | None:
+    task = find_task(candidate, reference.task)
+    pairs = pair_items(reference, task) if task is not None else None
+    if pairs is None or pairs.n == 0:
+        return None
+    return pairs.n, minimum_detectable_effect(*discordant_counts(pairs.reference, pairs.candidate), pairs.n)
+
+
+def one_seed(run: Run) -> str | None:
+    if not run.measurements:
+        return None
+    seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
+    return (
+        f"Each checkpoint answered each item once (seed {', '.join(seeds)}): the intervals cover the choice of items, not what "
+        "another run, seed or batch composition would add."
+    )
+
+
+def truncation(run: Run) -> str | None:
+    cut = [
+        f"{task.num_truncated} of {task.num_items} for {m.label} in {task.task} (budget {task.max_tokens} tokens)"
+        for m in run.measurements
+        for task in m.tasks
+        if task.num_truncated
+    ]
+    return f"Replies cut off by the token budget are scored as they stand: {'; '.join(cut)}." if cut else None
+
+
+def failures(run: Run) -> str | None:
+    failed = [
+        f"{t.num_failed} of {t.num_items} for {m.label} in {t.task}" for m in run.measurements for t in m.tasks if t.num_failed
+    ]
+    return f"Items without a reply (infrastructure) are left out on both sides: {'; '.join(failed)}." if failed else None
+
+
+# ------------------------------------------------------------------------------------------------ what was served
+def quantized_reference(run: Run) -> str | None:
+    reference = run.reference
+    if reference is None or reference.label in UNQUANTIZED_LABELS:
+        return None
+    source = next((m.label for m in run.measurements if m.label in UNQUANTIZED_LABELS), None)
+    beyond = f"row {source} shows how far that is from it" if source else "how far that is from it was not measured"
+    return (
+        f"The reference is {reference.label}, not the unquantized model: a loss is a loss against {reference.label}; {beyond}."
+    )
+
+
+def emulated(run: Run) -> str | None:
+    labels = _labels(m for m in run.measurements if m.fingerprint.emulated)
+    return labels and (
+        f"{labels} ran emulated (dequantized weights, plain arithmetic): this scores the number format, not a kernel that "
+        "would be deployed, and says nothing about its speed or its bugs."
+    )
+
+
+def unknown_kernels(run: Run) -> str | None:
+    labels = _labels(m for m in run.measurements if m.fingerprint.emulated is not True and not m.fingerprint.kernels)
+    return labels and f"Which kernels ran is not known for {labels}: the server's log named none."
+
+
+def external_server(run: Run) -> str | None:
+    labels = _labels(m for m in run.measurements if m.fingerprint.engine == "external")
+    return labels and f"{labels} ran on a server that assay did not start: its flags and versions are as told, not as seen."
+
+
+def unclean_versions(run: Run) -> str | None:
+    found = {
+        f"{name} {version}"
+        for m in run.measurements
+        for name, version in m.fingerprint.versions.items()
+        if not version or any(word in version.lower() for word in ("dirty", "unknown", "dev"))
+    }
+    return f"Not released versions, hard to reproduce: {', '.join(sorted(found))}." if found else None
+
+
+def speculation_off(run: Run) -> str | None:
+    with_mtp = {name for name, plan in run.plans.items() if any(t.role == "mtp" and t.action != "drop" for t in plan.tensors)}
+    labels = _labels(m for m in run.measurements if m.label in with_mtp and m.fingerprint.speculation is None)
+    return labels and f"{labels} carries an MTP head that was not used while measuring: nothing shows that it drafts well."
+
+
+# ------------------------------------------------------------------------------------------------ divergence
+def no_noise_floor(run: Run) -> str | None:
+    if not run.measurements or (run.noise_floor is not None and run.noise_floor.divergence is not None):
+        return None
+    return "The reference was not compared with its own repeat: how much divergence is mere noise is not known."
+
+
+def zero_noise_floor(run: Run) -> str | None:
+    floor = run.noise_floor.divergence if run.noise_floor else None
+    if floor is None or floor.kl_mean.value > 0:
+        return None
+    return (
+        "The reference repeats itself exactly on this machine (noise floor 0 nats), so divergence is not given as a multiple "
+        "of it; on GPUs under load the floor is above zero."
+    )
+
+
+def kl_lower_bound(run: Run) -> str | None:
+    found = [m.divergence for m in run.candidates if m.divergence is not None]
+    tail = max((d.tail_mass_mean for d in found), default=0.0)
+    if tail <= 0:
+        return None
+    return (
+        f"KL is a lower bound: what lies outside the reference's top {min(d.top_k for d in found)} tokens is one bucket, "
+        f"with up to {100 * tail:.2g} % of the probability on average. The corrected mean has no such bias and more noise."
+    )
+
+
+def divergence_direction(run: Run) -> str | None:
+    if all(m.divergence is None for m in run.candidates):
+        return None
+    return (
+        "KL and agreement say how much a candidate differs from the reference, not whether it is worse: they can fail it, "
+        "never certify it."
+    )
+
+
+def non_finite(run: Run) -> str | None:
+    found = [
+        f"{d.num_non_finite} of {d.num_positions} positions for {m.label}"
+        for m in run.measurements
+        if (d := m.divergence) is not None and d.num_non_finite
+    ]
+    return f"Positions without a finite log-probability are outside the means: {'; '.join(found)}." if found else None
+
+
+def acceptance_interval(run: Run) -> str | None:
+    if all(m.acceptance is None or not m.acceptance.num_draft_tokens for m in run.measurements):
+        return None
+    return "Intervals of the MTP acceptance take drafted tokens for independent, which makes them somewhat too narrow."
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+def verification_gaps(run: Run) -> str | None:
+    gaps = [f"{name}: {what}" for name, record in sorted(run.verifications.items()) for what in record.not_checked]
+    gaps += [f"{name}: not verified at all" for name in sorted(run.plans) if name not in run.verifications]
+    return f"Not checked in the checkpoints: {'; '.join(gaps)}." if gaps else None
+
+
+def verification_stale(run: Run) -> str | None:
+    labels = _labels(
+        m
+        for m in run.measurements
+        if m.label in run.verifications and run.verifications[m.label].checkpoint_sha256 != m.checkpoint_sha256
+    )
+    return labels and f"What was verified is not what was measured (other hashes): {labels}."
+
+
+# ------------------------------------------------------------------------------------------------ what was not asked
+def generated_questions(run: Run) -> str | None:
+    names = sorted({task.task for m in run.measurements for task in m.tasks if task.kind in GENERATED_KINDS})
+    if not names:
+        return None
+    return (
+        f"The items of {_and(names)} are generated by assay: scores compare checkpoints with each other, and with no public "
+        "benchmark or leaderboard."
+    )
+
+
+def languages(run: Run) -> str | None:
+    seen = sorted({item.language for m in run.measurements for task in m.tasks for item in task.items})
+    return f"Languages measured: {', '.join(seen)}; nothing is known of any other." if seen else None
+
+
+def context_length(run: Run) -> str | None:
+    lengths = [
+        (item.prompt_tokens or 0) + (item.output_tokens or 0)
+        for m in run.measurements
+        for task in m.tasks
+        for item in task.items
+    ]
+    longest = max(lengths, default=0)
+    allowed = max((_max_positions(plan.config) for plan in run.plans.values()), default=0)
+    if not longest or longest >= allowed:
+        return None
+    return (
+        f"The longest text seen has {longest:,} tokens; the model accepts {allowed:,}, and nothing is known beyond {longest:,}."
+    )
+
+
+def _max_positions(config: dict[str, object]) -> int:
+    value = config.get("max_position_embeddings", 0)
+    return value if isinstance(value, int) else 0
+
+
+def kinds_of_work(run: Run) -> str | None:
+    if not run.measurements:
+        return None
+    kinds = {task.kind for m in run.measurements for task in m.tasks}
+    names = " ".join(task.task.lower() for m in run.measurements for task in m.tasks)
+    missing = [] if "lm_eval" in kinds else ["public benchmarks (GSM8K, MATH, GPQA...)"]
+    missing += [what for word, what in (("ruler", "RULER"), ("swe", "SWE-bench"), ("tool", "tool calls")) if word not in names]
+    return f"Not part of this suite: {', '.join(missing)}." if missing else None
+
+
+def no_load(run: Run) -> str | None:
+    if not run.measurements or any("load" in m.suite_recipe or "probe" in m.suite_recipe for m in run.measurements):
+        return None
+    requests = min(sum(len(task.items) for task in m.tasks) for m in run.measurements)
+    return (
+        "No load test and no speed measurement: failures that need concurrency or long uptime were not looked for, and "
+        f"{requests:,} requests without one would bound their rate only at {_rate(requests)}."
+    )
+
+
+def _rate(requests: int) -> str:
+    """Rule of three: with 0 of n seen, the rate is below 3 / n with 95 % confidence."""
+    return f"{100 * min(1.0, 3 / max(requests, 1)):.2g} %"
+
+
+def _labels(measurements: Iterable[Measurement]) -> str | None:
+    found = [m.label for m in measurements]
+    return _and(found) if found else None
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+LIMITS: dict[str, Callable[[Run], str | None]] = {
+    "unmeasured": unmeasured,
+    "not_measured": not_measured,
+    "emulated": emulated,
+    "quantized_reference": quantized_reference,
+    "sample_sizes": sample_sizes,
+    "one_seed": one_seed,
+    "truncation": truncation,
+    "failures": failures,
+    "generated_questions": generated_questions,
+    "kinds_of_work": kinds_of_work,
+    "languages": languages,
+    "context_length": context_length,
+    "no_load": no_load,
+    "divergence_direction": divergence_direction,
+    "kl_lower_bound": kl_lower_bound,
+    "no_noise_floor": no_noise_floor,
+    "zero_noise_floor": zero_noise_floor,
+    "non_finite": non_finite,
+    "acceptance_interval": acceptance_interval,
+    "speculation_off": speculation_off,
+    "unknown_kernels": unknown_kernels,
+    "external_server": external_server,
+    "unclean_versions": unclean_versions,
+    "verification_gaps": verification_gaps,
+    "verification_stale": verification_stale,
+}

@@ -1,0 +1,252 @@
+"""Everything a report says, computed once from the records: `report.json` is this, and the other two are printed from it.
+
+No number is typed by hand and none is computed in a template. Differences are reference minus candidate: + is a loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, Verification
+from assay_evaluate.gates import find_task, pair_items, truncation_share
+from assay_evaluate.statistics import (
+    cluster_bootstrap_mean,
+    discordant_counts,
+    independent_difference,
+    mcnemar_midp,
+    minimum_detectable_effect,
+    paired_difference,
+    wilson,
+)
+from assay_reports.limits import find_limits
+from assay_reports.run import Run
+from assay_reports.schema import (
+    LanguageNumbers,
+    PlanNumbers,
+    Report,
+    RoleNumbers,
+    Row,
+    TaskNumbers,
+    VerificationNumbers,
+)
+
+
+# ------------------------------------------------------------------------------------------------ building
+def build_report(run: Run) -> Report:
+    """The numbers of a run that has a reference measurement (`load_run` and `write_report` see to that)."""
+    reference = run.reference
+    assert reference is not None
+    level = float(run.gates.gate_recipe.get("level", 0.95)) if run.gates else 0.95
+    measured = {m.label: m for m in run.measurements}
+    return Report(
+        model=run.model,
+        reference=reference.label,
+        level=level,
+        suite=reference.suite,
+        suite_sha256=reference.suite_sha256,
+        suite_recipe=reference.suite_recipe,
+        gate_recipe=run.gates.gate_recipe if run.gates else None,
+        rows=tuple(_row(run, reference, measurement, level) for measurement in run.measurements),
+        verdicts=run.gates.verdicts if run.gates else (),
+        limits=find_limits(run),
+        plans=tuple(plan_numbers(plan) for plan in _by_size(run)),
+        verifications=tuple(
+            verification_numbers(name, record, measured.get(name)) for name, record in sorted(run.verifications.items())
+        ),
+        fingerprint=reference.fingerprint,
+    )
+
+
+def _by_size(run: Run) -> list[Plan]:
+    return sorted(run.plans.values(), key=lambda plan: (-plan.bytes_out, plan.precision))
+
+
+def _row(run: Run, reference: Measurement, measurement: Measurement, level: float) -> Row:
+    is_reference = measurement is reference
+    return Row(
+        label=measurement.label,
+        kind="reference" if is_reference else ("noise floor" if measurement.is_noise_floor else "candidate"),
+        status=None if is_reference else run.status(measurement.label),
+        sentence="What the others are compared with." if is_reference else headline(run, measurement.label),
+        checkpoint=portable_name(measurement.checkpoint),
+        checkpoint_sha256=measurement.checkpoint_sha256,
+        checkpoint_bytes=measurement.checkpoint_bytes,
+        share_of_reference=measurement.checkpoint_bytes / max(reference.checkpoint_bytes, 1),
+        tasks=tuple(
+            task_numbers(None if is_reference else find_task(reference, task.task), task, level) for task in measurement.tasks
+        ),
+        divergence=measurement.divergence,
+        kl_times_floor=_times_floor(run, measurement),
+        acceptance=measurement.acceptance,
+        acceptance_drop=None if is_reference else _acceptance_drop(reference, measurement, level),
+        emulated=measurement.fingerprint.emulated,
+        checkpoint_flags=measurement.fingerprint.checkpoint_flags,
+        kernels=measurement.fingerprint.kernels,
+        not_measured=measurement.not_measured,
+        started=measurement.started,
+        seconds=measurement.seconds,
+    )
+
+
+def portable_name(path: str) -> str:
+    """The end of a path that says which checkpoint it is, without the folders of the machine: w4a16/checkpoint."""
+    parts = Path(path).parts
+    return "/".join(parts[-2:]) if parts and parts[-1] == "checkpoint" else (parts[-1] if parts else path)
+
+
+def headline(run: Run, label: str) -> str:
+    """One sentence: the first verdict that decided, or what passed by how much."""
+    if run.gates is None or label not in run.gates.overall:
+        return "Not judged yet."
+    verdicts = [v for v in run.gates.verdicts if v.candidate == label]
+    status = run.gates.overall[label]
+    if status != "PASS":
+        deciding = [v for v in verdicts if v.status == status]
+        if not deciding:
+            return "No score gate was measured; divergence alone never certifies."
+        more = f" ({len(deciding) - 1} more gate{'s' if len(deciding) > 2 else ''} {status})" if len(deciding) > 1 else ""
+        return f"{deciding[0].detail}{more}"
+    scores = [v for v in verdicts if v.gate.startswith("score ") and v.observed is not None and v.limit is not None]
+    worst = max(scores, key=lambda v: v.observed.high if v.observed else 0.0)
+    assert worst.observed is not None and worst.limit is not None
+    return (
+        f"Every gate passed. With {100 * worst.observed.level:g} % confidence no gated score fell by more than "
+        f"{100 * worst.observed.high:.1f} points ({worst.gate.removeprefix('score ')}; margin {100 * worst.limit:g})."
+    )
+
+
+def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -> TaskNumbers:
+    """One task, compared with the reference's when there is one and both were scored."""
+    comparison: dict[str, Any] = dict.fromkeys(
+        ("num_pairs", "num_excluded", "drop", "discordant", "mcnemar_midp", "minimum_detectable_effect", "extra_output_tokens")
+    )  # fmt: skip
+    if reference is not None:
+        pairs = pair_items(reference, task)
+        comparison |= {"num_pairs": pairs.n, "num_excluded": pairs.num_excluded}
+        if pairs.n:
+            b, c = discordant_counts(pairs.reference, pairs.candidate)
+            comparison |= {
+                "drop": paired_difference(b, c, pairs.n, level),
+                "discordant": (b, c),
+                "mcnemar_midp": mcnemar_midp(b, c),
+                "minimum_detectable_effect": minimum_detectable_effect(b, c, pairs.n, level),
+                "extra_output_tokens": _extra_tokens(reference, task, level),
+            }
+    return TaskNumbers(
+        task=task.task,
+        kind=task.kind,
+        num_items=task.num_items,
+        num_failed=task.num_failed,
+        num_truncated=task.num_truncated,
+        truncation_share=truncation_share(task),
+        max_tokens=task.max_tokens,
+        accuracy=task.accuracy,
+        mean_output_tokens=task.mean_output_tokens,
+        num_wrong_script=sum(item.wrong_script for item in task.items),
+        note=task.note,
+        reference_truncation_share=truncation_share(reference) if reference else None,
+        reference_num_truncated=reference.num_truncated if reference else None,
+        reference_mean_output_tokens=reference.mean_output_tokens if reference else None,
+        by_language=tuple(_languages(reference, task, level)),
+        **comparison,
+    )
+
+
+def _extra_tokens(reference: TaskResult, task: TaskResult, level: float) -> Interval | None:
+    before = {item.item: item.output_tokens for item in reference.items}
+    pairs = [(before.get(item.item), item.output_tokens) for item in task.items]
+    extra = [after - ours for ours, after in pairs if ours is not None and after is not None]
+    return cluster_bootstrap_mean(extra, range(len(extra)), level=level) if len(extra) > 1 else None
+
+
+def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> list[LanguageNumbers]:
+    rows = []
+    for language in sorted({item.language for item in task.items}):
+        ours = _only(task, language)
+        answered = [item.correct for item in ours.items if item.correct is not None]
+        drop = discordant = None
+        if reference is not None:
+            pairs = pair_items(_only(reference, language), ours)
+            if pairs.n:
+                discordant = discordant_counts(pairs.reference, pairs.candidate)
+                drop = paired_difference(*discordant, pairs.n, level)
+        rows.append(
+            LanguageNumbers(
+                language=language,
+                num_items=len(ours.items),
+                accuracy=wilson(sum(answered), len(answered), level) if answered else None,
+                drop=drop,
+                discordant=discordant,
+                num_wrong_script=sum(item.wrong_script for item in ours.items),
+            )
+        )
+    return rows
+
+
+def _only(task: TaskResult, language: str) -> TaskResult:
+    items: Sequence[ItemResult] = [item for item in task.items if item.language == language]
+    return task.model_copy(update={"items": tuple(items)})
+
+
+def _times_floor(run: Run, measurement: Measurement) -> float | None:
+    floor = run.noise_floor.divergence if run.noise_floor else None
+    if measurement.divergence is None or floor is None or floor.kl_mean.value <= 0:
+        return None
+    return measurement.divergence.kl_mean.value / floor.kl_mean.value
+
+
+def _acceptance_drop(reference: Measurement, measurement: Measurement, level: float) -> Interval | None:
+    ours, theirs = reference.acceptance, measurement.acceptance
+    if ours is None or theirs is None or not ours.num_draft_tokens or not theirs.num_draft_tokens:
+        return None
+    return independent_difference(
+        ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
+    )
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+def plan_numbers(plan: Plan) -> PlanNumbers:
+    """Bytes and treatment per role (and per treatment, where a role has several)."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for tensor in plan.tensors:
+        group = groups[tensor.role, _treatment(tensor.action, tensor.scheme, [o.dtype for o in tensor.outputs])]
+        group[0] += 1
+        group[1] += tensor.num_bytes
+        group[2] += sum(output.num_bytes for output in tensor.outputs)
+    return PlanNumbers(
+        precision=plan.precision,
+        scheme=str(plan.precision_recipe.get("scheme", "unknown")),
+        bytes_in=plan.bytes_in,
+        bytes_out=plan.bytes_out,
+        roles=tuple(
+            RoleNumbers(role=role, what=what, num_tensors=group[0], bytes_in=group[1], bytes_out=group[2])
+            for (role, what), group in sorted(groups.items(), key=lambda entry: (-entry[1][2], entry[0]))
+        ),
+    )
+
+
+def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:
+    """`quantized to w4a16`, `kept in BF16`, `cast to F32`, `dropped`."""
+    if action == "quantize":
+        return f"quantized to {scheme}"
+    if action == "drop":
+        return "dropped"
+    verb = {"keep": "kept in", "cast": "cast to", "dequantize": "dequantized to"}[action]
+    return f"{verb} {'/'.join(sorted(set(dtypes)))}"
+
+
+def verification_numbers(name: str, record: Verification, measurement: Measurement | None) -> VerificationNumbers:
+    return VerificationNumbers(
+        precision=name,
+        passed=record.passed,
+        is_measured_checkpoint=(None if measurement is None else measurement.checkpoint_sha256 == record.checkpoint_sha256),
+        num_checked=sum(record.checks.values()),
+        checks=record.checks,
+        damages=record.damages,
+        not_checked=record.not_checked,
+        mean_relative_error=record.mean_relative_error,
+        worst_relative_error=record.worst_relative_error,
+    )

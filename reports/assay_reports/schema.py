@@ -1,0 +1,130 @@
+"""`report.json`: the types of everything a report says. Differences are reference minus candidate: + is a loss."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, Verdict
+
+
+class Limit(Part):
+    """One thing the reader must know before believing a number; it is there only while its condition holds."""
+
+    key: str
+    text: str
+
+
+class LanguageNumbers(Part):
+    """One language of a task."""
+
+    language: str
+    num_items: int
+    accuracy: Interval | None
+    drop: Interval | None
+    discordant: tuple[int, int] | None
+    num_wrong_script: int
+
+
+class TaskNumbers(Part):
+    """One task on one checkpoint, beside the reference. What compares is None for the reference itself."""
+
+    task: str
+    kind: str
+    num_items: int
+    num_failed: int
+    num_truncated: int
+    truncation_share: float | None
+    max_tokens: int
+    accuracy: Interval | None
+    mean_output_tokens: float | None
+    num_wrong_script: int
+    note: str | None
+    num_pairs: int | None
+    num_excluded: int | None
+    drop: Interval | None
+    discordant: tuple[int, int] | None
+    mcnemar_midp: float | None
+    minimum_detectable_effect: float | None
+    reference_truncation_share: float | None
+    reference_num_truncated: int | None
+    reference_mean_output_tokens: float | None
+    extra_output_tokens: Interval | None
+    """Candidate minus reference, per paired item: + means longer replies."""
+    by_language: tuple[LanguageNumbers, ...]
+
+
+class Row(Part):
+    """One served checkpoint."""
+
+    label: str
+    kind: Literal["reference", "noise floor", "candidate"]
+    status: Status | None
+    """None for the reference, which is not judged."""
+    sentence: str
+    checkpoint: str
+    checkpoint_sha256: str
+    checkpoint_bytes: int
+    share_of_reference: float
+    """Bytes, against the reference's."""
+    tasks: tuple[TaskNumbers, ...]
+    divergence: Divergence | None
+    kl_times_floor: float | None
+    """Mean KL / mean KL of the reference's repeat; None without a floor, or if the floor is exactly 0."""
+    acceptance: Acceptance | None
+    acceptance_drop: Interval | None
+    emulated: bool | None
+    checkpoint_flags: dict[str, Any]
+    kernels: tuple[str, ...]
+    not_measured: dict[str, str]
+    started: str
+    seconds: float
+
+
+class RoleNumbers(Part):
+    """What a plan does with the tensors of one role."""
+
+    role: str
+    what: str
+    num_tensors: int
+    bytes_in: int
+    bytes_out: int
+
+
+class PlanNumbers(Part):
+    precision: str
+    scheme: str
+    bytes_in: int
+    bytes_out: int
+    roles: tuple[RoleNumbers, ...]
+
+
+class VerificationNumbers(Part):
+    precision: str
+    passed: bool
+    is_measured_checkpoint: bool | None
+    """The hash is that of the checkpoint that was measured; None if that was not measured."""
+    num_checked: int
+    checks: dict[str, int]
+    damages: tuple[Damage, ...]
+    not_checked: tuple[str, ...]
+    mean_relative_error: dict[str, float]
+    worst_relative_error: dict[str, float]
+
+
+class Report(Record):
+    """`report.json`."""
+
+    kind: Literal["report"] = "report"
+    model: str
+    reference: str
+    level: float
+    suite: str
+    suite_sha256: str
+    suite_recipe: dict[str, Any]
+    gate_recipe: dict[str, Any] | None
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+    limits: tuple[Limit, ...]
+    plans: tuple[PlanNumbers, ...]
+    verifications: tuple[VerificationNumbers, ...]
+    fingerprint: Fingerprint

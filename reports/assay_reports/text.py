@@ -1,0 +1,117 @@
+"""Numbers as people read them: one function per kind of quantity, each with its unit. None is NOT MEASURED, never 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.records import Interval
+
+NOT_MEASURED = "NOT MEASURED"
+
+
+def percent(share: float | None) -> str:
+    """0.975 -> 97.5 %. A share below 0.1 % that is not zero keeps one significant digit."""
+    if share is None:
+        return NOT_MEASURED
+    return f"{100 * share:.1g} %" if 0 < abs(share) < 0.001 else f"{100 * share:.1f} %"
+
+
+def percent_interval(interval: Interval | None) -> str:
+    """97.5 % [94.3, 98.9]"""
+    if interval is None:
+        return NOT_MEASURED
+    return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def points(share: float | None) -> str:
+    """0.015 -> 1.5: percentage points, the unit stands in the heading."""
+    return NOT_MEASURED if share is None else f"{100 * share:.1f}"
+
+
+def points_interval(interval: Interval | None) -> str:
+    """+1.5 [-0.9, +4.2]: percentage points, the unit stands in the heading."""
+    if interval is None:
+        return NOT_MEASURED
+    return f"{_signed(100 * interval.value)} [{_signed(100 * interval.low)}, {_signed(100 * interval.high)}]"
+
+
+def _signed(number: float) -> str:
+    text = f"{number:+.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text
+
+
+def nats(number: float | None) -> str:
+    """Three significant digits: 0.0213; 0 where it is exactly 0."""
+    if number is None:
+        return NOT_MEASURED
+    return "0" if number == 0 else f"{number:.3g}"
+
+
+def nats_interval(interval: Interval | None) -> str:
+    """0.0213 [0.0197, 0.0231]"""
+    return NOT_MEASURED if interval is None else f"{nats(interval.value)} [{nats(interval.low)}, {nats(interval.high)}]"
+
+
+def size(num_bytes: float | None) -> str:
+    """Bytes in decimal units, as disks and GPUs are sold: 12.3 MB, 372 GB."""
+    if num_bytes is None:
+        return NOT_MEASURED
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.3g} {unit}" if num_bytes < 1000 * scale else f"{num_bytes / scale:,.0f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def ratio(number: float | None, unit: str = "x") -> str:
+    """3.9x"""
+    return NOT_MEASURED if number is None else f"{number:.3g}{unit}"
+
+
+def tokens(number: float | None) -> str:
+    """182.4"""
+    return NOT_MEASURED if number is None else f"{number:,.1f}"
+
+
+def tokens_interval(interval: Interval | None) -> str:
+    """+3.1 [-0.2, +6.9]"""
+    if interval is None:
+        return NOT_MEASURED
+    return f"{_signed(interval.value)} [{_signed(interval.low)}, {_signed(interval.high)}]"
+
+
+def count(number: int | None) -> str:
+    return NOT_MEASURED if number is None else f"{number:,}"
+
+
+def pvalue(number: float | None) -> str:
+    if number is None:
+        return NOT_MEASURED
+    return "< 0.001" if number < 0.001 else f"{number:.3f}"
+
+
+def error(number: float | None) -> str:
+    """A relative weight error, three significant digits."""
+    return NOT_MEASURED if number is None else f"{number:.3g}"
+
+
+def yes_no(value: bool | None) -> str:
+    return "unknown" if value is None else ("yes" if value else "no")
+
+
+def flag_value(value: Any) -> str:
+    return "on" if value is True else ("off" if value is False else str(value))
+
+
+def cell(text: Any) -> str:
+    """`text` inside a Markdown table: no pipe, no line break."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+FILTERS = {
+    function.__name__: function
+    for function in (
+        percent, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens, tokens_interval, count,
+        pvalue, error, yes_no, flag_value, cell,
+    )
+}  # fmt: skip
+"""Names under which the templates know them."""
