@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from assay.errors import ServeError
+from assay.records import Fingerprint
 
 TEMPLATE_TOKENS = 5
 VOCABULARY = 128
@@ -51,6 +52,8 @@ class FakeServer:
     """Satisfies `assay_evaluate.client.Endpoint`; `die()` makes it a dead server."""
 
     model = "model"
+    fingerprint: Fingerprint | None = None
+    """Set by tests that hand this out as a `serve.Server`."""
 
     def __init__(
         self,
@@ -92,6 +95,10 @@ class FakeServer:
     def check_alive(self) -> None:
         if self._dead:
             raise ServeError("vLLM ended with code -9; last lines of its log: | RuntimeError: Engine core died")
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing is counted: acceptance comes with the replies."""
+        return {}
 
     def count(self, path: str) -> int:
         """Requests received on `path`."""

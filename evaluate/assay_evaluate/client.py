@@ -28,6 +28,10 @@ MISCONFIGURED = frozenset({401, 403, 404, 405})
 PROGRESS_EVERY_S = 10.0
 
 
+class NotMeasured(MeasureError):
+    """The server or the model cannot give what one measurement needs: recorded with the reason, the others go on."""
+
+
 class Endpoint(Protocol):
     """What the client needs of a server (assay_evaluate.serve.Server is one)."""
 

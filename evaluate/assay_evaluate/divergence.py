@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from assay.errors import MeasureError
 from assay.records import Divergence, Interval, PositionBucket
+from assay_evaluate.client import NotMeasured
 from assay_evaluate.journal import TokenLogprobs
 from assay_evaluate.statistics import cluster_bootstrap_mean
 
@@ -122,14 +122,14 @@ def summarize(
     """All documents as one Divergence record.
 
     position_buckets: first positions of the buckets, ascending; the last one is open. Documents count at every position
-    that is finite; the others are counted in `num_non_finite`. MeasureError if fewer than two documents have any.
+    that is finite; the others are counted in `num_non_finite`. NotMeasured if fewer than two documents have any.
     """
     scored = [(doc, position_divergence(doc.reference, doc.candidate)) for doc in documents if doc.candidate is not None]
     num_positions = sum(len(doc.reference.tokens_P) for doc in documents)
     num_finite = sum(int(one.finite_P.sum()) for _, one in scored)
     usable = [(doc.language, one) for doc, one in scored if one.finite_P.any()]
     if len(usable) < 2:
-        raise MeasureError(
+        raise NotMeasured(
             f"{num_positions - num_finite} of {num_positions} positions have no finite log-probability and fewer than two"
             " documents are left; the model computes NaN or infinity"
         )

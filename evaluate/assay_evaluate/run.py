@@ -1,0 +1,197 @@
+"""A whole run: the reference, the reference against itself (the noise floor), then every candidate, each in its own server.
+
+What is measured already, under the same checkpoint, suite and fingerprint, is read from `measurements/` without starting
+a server; what was interrupted goes on from the journal.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.errors import AssayError, MeasureError
+from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
+from assay.records import Fingerprint, Measurement
+from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, planned_fingerprint, require_alike
+from assay_evaluate.journal import Journal
+from assay_evaluate.serve import Server, ServerSpec, serve
+from assay_evaluate.suite import ReferenceText, measure_suite, reference_text
+
+Progress = Callable[[str], None]
+StartServer = Callable[[ServerSpec, Progress], AbstractContextManager[Server]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One checkpoint of a run. `label` names its measurement: a precision, or `bf16` for the source."""
+
+    label: str
+    checkpoint: Path
+    is_reference: bool = False
+
+
+def evaluate(
+    model: str,
+    candidates: Sequence[Candidate],
+    *,
+    suite: SuiteRecipe,
+    profile: ProfileRecipe,
+    serving: Serving,
+    run_dir: Path,
+    on_progress: Progress = lambda line: None,
+    start_server: StartServer = serve,
+    foresee: Callable[[ServerSpec], Fingerprint | None] = planned_fingerprint,
+) -> list[Measurement]:
+    """Measurements of the reference, its repeat (`<reference>-repeat`) and every candidate, in this order.
+
+    Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. start_server
+    and foresee (the fingerprint a server would have, without starting it; None: only the server can tell) are seams for
+    tests. Raises ServeError when a server does not start, MeasureError when one dies or is served unlike the reference.
+    """
+    reference, others = _sorted_out(candidates)
+    with Journal(run_dir / "journal.db") as journal:
+        run = _Run(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
+        run.check_alike(reference, others)
+        first, repeat = run.measure_reference(reference)
+        return [first, repeat, *(run.measure_candidate(one, first) for one in others)]
+
+
+def _sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
+    references = [one for one in candidates if one.is_reference]
+    if len(references) != 1:
+        raise MeasureError(f"a run needs one reference, {len(references)} are marked as such")
+    labels = [one.label for one in candidates] + [f"{references[0].label}-repeat"]
+    twice = sorted({label for label in labels if labels.count(label) > 1 or "/" in label})
+    if twice:
+        raise MeasureError(f"label {twice[0]!r} is used twice or holds a slash; labels are names of files")
+    return references[0], [one for one in candidates if not one.is_reference]
+
+
+@dataclass(frozen=True)
+class _Run:
+    model: str
+    suite: SuiteRecipe
+    profile: ProfileRecipe
+    serving: Serving
+    run_dir: Path
+    journal: Journal
+    on_progress: Progress
+    start_server: StartServer
+    foresee: Callable[[ServerSpec], Fingerprint | None]
+
+    def spec(self, one: Candidate) -> ServerSpec:
+        return ServerSpec(
+            checkpoint=one.checkpoint,
+            profile=self.profile,
+            serving=self.serving,
+            speculate=self.serving.num_speculative_tokens is not None,
+            log_path=self.run_dir / "logs" / f"vllm-{one.label}.log",
+        )
+
+    def check_alike(self, reference: Candidate, others: Sequence[Candidate]) -> None:
+        """Refuse an unlike comparison before any server is started, where that can be foreseen."""
+        ours = self.foresee(self.spec(reference))
+        for one in others:
+            theirs = self.foresee(self.spec(one))
+            if ours is not None and theirs is not None:
+                require_alike(ours, theirs, reference.label, one.label)
+
+    def find(self, one: Candidate, label: str, checkpoint: str, reference: str) -> Measurement | None:
+        """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving."""
+        try:
+            found = Measurement.load(self.run_dir / "measurements" / f"{label}.json")
+        except AssayError:
+            return None  # none yet, or of another version
+        planned = self.foresee(self.spec(one))
+        same = (
+            planned is not None
+            and identity(checkpoint, planned) == identity(checkpoint, found.fingerprint)
+            and (found.checkpoint_sha256, found.suite_sha256) == (checkpoint, self.suite.sha256)
+            and (found.reference_checkpoint_sha256, found.model) == (reference, self.model)
+        )
+        if not same:
+            return None
+        self.on_progress(f"{label}: measured already")
+        return found
+
+    def measure_reference(self, one: Candidate) -> tuple[Measurement, Measurement]:
+        """The reference, and once more in another batch composition on the same server: the noise floor."""
+        checkpoint = checkpoint_sha256(one.checkpoint, self.journal)
+        label, repeat_label = one.label, f"{one.label}-repeat"
+        first = self.find(one, label, checkpoint, checkpoint)
+        repeat = self.find(one, repeat_label, checkpoint, checkpoint)
+        if first is not None and repeat is not None and self.text_of(first) is not None:
+            return first, repeat
+        with self.start_server(self.spec(one), self.on_progress) as server:
+            first = self.measure(one, label, server, checkpoint, None)
+            text = self.text_of(first)
+            assert text is not None, "the reference has just written its texts"
+            repeat = self.measure(one, repeat_label, server, checkpoint, text, is_noise_floor=True)
+        return first, repeat
+
+    def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
+        checkpoint = checkpoint_sha256(one.checkpoint, self.journal)
+        found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
+        if found is not None:
+            return found
+        text = self.text_of(reference)
+        assert text is not None, "measure_reference saw to it"
+        with self.start_server(self.spec(one), self.on_progress) as server:
+            require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
+            return self.measure(one, one.label, server, checkpoint, text)
+
+    def text_of(self, reference: Measurement) -> ReferenceText | None:
+        """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
+        who = identity(reference.checkpoint_sha256, reference.fingerprint)
+        return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
+
+    def measure(
+        self,
+        one: Candidate,
+        label: str,
+        server: Server,
+        checkpoint: str,
+        text: ReferenceText | None,
+        *,
+        is_noise_floor: bool = False,
+    ) -> Measurement:
+        """Run the suite on `server` and write the measurement. text: None for the reference, which writes it."""
+        started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+        who = identity(checkpoint, server.fingerprint)
+        self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
+        results = measure_suite(
+            self.suite,
+            server,
+            self.journal,
+            who,
+            text,
+            checkpoint=one.checkpoint,
+            serving=self.serving,
+            is_noise_floor=is_noise_floor,
+            concurrency=self.profile.concurrency,
+            on_progress=lambda line: self.on_progress(f"{label}: {line}"),
+        )
+        measurement = Measurement(
+            model=self.model,
+            label=label,
+            is_reference=one.is_reference and not is_noise_floor,
+            is_noise_floor=is_noise_floor,
+            checkpoint=str(one.checkpoint),
+            checkpoint_sha256=checkpoint,
+            checkpoint_bytes=checkpoint_bytes(one.checkpoint),
+            suite=self.suite.name,
+            suite_sha256=self.suite.sha256,
+            suite_recipe=self.suite.model_dump(mode="json", by_alias=True),
+            fingerprint=server.fingerprint,
+            started=started.isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - clock, 3),
+            reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
+            **results,
+        )
+        measurement.save(self.run_dir / "measurements" / f"{label}.json")
+        self.on_progress(f"{label}: measured in {measurement.seconds:.0f} s")
+        return measurement

@@ -1,0 +1,118 @@
+"""One pass of a suite over one served checkpoint: makes requests, turns replies into results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from assay.records import ItemResult, TaskResult
+from assay_evaluate.acceptance import Tally
+from assay_evaluate.client import Client, is_truncated
+from assay_evaluate.dialect import Dialect, Messages, seed_of
+from assay_evaluate.journal import Reply, Request
+from assay_evaluate.language import is_wrong_script
+from assay_evaluate.statistics import wilson
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every task needs to know. `sample`: 0, or 1 for the pass that measures the noise floor."""
+
+    client: Client
+    dialect: Dialect
+    seed: str
+    """The suite's."""
+    sample: int
+    has_reasoning_parser: bool
+    tally: Tally = field(default_factory=Tally)
+    """Speculation of all replies to the tasks."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self.client.endpoint.max_model_len
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+        """Replies to a task's requests, in order; their speculation is added up."""
+        replies = self.client.ask(requests)
+        self.tally.add(replies)
+        return replies
+
+    def request(
+        self,
+        task: str,
+        item: str,
+        messages: Messages,
+        *,
+        max_tokens: int,
+        temperature: float,
+        repeat: int = 0,
+        with_ids: bool = False,
+    ) -> Request:
+        """A request for one reply; `repeat` counts samples of the same question."""
+        room = max_tokens if self.max_model_len is None else min(max_tokens, self.max_model_len)  # more is refused
+        seed = seed_of(self.seed, task, item, repeat)
+        path, body = self.dialect.generation(messages, max_tokens=room, temperature=temperature, seed=seed, with_ids=with_ids)
+        return Request(task, item if repeat == 0 else f"{item}#{repeat}", self.sample, path, body)
+
+    def result(
+        self,
+        reply: Reply,
+        *,
+        item: str,
+        language: str,
+        prompt: str,
+        expected: str,
+        correct: bool,
+        answer: str | None,
+        max_tokens: int,
+    ) -> ItemResult:
+        """An item's result; without a reply, neither right nor wrong."""
+        answered = reply.status == "answered"
+        truncated = answered and is_truncated(
+            reply,
+            max_tokens=max_tokens,
+            max_model_len=self.max_model_len,
+            has_reasoning_parser=self.has_reasoning_parser,
+        )
+        return ItemResult(
+            item=item,
+            language=language,
+            correct=correct if answered else None,
+            truncated=truncated,
+            wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),
+            finish_reason=reply.finish_reason,
+            prompt_tokens=reply.prompt_tokens,
+            output_tokens=reply.output_tokens,
+            answer=answer if answered else None,
+            error=reply.error,
+        )
+
+
+def task_result(
+    task: str,
+    kind: Literal["arithmetic", "needle", "lm_eval"],
+    items: Sequence[ItemResult],
+    max_tokens: int,
+    note: str | None = None,
+) -> TaskResult:
+    """All items of a task as one record. Accuracy is over items with a reply; truncated ones count as scored."""
+    scored = [item.correct for item in items if item.correct is not None]
+    tokens = [item.output_tokens for item in items if item.output_tokens is not None]
+    return TaskResult(
+        task=task,
+        kind=kind,
+        num_items=len(items),
+        num_failed=len(items) - len(scored),
+        num_truncated=sum(item.truncated for item in items),
+        accuracy=wilson(sum(scored), len(scored)) if scored else None,
+        mean_output_tokens=sum(tokens) / len(tokens) if tokens else None,
+        max_tokens=max_tokens,
+        items=tuple(items),
+        note=note if scored or note else _why_nothing(items),
+    )
+
+
+def _why_nothing(items: Sequence[ItemResult]) -> str:
+    first = next((item.error for item in items if item.error), None)
+    return f"no item has a reply; the first error: {first}" if items else "the task has no items"

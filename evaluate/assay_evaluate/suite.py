@@ -1,0 +1,158 @@
+"""One suite on one served checkpoint: tasks, acceptance, divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.recipes import ArithmeticTask, DivergenceSpec, LmEvalTask, NeedleTask, Serving, SuiteRecipe
+from assay.records import Acceptance, Divergence, TaskResult
+from assay_evaluate.acceptance import acceptance, server_counters
+from assay_evaluate.client import Client, NotMeasured
+from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
+from assay_evaluate.dialect import learn_dialect
+from assay_evaluate.divergence import summarize
+from assay_evaluate.documents import Document, find_documents, find_scores, pair_scores, scoring_requests, write_documents
+from assay_evaluate.journal import Identity, Journal, Reply
+from assay_evaluate.needle import haystacks, run_needle
+from assay_evaluate.serve import Server
+from assay_evaluate.session import Session
+from assay_evaluate.vllm_command import read_config
+
+NO_TEMPLATE = "the checkpoint has no chat template: questions were asked as plain completions"
+
+
+@dataclass(frozen=True)
+class ReferenceText:
+    """The texts the reference wrote and its own scores of them. `why_not`: reason if there are none."""
+
+    who: Identity
+    documents: Sequence[Document]
+    scores: Sequence[Reply]
+    top_k: int
+    why_not: str | None
+
+
+def reference_text(journal: Journal, suite: SuiteRecipe, who: Identity, why_not: str | None) -> ReferenceText | None:
+    """From the journal alone; None if it does not hold all of it. why_not: the reference could not write any."""
+    if suite.divergence is None or why_not is not None:
+        return ReferenceText(who, (), (), 0, why_not or "the suite does not ask for it")
+    kept = find_documents(journal, _text_made_from(suite, who))
+    if kept is None:
+        return None
+    documents, top_k = kept
+    scores = find_scores(journal, who, documents, top_k)
+    return None if scores is None else ReferenceText(who, documents, scores, top_k, None)
+
+
+def _text_made_from(suite: SuiteRecipe, who: Identity) -> dict[str, Any]:
+    assert suite.divergence is not None
+    return {
+        "seed": suite.seed,
+        "spec": suite.divergence.model_dump(mode="json", exclude={"position_buckets"}),
+        "reference": [who.checkpoint_sha256, who.fingerprint_sha256],
+    }
+
+
+def measure_suite(
+    suite: SuiteRecipe,
+    server: Server,
+    journal: Journal,
+    who: Identity,
+    text: ReferenceText | None,
+    *,
+    checkpoint: Path,
+    serving: Serving,
+    is_noise_floor: bool,
+    concurrency: int,
+    on_progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Fields `tasks, divergence, acceptance, not_measured, notes` of a Measurement.
+
+    text: what the reference wrote; None if this is the reference, which then writes and scores it. The noise-floor pass asks
+    everything again in another batch composition: other concurrency, reverse order.
+    """
+    in_flight = max(2, concurrency // 2 + 1) if is_noise_floor else concurrency
+    not_measured: dict[str, str] = {}
+    with Client(server, journal, who, concurrency=in_flight, newest_first=is_noise_floor, on_progress=on_progress) as client:
+        dialect = learn_dialect(server, serving.chat_template_kwargs)
+        session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None)
+        notes = [] if dialect.is_chat else [NO_TEMPLATE]
+        reference = who if text is None else text.who
+        tasks, accepted = _run_tasks(session, suite, server, who, reference)
+        not_measured |= {task.task: task.note or "" for task in tasks if task.accuracy is None}
+        if suite.acceptance and accepted is None:
+            drafts = server.fingerprint.speculation is not None
+            not_measured["acceptance"] = "the server drafted nothing" if drafts else "served without speculative decoding"
+        divergence = None
+        if suite.divergence is not None:
+            try:
+                divergence = _diverge(session, suite, suite.divergence, who, text, checkpoint)
+            except NotMeasured as error:
+                not_measured["divergence"] = str(error)
+    return {
+        "tasks": tuple(tasks),
+        "divergence": divergence,
+        "acceptance": accepted if suite.acceptance else None,
+        "not_measured": not_measured,
+        "notes": (*notes, *(f"{task.task}: {task.note}" for task in tasks if task.note and task.accuracy is not None)),
+    }
+
+
+def _run_tasks(
+    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity
+) -> tuple[list[TaskResult], Acceptance | None]:
+    key = f"{suite.sha256}:{who.checkpoint_sha256}:{who.fingerprint_sha256}:{session.sample}"
+    journal = session.client.journal
+    with server_counters(server.metrics, journal, key):
+        tasks = [_run_task(session, suite, task, reference) for task in suite.tasks]
+    return tasks, acceptance(session.tally, journal.counters(key))
+
+
+def _run_task(
+    session: Session, suite: SuiteRecipe, task: ArithmeticTask | NeedleTask | LmEvalTask, reference: Identity
+) -> TaskResult:
+    if isinstance(task, ArithmeticTask):
+        return run_arithmetic(session, task, arithmetic_items(task, suite.seed))
+    if isinstance(task, NeedleTask):
+        # Sized once, by the reference's tokenizer and template: every checkpoint must get the same text.
+        made_from = {
+            "seed": suite.seed,
+            "task": task.model_dump(mode="json"),
+            "reference": reference.checkpoint_sha256,
+            "chat": session.dialect.is_chat,
+            "chat_template_kwargs": session.dialect.chat_template_kwargs,
+            "max_model_len": session.max_model_len,
+        }
+        return run_needle(session, task, haystacks(session, task, made_from))
+    return run_lm_eval(session, task)
+
+
+def _diverge(
+    session: Session, suite: SuiteRecipe, spec: DivergenceSpec, who: Identity, text: ReferenceText | None, checkpoint: Path
+) -> Divergence | None:
+    """Divergence from the reference; the reference itself only writes and scores the texts: None."""
+    if text is None:
+        top_k = min(spec.top_k, _vocabulary(checkpoint) or spec.top_k)
+        documents = write_documents(session, spec, _text_made_from(suite, who), top_k)
+        scores = session.client.ask(scoring_requests(documents, top_k, session.sample))
+        pair_scores(documents, scores, scores)  # says now what cannot be scored, instead of with every candidate
+        return None
+    if text.why_not is not None:
+        raise NotMeasured(text.why_not)
+    replies = session.client.ask(scoring_requests(text.documents, text.top_k, session.sample))
+    return summarize(
+        pair_scores(text.documents, text.scores, replies),
+        reference_checkpoint_sha256=text.who.checkpoint_sha256,
+        top_k=text.top_k,
+        position_buckets=spec.position_buckets,
+    )
+
+
+def _vocabulary(checkpoint: Path) -> int | None:
+    """More ids than the vocabulary has cannot be asked for."""
+    config = read_config(checkpoint)
+    size = (config.get("text_config") or config).get("vocab_size")
+    return size if isinstance(size, int) else None

@@ -1,0 +1,260 @@
+"""Chain-of-thought through lm-eval: our items, and tasks by name, scored item by item as lm-eval itself scores them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, Scripted
+
+from assay.recipes import ArithmeticTask, LmEvalTask
+from assay_evaluate.client import Client
+from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
+from assay_evaluate.dialect import Dialect
+from assay_evaluate.journal import Identity, Journal
+from assay_evaluate.language import count_scripts, is_wrong_script
+from assay_evaluate.session import Session
+
+WHO = Identity("checkpoint", "fingerprint")
+ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)
+
+REPLIES = {  # what is in the data file -> what the model says
+    "2 + 2": "Two and two is four. The answer is 4.",
+    "10 - 3": "10 - 3 = 7, so #### 7",
+    "6 * 7": "It is 41.",
+    "1000 + 234": "The answer is 1,234.",
+    "5 + 5": "That makes $10",
+    "9 - 9": "no number at all",
+}
+ANSWERS = {"2 + 2": "4", "10 - 3": "7", "6 * 7": "42", "1000 + 234": "1234", "5 + 5": "10", "9 - 9": "0"}
+
+
+@contextmanager
+def session_with(server: FakeServer, path: Path, sample: int = 0) -> Iterator[Session]:
+    with Journal(path / "journal.db") as journal, Client(server, journal, WHO, max_attempts=2, backoff_s=0.01) as client:
+        yield Session(client, Dialect(True, True, {}), "eval-test", sample, has_reasoning_parser=False)
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for include_path: the filters and the metric of gsm8k_cot_zeroshot over six questions in a JSONL file."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [{"question": question, "answer": f"Think. #### {answer}"} for question, answer in ANSWERS.items()]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "local.yaml").write_text(
+        f"""task: local_gsm8k
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "data.jsonl"}}}, cache_dir: {folder / "cache"}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "Q: {{{{question}}}}\\nA: Let's think step by step."
+doc_to_target: "{{{{answer}}}}"
+metric_list:
+  - metric: exact_match
+    aggregation: mean
+    higher_is_better: true
+    ignore_case: true
+    ignore_punctuation: false
+    regexes_to_ignore: [",", "\\\\$", "(?s).*#### ", "\\\\.$"]
+generation_kwargs: {{until: ["Q:", "</s>"], do_sample: false}}
+num_fewshot: 0
+filter_list:
+  - name: strict-match
+    filter:
+      - {{function: regex, regex_pattern: "The answer is (\\\\-?[0-9\\\\.\\\\,]+)."}}
+      - {{function: take_first}}
+  - name: flexible-extract
+    filter:
+      - {{function: regex, group_select: -1, regex_pattern: "(-?[$0-9.,]{{2,}})|(-?[0-9]+)"}}
+      - {{function: take_first}}
+"""
+    )
+    (folder / "graded.yaml").write_text(
+        f"""task: local_graded
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "data.jsonl"}}}, cache_dir: {folder / "cache"}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+process_results: !function graded.half
+metric_list: [{{metric: quality, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    (folder / "graded.py").write_text("def half(doc, results):\n    return {'quality': 0.5}\n")
+    (folder / "choice.yaml").write_text(
+        f"""task: local_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "data.jsonl"}}}, cache_dir: {folder / "cache"}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["1", "2"]
+doc_to_target: 0
+"""
+    )
+    (folder / "gone.yaml").write_text(
+        f"""task: local_gone
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "gone.jsonl"}}}, cache_dir: {folder / "cache"}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+"""
+    )
+    return folder
+
+
+def reply_from_file(body: dict[str, Any]) -> Scripted:
+    question = body["messages"][-1]["content"].removeprefix("Q: ").split("\n")[0]
+    return Scripted(REPLIES[question])
+
+
+def lm_eval_alone(folder: Path) -> dict[str, dict[int, bool]]:
+    """lm-eval's own verdict on the saved replies, without any of our code: filter -> document -> right."""
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    class Saved(LM):
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            return [REPLIES[r.args[0].removeprefix("Q: ").split("\n")[0]] for r in requests]
+
+        def loglikelihood(self, requests: list[Any]) -> list[Any]:
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    results = simple_evaluate(Saved(), tasks=["local_gsm8k"], task_manager=manager, bootstrap_iters=0)
+    assert results is not None
+    verdicts: dict[str, dict[int, bool]] = {}
+    for row in results["samples"]["local_gsm8k"]:
+        verdicts.setdefault(row["filter"], {})[row["doc_id"]] = bool(row["exact_match"])
+    return verdicts
+
+
+def test_named_task_scores_item_by_item_as_lm_eval_does(tmp_path: Path, task_folder: Path) -> None:
+    task = LmEvalTask(kind="lm_eval", name="maths", tasks=("local_gsm8k",), max_tokens=64, include_path=str(task_folder))
+    with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
+        result = run_lm_eval(session, task)
+        again = run_lm_eval(session, task)
+    alone = lm_eval_alone(task_folder)
+    assert {int(i.item.split("/")[1]): i.correct for i in result.items} == alone["flexible-extract"]
+    assert alone["flexible-extract"] == {0: True, 1: True, 2: False, 3: True, 4: True, 5: False}
+    assert alone["flexible-extract"] != alone["strict-match"]
+    assert result.accuracy is not None
+    assert (result.task, result.num_items, result.num_failed, result.accuracy.value) == ("maths", 6, 0, pytest.approx(4 / 6))
+    assert (result.items[0].answer, result.items[2].answer) == ("4.", "41.")
+    assert result.note == "local_gsm8k scored by exact_match after flexible-extract"
+    assert again == result
+    assert server.count("/v1/chat/completions") == 6  # the second run came from the journal
+    body = server.requests[0][1]
+    assert body["messages"] == [{"role": "user", "content": "Q: 2 + 2\nA: Let's think step by step."}]
+    assert (body["max_tokens"], body["temperature"]) == (64, 0.0)
+    assert "stop" not in body
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("local_graded", "metric quality gives 0.5; only right-or-wrong metrics are measured"),
+        ("local_choice", "local_choice is scored by multiple_choice; only tasks that generate a reply are measured"),
+        ("local_gone", "local_gone: cannot be loaded: FileNotFoundError"),
+        ("no_such_task", "no_such_task: cannot be loaded: KeyError"),
+    ],
+)
+def test_what_cannot_be_measured_says_why(tmp_path: Path, task_folder: Path, name: str, reason: str) -> None:
+    task = LmEvalTask(kind="lm_eval", name="x", tasks=(name,), max_tokens=64, include_path=str(task_folder))
+    with FakeServer() as server, session_with(server, tmp_path) as session:
+        result = run_lm_eval(session, task)
+    assert (result.accuracy, result.num_items, result.items) == (None, 0, ())
+    assert result.note is not None
+    assert reason in result.note
+
+
+def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_path: Path) -> None:
+    """Six items: right, cut off, wrong, refused by the server, in the wrong script, right but without an end."""
+    items = arithmetic_items(ARITHMETIC, "eval-test")
+    assert [i.language for i in items] == ["en"] * 3 + ["zh"] * 3
+    assert [len(i.meta["steps"]) for i in items] == [3, 4, 3] * 2
+    replies = {
+        items[0].prompt: Scripted(f"Let us think.\n#### {items[0].answer}"),
+        items[1].prompt: Scripted("Let us think and think", finish_reason="length", output_tokens=64),
+        items[2].prompt: Scripted(f"#### 1{items[2].answer}", speculation=(2, 4, 3)),
+        items[3].prompt: Scripted("busy", status=503),
+        items[4].prompt: Scripted(f"И снова думаем. #### {items[4].answer}", speculation=(1, 2, 0)),
+        items[5].prompt: Scripted(f"想一想。#### {items[5].answer}", output_tokens=64),
+    }
+    with FakeServer(lambda body: replies[body["messages"][0]["content"]]) as server, session_with(server, tmp_path) as session:
+        result = run_arithmetic(session, ARITHMETIC, items)
+    assert [i.item for i in result.items] == [i.id for i in items]
+    assert [i.correct for i in result.items] == [True, False, False, None, True, True]
+    assert [i.truncated for i in result.items] == [False, True, False, False, False, True]
+    assert [i.wrong_script for i in result.items] == [False, False, False, False, True, False]
+    assert [i.answer for i in result.items] == [
+        items[0].answer,
+        None,
+        f"1{items[2].answer}",
+        None,
+        *(i.answer for i in items[4:]),
+    ]
+    assert result.items[3].error == "HTTP 503: busy"
+    assert (result.num_items, result.num_failed, result.num_truncated) == (6, 1, 2)
+    assert result.accuracy is not None
+    assert (result.accuracy.value, result.accuracy.n) == (3 / 5, 5)
+    assert dict(session.tally.totals) == {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted_tokens": 3}
+
+
+def test_budget_is_capped_at_what_the_server_allows_and_prompts_are_never_cut(tmp_path: Path) -> None:
+    """lm-eval's own API model cuts the prompt to nothing at a budget of 16,384."""
+    items = arithmetic_items(ARITHMETIC, "eval-test")
+    task = ARITHMETIC.model_copy(update={"max_tokens": 16384})
+    with FakeServer(max_model_len=500) as server, session_with(server, tmp_path) as session:
+        run_arithmetic(session, task, items)
+    assert {body["max_tokens"] for _, body in server.requests} == {500}
+    assert sorted(body["messages"][0]["content"] for _, body in server.requests) == sorted(i.prompt for i in items)
+
+
+def test_noise_floor_pass_asks_again(tmp_path: Path) -> None:
+    items = arithmetic_items(ARITHMETIC, "eval-test")
+    with FakeServer() as server:
+        for sample in (0, 1, 0, 1):
+            with session_with(server, tmp_path, sample) as session:
+                run_arithmetic(session, ARITHMETIC, items)
+    assert len(server.requests) == 12
+    assert server.requests[0][1]["seed"] in {body["seed"] for _, body in server.requests[6:]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected", "wrong"),
+    [
+        ("3 + 4 = 7 #### 7", ("How many apples?", "7"), False),
+        ("先算 3 + 4 = 7", ("How many apples?", "7"), True),
+        ("先算 3 + 4 = 7，用 x 表示", ("有几个苹果？", "7"), False),
+        ("First add three and four", ("有几个苹果？", "7"), True),
+        ("The angle is α + β = 90", ("What is the angle?", "90"), False),
+        ("สวัสดี", ("Hello?", ""), True),
+        ("fine" * 100 + "ж", ("Hello?", ""), False),
+        ("fine" * 10 + "ж", ("Hello?", ""), True),
+        ("", ("Hello?", ""), False),
+    ],
+)
+def test_wrong_script(reply: str, expected: tuple[str, str], wrong: bool) -> None:
+    assert is_wrong_script(reply, *expected) is wrong
+
+
+def test_scripts_are_counted() -> None:
+    assert count_scripts("ab 12 漢字, кот! カナ 한글 Ꭰ") == {
+        "Latin": 2,
+        "Han": 2,
+        "Cyrillic": 3,
+        "Kana": 2,
+        "Hangul": 2,
+        "Other": 1,
+    }
