@@ -298,6 +298,11 @@ def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
             f"{name}: layer {in_layer[2]} is beyond the {layers} layers of config.json, and family {family} has no MTP "
             "block there; correct num_hidden_layers, or the checkpoint is of another family"
         )
+    if in_layer and in_layer[1] == "model" and in_layer[3] in NAMES[family].mtp_layer:
+        return (
+            f"{name}: belongs in an MTP layer, but layer {in_layer[2]} is one of the {layers} layers of config.json; "
+            "correct num_hidden_layers"
+        )
     numberless = re.sub(r"\.experts\.\d+\.", ".experts.{expert}.", re.sub(r"\.layers\.\d+\.", ".layers.{layer}.", name))
     near = difflib.get_close_matches(numberless, forms(family), 1, cutoff=0.0)
     return f"{name}: family {family} has no such tensor; nearest known form: {near[0]}; unknown tensors are never guessed"

@@ -82,16 +82,19 @@ def _fit(plan: Plan, profile: ProfileRecipe) -> Fit:
 def kv_bytes_per_token(plan: Plan, value_bytes: int, ranks: int) -> int:
     """Bytes of KV cache per token over all `ranks` of tensor parallelism, a kept MTP block included.
 
-    Latent attention (MLA) keeps `kv_lora_rank + qk_rope_head_dim` values per layer on *every* rank, and the indexer one
-    FP8 key with its F32 scale; grouped-query attention keeps 2 x heads x head_dim, heads split over the ranks and
+    Latent attention (MLA) keeps `kv_lora_rank + qk_rope_head_dim` values per layer on *every* rank; with an indexer and FP8
+    it is vLLM's `fp8_ds_mla`: FP8 latents, an F32 scale per 128 of them, BF16 rope. The indexer keeps one FP8 key with
+    its F32 scale; grouped-query attention keeps 2 x heads x head_dim, heads split over the ranks and
     repeated once there are more ranks than heads. Linear attention keeps nothing per token.
     """
     config = plan.config
     attending = [t for t in plan.tensors if t.action != "drop" and t.name.endswith(".self_attn.o_proj.weight")]
     indexers = [t for t in plan.tensors if t.action != "drop" and t.name.endswith(".self_attn.indexer.wk.weight")]
     if config.get("kv_lora_rank"):
-        latent = int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
-        return ranks * (len(attending) * latent * value_bytes + sum(t.shape[0] + 4 for t in indexers))
+        latent, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+        sparse_fp8 = bool(indexers) and value_bytes == 1
+        per_layer = latent + latent // 128 * 4 + 2 * rope if sparse_fp8 else (latent + rope) * value_bytes
+        return ranks * (len(attending) * per_layer + sum(t.shape[0] + 4 for t in indexers))
     heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
     return len(attending) * 2 * max(heads, ranks) * _head_dim(config) * value_bytes
 

@@ -138,8 +138,8 @@ class _Repository:
         status = response.status_code
         if status in (401, 403, 404):
             raise CheckpointError(
-                f"{self.hub_id}: no such model, revision or file on {self.endpoint} (HTTP {status}); if it is private or gated, "
-                "set HF_TOKEN; a local folder works too"
+                f"{self.hub_id}: no such model, revision or file on {self.endpoint} (HTTP {status}); if it is private or "
+                "gated, set HF_TOKEN; a local folder works too"
             )
         if status >= 500 or status == 429:
             raise _MayPass(f"HTTP {status}")
