@@ -102,15 +102,34 @@ def mcnemar_midp(b: int, c: int) -> float:
 
 
 def minimum_detectable_effect(b: int, c: int, n: int, level: float = 0.95, power: float = POWER) -> float:
-    """Smallest true difference that n pairs would show (interval clear of 0) with chance `power`.
+    """Smallest true loss that n pairs would show (`paired_difference` clear of 0) with chance `power`.
 
-    Normal approximation: d = k sqrt((D - d^2) / n) with k = z_level + z_power and the seen discordant rate D = (b + c) / n.
-    A difference d needs a discordant rate of at least d; where D is smaller than that (above all, D = 0), D = d, which
-    gives k^2 / (n + k^2), about 8 / n, rather than "any effect would have been seen".
+    Exact, given the seen discordant rate D = (b + c) / n. A loss d needs a discordant rate of at least d, so where D is
+    smaller (above all, D = 0) it is taken to be d: ten clean pairs do not mean that any loss would have been seen. 1.0 if
+    not even the loss of every item would show.
     """
     _check_pairs(b, c, n)
-    k_squared = (normal_quantile(level) + float(stats.norm.ppf(power))) ** 2
-    return max(math.sqrt(k_squared * ((b + c) / n) / (n + k_squared)), k_squared / (n + k_squared))
+    rate = (b + c) / n
+    low, high = 0.0, 1.0
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        enough = detection_power(middle, max(rate, middle), n, level) >= power
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def detection_power(loss: float, discordant_rate: float, n: int, level: float = 0.95) -> float:
+    """Chance that the interval of n pairs lies above 0 when `loss` is true; the score test at 0 is McNemar's, by counts."""
+    if not 0 <= loss <= discordant_rate <= 1:
+        raise ValueError(f"loss {loss} and discordant rate {discordant_rate}: need 0 <= loss <= discordant rate <= 1")
+    if discordant_rate == 0:
+        return 0.0
+    discordant = np.arange(n + 1)
+    # (b - c) / sqrt(b + c) > z, with b + c = discordant
+    enough = np.floor((discordant + normal_quantile(level) * np.sqrt(discordant)) / 2) + 1
+    share = (discordant_rate + loss) / (2 * discordant_rate)
+    chance = stats.binom.pmf(discordant, n, discordant_rate) * stats.binom.sf(enough - 1, discordant, share)
+    return float(chance.sum())
 
 
 def items_for_margin(b: int, c: int, n: int, margin: float, level: float = 0.95, power: float = POWER) -> int:
