@@ -26,7 +26,7 @@ def check_supported(args: Any) -> None:
     if not supported or not args.symmetric:
         symmetry = "symmetric" if args.symmetric else "asymmetric"
         raise NotImplementedError(
-            f"activations in {symmetry} {kind}{args.num_bits} per {strategy} (group size {args.group_size}) cannot be emulated; "
+            f"{symmetry} {kind}{args.num_bits} activations per {strategy} (group size {args.group_size}) cannot be emulated; "
             "emulated are symmetric fp8 and int8 per tensor, token or group, and NVFP4"
         )
 
@@ -52,7 +52,7 @@ def fake_quantize(
     if strategy in {"group", "tensor_group"}:
         if x_TI.shape[-1] % args.group_size:
             raise ValueError(f"{x_TI.shape[-1]} features per rank cannot be cut into quantization groups of {args.group_size}")
-        values = values.unflatten(-1, (-1, args.group_size))
+        values = values.reshape(*x_TI.shape[:-1], -1, args.group_size)
     amax = values.abs().amax() if strategy == "tensor" else values.abs().amax(-1, keepdim=True)
     if strategy == "tensor_group":
         if global_scale is None:

@@ -1,5 +1,8 @@
 """`--load-format assay-emulate`: vLLM's default loader with a dequantizer in its stream and the strict check always on."""
 
+# mypy: disallow-subclassing-any=False
+# (vLLM lives in another environment than mypy)
+
 from __future__ import annotations
 
 from collections.abc import Generator
@@ -24,7 +27,8 @@ class EmulatedLoader(DefaultModelLoader):
         # The base class knows a fixed list of formats; ours is safetensors on disk.
         own, self.load_config.load_format = self.load_config.load_format, "safetensors"
         try:
-            return super()._prepare_weights(*args, **kwargs)
+            prepared: tuple[str, list[str], bool, str] = super()._prepare_weights(*args, **kwargs)
+            return prepared
         finally:
             self.load_config.load_format = own
 
@@ -42,8 +46,9 @@ class EmulatedLoader(DefaultModelLoader):
                 "apply one scale to all. First: %s", NAME, len(unequal), unequal[0],
             )  # fmt: skip
         logger.info(
-            "%s: %d modules dequantized to %s; activations: %s",
+            "%s: %s: %d modules dequantized to %s; activations: %s",
             NAME,
+            type(model).__name__,
             dequantizer.num_modules,
             str(model_config.dtype).removeprefix("torch."),
             ", ".join(f"{count} modules {kind}" for kind, count in sorted(activations.items())) or "not quantized",
