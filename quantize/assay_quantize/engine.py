@@ -21,16 +21,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
 from pydantic import ValidationError
 
 from assay.errors import AssayError, QuantizeError
 from assay.records import Manifest, Plan, ShardRecord, sha256_of, sha256_of_file
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.publish import MANIFEST, files_to_copy, publish
-from assay_quantize.shards import Progress, fsync_folder, header_bytes, planned_shards, quantize_shard
+from assay_quantize.shard_files import fsync_folder, header_bytes, planned_shards
+
+if TYPE_CHECKING:
+    from assay_quantize.shards import Progress
 
 JOURNAL = "assay_journal.jsonl"
 SPARE_BYTES = 64 << 20
@@ -73,6 +75,9 @@ def quantize(
     if is_complete(plan, out_folder):
         (out_folder / JOURNAL).unlink(missing_ok=True)  # killed between manifest and clean-up
         return Manifest.load(out_folder / MANIFEST)
+    # only now: torch takes seconds to import, and a finished checkpoint is told from its manifest without it
+    from assay_quantize.shards import quantize_shard
+
     started = time.monotonic()
     device = _resolve_device(device)
     checkpoint = open_checkpoint(source)
@@ -112,6 +117,8 @@ def quantize(
 
 
 def _resolve_device(device: str) -> str:
+    import torch
+
     has_cuda = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if has_cuda else "cpu"

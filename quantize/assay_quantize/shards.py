@@ -7,10 +7,7 @@ The file is written under a temporary name, fsynced, hashed and renamed: under i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import struct
 import time
 import warnings
 from collections import deque
@@ -26,7 +23,8 @@ from assay.errors import QuantizeError
 from assay.records import OutputTensor, Plan, ShardRecord, TensorPlan
 from assay_quantize.checkpoint import Checkpoint
 from assay_quantize.kernels import dequantize_weight, magnitude, quantize_weight, relative_error
-from assay_quantize.schemes import DTYPE_BYTES, SHARES_GLOBAL_SCALE, module_of
+from assay_quantize.schemes import SHARES_GLOBAL_SCALE, module_of
+from assay_quantize.shard_files import fsync_folder, header_bytes, partial_path, planned_shards, sha256_and_size
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -35,42 +33,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 """safetensors dtype name -> torch dtype."""
 
-HASH_PIECE_BYTES = 8 << 20
 Buffer = bytes | memoryview
 Progress = Callable[[str, int], None]
 """`progress(tensor_name, bytes_in)`, called when a tensor is done."""
-
-
-def partial_path(path: Path) -> Path:
-    """Where a file is written before it is renamed to `path`: hidden, and no loader's pattern matches it."""
-    return path.with_name(f".{path.name}.partial")
-
-
-def planned_shards(plan: Plan) -> dict[str, list[TensorPlan]]:
-    """Output shard -> the tensors that go into it, in the plan's order."""
-    shards: dict[str, list[TensorPlan]] = {}
-    for tensor in plan.tensors:
-        if tensor.shard_out is not None and tensor.outputs:
-            shards.setdefault(tensor.shard_out, []).append(tensor)
-    return shards
-
-
-def header_bytes(tensors: Sequence[TensorPlan]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header of a planned shard, and for every output where its data starts (from the file's start).
-
-    Wide dtypes first, then by name, as the safetensors library does it: every tensor is aligned to its element size.
-    """
-    outputs = sorted((o for t in tensors for o in t.outputs), key=lambda o: (-DTYPE_BYTES[o.dtype], o.dtype, o.name))
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begins, offset = {}, 0
-    for output in outputs:
-        end = offset + output.num_bytes
-        entries[output.name] = {"dtype": output.dtype, "shape": list(output.shape), "data_offsets": [offset, end]}
-        begins[output.name], offset = offset, end
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    prefix = struct.pack("<Q", len(text)) + text
-    return prefix, {name: len(prefix) + begin for name, begin in begins.items()}
 
 
 def quantize_shard(
@@ -105,7 +70,7 @@ def quantize_shard(
                     on_progress(tensor.name, tensor.num_bytes)
             file.flush()
             os.fsync(file.fileno())
-        digest, num_bytes = _sha256_and_size(partial)
+        digest, num_bytes = sha256_and_size(partial)
         os.replace(partial, path)
     except OSError as problem:
         partial.unlink(missing_ok=True)
@@ -114,15 +79,6 @@ def quantize_shard(
     return ShardRecord(
         name=shard_name, num_bytes=num_bytes, sha256=digest, relative_error=errors, seconds=time.monotonic() - started
     )
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_tensor(source: Checkpoint, name: str, device: str = "cpu") -> Tensor:
@@ -243,12 +199,3 @@ def _bytes_of(value: Tensor, output: OutputTensor) -> memoryview:
     got, want = (value.dtype, tuple(value.shape)), (TORCH_DTYPES[output.dtype], tuple(output.shape))
     assert got == want, f"{output.name}: made {got}, planned {want}"
     return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _sha256_and_size(path: Path) -> tuple[str, int]:
-    digest, num_bytes = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(HASH_PIECE_BYTES):
-            digest.update(piece)
-            num_bytes += len(piece)
-    return digest.hexdigest(), num_bytes
