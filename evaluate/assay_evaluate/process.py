@@ -46,7 +46,7 @@ class SupervisedProcess:
         """The log so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
 
-    def stop(self, grace_s: float = 15.0) -> None:
+    def stop(self, grace_s: float = 10.0) -> None:
         """SIGTERM to the whole group, SIGKILL to what is left after `grace_s`. Returns when no member lives."""
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
             if not self._signal_group(number):
