@@ -1,0 +1,224 @@
+"""Every recipe that ships parses and plans; a misspelt key is found in every section; the contract needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+import yaml
+
+from assay.errors import PlanError, RecipeError
+from assay.families import family_of
+from assay.recipes import (
+    KINDS,
+    GateRecipe,
+    ModelRecipe,
+    PrecisionRecipe,
+    ProfileRecipe,
+    Recipe,
+    SuiteRecipe,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+    recipes_dir,
+)
+from assay_quantize.checkpoint import open_checkpoint
+from assay_quantize.plan import make_plan
+
+ALL = [(kind, name) for kind in KINDS for name in recipe_names(kind)]
+MODELS = [name for name in recipe_names("models") if name != "tiny-glm"]
+MADE_HERE = [name for name in recipe_names("precisions") if load_recipe(PrecisionRecipe, name).calibration == "none"]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_every_recipe_parses(kind: str, name: str) -> None:
+    recipe = load_recipe(KINDS[kind], name)
+    assert recipe.name == name
+    assert recipe.description
+    assert load_recipe(KINDS[kind], str(recipes_dir() / kind / f"{name}.yaml")) == recipe
+
+
+@pytest.mark.parametrize("name", recipe_names("models"))
+def test_every_model_names_recipes_that_exist(name: str) -> None:
+    recipe = load_recipe(ModelRecipe, name)
+    for precision in recipe.precisions:
+        load_recipe(PrecisionRecipe, precision)
+    for profile in recipe.profiles:
+        load_recipe(ProfileRecipe, profile)
+    if recipe.reference.precision is not None:
+        load_recipe(PrecisionRecipe, recipe.reference.precision)
+    load_recipe(SuiteRecipe, recipe.suite)
+    load_recipe(GateRecipe, recipe.gates)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each model's true shapes, hollow, with fewer layers and experts."""
+    return {name: hollow.hollow_model(tmp_path_factory.mktemp(name) / name, name) for name in MODELS}
+
+
+DOES_NOT_DIVIDE = pytest.mark.xfail(
+    raises=PlanError,
+    strict=True,
+    reason="the dense layer of GLM-4.5-Air is 10,944 wide, no multiple of 128: it needs a precision that keeps dense_mlp",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        pytest.param(model, name, marks=DOES_NOT_DIVIDE if (model, name) == ("glm-4.5-air", "w4a16") else ())
+        for model in MODELS
+        for name in load_recipe(ModelRecipe, model).precisions
+    ],
+)
+def test_every_precision_of_every_model_plans(folders: dict[str, Path], model: str, precision: str) -> None:
+    _plan(folders[model], model, precision)
+
+
+@pytest.mark.parametrize("precision", MADE_HERE)
+@pytest.mark.parametrize("model", sorted({hollow.MODELS[name][0]["architectures"][0]: name for name in MODELS}.values()))
+def test_every_precision_plans_for_every_family_or_says_what_does_not_fit(
+    folders: dict[str, Path], model: str, precision: str
+) -> None:
+    recipe = load_recipe(PrecisionRecipe, precision)
+    try:
+        plan = _plan(folders[model], model, precision)
+    except PlanError as error:
+        assert "is not a multiple" in str(error) or "are not a multiple" in str(error)
+        assert "`keep: {bf16: [...]}`" in str(error)
+        return
+    quantized = {tensor.role for tensor in plan.tensors if tensor.action == "quantize"}
+    assert quantized == set(recipe.quantize) & {tensor.role for tensor in plan.tensors}
+
+
+@pytest.mark.parametrize("precision", [name for name in recipe_names("precisions") if name not in MADE_HERE])
+def test_every_other_precision_says_that_it_needs_calibration(folders: dict[str, Path], precision: str) -> None:
+    with pytest.raises(PlanError, match=rf"precision {precision} needs calibration data"):
+        _plan(folders["glm-5"], "glm-5", precision)
+
+
+def _plan(folder: Path, model: str, precision: str) -> Any:
+    recipe = load_recipe(ModelRecipe, model)
+    checkpoint = open_checkpoint(folder)
+    assert family_of(checkpoint.config) == recipe.family
+    return make_plan(checkpoint, load_recipe(PrecisionRecipe, precision), model=model, family=recipe.family)
+
+
+# ------------------------------------------------------------------------------------------------ misspelt keys
+def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
+    """`data` with one more key beside the last one of `path`."""
+    here = data
+    for step in path[:-1]:
+        here = here[step]
+    here[wrong] = here[path[-1]]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "wrong", "message"),
+    [
+        ("models", "glm-5", ["source"], "sourse",
+         "unknown key 'sourse'; did you mean 'source'? Allowed: description, family, gates, include_source, name, precisions, "
+         "profiles, reference, schema, serving, source, suite"),
+        ("models", "glm-5", ["source", "hub"], "hubb",
+         "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
+        ("models", "glm-5", ["reference", "release", "hub"], "hbu",
+         "unknown key 'reference.release.hbu'; did you mean 'hub'? Allowed: hub, path, revision"),
+        ("models", "tiny-glm", ["reference", "precision"], "precison",
+         "unknown key 'reference.precison'; did you mean 'precision'? Allowed: precision, release"),
+        ("models", "glm-5", ["serving", "num_speculative_tokens"], "num_spec_tokens",
+         "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
+         "num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
+        ("precisions", "w4a16", ["scheme"], "schema_",
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, keep, mtp, name, quantize, schema, "
+         "scheme"),
+        ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
+         "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
+        ("profiles", "8xh200", ["concurrency"], "concurency",
+         "unknown key 'concurency'; did you mean 'concurrency'? Allowed: base_url, concurrency, description, emulate, "
+         "environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
+        ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
+         "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
+         "num_items, num_steps, temperature"),
+        ("suites", "quick", ["divergence", "top_k"], "topk",
+         "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: languages, max_tokens, num_documents, "
+         "position_buckets, top_k"),
+        ("gates", "default", ["gates", 0, "max_drop"], "max_dropp",
+         "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: kind, max_drop, task"),
+        ("gates", "default", ["level"], "levl",
+         "unknown key 'levl'; did you mean 'level'? Allowed: description, gates, level, name, schema"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_names_file_key_and_the_nearest(
+    tmp_path: Path, kind: str, name: str, path: list[str | int], wrong: str, message: str
+) -> None:
+    data = yaml.safe_load((recipes_dir() / kind / f"{name}.yaml").read_text())
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(_add_misspelt(data, path, wrong)))
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(KINDS[kind], file)
+    assert str(caught.value) == f"{file}: {message}"
+
+
+ROLES_MESSAGE = "name each role once, under `quantize` or one `keep` dtype"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantize": ["attention", "attention"]}, f"Value error, role attention is named twice; {ROLES_MESSAGE}"),
+        ({"quantize": ["attention", "routed_expert", "shared_expert"]},
+         "Value error, role dense_mlp is named nowhere; put it under `quantize` or under `keep: {bf16: [...]}`"),
+        ({"mtp": "keeep"}, "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'keeep')"),
+        ({"name": "other"}, "name is 'other'; it must be the file's name, 'w4a16'"),
+    ],
+)  # fmt: skip
+def test_a_precision_that_contradicts_itself(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    data = yaml.safe_load((recipes_dir() / "precisions" / "w4a16.yaml").read_text())
+    file = tmp_path / "w4a16.yaml"
+    file.write_text(yaml.safe_dump({**data, **changes}))
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(PrecisionRecipe, file)
+    assert message.removeprefix("Value error, ") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(PrecisionRecipe, "w4a61")
+    assert str(caught.value) == (
+        f"no precision recipe called 'w4a61'; did you mean w4a16? known: {', '.join(recipe_names('precisions'))}"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "a recipe is a mapping of keys to values, this file holds a NoneType"), ("a: [", "not YAML: ")],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, kind: type[Recipe], text: str, message: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(kind, tmp_path / "x.yaml")
+    assert str(caught.value).startswith(f"{tmp_path / 'x.yaml'}: {message}")
+
+
+# ------------------------------------------------------------------------------------------------ imports
+HEAVY = "print(sorted({'torch', 'transformers', 'vllm', 'safetensors', 'compressed_tensors', 'numpy'} & set(sys.modules)))"
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import assay, assay.records, assay.recipes, assay.families, assay.errors, assay.cli, assay.targets",
+        "import assay_quantize.plan, assay_quantize.checkpoint, assay_quantize.show, assay_quantize.fits, assay_quantize.hub",
+    ],
+)
+def test_contract_and_plan_import_nothing_heavy(imports: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import sys; {imports}; {HEAVY}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
