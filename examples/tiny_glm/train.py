@@ -7,6 +7,7 @@ python export.py --state state --out checkpoint
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from data import Chats, train_tokenizer
 from model import Moe, TinyConfig, TinyGlm
@@ -69,6 +71,21 @@ def split_parameters(model: TinyGlm) -> tuple[list[torch.Tensor], list[torch.Ten
     return [p for name, p in named if name in for_muon], [p for name, p in named if name not in for_muon]
 
 
+def average_gradients(model: TinyGlm, moes: list[Moe], num_processes: int) -> None:
+    """The mean gradient over all processes, and the sum of the experts' loads, in one message."""
+    if num_processes == 1:
+        return
+    parameters = list(model.parameters())
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([g.flatten() for g in gradients] + [moe.load * num_processes for moe in moes]) / num_processes
+    dist.all_reduce(flat)
+    pieces = flat.split([p.numel() for p in parameters] + [moe.load.numel() for moe in moes])
+    for parameter, piece in zip(parameters, pieces, strict=False):
+        parameter.grad = piece.view_as(parameter)
+    for moe, piece in zip(moes, pieces[len(parameters) :], strict=True):
+        moe.load.copy_(piece)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("state"))
@@ -77,10 +94,14 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
+    if "RANK" in os.environ:
+        # evaluation happens in the first process only; the others wait that long in the next all_reduce
+        dist.init_process_group("gloo", timeout=datetime.timedelta(hours=3))
+    rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if num_processes > 1:
+        torch.set_num_threads(1)
     args.out.mkdir(exist_ok=True, parents=True)
     tokenizer_path, state_path = args.out / "tokenizer.json", args.out / "state.pt"
     tokenizer = Tokenizer.from_file(str(tokenizer_path)) if tokenizer_path.exists() else train_tokenizer()
@@ -111,10 +132,11 @@ def main() -> None:
     with (args.out / "train_log.jsonl").open("a") as log:
         while step < len(steps):
             phase = steps[step]
-            rows = [chats.row(step * 64 + i, phase.length) for i in range(phase.batch)]
+            rows = [chats.row(step * 64 + i, phase.length) for i in range(rank, phase.batch, num_processes)]
             model.train()
             loss, mtp_loss, reply_loss = losses(model, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
             (loss + MTP_LOSS_WEIGHT * mtp_loss).backward()
+            average_gradients(model, moes, num_processes)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             rate = min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, (len(steps) - step) / (args.decay * len(steps)))
             for optimizer, lr in ((muon, args.muon_lr), (adam, args.adam_lr)):
@@ -130,7 +152,7 @@ def main() -> None:
             counted_tokens += phase.batch * phase.length
             for key, value in (("loss", loss), ("reply_loss", reply_loss), ("mtp_loss", mtp_loss)):
                 means[key] = 0.95 * means.get(key, value.item()) + 0.05 * value.item()
-            if step % 50 == 0:
+            if step % 50 == 0 and rank == 0:
                 per_s = round(counted_tokens / (time.monotonic() - counted_from))
                 line = {
                     "step": step,
@@ -146,7 +168,7 @@ def main() -> None:
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 counted_tokens, counted_from = 0, time.monotonic()
-            if time.monotonic() - saved_at > SAVE_EVERY_S or step == len(steps):
+            if rank == 0 and (time.monotonic() - saved_at > SAVE_EVERY_S or step == len(steps)):
                 save()
                 saved_at = time.monotonic()
 
