@@ -162,12 +162,24 @@ def test_mtp_dropped_and_the_config_says_so(made: Made, tmp_path: Path) -> None:
     assert [name for name in index["weight_map"] if name.startswith("model.layers.2.")] == []
 
 
+def test_mtp_in_a_file_of_its_own_goes_into_the_index(tmp_path: Path) -> None:
+    source = make_tiny_glm4_moe(tmp_path / "source", mtp_file=True, **TINY)
+    plan = plan_for(source, "fp8")
+    quantize(plan, source, tmp_path / "out", device="cpu")
+    assert verify(tmp_path / "out", source=source).damages == ()
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert {shard for name, shard in index.items() if name.startswith("model.layers.2.")} == {
+        "model-00003-of-00003.safetensors"
+    }
+
+
 # ------------------------------------------------------------------------------------------------ killed
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from assay.records import Plan
 from assay_quantize.engine import quantize
+import assay_quantize.shards  # torch, once: importing it takes the longest
 
 plan, source = Plan.load(Path(sys.argv[1])), Path(sys.argv[2])
 
@@ -188,7 +200,7 @@ def run(out, kind, count):
     quantize(plan, source, Path(out), device="cpu", on_progress=lambda name, size: die("tensor"))
 
 for out, kind, count in json.loads(sys.argv[3]):
-    child = os.fork()  # a child for each: importing torch takes the longest
+    child = os.fork()
     if not child:
         run(out, kind, count)
         os._exit(0)
@@ -214,7 +226,7 @@ def killed(made: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     arguments = [str(folder / "plan.json"), str(made.source), json.dumps(jobs)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=folder, timeout=300, capture_output=True, text=True
+        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=folder, timeout=600, capture_output=True, text=True
     )
     assert done.stdout.split() == [str(-signal.SIGKILL)] * len(jobs), done.stderr
     return folders

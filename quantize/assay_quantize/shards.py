@@ -73,8 +73,9 @@ def quantize_shard(
         digest, num_bytes = sha256_and_size(partial)
         os.replace(partial, path)
     except OSError as problem:
-        partial.unlink(missing_ok=True)
         raise QuantizeError(f"{path}: cannot be written: {problem.strerror}; finished shards stay, run again") from None
+    finally:
+        partial.unlink(missing_ok=True)
     fsync_folder(out_folder)
     return ShardRecord(
         name=shard_name, num_bytes=num_bytes, sha256=digest, relative_error=errors, seconds=time.monotonic() - started
