@@ -166,7 +166,6 @@ def verify(
 
 def _make_plan(aim: Target, recipe: PrecisionRecipe) -> Plan:
     from assay_quantize.checkpoint import Checkpoint, open_checkpoint
-    from assay_quantize.hub import open_hub_checkpoint
     from assay_quantize.plan import make_plan
 
     location = aim.location
@@ -174,8 +173,12 @@ def _make_plan(aim: Target, recipe: PrecisionRecipe) -> Plan:
     if location.path is not None:
         checkpoint = open_checkpoint(Path(location.path))
     else:
+        from assay_quantize.hub import open_hub_checkpoint
+
         assert location.hub is not None
         checkpoint = open_hub_checkpoint(location.hub, location.revision)
+    for note in checkpoint.notes:
+        console.print(f"note: {_escape(note)}")
     return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
 
 

@@ -332,7 +332,8 @@ def parse_recipe(kind: type[R], path: Path) -> R:
 
 
 def _first_problem(kind: type[BaseModel], error: ValidationError) -> str:
-    problem = error.errors()[0]
+    # A misspelt required key is both missing and unknown: the unknown one tells what to mend.
+    problem = next((one for one in error.errors() if one["type"] == "extra_forbidden"), error.errors()[0])
     steps = [str(step) for step in problem["loc"]]
     where = ".".join(steps) or kind.__name__
     if problem["type"] == "extra_forbidden":

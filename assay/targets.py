@@ -109,7 +109,8 @@ def _from_repository(location: Location) -> Location:
         raise CheckpointError(
             f"{folder}: no such folder; this recipe's checkpoint ships with the repository, not with the wheel"
         )
-    return Location(path=str(folder))
+    # Relative where possible: records name the source, and should read alike on every machine.
+    return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -130,7 +131,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: Path | None) -> ModelRecipe:
     """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records."""
     family = cast(Family, family_of(config))
-    has_mtp = bool(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"))
+    declared = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+    has_mtp = bool(declared) or (folder is not None and _has_mtp_tensors(folder))
     return ModelRecipe(
         schema=1,
         name=_safe_name(name),
@@ -147,6 +149,12 @@ def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: P
             num_speculative_tokens=1 if has_mtp else None,
         ),
     )  # fmt: skip
+
+
+def _has_mtp_tensors(folder: Path) -> bool:
+    """Whether the index lists `mtp.*` tensors: Qwen3-Next carries an MTP block that its config does not declare."""
+    index = folder / "model.safetensors.index.json"
+    return index.is_file() and '"mtp.' in index.read_text(encoding="utf-8", errors="replace")
 
 
 def _thinks(folder: Path) -> bool:

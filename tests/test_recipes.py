@@ -61,20 +61,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: hollow.hollow_model(tmp_path_factory.mktemp(name) / name, name) for name in MODELS}
 
 
-DOES_NOT_DIVIDE = pytest.mark.xfail(
-    raises=PlanError,
-    strict=True,
-    reason="the dense layer of GLM-4.5-Air is 10,944 wide, no multiple of 128: it needs a precision that keeps dense_mlp",
-)
-
-
 @pytest.mark.parametrize(
     ("model", "precision"),
-    [
-        pytest.param(model, name, marks=DOES_NOT_DIVIDE if (model, name) == ("glm-4.5-air", "w4a16") else ())
-        for model in MODELS
-        for name in load_recipe(ModelRecipe, model).precisions
-    ],
+    [(model, name) for model in MODELS for name in load_recipe(ModelRecipe, model).precisions],
 )
 def test_every_precision_of_every_model_plans(folders: dict[str, Path], model: str, precision: str) -> None:
     _plan(folders[model], model, precision)
@@ -93,7 +82,8 @@ def test_every_precision_plans_for_every_family_or_says_what_does_not_fit(
         assert "`keep: {bf16: [...]}`" in str(error)
         return
     quantized = {tensor.role for tensor in plan.tensors if tensor.action == "quantize"}
-    assert quantized == set(recipe.quantize) & {tensor.role for tensor in plan.tensors}
+    mtp: set[str] = {"mtp"} if recipe.mtp == "quantize" else set()
+    assert quantized == {*recipe.quantize, *mtp} & {tensor.role for tensor in plan.tensors}
 
 
 @pytest.mark.parametrize("precision", [name for name in recipe_names("precisions") if name not in MADE_HERE])
