@@ -4,16 +4,17 @@
         ...  server.base_url, server.requests, server.count(path)
 
 "Tokens" are characters: prompt_tokens of a chat is its text's length plus 5 for a template. Log-probabilities come from
-`logits(ids)`, so that two servers with different functions diverge by a known amount.
+`logits(last_id)`, so that two servers with different functions diverge by a known amount.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -42,9 +43,8 @@ class Scripted:
     delay_s: float = 0.0
 
 
-def plain_logits(ids: Sequence[int]) -> list[float]:
-    """Next-token logits after `ids`: a fixed function of the last id."""
-    last = ids[-1] if ids else 0
+def plain_logits(last: int) -> list[float]:
+    """Next-token logits: a fixed function of the id before."""
     return [math.sin(0.7 * token + 1.3 * last) * 2 for token in range(VOCABULARY)]
 
 
@@ -59,7 +59,7 @@ class FakeServer:
         self,
         reply: Callable[[dict[str, Any]], Scripted] = lambda body: Scripted("#### 7"),
         *,
-        logits: Callable[[Sequence[int]], list[float]] = plain_logits,
+        logits: Callable[[int], list[float]] = plain_logits,
         max_model_len: int | None = 4096,
         chat_template: bool = True,
         tokenize: bool = True,
@@ -69,6 +69,7 @@ class FakeServer:
         self.chat_template, self.tokenize, self.token_ids = chat_template, tokenize, token_ids
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.most_at_once = 0
+        self._predictions: dict[int, tuple[list[float], list[int]]] = {}
         self._at_once = 0
         self._lock = threading.Lock()
         self._dead = False
@@ -167,16 +168,22 @@ class FakeServer:
             }  # fmt: skip
         return data
 
+    def _predict(self, before: int) -> tuple[list[float], list[int]]:
+        """Log-probabilities after `before`, and ids from most to least likely."""
+        if before not in self._predictions:
+            logits = self.logits(before)
+            total = math.log(sum(math.exp(x) for x in logits))
+            logprobs = [x - total for x in logits]
+            self._predictions[before] = (logprobs, sorted(range(VOCABULARY), key=lambda token: -logits[token]))
+        return self._predictions[before]
+
     def _scored(self, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         rows: list[dict[str, Any] | None] = [None]
-        for at in range(1, len(ids)):
-            logits = self.logits(ids[:at])
-            total = math.log(sum(math.exp(x) for x in logits))
-            ranked = sorted(range(VOCABULARY), key=lambda token: -logits[token])
-            kept = ranked[: body["prompt_logprobs"]]
-            chosen = [ids[at], *(token for token in kept if token != ids[at])]
+        for before, token in itertools.pairwise(ids):
+            logprobs, ranked = self._predict(before)
+            kept = [other for other in ranked[: body["prompt_logprobs"]] if other != token]
             rows.append(
-                {str(t): {"logprob": logits[t] - total, "rank": ranked.index(t) + 1, "decoded_token": "x"} for t in chosen}
+                {str(t): {"logprob": logprobs[t], "rank": ranked.index(t) + 1, "decoded_token": "x"} for t in (token, *kept)}
             )
         choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": rows}
         return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": 1}}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError
 from assay_evaluate.client import Client, is_truncated
-from assay_evaluate.dialect import CHAT, Dialect, TokenCounter, learn_dialect, sampling
+from assay_evaluate.dialect import CHAT, Dialect, count_tokens, learn_dialect, sampling
 from assay_evaluate.journal import Identity, Journal, Reply, Request
-from fake_server import FakeServer, Scripted
 
 WHO = Identity("checkpoint", "fingerprint")
 
@@ -31,8 +31,11 @@ def asked(server: FakeServer) -> list[str]:
 
 
 def test_replies_in_order_of_requests_and_no_more_in_flight_than_allowed(tmp_path: Path) -> None:
+    together = threading.Barrier(4, timeout=30)  # opens only if four are in flight at once
+
     def reply(body: dict[str, Any]) -> Scripted:
         question = body["messages"][0]["content"]
+        together.wait()
         return Scripted(f"to {question}", reasoning="hm", delay_s=0.02 * (int(question[1:]) % 3), speculation=(4, 4, 3))
 
     with (
@@ -134,7 +137,7 @@ def test_dead_server_stops_with_its_log_and_loses_nothing(tmp_path: Path) -> Non
     with FakeServer(reply) as server, Journal(tmp_path / "j.db") as journal:
         with Client(server, journal, WHO, concurrency=2) as client, pytest.raises(MeasureError, match="Engine core died"):
             client.ask(requests(50))
-        assert journal.count("answered") == 5
+        assert 4 <= journal.count("answered") <= 5  # one more may have been in flight
         assert journal.count("failed") == 0
     assert time.monotonic() - started < 5  # not fifty times every retry
 
@@ -151,9 +154,12 @@ def test_wrong_address_or_model_is_an_error_not_fifty_refusals(tmp_path: Path, s
 
 
 def test_another_batch_composition(tmp_path: Path) -> None:
-    with FakeServer() as server, Journal(tmp_path / "j.db") as journal:
-        with Client(server, journal, WHO, concurrency=1, newest_first=True) as client:
-            client.ask(requests(5))
+    with (
+        FakeServer() as server,
+        Journal(tmp_path / "j.db") as journal,
+        Client(server, journal, WHO, concurrency=1, newest_first=True) as client,
+    ):
+        client.ask(requests(5))
     assert asked(server) == ["q4", "q3", "q2", "q1", "q0"]
 
 
@@ -177,12 +183,15 @@ def test_truncation_rule(reply: Reply, max_tokens: int, max_model_len: int | Non
 
 
 @pytest.mark.parametrize(("chat", "tokenize"), [(True, True), (True, False), (False, True), (False, False)])
-def test_dialect_and_token_counts(chat: bool, tokenize: bool) -> None:
-    with FakeServer(chat_template=chat, tokenize=tokenize) as server:
-        dialect = learn_dialect(server, {"enable_thinking": True} if chat else {})
+def test_dialect_and_token_counts(tmp_path: Path, chat: bool, tokenize: bool) -> None:
+    with (
+        FakeServer(chat_template=chat, tokenize=tokenize) as server,
+        Journal(tmp_path / "j.db") as journal,
+        Client(server, journal, WHO) as client,
+    ):
+        dialect = learn_dialect(client, {"enable_thinking": True} if chat else {})
         assert (dialect.is_chat, dialect.can_tokenize) == (chat, tokenize)
-        with TokenCounter(server, dialect) as counter:
-            assert counter.count("twelve chars") == 12 + (5 if chat else 1)
+        assert count_tokens(client, dialect, "twelve chars") == 12 + (5 if chat else 1)
 
 
 def test_every_sampling_parameter_is_pinned() -> None:

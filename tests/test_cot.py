@@ -15,6 +15,7 @@ from assay.recipes import ArithmeticTask, LmEvalTask
 from assay_evaluate.client import Client
 from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
 from assay_evaluate.dialect import Dialect
+from assay_evaluate.items import arithmetic_item
 from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.language import count_scripts, is_wrong_script
 from assay_evaluate.session import Session
@@ -154,10 +155,9 @@ def test_named_task_scores_item_by_item_as_lm_eval_does(tmp_path: Path, task_fol
     assert result.note == "local_gsm8k scored by exact_match after flexible-extract"
     assert again == result
     assert server.count("/v1/chat/completions") == 6  # the second run came from the journal
-    body = server.requests[0][1]
-    assert body["messages"] == [{"role": "user", "content": "Q: 2 + 2\nA: Let's think step by step."}]
-    assert (body["max_tokens"], body["temperature"]) == (64, 0.0)
-    assert "stop" not in body
+    bodies = [body for _, body in server.requests]
+    assert [{"role": "user", "content": "Q: 2 + 2\nA: Let's think step by step."}] in [body["messages"] for body in bodies]
+    assert {(body["max_tokens"], body["temperature"], "stop" in body) for body in bodies} == {(64, 0.0, False)}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_p
     """Six items: right, cut off, wrong, refused by the server, in the wrong script, right but without an end."""
     items = arithmetic_items(ARITHMETIC, "eval-test")
     assert [i.language for i in items] == ["en"] * 3 + ["zh"] * 3
-    assert [len(i.meta["steps"]) for i in items] == [3, 4, 3] * 2
+    assert items[1] == arithmetic_item("eval-test", 1, "en", 4)
     replies = {
         items[0].prompt: Scripted(f"Let us think.\n#### {items[0].answer}"),
         items[1].prompt: Scripted("Let us think and think", finish_reason="length", output_tokens=64),

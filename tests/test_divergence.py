@@ -33,18 +33,20 @@ def sampled_pair(seed: int, positions: int, sharpness: float, noise: float) -> t
     rng = np.random.default_rng(seed)
     logits = sharpness * rng.normal(size=(positions, VOCABULARY))
     ln_p, ln_q = log_softmax(logits), log_softmax(logits + noise * rng.normal(size=logits.shape))
-    tokens = np.array([rng.choice(VOCABULARY, p=row / row.sum()) for row in np.exp(ln_p)])
+    tokens = (ln_p + rng.gumbel(size=ln_p.shape)).argmax(axis=1)  # the Gumbel trick: a draw from p in every row
     return ln_p, ln_q, tokens
+
+
+def one_position(token: int, ids: list[int], probabilities: list[float], chosen: float) -> TokenLogprobs:
+    """A text of one token of probability `chosen`."""
+    ln_p_PK = np.log([probabilities]).astype(np.float32)
+    return TokenLogprobs(np.array([token], np.int32), np.array([ids], np.int32), ln_p_PK, np.log([chosen]).astype(np.float32))
 
 
 def test_by_hand() -> None:
     """Two shared ids and a tail: 0.5 ln(0.5/0.4) + 0.2 ln(0.2/0.1) + 0.3 ln(0.3/0.5); the sampled token is in the tail."""
-    reference = TokenLogprobs(
-        np.array([9], np.int32), np.array([[3, 5]], np.int32), np.log([[0.5, 0.2]]).astype(np.float32), np.log([0.05]).astype(np.float32)
-    )  # fmt: skip
-    candidate = TokenLogprobs(
-        np.array([9], np.int32), np.array([[3, 5]], np.int32), np.log([[0.4, 0.1]]).astype(np.float32), np.log([0.04]).astype(np.float32)
-    )  # fmt: skip
+    reference = one_position(9, [3, 5], [0.5, 0.2], 0.05)
+    candidate = one_position(9, [3, 5], [0.4, 0.1], 0.04)
     result = position_divergence(reference, candidate)
     kl = 0.5 * np.log(0.5 / 0.4) + 0.2 * np.log(0.2 / 0.1) + 0.3 * np.log(0.3 / 0.5)
     assert kl == pytest.approx(0.0969535)
@@ -57,12 +59,8 @@ def test_by_hand() -> None:
 
 def test_id_missing_from_the_candidate_goes_into_the_tail_on_both_sides() -> None:
     """Reference {3: .5, 5: .2}, candidate {3: .4, 7: .3}: only id 3 is shared, the tails are .5 and .6."""
-    reference = TokenLogprobs(
-        np.array([5], np.int32), np.array([[3, 5]], np.int32), np.log([[0.5, 0.2]]).astype(np.float32), np.log([0.2]).astype(np.float32)
-    )  # fmt: skip
-    candidate = TokenLogprobs(
-        np.array([5], np.int32), np.array([[3, 7]], np.int32), np.log([[0.4, 0.3]]).astype(np.float32), np.log([0.15]).astype(np.float32)
-    )  # fmt: skip
+    reference = one_position(5, [3, 5], [0.5, 0.2], 0.2)
+    candidate = one_position(5, [3, 7], [0.4, 0.3], 0.15)
     result = position_divergence(reference, candidate)
     kl = 0.5 * np.log(0.5 / 0.4) + 0.5 * np.log(0.5 / 0.6)
     assert result.kl_P == pytest.approx([kl], abs=1e-7)
@@ -125,12 +123,8 @@ def test_correction_is_unbiased(sharpness: float, k: int) -> None:
 
 def test_candidate_tail_lost_to_rounding_is_merged_not_infinite() -> None:
     """The candidate's top 2 sum to 1, the reference leaves 10 % outside: a finite lower bound, not infinity."""
-    reference = TokenLogprobs(
-        np.array([1], np.int32), np.array([[1, 2]], np.int32), np.log([[0.6, 0.3]]).astype(np.float32), np.log([0.6]).astype(np.float32)
-    )  # fmt: skip
-    candidate = TokenLogprobs(
-        np.array([1], np.int32), np.array([[1, 2]], np.int32), np.log([[0.7, 0.3]]).astype(np.float32), np.log([0.7]).astype(np.float32)
-    )  # fmt: skip
+    reference = one_position(1, [1, 2], [0.6, 0.3], 0.6)
+    candidate = one_position(1, [1, 2], [0.7, 0.3], 0.7)
     result = position_divergence(reference, candidate)
     assert result.kl_P == pytest.approx([0.6 * np.log(0.6 / 0.7) + 0.4 * np.log(0.4 / 0.3)], abs=1e-6)
     assert result.finite_P.all()

@@ -97,6 +97,14 @@ class Client:
             self._ask_server(order[::-1] if self._newest_first else order, replies, len(requests))
         return [replies[key] for key in keys]
 
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """A question about the server itself: sent once, not journaled. MeasureError if it cannot be reached."""
+        try:
+            return self._http.post(path, json={"model": self.endpoint.model, **body})
+        except httpx.TransportError as error:
+            self._check_alive()
+            raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
+
     def _ask_server(self, missing: list[tuple[str, Request]], replies: dict[str, Reply], num_wanted: int) -> None:
         self._check_alive()
         self._stop.clear()
@@ -126,7 +134,7 @@ class Client:
             finally:
                 self._stop.set()  # after an error or Ctrl-C the others end with the request they have in flight
         task = missing[0][1].task
-        self._on_progress(f"{task}: {num_wanted}/{num_wanted}, {time.monotonic() - started:.0f} s")
+        self._on_progress(f"{task}: all {num_wanted}, {time.monotonic() - started:.0f} s")
 
     def _take(self, queue: Iterator[tuple[str, Request]]) -> Iterator[tuple[str, Request]]:
         while not self._stop.is_set():

@@ -78,7 +78,7 @@ def _task_of_items(name: str, items: Sequence[Item]) -> Any:
             "test_split": "test",
             "doc_to_text": lambda doc: doc["prompt"],
             "doc_to_target": lambda doc: doc["answer"],
-            "process_results": lambda doc, replies: {"correct": float(score(by_id[doc["id"]], replies[0]))},
+            "process_results": lambda doc, replies: {"correct": float(bool(score(by_id[doc["id"]], replies[0])))},
             "metric_list": [{"metric": "correct", "aggregation": "mean", "higher_is_better": True}],
             "num_fewshot": 0,
         }
@@ -144,7 +144,7 @@ def _task_manager(include_path: str | None) -> Any:
 def _score_named(
     session: Session, task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]], model: JournaledLM
 ) -> tuple[list[ItemResult], str]:
-    """(results, how it was scored): the task's first metric, after `flexible-extract` where it has that, else its first filter."""
+    """(results, how it was scored): the task's first metric, after `flexible-extract` if it has that, else its first filter."""
     filters = list(dict.fromkeys(row["filter"] for row in rows))
     chosen = "flexible-extract" if "flexible-extract" in filters else filters[0]
     config = loaded["tasks"][name].config
@@ -195,11 +195,18 @@ def _model(session: Session, task: str, max_tokens: int, temperature: float, ite
 
 @contextmanager
 def _quiet_lm_eval() -> Iterator[None]:
-    """lm-eval logs advice for its command line; errors still show."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
+    """lm-eval and datasets log advice for a command line and draw bars of their own; errors still show."""
+    import datasets
+    import lm_eval.api.task as task_module
+
+    logger, bars = logging.getLogger("lm_eval"), task_module.tqdm
+    level = logger.level
     logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    task_module.tqdm = functools.partial(bars, disable=True)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        datasets.enable_progress_bars()
+        task_module.tqdm = bars

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from assay.errors import MeasureError
-from assay_evaluate.client import Endpoint, error_message, root_url
+from assay_evaluate.client import Client, error_message
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -66,62 +64,39 @@ def plain_prompt(messages: Messages) -> str:
     return "\n\n".join(message["content"] for message in messages) + "\n"
 
 
-def learn_dialect(endpoint: Endpoint, chat_template_kwargs: dict[str, Any]) -> Dialect:
+def learn_dialect(client: Client, chat_template_kwargs: dict[str, Any]) -> Dialect:
     """Ask the server what it understands: two small requests at most. MeasureError if it cannot be reached."""
     messages = [{"role": "user", "content": "1 + 1"}]
-    with httpx.Client(base_url=root_url(endpoint), timeout=120.0, trust_env=False) as http:
-        try:
-            response = http.post("/tokenize", json={"model": endpoint.model, "messages": messages})
-            if response.status_code == 200:
-                return Dialect(True, True, chat_template_kwargs)
-            can_tokenize = response.status_code not in {404, 405}
-            body = {"model": endpoint.model, "messages": messages, "max_tokens": 1}
-            response = http.post(CHAT, json=body)
-        except httpx.TransportError as error:
-            raise MeasureError(f"{root_url(endpoint)}: cannot be reached: {type(error).__name__}: {error}") from None
+    response = client.post("/tokenize", {"messages": messages})
+    if response.status_code == 200:
+        return Dialect(True, True, chat_template_kwargs)
+    can_tokenize = response.status_code not in {404, 405}
+    response = client.post(CHAT, {"messages": messages, "max_tokens": 1})
     if response.status_code == 200:
         return Dialect(True, can_tokenize, chat_template_kwargs)
     message = error_message(response)
     if response.status_code == 400 and "template" in message:
         return Dialect(False, can_tokenize, {})
-    raise MeasureError(f"{root_url(endpoint)}{CHAT}: HTTP {response.status_code}: {message}")
+    raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status_code}: {message}")
 
 
-class TokenCounter:
-    """Counts the tokens of a question as the model will get it: chat template and all. Use as a context manager."""
+def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
+    """Prompt tokens of `question` asked as one user message: chat template and all.
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect) -> None:
-        self._model = endpoint.model
-        self._dialect = dialect
-        self._http = httpx.Client(base_url=root_url(endpoint), timeout=120.0, trust_env=False)
-        self.is_exact = dialect.can_tokenize
-
-    def __enter__(self) -> TokenCounter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._http.close()
-
-    def count(self, question: str) -> int:
-        """Prompt tokens of `question` asked as one user message.
-
-        Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply. MeasureError if it gives neither.
-        """
-        messages = [{"role": "user", "content": question}]
-        if self._dialect.can_tokenize:
-            body: dict[str, Any] = {"prompt": plain_prompt(messages)}
-            if self._dialect.is_chat:
-                body = {"messages": messages, "chat_template_kwargs": self._dialect.chat_template_kwargs}
-            path = "/tokenize"
-        else:
-            path, body = self._dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
-        try:
-            response = self._http.post(path, json={"model": self._model, **body})
-        except httpx.TransportError as error:
-            raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
-        if response.status_code == 200:
-            data = response.json()
-            count = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
-            if isinstance(count, int):
-                return count
-        raise MeasureError(f"{path}: HTTP {response.status_code}: cannot count tokens: {error_message(response)}")
+    Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply. MeasureError if it gives neither.
+    """
+    messages = [{"role": "user", "content": question}]
+    if dialect.can_tokenize:
+        path = "/tokenize"
+        body: dict[str, Any] = {"prompt": plain_prompt(messages)}
+        if dialect.is_chat:
+            body = {"messages": messages, "chat_template_kwargs": dialect.chat_template_kwargs}
+    else:
+        path, body = dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
+    response = client.post(path, body)
+    if response.status_code == 200:
+        data = response.json()
+        count = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
+        if isinstance(count, int):
+            return count
+    raise MeasureError(f"{path}: HTTP {response.status_code}: cannot count tokens: {error_message(response)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from assay.recipes import NeedleTask
 from assay.records import TaskResult
-from assay_evaluate.dialect import TokenCounter
+from assay_evaluate.dialect import count_tokens
 from assay_evaluate.items import Item, extract_answer, needle_item, score
 from assay_evaluate.session import Session, task_result
 
@@ -26,14 +27,13 @@ def haystacks(session: Session, task: NeedleTask, made_from: Any) -> Haystacks:
     journal = session.client.journal
     kept = journal.find_items(task.name, made_from)
     if kept is None:
-        with TokenCounter(session.client.endpoint, session.dialect) as counter:
-            made = _make(session, task, counter.count)
+        made = _make(session, task, functools.partial(count_tokens, session.client, session.dialect))
         journal.keep_items(task.name, made_from, [{"items": [asdict(i) for i in made.items], "skipped": made.skipped}])
         return made
     return Haystacks(tuple(Item(**fields) for fields in kept[0]["items"]), kept[0]["skipped"])
 
 
-def _make(session: Session, task: NeedleTask, count_tokens: Callable[[str], int]) -> Haystacks:
+def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> Haystacks:
     items: list[Item] = []
     skipped: dict[str, str] = {}
     for length in task.lengths_tokens:
@@ -50,7 +50,7 @@ def _make(session: Session, task: NeedleTask, count_tokens: Callable[[str], int]
                     num_needles=task.num_needles,
                     depth=i / (task.num_items - 1) if task.num_items > 1 else 0.5,
                     max_tokens=length,
-                    count_tokens=count_tokens,
+                    count_tokens=counter,
                 )
                 for language in task.languages
                 for i in range(task.num_items)

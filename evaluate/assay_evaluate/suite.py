@@ -77,7 +77,7 @@ def measure_suite(
     in_flight = max(2, concurrency // 2 + 1) if is_noise_floor else concurrency
     not_measured: dict[str, str] = {}
     with Client(server, journal, who, concurrency=in_flight, newest_first=is_noise_floor, on_progress=on_progress) as client:
-        dialect = learn_dialect(server, serving.chat_template_kwargs)
+        dialect = learn_dialect(client, serving.chat_template_kwargs)
         session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None)
         notes = [] if dialect.is_chat else [NO_TEMPLATE]
         reference = who if text is None else text.who
