@@ -109,7 +109,12 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
             f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "
             f"run `make setup`, or: {interpreter} -m pip install --no-deps {recipes_dir().parent}"
         )
-    process = SupervisedProcess((str(interpreter), *command.arguments), command.environment, spec.log_path)
+    try:
+        process = SupervisedProcess((str(interpreter), *command.arguments), command.environment, spec.log_path)
+    except OSError as error:
+        raise ServeError(
+            f"{spec.log_path}: vLLM's log cannot be written there ({error.strerror}); nothing was started"
+        ) from None
     try:
         base_url = f"http://127.0.0.1:{port}"
         seconds = _wait_until_ready(process, base_url, spec, report)
