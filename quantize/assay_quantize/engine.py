@@ -43,12 +43,15 @@ log = logging.getLogger(__name__)
 
 def plan_sha256(plan: Plan) -> str:
     """Identity of what a plan does: everything but the names given to model, precision and source folder."""
-    data = plan.model_dump(mode="json", exclude={"model", "precision", "source", "recipe_sha256"})
-    return sha256_of(data)
+    fields = ("family", "source_sha256", "precision_recipe", "config", "mtp_layers", "ignore", "tensors")
+    return sha256_of({field: getattr(plan, field) for field in fields})
 
 
-def is_complete(plan: Plan, folder: Path) -> bool:
-    """Whether `folder` holds the finished checkpoint of this very plan: its manifest, every file, in its size."""
+def is_complete(plan: Plan, folder: Path, digest: str | None = None) -> bool:
+    """Whether `folder` holds the finished checkpoint of this very plan: its manifest, every file, in its size.
+
+    digest: `plan_sha256(plan)`, if it is known already.
+    """
     path = folder / MANIFEST
     if not path.is_file():
         return False
@@ -56,7 +59,7 @@ def is_complete(plan: Plan, folder: Path) -> bool:
         manifest = Manifest.load(path)
     except AssayError:
         return False
-    if manifest.plan_sha256 != plan_sha256(plan):
+    if manifest.plan_sha256 != (digest or plan_sha256(plan)):
         return False
     shards = all(_size(folder / shard.name) == shard.num_bytes for shard in manifest.shards)
     return shards and all((folder / name).is_file() for name in manifest.files)
@@ -72,7 +75,8 @@ def quantize(
     Raises QuantizeError: no room on the disk, a folder with something else in it, a resume with another recipe or source,
     another process at work in the same folder.
     """
-    if is_complete(plan, out_folder):
+    digest = plan_sha256(plan)
+    if is_complete(plan, out_folder, digest):
         (out_folder / JOURNAL).unlink(missing_ok=True)  # killed between manifest and clean-up
         return Manifest.load(out_folder / MANIFEST)
     # only now: torch takes seconds to import, and a finished checkpoint is told from its manifest without it
@@ -82,11 +86,11 @@ def quantize(
     device = _resolve_device(device)
     checkpoint = open_checkpoint(source)
     shards = planned_shards(plan)
-    _check_folder(plan, out_folder)
+    _check_folder(plan, digest, out_folder)
     is_new = not out_folder.exists()
     out_folder.mkdir(parents=True, exist_ok=True)
     with _locked_journal(out_folder) as journal:
-        done = _resume(plan, out_folder, journal)
+        done = _resume(plan, digest, out_folder, journal)
         try:
             _check_disk(plan, source, out_folder, done)
         except QuantizeError:
@@ -108,7 +112,7 @@ def quantize(
             source,
             out_folder,
             shards=tuple(done[name] for name in shards),
-            plan_sha256=plan_sha256(plan),
+            plan_sha256=digest,
             seconds=sum(record.seconds for record in done.values()) or time.monotonic() - started,
         )
         (out_folder / JOURNAL).unlink()
@@ -129,7 +133,7 @@ def _resolve_device(device: str) -> str:
     return device
 
 
-def _check_folder(plan: Plan, folder: Path) -> None:
+def _check_folder(plan: Plan, digest: str, folder: Path) -> None:
     """Refuse a folder that holds anything but an unfinished run of ours."""
     if not folder.exists():
         return
@@ -137,12 +141,12 @@ def _check_folder(plan: Plan, folder: Path) -> None:
         raise QuantizeError(f"{folder}: is a file; give a folder that is empty or does not exist")
     if (folder / MANIFEST).exists():
         manifest = Manifest.load(folder / MANIFEST)
-        if manifest.plan_sha256 == plan_sha256(plan):
+        if manifest.plan_sha256 == digest:
             missing = [s.name for s in manifest.shards if _size(folder / s.name) != s.num_bytes]
             missing += [name for name in manifest.files if not (folder / name).is_file()]
             raise QuantizeError(f"{folder}: its manifest says finished, but {missing[0]} is missing or has another size; "
                                 "delete the folder and run again")  # fmt: skip
-        raise QuantizeError(f"{folder}: holds a finished checkpoint of another plan ({_differences(manifest, plan)}); "
+        raise QuantizeError(f"{folder}: holds a finished checkpoint of another plan ({_differences(manifest, plan, digest)}); "
                             "give another folder, or delete this one")  # fmt: skip
     if (folder / JOURNAL).exists():
         return
@@ -151,12 +155,12 @@ def _check_folder(plan: Plan, folder: Path) -> None:
         raise QuantizeError(f"{folder}: not empty (it holds {foreign[0]}) and not begun by assay; give an empty folder")
 
 
-def _differences(other: Manifest, plan: Plan) -> str:
+def _differences(other: Manifest, plan: Plan, digest: str) -> str:
     if other.recipe_sha256 != plan.recipe_sha256:
         return f"recipe {other.precision} {other.recipe_sha256[:12]}, asked for {plan.precision} {plan.recipe_sha256[:12]}"
     if other.source_sha256 != plan.source_sha256:
         return f"source {other.source} {other.source_sha256[:12]}, asked for {plan.source} {plan.source_sha256[:12]}"
-    return f"plan {other.plan_sha256[:12]}, asked for {plan_sha256(plan)[:12]}"
+    return f"plan {other.plan_sha256[:12]}, asked for {digest[:12]}"
 
 
 # ------------------------------------------------------------------------------------------------ journal
@@ -177,18 +181,18 @@ def _append(journal: TextIO, entry: dict[str, Any]) -> None:
     os.fsync(journal.fileno())
 
 
-def _begin_entry(plan: Plan) -> dict[str, Any]:
+def _begin_entry(plan: Plan, digest: str) -> dict[str, Any]:
     return {
         "begin": 1,
         "precision": plan.precision,
         "recipe_sha256": plan.recipe_sha256,
         "source": plan.source,
         "source_sha256": plan.source_sha256,
-        "plan_sha256": plan_sha256(plan),
+        "plan_sha256": digest,
     }
 
 
-def _resume(plan: Plan, folder: Path, journal: TextIO) -> dict[str, ShardRecord]:
+def _resume(plan: Plan, digest: str, folder: Path, journal: TextIO) -> dict[str, ShardRecord]:
     """Shards finished by an earlier run of the same plan, their size and hash read again; begins the journal if new.
 
     Removes half-written files of the killed run, and nothing else.
@@ -200,12 +204,12 @@ def _resume(plan: Plan, folder: Path, journal: TextIO) -> dict[str, ShardRecord]
     entries = _entries(text)
     if not entries:
         journal.truncate(0)
-        _append(journal, _begin_entry(plan))
+        _append(journal, _begin_entry(plan, digest))
         fsync_folder(folder)
         return {}
     if not text.endswith("\n"):
         journal.write("\n")  # killed while appending: the torn line must not swallow the next one
-    _check_same_run(entries[0], plan, folder)
+    _check_same_run(entries[0], _begin_entry(plan, digest), folder)
     done = {}
     planned = planned_shards(plan)
     for entry in entries[1:]:
@@ -234,10 +238,9 @@ def _entries(text: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _check_same_run(begin: dict[str, Any], plan: Plan, folder: Path) -> None:
-    if begin.get("plan_sha256") == plan_sha256(plan):
+def _check_same_run(begin: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
+    if begin.get("plan_sha256") == ours["plan_sha256"]:
         return
-    ours = _begin_entry(plan)
     hashes = {"recipe_sha256": "precision", "source_sha256": "source", "plan_sha256": "precision"}
     key = next(key for key in hashes if begin.get(key) != ours[key])
     what, label = key.removesuffix("_sha256"), hashes[key]

@@ -89,12 +89,17 @@ def read_tensor(source: Checkpoint, name: str, device: str = "cpu") -> Tensor:
     dtype = TORCH_DTYPES[header.dtype]
     if not data:
         return torch.empty(header.shape, dtype=dtype, device=device)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        flat = torch.frombuffer(data, dtype=torch.uint8)
+    flat = bytes_tensor(data)
     if flat.data_ptr() % dtype.itemsize:
         flat = flat.clone()  # a hand-made file may place a tensor at an odd offset
     return flat.view(dtype).reshape(header.shape).to(device)
+
+
+def bytes_tensor(data: Buffer) -> Tensor:
+    """`data` as U8, without a copy: do not write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _group_magnitudes(plan: Plan, tensors: Sequence[TensorPlan], source: Checkpoint, device: str) -> dict[str, Tensor]:

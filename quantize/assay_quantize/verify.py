@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,32 @@ from pydantic import ValidationError
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.recipes import PrecisionRecipe
-from assay.records import Manifest, Plan, Verification, sha256_of_file
+from assay.records import Damage, Manifest, Plan, Verification, sha256_of_file
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
 from assay_quantize.engine import plan_sha256
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
-from assay_quantize.shards import one_thread_per_operation
-from assay_quantize.verify_checks import (
-    Findings,
-    check_config,
-    check_contents,
-    check_fused_scales,
-    check_ignore,
-    check_mtp,
-    check_planned,
-)
 
 PACKED_LEAVES = frozenset(
     {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
 )
+
+
+@dataclass
+class Findings:
+    """What verification has seen so far."""
+
+    damages: list[Damage] = field(default_factory=list)
+    checks: Counter[str] = field(default_factory=Counter)
+    not_checked: list[str] = field(default_factory=list)
+    errors_by_role: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def look(self, check: str, count: int = 1) -> None:
+        self.checks[check] += count
+
+    def damage(self, check: str, where: str, what: str) -> None:
+        self.damages.append(Damage(check=check, where=where, what=what))
 
 
 def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> Verification:
@@ -48,6 +55,10 @@ def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> 
     source: the checkpoint it was made from. hashes: read every file once more and compare SHA-256 with the manifest.
     Raises CheckpointError when there is no such folder, or when the source itself cannot be opened.
     """
+    # only now: torch takes seconds to import, and the command line imports this module to say "done before"
+    from assay_quantize.shards import one_thread_per_operation
+    from assay_quantize.verify_checks import check_config, check_contents, check_fused_scales, check_ignore, check_planned
+
     started = time.monotonic()
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give the folder of a quantized checkpoint")
@@ -275,6 +286,8 @@ def _check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHead
     if config is None:
         return
     packed = PACKED_LEAVES - {"weight_packed"}
+    from assay_quantize.verify_checks import check_mtp
+
     names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in packed}
     try:
         check_mtp(family_of(config), config, names, findings)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,40 +12,21 @@ from torch import Tensor
 
 from assay.errors import QuantizeError
 from assay.families import NAMES, declared_mtp_layers, num_experts, num_hidden_layers
-from assay.records import Damage, Plan, TensorPlan
+from assay.records import Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.kernels import dequantize_weight, relative_error
 from assay_quantize.publish import config_json
 from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE, module_of
-from assay_quantize.shards import cast, read_tensor
+from assay_quantize.shards import bytes_tensor, cast, read_tensor
+from assay_quantize.verify import Findings
 from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, loads_quantized, matches, runtime_modules
-
-
-@dataclass
-class Findings:
-    """What verification has seen so far."""
-
-    damages: list[Damage] = field(default_factory=list)
-    checks: Counter[str] = field(default_factory=Counter)
-    not_checked: list[str] = field(default_factory=list)
-    errors_by_role: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def look(self, check: str, count: int = 1) -> None:
-        self.checks[check] += count
-
-    def damage(self, check: str, where: str, what: str) -> None:
-        self.damages.append(Damage(check=check, where=where, what=what))
 
 
 def same_bytes(left: memoryview, right: memoryview) -> bool:
     """Byte equality, at memory speed."""
     if len(left) != len(right):
         return False
-    return not len(left) or torch.equal(_bytes(left), _bytes(right))
-
-
-def _bytes(data: memoryview) -> Tensor:
-    return torch.frombuffer(data, dtype=torch.uint8)
+    return not len(left) or torch.equal(bytes_tensor(left), bytes_tensor(right))
 
 
 # ------------------------------------------------------------------------------------------------ tensors
