@@ -16,6 +16,11 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.1g} %" if 0 < abs(share) < 0.001 else f"{100 * share:.1f} %"
 
 
+def confidence(level: float) -> str:
+    """0.95 -> 95 % confidence"""
+    return f"{100 * level:g} % confidence"
+
+
 def percent_interval(interval: Interval | None) -> str:
     """97.5 % [94.3, 98.9]"""
     if interval is None:
@@ -110,8 +115,8 @@ def cell(text: Any) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        percent, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens, tokens_interval, count,
-        pvalue, error, yes_no, flag_value, cell,
+        percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
+        tokens_interval, count, pvalue, error, yes_no, flag_value, cell,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

@@ -1,0 +1,184 @@
+"""The model card, `README.md` of a checkpoint folder: metadata the hub understands, and the honest text.
+
+Written twice: right after quantizing (no score yet: it says NOT MEASURED), and again after every judgement. The manifest does
+not list it, so writing it changes no hash. `model-index` holds absolute scores only; losses, intervals and verdicts are in the
+text. The same records give the same bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from assay.errors import AssayError
+from assay.recipes import ModelRecipe, load_recipe, recipe_names
+from assay.records import Fingerprint, Manifest, Measurement, Plan, write_text_atomically
+from assay_evaluate.vllm_command import as_arguments
+from assay_reports.limits import find_limits
+from assay_reports.numbers import build_report, plan_numbers, verification_numbers
+from assay_reports.report import environment
+from assay_reports.run import Run, load_run
+from assay_reports.schema import Report, Row
+
+CARD = "README.md"
+MEASURING_FLAGS = frozenset(
+    {
+        "enable-per-request-metrics", "per-request-spec-decode-metrics", "disable-uvicorn-access-log", "max-logprobs",
+        "model-loader-extra-config",
+    }
+)  # fmt: skip
+"""What only a measurement needs; a deployment does without."""
+MODEL_FLAGS = frozenset(
+    {
+        "reasoning-parser", "tool-call-parser", "enable-auto-tool-choice", "default-chat-template-kwargs", "chat-template",
+        "trust-remote-code", "tokenizer-mode", "hf-overrides",
+    }
+)  # fmt: skip
+"""What the model itself needs on any hardware: all that is kept of a command that ran emulated."""
+
+
+def write_card(run_dir: Path, label: str) -> Path:
+    """Write the card of the checkpoint RUN/label/checkpoint from the run's records; its path.
+
+    AssayError if there is no plan or no manifest: what is not a finished checkpoint gets no card.
+    """
+    run = load_run(run_dir)
+    if label not in run.plans or label not in run.manifests:
+        raise AssayError(
+            f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/assay_manifest.json are needed); "
+            f"make it with `assay quantize {run.model} --precision {label}`"
+        )
+    path = run_dir / label / "checkpoint" / CARD
+    write_text_atomically(path, render_card(run, label, path.parent))
+    return path
+
+
+def render_card(run: Run, label: str, checkpoint: Path) -> str:
+    """The card's text. `checkpoint` is looked at for a licence file only."""
+    plan, manifest = run.plans[label], run.manifests[label]
+    measured = _measurement_of(run, label, manifest)
+    report = build_report(run) if measured is not None and run.reference is not None else None
+    row = next((row for row in report.rows if row.label == label), None) if report else None
+    recipe = _model_recipe(plan.model)
+    base_model = _base_model(plan, recipe)
+    data = _metadata(plan, row, report, base_model, _licence(checkpoint))
+    verification = run.verifications.get(label)
+    verification = verification if verification and verification.checkpoint_sha256 == manifest.checkpoint_sha256 else None
+    text = environment(html=False).get_template("card.md.j2")
+    return text.render(
+        metadata=data.to_yaml(),
+        plan=plan,
+        numbers=plan_numbers(plan),
+        manifest=manifest,
+        row=row,
+        report=report,
+        verdicts=[verdict for verdict in report.verdicts if verdict.candidate == label] if report else [],
+        verification=verification_numbers(label, verification, measured) if verification else None,
+        base_model=base_model,
+        command=serve_command(measured.fingerprint if measured else None, recipe),
+        emulated=bool(measured and measured.fingerprint.emulated),
+        limits=find_limits(run) if row else (),
+        licence=_licence(checkpoint),
+    )
+
+
+def _measurement_of(run: Run, label: str, manifest: Manifest) -> Measurement | None:
+    """The measurement of these very bytes: one of an older checkpoint with this name does not count."""
+    return next((m for m in run.measurements if m.label == label and m.checkpoint_sha256 == manifest.checkpoint_sha256), None)
+
+
+# ------------------------------------------------------------------------------------------------ metadata
+def _metadata(plan: Plan, row: Row | None, report: Report | None, base_model: str | None, licence: str | None) -> ModelCardData:
+    scheme = str(plan.precision_recipe.get("scheme", plan.precision))
+    known: dict[str, Any] = {
+        "base_model": base_model,
+        "base_model_relation": "quantized" if base_model else None,
+        "license": licence,
+    }
+    if licence == "other":
+        known |= {"license_name": "see-license-file", "license_link": "LICENSE"}
+    results = _eval_results(row, report) if row and report else []
+    if results:
+        known |= {"model_name": f"{plan.model}-{plan.precision}", "eval_results": results}
+    return ModelCardData(
+        library_name="vllm",
+        pipeline_tag="text-generation",
+        tags=sorted({"assay", "compressed-tensors", "quantized", scheme.replace("_", "-")}),
+        **{key: value for key, value in known.items() if value is not None},
+    )
+
+
+def _eval_results(row: Row, report: Report) -> list[EvalResult]:
+    """Absolute scores, one per task; the interval is an argument of the metric."""
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=f"assay-{report.suite}-{task.task}",
+            dataset_name=f"{task.task} (assay suite {report.suite})",
+            metric_type="accuracy",
+            metric_name="share correct",
+            metric_value=round(task.accuracy.value, 4),
+            metric_args={
+                "items": task.accuracy.n,
+                "interval": [round(task.accuracy.low, 4), round(task.accuracy.high, 4)],
+                "level": task.accuracy.level,
+            },
+        )
+        for task in row.tasks
+        if task.accuracy is not None
+    ]
+
+
+def _model_recipe(model: str) -> ModelRecipe | None:
+    return load_recipe(ModelRecipe, model) if model in recipe_names("models") else None
+
+
+def _base_model(plan: Plan, recipe: ModelRecipe | None) -> str | None:
+    """The hub id of what was quantized: the recipe's, or the plan's source if that is an id and not a folder."""
+    if recipe is not None and recipe.source.hub is not None:
+        return recipe.source.hub
+    words = plan.source.split("/")
+    looks_like_id = len(words) == 2 and all(words) and not plan.source.startswith((".", "~"))
+    return plan.source if looks_like_id and not Path(plan.source).exists() else None
+
+
+def _licence(checkpoint: Path) -> str | None:
+    """`other` when the source came with a licence file; else unknown, and left out rather than guessed."""
+    return "other" if (checkpoint / "LICENSE").is_file() else None
+
+
+# ------------------------------------------------------------------------------------------------ how to serve it
+def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -> str:
+    """`vllm serve .` with the flags it was measured with; emulated or unmeasured, with the model's own flags only."""
+    if fingerprint is not None and not fingerprint.emulated:
+        flags = {name: value for name, value in fingerprint.flags.items() if name not in MEASURING_FLAGS}
+        flags |= fingerprint.checkpoint_flags
+        speculation = fingerprint.speculation
+    elif fingerprint is not None:
+        flags = {name: value for name, value in fingerprint.flags.items() if name in MODEL_FLAGS}
+        speculation = fingerprint.speculation
+    else:
+        flags, speculation = _recipe_flags(recipe)
+    if speculation:
+        flags |= {"speculative-config": speculation}
+    words = ["vllm", "serve", "PATH_OF_THIS_FOLDER", *as_arguments(flags)]
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("--") or not lines:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n  ".join(lines)
+
+
+def _recipe_flags(recipe: ModelRecipe | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    if recipe is None:
+        return {}, None
+    serving = recipe.serving
+    flags: dict[str, Any] = {"reasoning-parser": serving.reasoning_parser, "tool-call-parser": serving.tool_call_parser}
+    flags = {name: value for name, value in flags.items() if value} | serving.vllm
+    count = serving.num_speculative_tokens
+    return flags, {"method": "mtp", "num_speculative_tokens": count} if count else None
