@@ -126,6 +126,8 @@ class FakeServer:
         ids = self._prompt_ids(body)
         if path == "/tokenize":
             return 200, {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids}
+        if self.max_model_len is not None and len(ids) >= self.max_model_len:
+            return 400, {"error": {"message": f"maximum context length is {self.max_model_len} tokens"}}
         if "prompt_logprobs" in body:
             return 200, self._scored(body, ids)
         scripted = self.reply(body)

@@ -290,7 +290,7 @@ def test_checkpoint_without_chat_template_is_asked_in_plain_text(world: World, f
 
 
 def test_server_without_token_ids_says_why_divergence_is_missing(world: World, folders: dict[str, Path]) -> None:
-    world.options = {name: {"token_ids": False, "tokenize": False} for name in folders}
+    world.options = {name: {"token_ids": False, "tokenize": False, "max_model_len": 700} for name in folders}
     for measured in run(world, folders):
         assert measured.divergence is None
         assert "no token ids" in measured.not_measured["divergence"]

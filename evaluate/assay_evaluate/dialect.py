@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
-from assay_evaluate.client import Client, error_message
+from assay_evaluate.client import Client, NotMeasured, error_message
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -83,7 +83,8 @@ def learn_dialect(client: Client, chat_template_kwargs: dict[str, Any]) -> Diale
 def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
     """Prompt tokens of `question` asked as one user message: chat template and all.
 
-    Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply. MeasureError if it gives neither.
+    Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply; a question it refuses as too long
+    counts one more than it takes. NotMeasured if it gives neither.
     """
     messages = [{"role": "user", "content": question}]
     if dialect.can_tokenize:
@@ -99,4 +100,7 @@ def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
         count = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
         if isinstance(count, int):
             return count
-    raise MeasureError(f"{path}: HTTP {response.status_code}: cannot count tokens: {error_message(response)}")
+    longest = client.endpoint.max_model_len
+    if response.status_code == 400 and longest is not None and not dialect.can_tokenize:
+        return longest + 1
+    raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status_code}: {error_message(response)}")

@@ -18,7 +18,7 @@ from assay_evaluate.documents import Document, find_documents, find_scores, pair
 from assay_evaluate.journal import Identity, Journal, Reply
 from assay_evaluate.needle import haystacks, run_needle
 from assay_evaluate.serve import Server
-from assay_evaluate.session import Session
+from assay_evaluate.session import Session, task_result
 from assay_evaluate.vllm_command import read_config
 
 NO_TEMPLATE = "the checkpoint has no chat template: questions were asked as plain completions"
@@ -126,7 +126,10 @@ def _run_task(
             "chat_template_kwargs": session.dialect.chat_template_kwargs,
             "max_model_len": session.max_model_len,
         }
-        return run_needle(session, task, haystacks(session, task, made_from))
+        try:
+            return run_needle(session, task, haystacks(session, task, made_from))
+        except NotMeasured as error:
+            return task_result(task.name, "needle", [], task.max_tokens, str(error))
     return run_lm_eval(session, task)
 
 
