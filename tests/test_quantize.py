@@ -141,6 +141,13 @@ def test_other_source_dtypes(tmp_path: Path, dtype: str, precision: str) -> None
     assert stored["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("scheme", ["w4a16_asym", "fp8_channel", "mxfp4", "mxfp8", "w8a8"])
+def test_the_other_schemes_go_through_and_verify(made: Made, tmp_path: Path, scheme: str) -> None:
+    quantize(plan_for(made.source, "w4a16", scheme=scheme), made.source, tmp_path / "out", device="cpu")
+    assert verify(tmp_path / "out", source=made.source).damages == ()
+    assert verify(tmp_path / "out").damages == ()
+
+
 # ------------------------------------------------------------------------------------------------ MTP
 def test_mtp_quantized_but_for_eh_proj(made: Made, tmp_path: Path) -> None:
     plan = plan_for(made.source, "nvfp4a16", mtp="quantize")
