@@ -22,7 +22,8 @@ class ShardProgress:
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console, self._label, self._total_bytes = console, plan.precision, plan.bytes_in
-        self._done_bytes, self._started, self._next_line = 0, time.monotonic(), LOG_INTERVAL_S
+        self._done_bytes, self._next_line = 0, LOG_INTERVAL_S
+        self._started: float | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -35,6 +36,8 @@ class ShardProgress:
         return self
 
     def __call__(self, tensor: str, num_bytes: int) -> None:
+        if self._started is None:  # the clock starts with the work, not with the imports before it
+            self._started = time.monotonic()
         self._done_bytes += num_bytes
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done_bytes, tensor=tensor)
@@ -43,7 +46,7 @@ class ShardProgress:
         if elapsed_s >= self._next_line:
             self._next_line = elapsed_s + LOG_INTERVAL_S
             rate = self._done_bytes / elapsed_s
-            left_s = (self._total_bytes - self._done_bytes) / rate if rate else float("inf")
+            left_s = (self._total_bytes - self._done_bytes) / rate
             self._console.print(
                 f"{self._label:10} {self._done_bytes / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB, "
                 f"{rate / 1e9:.2f} GB/s, {left_s:.0f} s left, {tensor}"
