@@ -180,21 +180,39 @@ def cluster_bootstrap_mean(
     names, index = np.unique(labels, return_inverse=True)
     if len(names) < 2:
         raise ValueError(f"{len(names)} cluster: an interval needs at least two")
-    sums = np.bincount(index, weights=data)
+    sums: NDArray[np.float64] = np.bincount(index, weights=data).astype(np.float64)
     counts = np.bincount(index).astype(np.float64)
     mean = float(data.mean())
     if np.ptp(sums / counts) == 0:
         return Interval(value=mean, low=mean, high=mean, n=len(names), level=level)
-    result = stats.bootstrap(
-        (sums, counts), _ratio_of_sums, paired=True, vectorized=True, confidence_level=level,
-        n_resamples=num_resamples, method="BCa", rng=np.random.default_rng(seed),
-    )  # fmt: skip
-    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
-    if not (math.isfinite(low) and math.isfinite(high)):  # BCa has no answer when every resample lies on one side
-        low, high = (float(q) for q in np.quantile(result.bootstrap_distribution, [0.5 - level / 2, 0.5 + level / 2]))
-    return Interval(value=mean, low=low, high=high, n=len(names), level=level)
+    resampled = _resampled_ratios(sums, counts, num_resamples, np.random.default_rng(seed))
+    left_out = (sums.sum() - sums) / (counts.sum() - counts)
+    low, high = np.quantile(resampled, _bca_probabilities(resampled, sums.sum() / counts.sum(), left_out, level))
+    return Interval(value=mean, low=float(low), high=float(high), n=len(names), level=level)
 
 
-def _ratio_of_sums(sums: NDArray[np.float64], counts: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    ratio: NDArray[np.float64] = sums.sum(axis=axis) / counts.sum(axis=axis)
-    return ratio
+def _resampled_ratios(
+    sums: NDArray[np.float64], counts: NDArray[np.float64], num_resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Means over clusters drawn with replacement; drawn in pieces, so that memory stays small for many clusters."""
+    at_once = max(1, 2_000_000 // len(sums))
+    pieces = []
+    for start in range(0, num_resamples, at_once):
+        drawn = rng.integers(0, len(sums), (min(at_once, num_resamples - start), len(sums)))
+        pieces.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    return np.concatenate(pieces)
+
+
+def _bca_probabilities(
+    resampled: NDArray[np.float64], estimate: float, left_out: NDArray[np.float64], level: float
+) -> list[float]:
+    """The two quantiles of the bootstrap distribution that bound a BCa interval (Efron 1987)."""
+    tails = [0.5 - level / 2, 0.5 + level / 2]
+    below = float((resampled < estimate).mean() + (resampled == estimate).mean() / 2)
+    if not 0 < below < 1:  # every resample on one side: no bias correction exists, the plain percentiles remain
+        return tails
+    bias = float(stats.norm.ppf(below))
+    deviations = left_out.mean() - left_out
+    acceleration = float((deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5))
+    shifted = [bias + float(stats.norm.ppf(tail)) for tail in tails]
+    return [float(stats.norm.cdf(bias + z / (1 - acceleration * z))) for z in shifted]

@@ -1,0 +1,291 @@
+"""The gate's truth table, verdict by verdict, and what it refuses to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from synthetic_run import make_divergence, make_measurement, make_measurements, task_of
+
+from assay.errors import MeasureError
+from assay.recipes import GateRecipe, SuiteRecipe, load_recipe
+from assay.records import Acceptance, GateReport, Interval, ItemResult, Measurement, Status, Verdict
+from assay_evaluate.gates import judge
+from assay_evaluate.statistics import minimum_detectable_effect, paired_difference
+
+SUITE = load_recipe(SuiteRecipe, "quick")
+Change = Callable[[Measurement], Measurement]
+
+
+def recipe(*gates: dict[str, Any]) -> GateRecipe:
+    return GateRecipe.model_validate({"schema": 1, "name": "test", "gates": list(gates)})
+
+
+SCORE = {"kind": "score", "task": "arithmetic", "max_drop": 0.05}
+TRUNCATION = {"kind": "truncation", "max_share": 0.05}
+
+
+def answers(n: int, wrong: range = range(0), *, truncated: int = 0, failed: range = range(0)) -> tuple[ItemResult, ...]:
+    """n items, right but for `wrong`; the first `truncated` cut off; `failed` without a reply."""
+    return tuple(
+        ItemResult(
+            item=f"i{i}", language="en", correct=None if i in failed else i not in wrong, truncated=i < truncated,
+            wrong_script=False, finish_reason="length" if i < truncated else "stop", prompt_tokens=20, output_tokens=30,
+            answer="1", error="HTTP 500" if i in failed else None,
+        )
+        for i in range(n)
+    )  # fmt: skip
+
+
+def measured(label: str, items: tuple[ItemResult, ...] | None, **changes: Any) -> Measurement:
+    """A measurement whose only task is `arithmetic` with these items; None: it has no task at all."""
+    tasks = () if items is None else (task_of("arithmetic", "arithmetic", list(items)),)
+    return make_measurement(label, SUITE).model_copy(update={"tasks": tasks, **changes})
+
+
+def judged(reference: Measurement, candidate: Measurement, gates: GateRecipe) -> GateReport:
+    return judge([reference, candidate], gates, model="tiny-glm")
+
+
+@pytest.mark.parametrize(
+    ("n", "only_reference", "only_candidate", "status"),
+    [
+        (10, 0, 0, "UNDERPOWERED"),  # ten clean items never pass
+        (72, 0, 0, "UNDERPOWERED"),
+        (73, 0, 0, "PASS"),
+        (200, 2, 0, "PASS"),
+        (200, 6, 0, "UNDERPOWERED"),
+        (200, 14, 0, "UNDERPOWERED"),  # 7 points seen, significant, but 5 lies inside the interval
+        (200, 40, 0, "FAIL"),
+        (200, 40, 40, "UNDERPOWERED"),  # no loss, but too much disagreement for 200 items
+        (200, 0, 40, "PASS"),  # better than the reference
+    ],
+)
+def test_score_truth_table(n: int, only_reference: int, only_candidate: int, status: Status) -> None:
+    reference = measured("fp8", answers(n, range(only_candidate)))
+    candidate = measured("w4a16", answers(n, range(n - only_reference, n)))
+    report = judged(reference, candidate, recipe(SCORE))
+    drop = paired_difference(only_reference, only_candidate, n)
+    verdict = report.verdicts[0]
+    assert verdict.model_dump(exclude={"detail"}) == {
+        "gate": "score arithmetic",
+        "candidate": "w4a16",
+        "status": status,
+        "observed": drop.model_dump(),
+        "limit": 0.05,
+        "minimum_detectable_effect": minimum_detectable_effect(only_reference, only_candidate, n),
+        "discordant": (only_reference, only_candidate),
+    }
+    assert report.overall == {"w4a16": status}
+    assert (drop.high < 0.05, drop.low > 0.05) == (status == "PASS", status == "FAIL")
+
+
+def test_whole_verdict_of_a_score() -> None:
+    report = judged(
+        measured("fp8", answers(200)), measured("w4a16", answers(200, range(6), failed=range(190, 200))), recipe(SCORE)
+    )
+    assert report.verdicts == (
+        Verdict(
+            gate="score arithmetic",
+            candidate="w4a16",
+            status="UNDERPOWERED",
+            observed=paired_difference(6, 0, 190),
+            limit=0.05,
+            detail=(
+                "+3.2 points lost (95 % interval +1.1 to +6.7) over 190 paired items, 6 right in fp8 only and 0 in w4a16 only, "
+                "10 without a reply left out: 5 points can be neither excluded nor shown."
+            ),
+            minimum_detectable_effect=minimum_detectable_effect(6, 0, 190),
+            discordant=(6, 0),
+        ),
+    )
+
+
+@pytest.mark.parametrize("side", ["fp8", "w4a16"])
+def test_truncation_above_the_limit_is_not_measured_rather_than_low(side: str) -> None:
+    """A budget of a few tokens cuts everything off: the score must not read 0."""
+    cut, whole = answers(200, range(200), truncated=200), answers(200)
+    reference = measured("fp8", cut if side == "fp8" else whole)
+    candidate = measured("w4a16", cut if side == "w4a16" else whole)
+    report = judged(reference, candidate, recipe(SCORE, TRUNCATION))
+    assert [(v.gate, v.status) for v in report.verdicts] == [
+        ("score arithmetic", "NOT MEASURED"),
+        ("truncation", "NOT MEASURED"),
+    ]
+    assert report.verdicts[0].detail == (
+        f"200 of 200 replies of {side} to arithmetic were cut off at 512 tokens (100 %, allowed 5 %): "
+        "the score would measure the budget, not the model; raise max_tokens."
+    )
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def test_truncation_within_the_limit_is_scored() -> None:
+    report = judged(measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=10)), recipe(SCORE, TRUNCATION))
+    assert [v.status for v in report.verdicts] == ["PASS", "PASS"]
+    assert report.verdicts[1].detail == (
+        "At most 5 % of the replies of a task were cut off (10 of 200, w4a16, arithmetic); allowed 5 %."
+    )
+    more = judged(measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=11)), recipe(SCORE, TRUNCATION))
+    assert [v.status for v in more.verdicts] == ["NOT MEASURED", "NOT MEASURED"]
+
+
+@pytest.mark.parametrize(
+    ("reference_items", "candidate_items", "detail"),
+    [
+        (answers(9), None, "arithmetic has no score for w4a16: budget spent."),
+        (None, answers(9), "arithmetic has no score for fp8: budget spent."),
+        (answers(9), answers(9, failed=range(9)), "arithmetic has no score for w4a16: budget spent."),
+        (answers(9, failed=range(5)), answers(9, failed=range(5, 9)), "No item of arithmetic was answered by both sides."),
+    ],
+)
+def test_a_missing_score_is_not_measured(
+    reference_items: tuple[ItemResult, ...] | None, candidate_items: tuple[ItemResult, ...] | None, detail: str
+) -> None:
+    why = {"not_measured": {"arithmetic": "budget spent"}}
+    report = judged(measured("fp8", reference_items, **why), measured("w4a16", candidate_items, **why), recipe(SCORE))
+    assert report.verdicts == (
+        Verdict(gate="score arithmetic", candidate="w4a16", status="NOT MEASURED", observed=None, limit=0.05, detail=detail),
+    )
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def interval(value: float, low: float, high: float) -> Interval:
+    return Interval(value=value, low=low, high=high, n=9216)
+
+
+@pytest.mark.parametrize(
+    ("gate", "changes", "status", "detail"),
+    [
+        ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.02, 0.01, 0.03)}, "PASS",
+         "kl_mean 0.02 nats (95 % interval 0.01 to 0.03); allowed at most 0.1 nats. Not failed; it cannot certify."),
+        ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.2, 0.15, 0.3)}, "FAIL",
+         "kl_mean 0.2 nats (95 % interval 0.15 to 0.3); allowed at most 0.1 nats."),
+        ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.1, 0.08, 0.12)}, "UNDERPOWERED",
+         "kl_mean 0.1 nats (95 % interval 0.08 to 0.12); allowed at most 0.1 nats, which lies inside the interval."),
+        ({"metric": "kl_p99", "max": 0.5}, {"kl_p99": 0.7}, "FAIL",
+         "kl_p99 0.7 nats (no interval); allowed at most 0.5 nats."),
+        ({"metric": "top1_agreement", "min": 0.9}, {"top1_agreement": interval(0.8, 0.78, 0.82)}, "FAIL",
+         "top1_agreement 0.8 (95 % interval 0.78 to 0.82); allowed at least 0.9."),
+        ({"metric": "top1_agreement", "min": 0.9}, {"top1_agreement": interval(0.95, 0.94, 0.96)}, "PASS",
+         "top1_agreement 0.95 (95 % interval 0.94 to 0.96); allowed at least 0.9. Not failed; it cannot certify."),
+        ({"metric": "kl_mean", "max": 0.1}, {"num_non_finite": 3}, "NOT MEASURED",
+         "3 of 9216 positions had no finite log-probability: a mean over the others would hide them."),
+    ],
+)  # fmt: skip
+def test_divergence_truth_table(gate: dict[str, Any], changes: dict[str, Any], status: Status, detail: str) -> None:
+    divergence = make_divergence("w4a16").model_copy(update=changes)
+    candidate = measured("w4a16", answers(200), divergence=divergence)
+    report = judged(measured("fp8", answers(200)), candidate, recipe(SCORE, {"kind": "divergence", **gate}))
+    assert (report.verdicts[1].status, report.verdicts[1].detail) == (status, detail)
+    assert report.overall == {"w4a16": status}
+
+
+def test_missing_divergence_is_not_measured() -> None:
+    gate = {"kind": "divergence", "metric": "kl_mean", "max": 0.1}
+    candidate = measured("w4a16", answers(200), divergence=None, not_measured={"divergence": "no prompt log-probabilities"})
+    report = judged(measured("fp8", answers(200)), candidate, recipe(SCORE, gate))
+    assert report.verdicts[1].detail == "No divergence for w4a16: no prompt log-probabilities."
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def test_divergence_alone_never_certifies() -> None:
+    gates = recipe({"kind": "divergence", "metric": "kl_mean", "max": 0.1})
+    report = judged(measured("fp8", answers(200)), measured("w4a16", answers(200)), gates)
+    assert [v.status for v in report.verdicts] == ["PASS"]
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def acceptance(accepted: int, drafted: int = 10_000) -> Acceptance:
+    return Acceptance(
+        num_drafts=drafted, num_draft_tokens=drafted, num_accepted_tokens=accepted,
+        rate=accepted / drafted if drafted else None, mean_length=1 + accepted / drafted if drafted else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("theirs", "status"),
+    [
+        (acceptance(6900), "PASS"),
+        (acceptance(100), "FAIL"),
+        (acceptance(6000), "UNDERPOWERED"),
+        (acceptance(0, 0), "NOT MEASURED"),
+        (None, "NOT MEASURED"),
+    ],
+)
+def test_acceptance_truth_table(theirs: Acceptance | None, status: Status) -> None:
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+    reference = measured("fp8", answers(200), acceptance=acceptance(7000))
+    report = judged(reference, measured("w4a16", answers(200), acceptance=theirs), gates)
+    assert report.verdicts[1].status == status
+    assert report.overall == {"w4a16": status}
+
+
+def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+    sides = [measured(label, answers(200), acceptance=None) for label in ("fp8", "w4a16")]
+    plain = [m.model_copy(update={"fingerprint": m.fingerprint.model_copy(update={"speculation": None})}) for m in sides]
+    report = judged(plain[0], plain[1], gates)
+    assert [v.status for v in report.verdicts] == ["PASS", "NOT MEASURED"]
+    assert report.verdicts[1].detail == "fp8 was served without speculative decoding: nothing was drafted."
+    assert report.overall == {"w4a16": "PASS"}
+
+
+def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
+    report = judge(make_measurements(), load_recipe(GateRecipe, "default"), model="tiny-glm")
+    assert list(report.overall) == ["fp8-repeat", "bf16", "w4a16", "nvfp4a16"]
+    assert report.overall["fp8-repeat"] == "PASS"
+    assert report.reference == "fp8"
+    order = ["FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS"]
+    for label, status in report.overall.items():
+        assert status == min((v.status for v in report.verdicts if v.candidate == label), key=order.index)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+def with_fingerprint(measurement: Measurement, **changes: Any) -> Measurement:
+    return measurement.model_copy(update={"fingerprint": measurement.fingerprint.model_copy(update=changes)})
+
+
+def test_unlike_serving_is_refused_and_every_field_named() -> None:
+    reference, candidate = measured("fp8", answers(9)), measured("w4a16", answers(9))
+    flags = {**candidate.fingerprint.flags, "max-model-len": 2048}
+    other = with_fingerprint(candidate, flags=flags, engine="vllm 0.33.0")
+    with pytest.raises(MeasureError) as caught:
+        judged(reference, other, recipe(SCORE))
+    assert str(caught.value) == (
+        "w4a16 cannot be compared with fp8: served differently: engine (vllm 0.32.0, candidate vllm 0.33.0); "
+        "flags.max-model-len (4096, candidate 2048); measure both again with one profile"
+    )
+
+
+def test_what_belongs_to_the_checkpoint_may_differ() -> None:
+    reference = measured("fp8", answers(200))
+    candidate = with_fingerprint(
+        measured("bf16", answers(200)), checkpoint_flags={}, emulated=None, kernels=("Marlin",), system_fingerprint="other"
+    )
+    assert judged(reference, candidate, recipe(SCORE)).overall == {"bf16": "PASS"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.model_copy(update={"suite_sha256": "0" * 64, "suite_recipe": {**m.suite_recipe, "seed": "eval-2"}}),
+         "other questions: suite.seed"),
+        (lambda m: m.model_copy(update={"model": "glm-5"}), "is of model glm-5"),
+        (lambda m: m.model_copy(update={"is_reference": True}), "exactly one reference measurement, found: fp8, w4a16"),
+        (lambda m: m.model_copy(update={"label": "fp8"}), "two measurements are labelled fp8"),
+        (lambda m: m.model_copy(update={"tasks": (task_of("arithmetic", "arithmetic", [*answers(3), *answers(1)]),)}),
+         "an item id occurs twice"),
+        (lambda m: m.model_copy(
+            update={"divergence": m.divergence.model_copy(update={"reference_checkpoint_sha256": "f" * 64})}),
+         "its divergence is from checkpoint ffffffffffff"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused(change: Change, message: str) -> None:
+    with pytest.raises(MeasureError, match=message):
+        judged(measured("fp8", answers(200)), change(measured("w4a16", answers(200))), recipe(SCORE))
+
+
+def test_no_reference_is_refused() -> None:
+    with pytest.raises(MeasureError, match="found: none"):
+        judge([measured("w4a16", answers(9))], recipe(SCORE), model="tiny-glm")
