@@ -114,6 +114,7 @@ def kl_with_intervals(report: Report) -> Figure | None:
             "error_x": {
                 "type": "data", "symmetric": False, "array": [mean.high - mean.value for mean in means],
                 "arrayminus": [mean.value - low for mean, low in zip(means, lows, strict=True)], "thickness": 1.5, "width": 5,
+                "color": GREY,
             },
             "hovertemplate": "%{y}: mean %{x:.3g} nats<extra></extra>",
         },
@@ -199,7 +200,7 @@ def _layout(*, height: int) -> Figure:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         "hoverlabel": {"align": "left"},
     }
 
