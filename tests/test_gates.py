@@ -233,7 +233,8 @@ def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
 
 def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
     report = judge(make_measurements(), load_recipe(GateRecipe, "default"), model="tiny-glm")
-    assert list(report.overall) == ["fp8-repeat", "bf16", "w4a16", "nvfp4a16"]
+    assert judge(make_measurements()[::-1], load_recipe(GateRecipe, "default"), model="tiny-glm") == report
+    assert list(report.overall) == ["fp8-repeat", "bf16", "nvfp4a16", "w4a16"]
     assert report.overall["fp8-repeat"] == "PASS"
     assert report.reference == "fp8"
     order = ["FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS"]

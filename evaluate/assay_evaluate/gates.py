@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------ the judgement
 def judge(measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model: str) -> GateReport:
-    """Every gate on every candidate, in the order of `measurements` and of the recipe.
+    """Every gate of the recipe on every candidate: the noise floor first, then from large to small, whatever order they come in.
 
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
@@ -61,7 +61,9 @@ def judge(measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model
             raise MeasureError(
                 f"measurement {measurement.label} is of model {measurement.model}, not of {model}; remove it from the run"
             )
-    candidates = [m for m in measurements if m is not reference]
+    candidates = sorted(
+        (m for m in measurements if m is not reference), key=lambda m: (not m.is_noise_floor, -m.checkpoint_bytes, m.label)
+    )
     labels = [m.label for m in measurements]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
