@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------ the judgement
 def judge(measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model: str) -> GateReport:
-    """Every gate of the recipe on every candidate: the noise floor first, then from large to small, whatever order they come in.
+    """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
 
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
