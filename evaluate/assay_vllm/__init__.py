@@ -1,28 +1,31 @@
-"""vLLM plugin: serve compressed-tensors checkpoints with their quantized values on a device that lacks the kernels.
+"""vLLM plugin: strict loading of weights, and emulation of formats the hardware lacks.
 
+    python -m vllm.entrypoints.openai.api_server --model DIR --load-format assay-strict
     python -m vllm.entrypoints.openai.api_server --model DIR --quantization assay-emulate --load-format assay-emulate
 
-Weights are dequantized once while they stream in; activations are quantized and dequantized at the input of every quantized
-matrix product. What is scored is the number format, not a kernel, and nothing is said about speed. Importing this package is
-light: vLLM calls `register` in every one of its processes, also when nothing is emulated.
+Emulation serves compressed-tensors checkpoints with their quantized values on any device: weights are dequantized once while
+they stream in; activations are quantized and dequantized at the input of every quantized matrix product. What is scored is the
+number format, not a kernel, and nothing is said about speed. vLLM calls `register` in every one of its processes.
 """
 
 from __future__ import annotations
 
-NAME = "assay-emulate"
+EMULATE = "assay-emulate"
+STRICT = "assay-strict"
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: makes `--quantization` and `--load-format assay-emulate` known. Idempotent."""
+    """Entry point `vllm.general_plugins`: makes the names above known to vLLM. Idempotent."""
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
-    if NAME in QUANTIZATION_METHODS:
+    if EMULATE in QUANTIZATION_METHODS:
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
     from vllm.model_executor.model_loader import register_model_loader
 
     from assay_vllm.emulate import EmulatedConfig
-    from assay_vllm.loader import EmulatedLoader
+    from assay_vllm.loader import EmulatedLoader, StrictLoader
 
-    register_quantization_config(NAME)(EmulatedConfig)
-    register_model_loader(NAME)(EmulatedLoader)
+    register_model_loader(STRICT)(StrictLoader)
+    register_model_loader(EMULATE)(EmulatedLoader)
+    register_quantization_config(EMULATE)(EmulatedConfig)

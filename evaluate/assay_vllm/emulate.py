@@ -22,7 +22,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from assay_vllm import NAME
+from assay_vllm import EMULATE
 from assay_vllm.fake_quant import check_supported, describe, fake_quantize
 
 WEIGHTS_ONLY_VARIABLE = "ASSAY_EMULATE_WEIGHTS_ONLY"
@@ -33,7 +33,7 @@ class EmulatedConfig(CompressedTensorsConfig):
     """Reads the checkpoint's quantization_config as vLLM does; hands out dense methods."""
 
     def get_name(self) -> str:
-        return NAME
+        return EMULATE
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -42,8 +42,8 @@ class EmulatedConfig(CompressedTensorsConfig):
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None) -> str | None:
         """Claims compressed-tensors checkpoints, only when asked for by name."""
-        ours = user_quant == NAME and hf_quant_cfg.get("quant_method") == "compressed-tensors"
-        return NAME if ours else None
+        ours = user_quant == EMULATE and hf_quant_cfg.get("quant_method") == "compressed-tensors"
+        return EMULATE if ours else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         if isinstance(layer, LinearBase):
