@@ -238,22 +238,28 @@ def test_quantized_activations_agree_with_transformers(tmp_path: Path) -> None:
     expected = reference_logprobs(source, dense, schemes, input_scales)
     weights_only = reference_logprobs(source, dense, {}, {})
     error, distance = [], []
-    for (prompt_logprobs, _, _), reference, other, prompt in zip(
-        reply["replies"], expected, weights_only, PROMPTS, strict=True
-    ):
-        for position in range(1, len(prompt)):
-            for token, entry in prompt_logprobs[position].items():
-                error.append(abs(entry["logprob"] - float(reference[position - 1, int(token)])))
-                distance.append(abs(entry["logprob"] - float(other[position - 1, int(token)])))
-    mean_error, mean_distance = sum(error) / len(error), sum(distance) / len(distance)
-    # Sums in another order flip a rounding here and there, so not zero; leaving out the activations is far away.
-    assert mean_error < 0.1 * mean_distance, (mean_error, mean_distance)
+    for (logprobs, _, _), reference, other in zip(reply["replies"], expected, weights_only, strict=True):
+        error += worst_errors(logprobs, reference)
+        distance += worst_errors(logprobs, other)
+    # Sums in another order flip a rounding here and there, and every later token sees it. Before the first flip of a prompt
+    # the models agree to float32's last digits; without quantized activations they agree nowhere.
+    assert sum(e < 1e-4 for e in error) > 0.2 * len(error)
+    assert min(distance) > 1e-3
+    assert sum(error) < 0.3 * sum(distance)
     (line,) = [k for k in server.fingerprint.kernels if k.startswith("assay-emulate: Glm4MoeForCausalLM")]
     _, _, activations = line.partition("activations: ")
     assert activations.split(", ") == [
         "5 modules float4 tensor_group 16 dynamic",  # experts of layer 1, two linear layers in both shared experts
         "7 modules float8 group 128 dynamic",  # two linear layers in three attention blocks, experts of layer 2
         "2 modules float8 token dynamic",
+    ]
+
+
+def worst_errors(prompt_logprobs: list[Any], reference_TV: torch.Tensor) -> list[float]:
+    """Per position, the largest difference among the log-probabilities that the server returned."""
+    return [
+        max(abs(entry["logprob"] - float(reference_TV[position, int(token)])) for token, entry in entries.items())
+        for position, entries in enumerate(prompt_logprobs[1:])
     ]
 
 

@@ -30,6 +30,7 @@ _CONSEQUENCE = re.compile(
     r"initialization failed|See root cause|cancelled|died unexpectedly|EngineDeadError|Failed to load plugin"
     r"|EngineCore encountered|Broken pipe|leaked|DeprecationWarning|FutureWarning|UserWarning|Cannot connect to"
 )
+_NOISE = re.compile(r'\s*(?:File "|\^|~|return |raise |self\.|with |Traceback|usage: |\[(?:-|model_tag))|Route: ')
 
 
 def strip_prefix(line: str) -> str:
@@ -67,7 +68,7 @@ def tail(lines: Iterable[str], num_lines: int = 12) -> str:
     kept = []
     for line in lines:
         text = strip_prefix(line)
-        if not text.strip() or re.match(r'\s*(File "|\^|~|return |raise |self\.|with |Traceback)|Route: ', text):
+        if not text.strip() or _NOISE.match(text):
             continue
         kept.append(line.rstrip()[:300])
     return "\n".join(f"    {line}" for line in kept[-num_lines:])
