@@ -489,7 +489,8 @@ def _print_verdicts(gates: GateReport) -> None:
         table.add_row(
             verdict.candidate, verdict.gate, f"[{colours[verdict.status]}]{verdict.status}[/]", _escape(verdict.detail)
         )
-    console.print(table)
+    # A log has no width of its own; 80 columns would fold every sentence into a column of words.
+    console.print(table, width=None if console.is_terminal else 160)
     for candidate, status in gates.overall.items():
         console.print(f"{candidate:16} [bold {colours[status]}]{status}[/]")
 

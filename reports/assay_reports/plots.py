@@ -21,6 +21,9 @@ ROLE_COLOURS = {
 
 Figure = dict[str, Any]
 
+SMALLEST_NATS = 1e-9
+"""What logarithmic axes begin at: log-probabilities in single precision tell nothing below. A smaller floor is not drawn."""
+
 
 def colours(report: Report) -> dict[str, str]:
     """Label -> colour: grey for the reference and its repeat."""
@@ -97,7 +100,7 @@ def _trace(row: Row, colour: str, x: list[float], intervals: list[Interval], *, 
 
 def kl_with_intervals(report: Report) -> Figure | None:
     """Mean KL (nats, logarithmic) per checkpoint with its interval; the 99th percentile as an open mark."""
-    rows = [row for row in report.rows if row.divergence is not None and row.divergence.kl_mean.value > 0]
+    rows = [row for row in report.rows if row.divergence is not None and row.divergence.kl_mean.value > SMALLEST_NATS]
     if not rows:
         return None
     colour = colours(report)
@@ -138,7 +141,7 @@ def kl_by_position(report: Report) -> Figure | None:
     data: list[Figure] = []
     for row in rows:
         assert row.divergence is not None
-        buckets = [bucket for bucket in row.divergence.by_position if bucket.kl_mean > 0]
+        buckets = [bucket for bucket in row.divergence.by_position if bucket.kl_mean > SMALLEST_NATS]
         if not buckets:
             continue
         floor = row.kind == "noise floor"

@@ -68,8 +68,10 @@ def size(num_bytes: float | None) -> str:
 
 
 def ratio(number: float | None, unit: str = "x") -> str:
-    """3.9x"""
-    return NOT_MEASURED if number is None else f"{number:.3g}{unit}"
+    """3.9x; beyond 10,000 only that it is: a floor that small is rounding, and its digits say nothing."""
+    if number is None:
+        return NOT_MEASURED
+    return f"> 10,000{unit}" if number > 10_000 else f"{number:.3g}{unit}"
 
 
 def tokens(number: float | None) -> str:
