@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import pytest
 from fake_server import FakeServer, Scripted
 
 from assay.recipes import ArithmeticTask, LmEvalTask
+from assay.records import Fingerprint
 from assay_evaluate.client import Client
 from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
-from assay_evaluate.dialect import Dialect
+from assay_evaluate.dialect import Dialect, takes_seeds
 from assay_evaluate.items import arithmetic_item
 from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.language import count_scripts, is_wrong_script
@@ -258,3 +260,22 @@ def test_scripts_are_counted() -> None:
         "Hangul": 2,
         "Other": 1,
     }
+
+
+def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path) -> None:
+    """vLLM 0.32 on a CPU dies of a seeded request that is read in several steps; with MTP it ignores the seed."""
+
+    def fingerprint(hardware: dict[str, str], speculation: dict[str, Any] | None) -> Fingerprint:
+        return Fingerprint(
+            engine="vllm 0.32.0", versions={}, hardware=hardware, profile="p", flags={}, environment={}, speculation=speculation,
+            checkpoint_flags={}, emulated=None, kernels=(),
+        )  # fmt: skip
+
+    gpu, drafts = {"gpus": "8x H200 (141 GB)"}, {"method": "mtp", "num_speculative_tokens": 1}
+    seen = [
+        takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), ({"cpu": "x"}, None), ({"cpu": "x"}, drafts))
+    ]
+    assert seen == [True, False, False, False]
+    with FakeServer() as server, session_with(server, tmp_path) as session:
+        run_arithmetic(dataclasses.replace(session, sends_seeds=False), ARITHMETIC, arithmetic_items(ARITHMETIC, "eval-test"))
+    assert all("seed" not in body for _, body in server.requests)

@@ -433,7 +433,9 @@ try:
     main()
 finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    print("peak", used.ru_maxrss * 1024, "cpu", used.ru_utime + used.ru_stime, file=sys.stderr)
+    # VmHWM is this program's own; ru_maxrss begins with what the parent had when it forked
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    print("peak", int(peak) * 1024, "cpu", used.ru_utime + used.ru_stime, file=sys.stderr)
     print("heavy", sorted({"torch", "transformers", "vllm"} & set(sys.modules)), file=sys.stderr)
 """
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.records import Fingerprint
 from assay_evaluate.client import Client, NotMeasured, error_message
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +29,7 @@ class Dialect:
     chat_template_kwargs: dict[str, Any]
 
     def generation(
-        self, messages: Messages, *, max_tokens: int, temperature: float, seed: int, with_ids: bool = False
+        self, messages: Messages, *, max_tokens: int, temperature: float, seed: int | None, with_ids: bool = False
     ) -> tuple[str, dict[str, Any]]:
         """API path and body that ask for one reply. A last message of the assistant is continued, not answered.
 
@@ -46,12 +47,23 @@ class Dialect:
         return CHAT, {"messages": list(messages), **body}
 
 
-def sampling(temperature: float, seed: int) -> dict[str, Any]:
-    """Every sampling parameter a checkpoint's generation_config.json could otherwise set."""
-    return {
-        "temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": seed,
+def sampling(temperature: float, seed: int | None) -> dict[str, Any]:
+    """Every sampling parameter a checkpoint's generation_config.json could otherwise set; `seed` None: not sent."""
+    parameters = {
+        "temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     }  # fmt: skip
+    return parameters if seed is None else {**parameters, "seed": seed}
+
+
+def takes_seeds(fingerprint: Fingerprint) -> bool:
+    """Whether a server may be sent a seed with each request.
+
+    Not vLLM on a CPU: a seeded request whose prompt is read in several steps kills the engine ("CPU Generator does not use
+    offset", vLLM 0.32, gpu_model_runner.py `_bookkeeping_sync`). With speculation a seed is not honoured anyway. Sampled
+    text is journaled, so every candidate is scored on the same text whether it was seeded or not.
+    """
+    return fingerprint.speculation is None and "gpus" in fingerprint.hardware
 
 
 def seed_of(*parts: str | int) -> int:

@@ -25,6 +25,7 @@ class Session:
     """The suite's."""
     sample: int
     has_reasoning_parser: bool
+    sends_seeds: bool = True
     tally: Tally = field(default_factory=Tally)
     """Speculation of all replies to the tasks."""
 
@@ -51,7 +52,7 @@ class Session:
     ) -> Request:
         """A request for one reply; `repeat` counts samples of the same question."""
         room = max_tokens if self.max_model_len is None else min(max_tokens, self.max_model_len)  # more is refused
-        seed = seed_of(self.seed, task, item, repeat)
+        seed = seed_of(self.seed, task, item, repeat) if self.sends_seeds else None
         path, body = self.dialect.generation(messages, max_tokens=room, temperature=temperature, seed=seed, with_ids=with_ids)
         return Request(task, item if repeat == 0 else f"{item}#{repeat}", self.sample, path, body)
 

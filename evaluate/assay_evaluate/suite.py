@@ -12,7 +12,7 @@ from assay.records import Acceptance, Divergence, TaskResult
 from assay_evaluate.acceptance import acceptance, server_counters
 from assay_evaluate.client import Client, NotMeasured
 from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
-from assay_evaluate.dialect import learn_dialect
+from assay_evaluate.dialect import learn_dialect, takes_seeds
 from assay_evaluate.divergence import summarize
 from assay_evaluate.documents import Document, find_documents, find_scores, pair_scores, scoring_requests, write_documents
 from assay_evaluate.journal import Identity, Journal, Reply
@@ -78,7 +78,8 @@ def measure_suite(
     not_measured: dict[str, str] = {}
     with Client(server, journal, who, concurrency=in_flight, newest_first=is_noise_floor, on_progress=on_progress) as client:
         dialect = learn_dialect(client, serving.chat_template_kwargs)
-        session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None)
+        seeds = takes_seeds(server.fingerprint)
+        session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None, seeds)
         notes = [] if dialect.is_chat else [NO_TEMPLATE]
         reference = who if text is None else text.who
         tasks, accepted = _run_tasks(session, suite, server, who, reference)
