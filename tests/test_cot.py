@@ -267,14 +267,20 @@ def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path
 
     def fingerprint(hardware: dict[str, str], speculation: dict[str, Any] | None) -> Fingerprint:
         return Fingerprint(
-            engine="vllm 0.32.0", versions={}, hardware=hardware, profile="p", flags={}, environment={}, speculation=speculation,
-            checkpoint_flags={}, emulated=None, kernels=(),
-        )  # fmt: skip
+            engine="vllm 0.32.0",
+            versions={},
+            hardware=hardware,
+            profile="p",
+            flags={},
+            environment={},
+            speculation=speculation,
+            checkpoint_flags={},
+            emulated=None,
+            kernels=(),
+        )
 
-    gpu, drafts = {"gpus": "8x H200 (141 GB)"}, {"method": "mtp", "num_speculative_tokens": 1}
-    seen = [
-        takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), ({"cpu": "x"}, None), ({"cpu": "x"}, drafts))
-    ]
+    cpu, gpu, drafts = {"cpu": "x"}, {"gpus": "8x H200 (141 GB)"}, {"method": "mtp", "num_speculative_tokens": 1}
+    seen = [takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), (cpu, None), (cpu, drafts))]
     assert seen == [True, False, False, False]
     with FakeServer() as server, session_with(server, tmp_path) as session:
         run_arithmetic(dataclasses.replace(session, sends_seeds=False), ARITHMETIC, arithmetic_items(ARITHMETIC, "eval-test"))
