@@ -268,12 +268,11 @@ def serve(
     import time
 
     from assay.targets import resolve_target
-    from assay_evaluate.hardware import choose_profile
     from assay_evaluate.serve import ServerSpec
     from assay_evaluate.serve import serve as start
 
     aim = resolve_target(str(checkpoint))
-    chosen = load_recipe(ProfileRecipe, profile) if profile else choose_profile(aim.recipe)
+    chosen = _choose_profile(aim, profile)
     log_path = Path("runs") / "serve" / f"{checkpoint.resolve().name}.log"
     spec = ServerSpec(
         checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True, log_path=log_path, port=port
@@ -309,7 +308,6 @@ def evaluate(
     Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
     """
     from assay.targets import resolve_target
-    from assay_evaluate.hardware import choose_profile
     from assay_evaluate.run import evaluate as run_suite
 
     if (target is None) == (reference is None) or (reference is None) != (not candidate):
@@ -323,7 +321,7 @@ def evaluate(
         aim = resolve_target(str(reference))
         run_dir = runs / aim.recipe.name
         candidates = _two_checkpoints(reference, candidate)
-    chosen = load_recipe(ProfileRecipe, profile) if profile else choose_profile(aim.recipe)
+    chosen = _choose_profile(aim, profile)
     chosen_suite = _choose_suite(aim, suite, chosen)
     measurements = run_suite(
         aim.recipe.name,
@@ -388,6 +386,22 @@ def _two_checkpoints(reference: Path, candidates: list[Path]) -> list[Candidate]
         Candidate(label, folder, is_reference=number == 0)
         for number, (label, folder) in enumerate(zip(labels, (reference, *candidates), strict=True))
     ]
+
+
+def _choose_profile(aim: Target, wanted: str | None) -> ProfileRecipe:
+    """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits."""
+    from assay_evaluate.hardware import choose_profile, describe_hardware, find_gpus, fits
+
+    if wanted is None:
+        return choose_profile(aim.recipe)
+    profile = load_recipe(ProfileRecipe, wanted)
+    if profile.base_url is None and not fits(profile.hardware, find_gpus()):
+        needed = f"{profile.hardware.num_gpus}x {profile.hardware.gpu or 'NVIDIA GPU'}"
+        raise AssayError(
+            f"profile {profile.name} needs {needed}, this machine has {describe_hardware().get('gpus', 'no GPU')}; "
+            "leave --profile out to have one chosen, or write one under recipes/profiles/"
+        )
+    return profile
 
 
 def _choose_suite(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteRecipe:
@@ -479,18 +493,19 @@ def _write_cards(run_dir: Path) -> list[Path]:
 
 
 def _print_verdicts(gates: GateReport) -> None:
+    """A table on a terminal; in a log, whose width nobody knows, a line per verdict."""
     from rich.table import Table
 
     colours = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
-    table = Table(title=f"{gates.model} against {gates.reference}", title_justify="left")
-    for heading in ("candidate", "gate", "verdict", "what was seen"):
-        table.add_column(heading, overflow="fold")
-    for verdict in gates.verdicts:
-        table.add_row(
-            verdict.candidate, verdict.gate, f"[{colours[verdict.status]}]{verdict.status}[/]", _escape(verdict.detail)
-        )
-    # A log has no width of its own; 80 columns would fold every sentence into a column of words.
-    console.print(table, width=None if console.is_terminal else 160)
+    console.print(f"{gates.model} against {gates.reference}")
+    if console.is_terminal:
+        table = Table("candidate", "gate", "verdict", "what was seen")
+        for one in gates.verdicts:
+            table.add_row(one.candidate, one.gate, f"[{colours[one.status]}]{one.status}[/]", _escape(one.detail))
+        console.print(table)
+    else:
+        for one in gates.verdicts:
+            console.print(f"{one.candidate:16} {one.gate:26} {one.status:12} {_escape(one.detail)}")
     for candidate, status in gates.overall.items():
         console.print(f"{candidate:16} [bold {colours[status]}]{status}[/]")
 

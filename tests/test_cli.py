@@ -174,6 +174,13 @@ def test_evaluate_without_a_target(run: Run) -> None:
     assert "say what to measure" in one_error(run("evaluate"))
 
 
+def test_profile_that_this_machine_does_not_fit(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay_evaluate.hardware.find_gpus", lambda: ())
+    run("quantize", source, "--precisions", "w4a16")
+    message = one_error(run("evaluate", source, "--precisions", "w4a16", "--profile", "8xh200", "--suite", "quick"))
+    assert message.startswith("profile 8xh200 needs 8x H200, this machine has no GPU")
+
+
 def test_no_such_run(run: Run) -> None:
     assert one_error(run("gate", "nothing")).startswith("nothing: no run of that name")
 

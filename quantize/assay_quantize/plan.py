@@ -15,7 +15,7 @@ from typing import Any
 
 from assay.errors import PlanError
 from assay.families import Classified, classify, family_of, ignore_patterns
-from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe, recipe_names
+from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe
 from assay.records import Action, OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.completeness import check_layers, check_mtp, mtp_layer_indexes
@@ -76,7 +76,7 @@ def _check_recipe(recipe: PrecisionRecipe) -> None:
         instead = "nvfp4a16" if recipe.scheme == "nvfp4" else "w4a16, nvfp4a16 or fp8"
         raise PlanError(
             f"precision {recipe.name} needs calibration data{f': {why}' if why else ''}; assay has no calibration yet; "
-            f"take {instead} (all: {', '.join(recipe_names('precisions'))})"
+            f"take {instead} instead, made from the weights alone"
         )
     if "lm_head" in recipe.quantize:
         raise PlanError(
