@@ -1,0 +1,210 @@
+"""From a TARGET and options to the inputs of a stage, and from its records to what is written of them.
+
+The layout of a run's folder is known here: RUN/PRECISION/{plan.json, verify.json, checkpoint/}, RUN/measurements/*.json,
+RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --help` needs neither torch nor lm-eval.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.errors import AssayError, CheckpointError, PlanError
+from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe
+from assay.records import GateReport, Measurement, Plan, Verification
+from assay.terminal import console, escape, print_verification
+
+if TYPE_CHECKING:
+    from assay.targets import Target
+    from assay_evaluate.run import Candidate
+
+
+def precision_names(aim: Target, one: str | None, several: str | None, *, with_reference: bool) -> list[str]:
+    """Precisions to make, the reference's first: nothing can be measured without it."""
+    if one is not None and several is not None:
+        raise PlanError("say --precision or --precisions, not both")
+    names = [one] if one else [n for n in (several or ",".join(aim.recipe.precisions)).replace(" ", ",").split(",") if n]
+    reference = aim.recipe.reference.precision
+    if with_reference and reference is not None:
+        names = [reference, *(name for name in names if name != reference)]
+    return list(dict.fromkeys(names))
+
+
+def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
+    from assay_quantize.checkpoint import Checkpoint, open_checkpoint
+    from assay_quantize.plan import make_plan
+
+    location = aim.location
+    checkpoint: Checkpoint
+    if location.path is not None:
+        checkpoint = open_checkpoint(Path(location.path))
+    else:
+        from assay_quantize.hub import open_hub_checkpoint
+
+        assert location.hub is not None
+        checkpoint = open_hub_checkpoint(location.hub, location.revision)
+    for note in checkpoint.notes:
+        console.print(f"note: {escape(note)}")
+    return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
+
+
+def quantize_one(aim: Target, made: Plan, folder: Path, device: str) -> Verification:
+    from assay.progress import ShardProgress
+    from assay.targets import local_checkpoint
+    from assay_quantize.engine import is_complete
+    from assay_quantize.engine import quantize as run_engine
+    from assay_quantize.verify import verify as verify_checkpoint
+
+    source = local_checkpoint(aim.location)
+    record_path = folder.parent / "verify.json"
+    if is_complete(made, folder) and record_path.is_file():
+        previous = Verification.load(record_path)
+        if previous.passed and previous.checkpoint_sha256 == manifest_sha256(folder):
+            console.print(f"{made.precision:10} done before and verified: {folder}")
+            return previous
+    made.save(folder.parent / "plan.json")
+    with ShardProgress(console, made) as progress:
+        manifest = run_engine(made, source, folder, device=device, on_progress=progress)
+    console.print(
+        f"{made.precision:10} {manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB "
+        f"in {manifest.seconds:.0f} s: {folder}"
+    )
+    with console.status("verifying"):
+        result = verify_checkpoint(folder, source=source)
+    result.save(record_path)
+    print_verification(result)
+    write_first_card(aim, folder)
+    return result
+
+
+def manifest_sha256(folder: Path) -> str | None:
+    from assay.records import Manifest
+
+    path = folder / "assay_manifest.json"
+    return Manifest.load(path).checkpoint_sha256 if path.is_file() else None
+
+
+def write_first_card(aim: Target, folder: Path) -> None:
+    """The card without scores: it says that nothing was measured yet. Only inside a run, whose layout the card reads."""
+    if folder.name == "checkpoint" and (folder.parent / "plan.json").is_file():
+        from assay_reports.card import write_card
+
+        write_card(folder.parent.parent, folder.parent.name)
+
+
+def run_candidates(aim: Target, run_dir: Path, precisions: str | None) -> list[Candidate]:
+    """Reference first, then the source (if the recipe wants it), then every candidate precision."""
+    from assay.targets import local_checkpoint, source_label
+    from assay_evaluate.run import Candidate
+    from assay_quantize.checkpoint import open_checkpoint
+
+    def made(name: str) -> Path:
+        folder = run_dir / name / "checkpoint"
+        if not (folder / "assay_manifest.json").is_file():
+            raise CheckpointError(
+                f"{folder}: no finished checkpoint there; make it first: assay quantize {aim.recipe.name} --precision {name}"
+            )
+        return folder
+
+    recipe = aim.recipe
+    if recipe.reference.precision is not None:
+        reference = Candidate(recipe.reference.precision, made(recipe.reference.precision), is_reference=True)
+    else:
+        assert recipe.reference.release is not None
+        reference = Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True)
+    found = [reference]
+    if recipe.include_source:
+        source = local_checkpoint(aim.location)
+        found.append(Candidate(source_label(open_checkpoint(source).config), source))
+    names = precision_names(aim, None, precisions, with_reference=False)
+    found += [Candidate(name, made(name)) for name in names if name != reference.label]
+    if len(found) == 1:
+        raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
+    return found
+
+
+def two_checkpoints(reference: Path, candidates: list[Path]) -> list[Candidate]:
+    from assay_evaluate.run import Candidate
+
+    for folder in (reference, *candidates):
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder}: no checkpoint there (no config.json)")
+    labels = [
+        folder.resolve().name if folder.name != "checkpoint" else folder.resolve().parent.name
+        for folder in (reference, *candidates)
+    ]
+    if len(set(labels)) != len(labels):
+        labels = [f"{label}-{number}" for number, label in enumerate(labels)]
+    return [
+        Candidate(label, folder, is_reference=number == 0)
+        for number, (label, folder) in enumerate(zip(labels, (reference, *candidates), strict=True))
+    ]
+
+
+def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
+    """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits."""
+    from assay_evaluate.hardware import choose_profile, describe_hardware, find_gpus, fits
+
+    if wanted is None:
+        return choose_profile(aim.recipe)
+    profile = load_recipe(ProfileRecipe, wanted)
+    if profile.base_url is None and not fits(profile.hardware, find_gpus()):
+        needed = f"{profile.hardware.num_gpus}x {profile.hardware.gpu or 'NVIDIA GPU'}"
+        raise AssayError(
+            f"profile {profile.name} needs {needed}, this machine has {describe_hardware().get('gpus', 'no GPU')}; "
+            "leave --profile out to have one chosen, or write one under recipes/profiles/"
+        )
+    return profile
+
+
+def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteRecipe:
+    if wanted is not None:
+        return load_recipe(SuiteRecipe, wanted)
+    if aim.recipe.suite != "quick" and profile.hardware.device == "cpu":
+        console.print(
+            f"suite quick, not {aim.recipe.suite}, which has budgets of thousands of tokens an item and needs GPUs; "
+            f"--suite {aim.recipe.suite} insists"
+        )
+        return load_recipe(SuiteRecipe, "quick")
+    return load_recipe(SuiteRecipe, aim.recipe.suite)
+
+
+def run_folder(run: str, runs: Path) -> Path:
+    from assay.targets import run_name
+
+    for folder in (Path(run), runs / run, runs / run_name(run)):
+        if (folder / "measurements").is_dir() or list(folder.glob("*/plan.json")):
+            return folder
+    known = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
+    raise AssayError(
+        f"{run}: no run of that name; runs in {runs}: {', '.join(known) or 'none'}; `make quantize eval` makes one"
+    )
+
+
+def load_measurements(run_dir: Path) -> list[Measurement]:
+    found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    if not found:
+        raise AssayError(f"{run_dir}: nothing was measured yet; run `assay evaluate` first")
+    return found
+
+
+def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) -> GateReport:
+    """Verdicts, then everything that is written from records: gates.json, report, cards."""
+    from assay_evaluate.gates import judge
+    from assay_reports.report import write_report
+
+    judged = judge(measurements, load_recipe(GateRecipe, gates), model=measurements[0].model)
+    judged.save(run_dir / "gates.json")
+    write_cards(run_dir)
+    write_report(run_dir)
+    return judged
+
+
+def write_cards(run_dir: Path) -> list[Path]:
+    from assay_reports.card import write_card
+
+    return [
+        write_card(run_dir, path.parent.name)
+        for path in sorted(run_dir.glob("*/plan.json"))
+        if (path.parent / "checkpoint").is_dir()
+    ]
