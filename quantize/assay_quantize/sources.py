@@ -1,0 +1,149 @@
+"""The weights of a source, by rows: whatever form they are stored in, a reader gets plain numbers of 16 or 32 bits.
+
+A weight stored as FP8 with scales is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the weight of one
+expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's buffer, never
+mapped: mapped pages would count as memory of this process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.errors import CheckpointError, QuantizeError
+from assay.records import TensorPlan
+from assay_quantize.checkpoint import Checkpoint, TensorHeader
+
+Buffer = npt.NDArray[np.uint8]
+"""Flat, writable, C-contiguous memory of the caller."""
+
+STORAGE: dict[str, Any] = {
+    "BOOL": np.uint8, "U8": np.uint8, "I8": np.int8, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
+    "U16": np.uint16, "I16": np.int16, "F16": np.float16, "BF16": np.uint16,
+    "U32": np.uint32, "I32": np.int32, "F32": np.float32, "U64": np.uint64, "I64": np.int64, "F64": np.float64,
+}  # fmt: skip
+"""safetensors dtype -> numpy dtype it is held in; BF16 and FP8 as bit patterns."""
+
+
+class SourceReader:
+    """Reads weights of one checkpoint; safe to use from many threads at once. A context manager, or call `close`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """checkpoint: its `folder` must be set; files are opened when first read.
+
+        Raises CheckpointError for a checkpoint whose weights are on the hub.
+        """
+        if checkpoint.folder is None:
+            raise CheckpointError(f"{checkpoint.location}: its weights are on the hub; download it first and give the folder")
+        self.checkpoint = checkpoint
+        self._folder = checkpoint.folder
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files. No read may be under way."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def close_shard(self, shard: str) -> None:
+        """Close one file, so that deleting it frees its disk space. No read of it may be under way."""
+        with self._lock:
+            if (descriptor := self._descriptors.pop(shard, None)) is not None:
+                os.close(descriptor)
+
+    # -------------------------------------------------------------------------------------------- reading
+    def read_rows(self, tensor: TensorPlan, begin: int, end: int, buffer: Buffer | None = None) -> npt.NDArray[Any]:
+        """Rows [begin, end) of the logical weight, in `tensor.logical_dtype`: uint16 bit patterns for BF16, float16, float32.
+
+        Rows are counted along the first dimension; shape [end - begin, *tensor.shape[1:]]. buffer: where they are put, at
+        least `rows_bytes(tensor, end - begin)` long; the array returned is a view of it. None: new memory.
+        Raises CheckpointError: a file that cannot be read or is shorter than its header says; QuantizeError: not the
+        source the plan was made from.
+        """
+        header = self._header(tensor)
+        count, per_row = end - begin, header.num_bytes // header.shape[0] if header.shape[0] else 0
+        flat = self._memory(rows_bytes(tensor, count), buffer)
+        self._read_into(flat[: count * per_row].data, header, begin * per_row)
+        rows: npt.NDArray[Any] = flat.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
+        return rows
+
+    def read_bytes(self, tensor: TensorPlan, begin: int, end: int, buffer: Buffer | None = None) -> memoryview:
+        """Bytes [begin, end) of a tensor of any rank, as they are stored; in `buffer` if given. Raises like `read_rows`."""
+        header = self._header(tensor)
+        view: memoryview = self._memory(end - begin, buffer).data
+        self._read_into(view, header, begin)
+        return view
+
+    def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
+        """Ask the kernel to read bytes [begin, end) of the stored tensor ahead; returns at once."""
+        header = self._header(tensor)
+        os.posix_fadvise(self._descriptor(header.shard), header.begin + begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def done_with(self, tensor: TensorPlan, begin: int, end: int) -> None:
+        """Let the kernel drop bytes [begin, end) of the stored tensor from its page cache."""
+        header = self._header(tensor)
+        os.posix_fadvise(self._descriptor(header.shard), header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+    # -------------------------------------------------------------------------------------------- files
+    def _header(self, tensor: TensorPlan) -> TensorHeader:
+        header = self.checkpoint.tensors.get(tensor.name)
+        if header is None or (header.dtype, tuple(header.shape)) != (tensor.dtype, tuple(tensor.shape)):
+            raise QuantizeError(f"{tensor.name}: the source is no longer what the plan was made from; make a new plan")
+        return header
+
+    def _memory(self, num_bytes: int, buffer: Buffer | None) -> Buffer:
+        if buffer is None:
+            return np.empty(num_bytes, np.uint8)
+        assert buffer.nbytes >= num_bytes, f"a buffer of {num_bytes} bytes is needed, got {buffer.nbytes}"
+        return buffer[:num_bytes]
+
+    def _descriptor(self, shard: str) -> int:
+        with self._lock:
+            if shard not in self._descriptors:
+                self._descriptors[shard] = self._open(shard)
+            return self._descriptors[shard]
+
+    def _open(self, shard: str) -> int:
+        path = self._folder / shard
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        size, expected = os.fstat(descriptor).st_size, self.checkpoint.shards.get(shard)
+        if expected is not None and size != expected:
+            os.close(descriptor)
+            raise CheckpointError(
+                f"{path}: {expected} bytes expected, {size} there: it changed since its header was read; download it again"
+            )
+        return descriptor
+
+    def _read_into(self, view: memoryview, header: TensorHeader, begin: int) -> None:
+        assert begin >= 0 and begin + len(view) <= header.num_bytes, f"{header.name}: {begin} + {len(view)} is beyond its end"
+        descriptor, position, done = self._descriptor(header.shard), header.begin + begin, 0
+        while done < len(view):
+            try:
+                got = os.preadv(descriptor, [view[done:]], position + done)
+            except OSError as error:
+                raise CheckpointError(f"{self._folder / header.shard}: cannot be read: {error.strerror}") from None
+            if got == 0:
+                raise CheckpointError(f"{self._folder / header.shard}: truncated: ends inside {header.name}; download it again")
+            done += got
+
+
+def rows_bytes(tensor: TensorPlan, rows: int) -> int:
+    """Bytes of `rows` rows of the logical weight, as `read_rows` returns them."""
+    return rows * math.prod(tensor.shape[1:]) * int(np.dtype(STORAGE[tensor.logical_dtype]).itemsize)
