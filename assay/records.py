@@ -150,6 +150,8 @@ class Plan(Record):
     precision_recipe: dict[str, Any]
     config: dict[str, Any]
     """The source's config.json."""
+    source_revision: str | None = None
+    """Commit of a source on the hub; None for a folder."""
     mtp_layers: tuple[int, ...]
     """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they are named `mtp.*`."""
     ignore: tuple[str, ...]

@@ -56,7 +56,7 @@ class Checkpoint:
 
     location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
     a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
-    notes: what was odd but not wrong.
+    notes: what was odd but not wrong. revision: the commit on the hub; None for a folder.
     """
 
     location: str
@@ -66,6 +66,7 @@ class Checkpoint:
     shards: dict[str, int]
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    revision: str | None = None
     _maps: dict[str, mmap.mmap] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -40,13 +41,8 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
 
     Raises CheckpointError in one line: no such model, gated, offline, no safetensors, quantized already.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
-        raise CheckpointError(f"{hub_id}: HF_HUB_OFFLINE is set; give a local folder, or unset it")
-    token = os.environ.get("HF_TOKEN", "").strip()
-    # httpx drops Authorization when the hub redirects to the host of its storage
-    headers = {"user-agent": "assay", **({"authorization": f"Bearer {token}"} if token else {})}
-    with httpx.Client(headers=headers, follow_redirects=True, timeout=30.0) as client:
-        hub = _Repository(client, hub_id, revision)
+    with hub_client(hub_id) as client:
+        hub = Repository(client, hub_id, revision)
         files = hub.list_files()
         config = parse_json_object(f"{hub_id}: config.json", hub.get("config.json", files))
         check_config_not_quantized(hub_id, config)
@@ -57,16 +53,27 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
             index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.get(INDEX_NAME, files))
         made = assemble(hub_id, None, config, index, files, hub.shard_headers)
     check_tensors_not_quantized(made)
-    return made
+    return replace(made, revision=hub.commit)
 
 
-class _Repository:
+def hub_client(hub_id: str) -> httpx.Client:
+    """A client that shows `HF_TOKEN` to the hub only. Raises CheckpointError when `HF_HUB_OFFLINE` is set."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+        raise CheckpointError(f"{hub_id}: HF_HUB_OFFLINE is set; give a local folder, or unset it")
+    token = os.environ.get("HF_TOKEN", "").strip()
+    # httpx drops Authorization when the hub redirects to the host of its storage
+    headers = {"user-agent": "assay", **({"authorization": f"Bearer {token}"} if token else {})}
+    return httpx.Client(headers=headers, follow_redirects=True, timeout=30.0)
+
+
+class Repository:
     """One revision of one model; after `list_files` pinned to its commit, so that a push in between changes nothing."""
 
     def __init__(self, client: httpx.Client, hub_id: str, revision: str) -> None:
         self.client = client
         self.hub_id = hub_id
         self.revision = revision
+        self.commit: str | None = None
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
     def list_files(self) -> list[str]:
@@ -75,7 +82,7 @@ class _Repository:
         listing = parse_json_object(f"{self.hub_id}: file list", self._fetch(url, None)[0])
         commit = listing.get("sha")
         if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit):
-            self.revision = commit
+            self.revision = self.commit = commit
         siblings = listing.get("siblings") or []
         names = [str(one.get("rfilename", "")) for one in siblings if isinstance(one, dict)]
         return sorted(name for name in names if name and "/" not in name)
@@ -84,7 +91,7 @@ class _Repository:
         """A small file."""
         if name not in files:
             raise CheckpointError(f"{self.hub_id}: has no {name}; is it a model in transformers format?")
-        return self._fetch(self._url(name), None)[0]
+        return self._fetch(self.url(name), None)[0]
 
     def shard_headers(self, shards: list[str]) -> list[dict[str, TensorHeader]]:
         """Headers of `shards`, a few requests at a time."""
@@ -92,13 +99,13 @@ class _Repository:
             return list(pool.map(self._shard_header, shards))
 
     def _shard_header(self, shard: str) -> dict[str, TensorHeader]:
-        first, file_bytes = self._fetch(self._url(shard), (0, FIRST_BYTES))
+        first, file_bytes = self._fetch(self.url(shard), (0, FIRST_BYTES))
         length = int.from_bytes(first[:8], "little")
         if len(first) < 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES):
-            first += self._fetch(self._url(shard), (len(first), 8 + length))[0]
+            first += self._fetch(self.url(shard), (len(first), 8 + length))[0]
         return parse_header(f"{self.hub_id}/{shard}", shard, file_bytes, lambda begin, end: first[begin:end])
 
-    def _url(self, name: str) -> str:
+    def url(self, name: str) -> str:
         return f"{self.endpoint}/{quote(self.hub_id)}/resolve/{quote(self.revision, safe='')}/{quote(name)}"
 
     def _fetch(self, url: str, span: tuple[int, int] | None) -> tuple[bytes, int]:
@@ -106,7 +113,7 @@ class _Repository:
         for attempt in range(1, TRIES + 1):
             try:
                 return self._fetch_once(url, span)
-            except _MayPass as problem:
+            except MayPass as problem:
                 if attempt == TRIES:
                     raise CheckpointError(
                         f"{self.hub_id}: {self.endpoint} does not answer: {problem}; give a local folder, or try again"
@@ -121,7 +128,7 @@ class _Repository:
         limit = MAX_JSON_BYTES if span is None else span[1] - span[0]
         try:
             with self.client.stream("GET", url, headers=headers) as response:
-                file_bytes = self._check(response, ranged=span is not None)
+                file_bytes = self.check(response, ranged=span is not None)
                 data = bytearray()
                 for piece in response.iter_bytes():
                     data += piece
@@ -130,10 +137,10 @@ class _Repository:
         except httpx.InvalidURL:
             raise CheckpointError(f"{self.hub_id}: {self.endpoint!r} (HF_ENDPOINT) is not a URL") from None
         except httpx.HTTPError as error:
-            raise _MayPass(str(error) or type(error).__name__) from None
+            raise MayPass(str(error) or type(error).__name__) from None
         return bytes(data), len(data) if file_bytes is None else file_bytes
 
-    def _check(self, response: httpx.Response, *, ranged: bool) -> int | None:
+    def check(self, response: httpx.Response, *, ranged: bool) -> int | None:
         """Refuse every answer but the one asked for; the size of the whole file, for a range."""
         status = response.status_code
         if status in (401, 403, 404):
@@ -142,7 +149,7 @@ class _Repository:
                 "gated, set HF_TOKEN; a local folder works too"
             )
         if status >= 500 or status == 429:
-            raise _MayPass(f"HTTP {status}")
+            raise MayPass(f"HTTP {status}")
         if not ranged and status == 200:
             return None
         total = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("content-range", ""))
@@ -153,5 +160,5 @@ class _Repository:
         raise CheckpointError(f"{self.hub_id}: {self.endpoint} answered HTTP {status} where {200 + 6 * ranged} was expected")
 
 
-class _MayPass(Exception):
+class MayPass(Exception):
     """A failure that another try may not meet."""

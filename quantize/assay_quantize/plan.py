@@ -59,6 +59,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         family=found,
         source=checkpoint.location,
         source_sha256=checkpoint.sha256,
+        source_revision=checkpoint.revision,
         recipe_sha256=recipe.sha256,
         precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config=checkpoint.config,
