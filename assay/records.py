@@ -338,6 +338,9 @@ class Divergence(Part):
     """Unbiased estimate of the full-vocabulary KL (text sampled from the reference at T=1)."""
     tail_mass_mean: float
     """Probability the reference puts outside its top-k, mean over positions."""
+    sampling_gap: Interval | None = None
+    """Surprise of the text's tokens under the reference minus its own entropy, nats per token, both over its top-k: 0 on
+    average when the text really was sampled from the reference at T=1. None: not computed."""
     top1_agreement: Interval
     by_position: tuple[PositionBucket, ...]
     by_language: dict[str, Interval]

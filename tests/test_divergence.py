@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from assay.errors import MeasureError
-from assay_evaluate.divergence import ScoredDocument, position_divergence, summarize
+from assay_evaluate.divergence import ScoredDocument, position_divergence, sampling_gap, summarize
 from assay_evaluate.journal import TokenLogprobs
 
 VOCABULARY = 500
@@ -190,3 +190,28 @@ def test_record_by_position_and_language() -> None:
     )
     again = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0, 10, 32, 999))
     assert again == record  # seeded
+
+
+def test_sampling_gap_tells_sampled_text_from_text_of_a_broken_sampler() -> None:
+    """0 within its interval for text drawn from the model, with a tail too; far from it at another temperature."""
+    for sharpness, top_k in ((1.0, 20), (3.0, 20), (3.0, 500)):
+        ln_p, _, tokens = sampled_pair(seed=5, positions=4_000, sharpness=sharpness, noise=0.1)
+        gap_P = sampling_gap(top_k_of(ln_p, tokens, top_k))
+        assert abs(gap_P.mean()) < 4 * gap_P.std() / np.sqrt(len(gap_P))
+        hot = (ln_p / 5 + np.random.default_rng(6).gumbel(size=ln_p.shape)).argmax(axis=1)
+        if top_k == VOCABULARY:
+            gap_P = sampling_gap(top_k_of(ln_p, hot, top_k))
+            assert gap_P.mean() == pytest.approx((-np.exp(log_softmax(ln_p / 5)) * ln_p).sum(1).mean()
+                                                 + (np.exp(ln_p) * ln_p).sum(1).mean(), rel=0.05)  # fmt: skip
+            assert gap_P.mean() > 2
+
+
+def test_sampling_gap_of_the_record_has_an_interval() -> None:
+    documents = []
+    for i in range(8):
+        ln_p, ln_q, tokens = sampled_pair(seed=50 + i, positions=200, sharpness=2.0, noise=0.1)
+        documents.append(ScoredDocument(f"d{i}", "en", top_k_of(ln_p, tokens, 20), top_k_of(ln_q, tokens, 20)))
+    gap = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0,)).sampling_gap
+    assert gap is not None and gap.n == 8
+    assert gap.low < 0 < gap.high
+    assert gap.value == pytest.approx(np.concatenate([sampling_gap(doc.reference) for doc in documents]).mean())

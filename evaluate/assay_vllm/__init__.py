@@ -1,4 +1,4 @@
-"""vLLM plugin: strict loading of weights, and emulation of formats the hardware lacks.
+"""vLLM plugin: strict loading of weights, emulation of formats the hardware lacks, a repair of sampling on CPUs.
 
     python -m vllm.entrypoints.openai.api_server --model DIR --load-format assay-strict
     python -m vllm.entrypoints.openai.api_server --model DIR --quantization assay-emulate --load-format assay-emulate
@@ -23,9 +23,11 @@ def register() -> None:
     from vllm.model_executor.layers.quantization import register_quantization_config
     from vllm.model_executor.model_loader import register_model_loader
 
+    from assay_vllm.cpu_sampling import repair
     from assay_vllm.emulate import EmulatedConfig
     from assay_vllm.loader import EmulatedLoader, StrictLoader
 
+    repair()
     register_model_loader(STRICT)(StrictLoader)
     register_model_loader(EMULATE)(EmulatedLoader)
     register_quantization_config(EMULATE)(EmulatedConfig)

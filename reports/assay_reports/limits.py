@@ -174,6 +174,31 @@ def divergence_direction(run: Run) -> str | None:
     )
 
 
+SAMPLING_GAP_NATS = 0.05
+"""A gap below this changes no KL that is shown, whether or not it is significant."""
+
+
+def not_sampled(run: Run) -> str | None:
+    gaps = [m.divergence.sampling_gap for m in run.measurements if m.divergence is not None and m.divergence.sampling_gap]
+    worst = max(gaps, key=lambda gap: abs(gap.value), default=None)
+    if worst is None or abs(worst.value) < SAMPLING_GAP_NATS or worst.low <= 0 <= worst.high:
+        return None
+    return (
+        f"The texts are not what the reference samples: their tokens are {worst.value:+.2f} nats ({worst.low:+.2f} to "
+        f"{worst.high:+.2f}) more surprising to it than its own entropy. The server's sampler is at fault; KL holds for these "
+        "texts only, and the corrected mean is not an estimate of anything."
+    )
+
+
+def measurement_notes(run: Run) -> str | None:
+    found: dict[str, list[str]] = {}
+    for measurement in run.measurements:
+        for note in measurement.notes:
+            found.setdefault(note, []).append(measurement.label)
+    notes = [f"{note} ({', '.join(labels)})" for note, labels in found.items()]
+    return f"Measured in another way than usual: {'; '.join(notes)}." if notes else None
+
+
 def non_finite(run: Run) -> str | None:
     found = [
         f"{d.num_non_finite} of {d.num_positions} positions for {m.label}"
@@ -283,6 +308,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "quantized_reference": quantized_reference,
     "sample_sizes": sample_sizes,
     "one_seed": one_seed,
+    "measurement_notes": measurement_notes,
     "truncation": truncation,
     "failures": failures,
     "generated_questions": generated_questions,
@@ -294,6 +320,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "kl_lower_bound": kl_lower_bound,
     "no_noise_floor": no_noise_floor,
     "zero_noise_floor": zero_noise_floor,
+    "not_sampled": not_sampled,
     "non_finite": non_finite,
     "acceptance_interval": acceptance_interval,
     "speculation_off": speculation_off,
