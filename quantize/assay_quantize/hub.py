@@ -79,7 +79,7 @@ class Repository:
     def list_files(self) -> list[str]:
         """Names of all files at the top of the repository, sorted."""
         url = f"{self.endpoint}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}"
-        listing = parse_json_object(f"{self.hub_id}: file list", self._fetch(url, None)[0])
+        listing = parse_json_object(f"{self.hub_id}: file list", self.fetch(url, None)[0])
         commit = listing.get("sha")
         if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit):
             self.revision = self.commit = commit
@@ -91,7 +91,7 @@ class Repository:
         """A small file."""
         if name not in files:
             raise CheckpointError(f"{self.hub_id}: has no {name}; is it a model in transformers format?")
-        return self._fetch(self.url(name), None)[0]
+        return self.fetch(self.url(name), None)[0]
 
     def shard_headers(self, shards: list[str]) -> list[dict[str, TensorHeader]]:
         """Headers of `shards`, a few requests at a time."""
@@ -99,16 +99,16 @@ class Repository:
             return list(pool.map(self._shard_header, shards))
 
     def _shard_header(self, shard: str) -> dict[str, TensorHeader]:
-        first, file_bytes = self._fetch(self.url(shard), (0, FIRST_BYTES))
+        first, file_bytes = self.fetch(self.url(shard), (0, FIRST_BYTES))
         length = int.from_bytes(first[:8], "little")
         if len(first) < 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES):
-            first += self._fetch(self.url(shard), (len(first), 8 + length))[0]
+            first += self.fetch(self.url(shard), (len(first), 8 + length))[0]
         return parse_header(f"{self.hub_id}/{shard}", shard, file_bytes, lambda begin, end: first[begin:end])
 
     def url(self, name: str) -> str:
         return f"{self.endpoint}/{quote(self.hub_id)}/resolve/{quote(self.revision, safe='')}/{quote(name)}"
 
-    def _fetch(self, url: str, span: tuple[int, int] | None) -> tuple[bytes, int]:
+    def fetch(self, url: str, span: tuple[int, int] | None) -> tuple[bytes, int]:
         """(bytes of `url`, or of its range [begin, end); size of the whole file). Tries again what may pass."""
         for attempt in range(1, TRIES + 1):
             try:
