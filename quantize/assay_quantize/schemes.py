@@ -44,6 +44,7 @@ class Scheme:
     layout: which tensors are made (the docstring of this module).
     group_size: columns that share a scale; None: all of them (one scale per row).
     block_rows: rows that share a scale.
+    per_tensor: one scale for the whole weight.
     max_relative_error: verification refuses a weight that is further from its source, as ||dequantized - source|| /
         ||source||. Normal weights come out at 0.11 (INT4 groups of 128), 0.10 (FP4), 0.03 (FP8), 0.01 (INT8); outliers
         raise it; weights of another layer give 1.41.
@@ -56,6 +57,7 @@ class Scheme:
     group_size: int | None
     block_rows: int = 1
     symmetric: bool = True
+    per_tensor: bool = False
     max_relative_error: float = 0.5
 
 

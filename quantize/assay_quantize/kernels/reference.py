@@ -1,4 +1,5 @@
-"""Round and pack one weight, and back. The arithmetic is compressed-tensors' own; here is only which part is called when.
+"""The definition, in torch: round and pack one weight, and back. The arithmetic is compressed-tensors' own; here is only
+which part is called when. The fused kernels must give the same bytes, and the tests hold them to it.
 
 Min-max scales, as llm-compressor's data-free path computes them, bit for bit (a test runs both). The one intended
 difference is the NVFP4 global scale: members of a fused group (gate and up, q/k/v, q_a/kv_a) share one, because vLLM
@@ -10,10 +11,12 @@ Shapes: w_OI is a weight with O output features (rows) and I input features (col
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
@@ -21,6 +24,7 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 from compressed_tensors.utils import impl_backend
 from torch import Tensor
 
+from assay_quantize.kernels.rows import Array, QuantizedRows, RowErrors
 from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE, compressed_tensors_scheme
 
 
@@ -55,7 +59,8 @@ def quantize_weight(w_OI: Tensor, scheme: str, *, global_scale_amax: Tensor | No
     """The packed parts of a weight, by local name (`weight_packed`, `weight_scale`, ...; see schemes.py), on its device.
 
     w_OI: BF16, FP16 or FP32, finite, of a shape that `check_shape` accepts.
-    global_scale_amax: largest |w| of the fused group (`magnitude`), for NVFP4; default: of this weight alone.
+    global_scale_amax: largest |w| of the fused group (`magnitude`) for NVFP4, of the whole weight for schemes with one scale
+        per weight; default: of w_OI alone.
     All-zero groups get a small non-zero scale. Deterministic: the same bytes on every device.
     """
     args = _scheme(scheme).weights
@@ -67,13 +72,17 @@ def quantize_weight(w_OI: Tensor, scheme: str, *, global_scale_amax: Tensor | No
         if scheme in SHARES_GLOBAL_SCALE:
             amax = (magnitude(w_OI) if global_scale_amax is None else global_scale_amax.to(w_OI.device)).reshape(1)
             global_scale = generate_gparam(-amax, amax)
-        blocks = _blocks(w_OI, args)
-        low, high = torch.aminmax(blocks, dim=-1)
+        if args.strategy == QuantizationStrategy.TENSOR and global_scale_amax is not None:
+            high = global_scale_amax.to(w_OI).reshape(1)
+            low = -high
+        else:
+            low, high = torch.aminmax(_blocks(w_OI, args), dim=-1)
         scale, zero_point = calculate_qparams(low, high, args, global_scale=global_scale)
         parts: dict[str, Tensor] = {"weight": w_OI, "weight_scale": scale.to(w_OI.dtype)}
         if not args.symmetric:
-            # 0/0 above: an all-zero group's zero point would be NaN cast to an integer, which is undefined
-            parts["weight_zero_point"] = torch.where((low == 0) & (high == 0), torch.zeros_like(zero_point), zero_point)
+            # 0/0 above: the zero point of a group whose range underflows would be NaN cast to an integer, which is undefined
+            undefined = (low >= 0) & (high.clamp_min(0) / 15 == 0)
+            parts["weight_zero_point"] = torch.where(undefined, torch.zeros_like(zero_point), zero_point)
         if global_scale is not None:
             parts["weight_global_scale"] = global_scale
         return {name: part.contiguous() for name, part in _compressor(scheme).compress(parts, _scheme(scheme)).items()}
@@ -105,6 +114,8 @@ def _compressor(scheme: str) -> Any:
 
 def _blocks(w_OI: Tensor, args: QuantizationArgs) -> Tensor:
     """The weight as [rows of scales, columns of scales, elements that share a scale]; ragged blocks padded with zeros."""
+    if args.strategy == QuantizationStrategy.TENSOR:
+        return w_OI.reshape(1, -1)
     if args.strategy == QuantizationStrategy.CHANNEL:
         return w_OI.unsqueeze(-2)
     if args.strategy == QuantizationStrategy.BLOCK:
@@ -114,3 +125,70 @@ def _blocks(w_OI: Tensor, args: QuantizationArgs) -> Tensor:
         return padded.reshape(rows, height, columns, width).transpose(1, 2).reshape(rows, columns, height * width)
     assert args.group_size is not None
     return w_OI.reshape(w_OI.shape[0], -1, args.group_size)
+
+
+# ------------------------------------------------------------------------------------------------ rows in, rows out
+_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_FP8_PARTS = {"plain": ("weight",), "mxfp8": ("weight",), "nvfp4": ("weight_scale",)}
+"""Layout -> parts that are E4M3 (when their storage form is uint8)."""
+
+
+def amax_rows(w_OI: Array, dtype: str) -> float:
+    """Largest |w|; NaN when a weight is NaN or infinite."""
+    amax = float(magnitude(to_torch(w_OI, dtype)))
+    return amax if math.isfinite(amax) else math.nan
+
+
+def quantize_rows(
+    w_OI: Array, dtype: str, scheme: str, *, amax: float | None = None, amax_dtype: str | None = None
+) -> QuantizedRows:
+    """`kernels.quantize_rows` by the definition, min-max observer."""
+    w = to_torch(w_OI, dtype)
+    shared = None if amax is None else torch.tensor(amax, dtype=_TORCH_DTYPES[amax_dtype or dtype])
+    made = quantize_weight(w, scheme, global_scale_amax=shared)
+    error = _row_errors(made, w, scheme)
+    parts = {name: to_numpy(part) for name, part in made.items() if name != "weight_shape"}
+    return QuantizedRows(parts, error.squared_error, error.squared_norm)
+
+
+def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> RowErrors:
+    """`kernels.error_rows` by the definition."""
+    made = {name: _part_to_torch(name, part, dtype, scheme) for name, part in parts.items()}
+    if SCHEMES[scheme].layout == "int4":
+        made["weight_shape"] = torch.tensor(w_OI.shape)
+    return _row_errors(made, to_torch(w_OI, dtype), scheme)
+
+
+def _row_errors(made: dict[str, Tensor], w: Tensor, scheme: str) -> RowErrors:
+    with torch.no_grad(), _eager_only(made["weight_scale"]):
+        dequantized = _compressor(scheme).decompress(made, _scheme(scheme))["weight"].double()
+    wide = w.double()
+    return RowErrors(
+        squared_error=float((dequantized - wide).square().sum()),
+        squared_norm=float(wide.square().sum()),
+        num_non_finite=int((~torch.isfinite(dequantized)).sum()),
+    )
+
+
+def to_torch(array: Array, dtype: str) -> Tensor:
+    """Rows in storage form as a tensor of the weight's dtype, sharing memory: do not write to it."""
+    if not array.flags.writeable:
+        array = array.copy()
+    return torch.from_numpy(array).view(_TORCH_DTYPES[dtype])
+
+
+def to_numpy(part: Tensor) -> Array:
+    """A part in storage form, sharing memory on the CPU."""
+    part = part.contiguous().cpu()
+    storage = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}.get(part.dtype, part.dtype)
+    array: Array = part.view(storage).numpy()
+    return array
+
+
+def _part_to_torch(name: str, part: Array, dtype: str, scheme: str) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(part))
+    if part.dtype == np.uint16:
+        return tensor.view(torch.bfloat16)
+    if part.dtype == np.uint8 and name in _FP8_PARTS.get(SCHEMES[scheme].layout, ()):
+        return tensor.view(torch.float8_e4m3fn)
+    return tensor

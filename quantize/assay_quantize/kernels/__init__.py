@@ -1,0 +1,96 @@
+"""Round and pack rows of a weight, and measure them: the one place that knows how each scheme is computed.
+
+Two engines with bit-identical parts: `reference` is the definition, in torch (reference.py); `fused` makes one pass over the
+rows in numba, releases the GIL and needs no torch (fused_*.py). Who reads the rows and who writes the parts is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from assay_quantize.kernels.rows import Array, Engine, QuantizedRows, RowErrors, check_rows
+from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE
+
+if TYPE_CHECKING:
+    from assay_quantize.kernels.reference import dequantize_weight, magnitude, quantize_weight, relative_error
+
+__all__ = [
+    "QuantizedRows", "RowErrors", "amax_rows", "dequantize_weight", "error_rows", "is_whole_tensor", "magnitude", "needs_amax",
+    "quantize_rows", "quantize_weight", "relative_error", "row_multiple",
+]  # fmt: skip
+
+_TORCH_FUNCTIONS = frozenset({"dequantize_weight", "magnitude", "quantize_weight", "relative_error"})
+
+
+def __getattr__(name: str) -> Any:
+    # torch costs seconds and 200 MiB: only those who ask for the definition itself pay
+    if name in _TORCH_FUNCTIONS:
+        from assay_quantize.kernels import reference
+
+        return getattr(reference, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def row_multiple(scheme: str) -> int:
+    """A slab's rows must be a multiple of this; the last slab of a weight may be ragged."""
+    row = SCHEMES[scheme]
+    if row.layout == "int4" and not row.symmetric:
+        return 8  # eight rows' zero points share one int32
+    return row.block_rows
+
+
+def needs_amax(scheme: str) -> bool:
+    """Whether `quantize_rows` must be given the largest |w|: of the fused group (NVFP4), of the weight (FP8 per tensor)."""
+    return scheme in SHARES_GLOBAL_SCALE or SCHEMES[scheme].per_tensor
+
+
+def is_whole_tensor(scheme: str, observer: str = "minmax") -> bool:
+    """Whether a weight must be given to `quantize_rows` whole, because its one scale is searched over all of it."""
+    return SCHEMES[scheme].per_tensor and observer != "minmax"
+
+
+def amax_rows(w_OI: Array, dtype: str) -> float:
+    """Largest |w| of the rows; NaN when a weight is NaN or infinite."""
+    from assay_quantize.kernels import reference
+
+    check_rows(w_OI, dtype)
+    return reference.amax_rows(w_OI, dtype)
+
+
+def quantize_rows(
+    w_OI: Array,
+    dtype: str,
+    scheme: str,
+    *,
+    amax: float | None = None,
+    amax_dtype: str | None = None,
+    observer: str = "minmax",
+    importance_I: Array | None = None,
+    engine: Engine = "fused",
+) -> QuantizedRows:
+    """The stored parts of a range of rows, with the sums of error and norm.
+
+    w_OI: rows of the weight in storage form (rows.py), `row_multiple` of them unless they are the last.
+    amax: where `needs_amax`: the largest |w| of the group or weight, a float that `amax_dtype` holds exactly.
+    amax_dtype: dtype in which the global scale is divided; default: that of the weight. Members of a fused group whose dtypes
+        differ are all given F32, so that their scales come out equal.
+    observer: `minmax`, or `mse`: scales searched for the least squared error, weighted by importance_I (FP32, one per column).
+    Whatever the slabs, the rows' parts are the same. A weight that is not finite shows in `squared_norm`.
+    """
+    from assay_quantize.kernels import reference
+
+    check_rows(w_OI, dtype)
+    assert observer == "minmax" and importance_I is None
+    assert (amax is not None) == needs_amax(scheme), f"{scheme}: amax={amax}"
+    return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype or dtype)
+
+
+def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, engine: Engine = "fused") -> RowErrors:
+    """How far the stored parts of a range of rows are from the rows of the source they were made from.
+
+    Dequantized as compressed-tensors does, rounding included. parts: as `quantize_rows` returns them.
+    """
+    from assay_quantize.kernels import reference
+
+    check_rows(w_OI, dtype)
+    return reference.error_rows(parts, w_OI, dtype, scheme)

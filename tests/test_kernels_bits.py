@@ -1,0 +1,80 @@
+"""Roundings and casts of the fused kernels against PyTorch's, over every 16-bit pattern and every kind of FP32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import njit, vectorize
+
+from assay_quantize.kernels import bits
+
+ALL_16_BITS = np.arange(1 << 16, dtype=np.uint16)
+
+
+def every_kind_of_f32() -> np.ndarray:
+    """Random bits, and the neighbourhoods of every number that BF16, FP16 and E4M3 round at; no NaN, no infinity."""
+    rng = np.random.default_rng(0)
+    random = rng.integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    halves = (ALL_16_BITS.astype(np.uint32) << 16)[:, None] + np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    with np.errstate(all="ignore"):
+        f16 = ALL_16_BITS.view(np.float16).astype(np.float32)
+        between = ((f16.astype(np.float64) + np.roll(f16, 1)) / 2).astype(np.float32)
+        near = [np.nextafter(x, np.float32(d)) for x in (f16, between) for d in (-np.inf, np.inf)]
+    x = np.concatenate([random.view(np.float32), halves.ravel().view(np.float32), f16, between, *near])
+    return x[np.isfinite(x)]
+
+
+def over(function: Any, array: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        made: np.ndarray = vectorize(lambda x: function(x))(array)
+    return made
+
+
+def test_16_bit_numbers_are_pytorchs_both_ways() -> None:
+    bf16 = over(bits.bf16_to_f32, ALL_16_BITS)
+    want = torch.from_numpy(ALL_16_BITS).view(torch.bfloat16).float().numpy()
+    assert np.array_equal(bf16.view(np.uint32), want.view(np.uint32))
+    f16 = over(bits.f16_to_f32, ALL_16_BITS)
+    want = torch.from_numpy(ALL_16_BITS).view(torch.float16).float().numpy()
+    assert np.array_equal(f16, want, equal_nan=True) and np.array_equal(np.signbit(f16), np.signbit(want))
+    assert np.array_equal(over(bits.f32_to_bf16, bf16), ALL_16_BITS)
+    numbers = ~np.isnan(f16)
+    assert np.array_equal(over(bits.f32_to_f16, f16[numbers]), ALL_16_BITS[numbers])
+
+
+@pytest.mark.parametrize(("function", "dtype"), [(bits.round_bf16, torch.bfloat16), (bits.round_f16, torch.float16)])
+def test_rounding_is_pytorchs(function: Any, dtype: torch.dtype) -> None:
+    x = every_kind_of_f32()
+    want = torch.from_numpy(x).to(dtype).float().numpy()
+    assert np.isinf(want).any() and (want == 0).any()
+    assert np.array_equal(over(function, x).view(np.uint32), want.view(np.uint32))
+
+
+def test_e4m3_is_pytorchs_both_ways() -> None:
+    x = np.clip(every_kind_of_f32(), -448, 448)
+    want = torch.from_numpy(x).to(torch.float8_e4m3fn)
+    assert np.array_equal(over(bits.f32_to_e4m3, x), want.view(torch.uint8).numpy())
+    assert np.array_equal(over(bits.round_e4m3, x).view(np.uint32), want.float().numpy().view(np.uint32))
+    codes = np.arange(256, dtype=np.uint8)
+    floats = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    got = over(bits.e4m3_to_f32, codes)
+    assert np.array_equal(got, floats, equal_nan=True) and np.isnan(got).sum() == 2
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_the_array_type_tells_the_dtype(dtype: str) -> None:
+    @njit
+    def third(w_I: Any, out_I: Any) -> None:
+        for i in range(w_I.size):
+            bits.store(out_I, i, bits.round_as(w_I, bits.load(w_I, i) / np.float32(3)))
+
+    torch_dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]
+    w = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(torch_dtype)
+    storage = w.view(torch.uint16).numpy() if dtype == "BF16" else w.numpy()
+    out = np.empty_like(storage)
+    third(bits.kernel_view(storage), bits.kernel_view(out))
+    want = w / 3
+    assert np.array_equal(out, want.view(torch.uint16).numpy() if dtype == "BF16" else want.numpy())
