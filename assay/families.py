@@ -218,7 +218,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     family = by_architecture.get(architecture or "") or (MODEL_TYPES.get(str(model_type)) if architecture is None else None)
     if family is not None and num_experts(family, config) > 0:
         return family
-    if not any(_count(config.get(key)) for key in _EXPERT_COUNT_KEYS):
+    if not any(_count(key, config.get(key)) for key in _EXPERT_COUNT_KEYS):
         raise PlanError(
             f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {supported}"
         )
@@ -228,20 +228,31 @@ def family_of(config: Mapping[str, Any]) -> str:
 _EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 
 
-def _count(value: Any) -> int:
+MAX_COUNT = 100_000
+"""More layers or experts than any model has: loops over a config's numbers stay short."""
+
+
+def _count(key: str, value: Any) -> int:
+    """A number of layers or experts; 0 for what counts nothing. PlanError for one that cannot be."""
     if isinstance(value, list):  # per layer, in some configs
-        return max((_count(one) for one in value), default=0)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+        return max((_count(key, one) for one in value), default=0)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0 or value > MAX_COUNT:
+        if value is None or value is False:
+            return 0
+        raise PlanError(
+            f"config.json: {key} must be a number from 0 to {MAX_COUNT}, got {ascii(value)[:40]}; correct the config"
+        )
+    return value
 
 
 def num_experts(family: str, config: Mapping[str, Any]) -> int:
     """Routed experts per MoE layer; 0 if the config does not say."""
-    return next((n for key in NAMES[family].num_experts_keys if (n := _count(config.get(key)))), 0)
+    return next((n for key in NAMES[family].num_experts_keys if (n := _count(key, config.get(key)))), 0)
 
 
 def num_hidden_layers(config: Mapping[str, Any]) -> int:
     """Decoder layers without MTP; PlanError if the config does not say."""
-    layers = _count(config.get("num_hidden_layers"))
+    layers = _count("num_hidden_layers", config.get("num_hidden_layers"))
     if not layers:
         got = config.get("num_hidden_layers")
         raise PlanError(f"config.json: num_hidden_layers must be a positive number of layers, got {got!r}")
@@ -254,7 +265,7 @@ MTP_CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden
 
 def declared_mtp_layers(config: Mapping[str, Any]) -> int | None:
     """How many MTP layers the config says there are; None if it says nothing."""
-    return next((_count(config[key]) for key in MTP_CONFIG_KEYS if config.get(key) is not None), None)
+    return next((_count(key, config[key]) for key in MTP_CONFIG_KEYS if config.get(key) is not None), None)
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -6,7 +6,6 @@ from its config.json: same precisions and reference as tiny-glm, the quick suite
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal, cast
 from assay.errors import AssayError, CheckpointError
 from assay.families import family_of
 from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
+from assay.safe_files import MAX_JSON_BYTES, read_json_object
 
 REASONING_PARSERS: dict[str, str] = {
     "glm4_moe": "glm45",
@@ -56,7 +56,7 @@ def resolve_target(text: str) -> Target:
             )
         if not folder.is_dir():
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
-        config = _read_config(folder)
+        config = read_json_object(folder, "config.json")
         return Target(
             _recipe_for(folder.resolve().name, Location(path=str(folder)), config, folder),
             Location(path=str(folder)),
@@ -113,21 +113,6 @@ def _from_repository(location: Location) -> Location:
     return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: has no config.json; a checkpoint folder holds config.json and *.safetensors"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: holds a {type(config).__name__}, a model's config is an object")
-    return config
-
-
 def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: Path | None) -> ModelRecipe:
     """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records."""
     family = cast(Family, family_of(config))
@@ -153,18 +138,19 @@ def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: P
 
 def _has_mtp_tensors(folder: Path) -> bool:
     """Whether the index lists `mtp.*` tensors: Qwen3-Next carries an MTP block that its config does not declare."""
-    index = folder / "model.safetensors.index.json"
-    return index.is_file() and '"mtp.' in index.read_text(encoding="utf-8", errors="replace")
+    return '"mtp.' in _text(folder / "model.safetensors.index.json")
 
 
 def _thinks(folder: Path) -> bool:
     """Whether the chat template mentions a thinking section."""
-    template = ""
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            template += path.read_text(encoding="utf-8", errors="replace")
-    return "</think>" in template
+    return any("</think>" in _text(folder / name) for name in ("chat_template.jinja", "tokenizer_config.json"))
+
+
+def _text(path: Path) -> str:
+    """The text of a small file; empty when there is none."""
+    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32"]:

@@ -7,9 +7,9 @@ files. Imports neither torch nor safetensors.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,12 +17,16 @@ from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.records import sha256_of
+from assay.safe_files import open_inside, parse_json_object, read_json_object
 from assay_quantize.schemes import DTYPE_BYTES
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
 """What safetensors itself accepts."""
+
+MAX_DIMENSIONS = 8
+"""No weight of a known model has more than 4."""
 
 PACKED_SUFFIXES = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".weight_global_scale", ".qweight", ".qzeros")
 BF16_RELEASES = {
@@ -96,13 +100,14 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
         raise CheckpointError(f"{folder}: no such folder; give a folder with config.json and *.safetensors, or a hub id")
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
-    config = _read_json(folder, "config.json")
+    config = read_json_object(folder, "config.json")
     if not allow_quantized:
         check_config_not_quantized(str(folder), config)
-    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    entries = sorted(path.name for path in folder.iterdir())
+    files = [name for name in entries if name.endswith(".safetensors") or (folder / name).is_file()]
     if not any(name.endswith(".safetensors") for name in files):
         raise CheckpointError(_no_safetensors(folder))
-    index = _read_json(folder, INDEX_NAME) if INDEX_NAME in files else None
+    index = read_json_object(folder, INDEX_NAME, unique_names=True) if INDEX_NAME in entries else None
     made = assemble(
         str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
     )
@@ -162,28 +167,6 @@ def _add_extra(tensors: dict[str, TensorHeader], shard: str, found: dict[str, Te
     return f"{shard} is not in {INDEX_NAME}: its {len(new)} tensors are taken in"
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        return parse_json_object(str(folder / name), (folder / name).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: has no {name}; a checkpoint folder holds config.json and *.safetensors"
-        ) from None  # fmt: skip
-    except OSError as error:
-        raise CheckpointError(f"{folder / name}: cannot be read: {error.strerror}") from None
-
-
-def parse_json_object(where: str, data: bytes) -> dict[str, Any]:
-    """A JSON object, or a CheckpointError that says where."""
-    try:
-        parsed = json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{where}: not JSON: {error}; download the file again") from None
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"{where}: holds a JSON {type(parsed).__name__}, an object was expected; download it again")
-    return parsed
-
-
 def _no_safetensors(folder: Path) -> str:
     old = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     if old:
@@ -201,9 +184,11 @@ def weight_map(where: str, index: Mapping[str, Any]) -> dict[str, str]:
     found = index.get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
         raise CheckpointError(f"{where}: key weight_map must map tensor names to file names; download the index again")
+    if odd := next((name for name in found if not name.isprintable()), None):
+        raise CheckpointError(f"{where}: {ascii(odd)[:200]} is no tensor's name; download the index again")
     for file in set(found.values()):
         path = PurePosixPath(file)
-        if path.name != file or "\\" in file or "\0" in file or not file.endswith(".safetensors"):
+        if path.name != file or "\\" in file or not file.isprintable() or not file.endswith(".safetensors"):
             raise CheckpointError(f"{where}: {file!r} is not the name of a safetensors file in the same folder")
     return found
 
@@ -240,8 +225,8 @@ def read_shard_header(folder: Path, shard: str) -> dict[str, TensorHeader]:
     """Headers of one file; CheckpointError when it cannot be read or is damaged."""
     path = folder / shard
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_inside(folder, shard) as file:
+            size = os.fstat(file.fileno()).st_size
             return parse_header(str(path), shard, size, lambda begin, end: (file.seek(begin), file.read(end - begin))[1])
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
@@ -265,7 +250,7 @@ def parse_header(
     data_begin = 8 + header_bytes
     if data_begin > file_bytes:
         raise CheckpointError(f"{where}: truncated inside the header ({file_bytes} bytes); download it again")
-    entries = parse_json_object(f"{where}: header", read(8, data_begin))
+    entries = parse_json_object(f"{where}: header", read(8, data_begin), unique_names=True)
     entries.pop("__metadata__", None)
     tensors = [_tensor_header(where, shard, name, entry, data_begin) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
@@ -287,10 +272,13 @@ def _tensor_header(where: str, shard: str, name: str, entry: Any, data_begin: in
         numbers_fine = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
         numbers_fine, dtype = False, None
-    if not numbers_fine or not isinstance(dtype, str):
-        raise CheckpointError(f"{where}: the header of {name} is damaged: {str(entry)[:120]}; download it again")
+    if not numbers_fine or not isinstance(dtype, str) or len(shape) > MAX_DIMENSIONS or not name.isprintable():
+        shown = name if name.isprintable() else ascii(name)
+        raise CheckpointError(f"{where}: the header of {shown[:200]} is damaged: {str(entry)[:120]}; download it again")
     if dtype not in DTYPE_BYTES:
-        raise CheckpointError(f"{where}: {name} has dtype {dtype}, known are {', '.join(DTYPE_BYTES)}")
+        raise CheckpointError(f"{where}: {name} has dtype {ascii(dtype)[1:-1][:40]}, known are {', '.join(DTYPE_BYTES)}")
+    if 0 in shape:
+        raise CheckpointError(f"{where}: {name} {dtype} {list(shape)} is empty; the file is damaged, download it again")
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise CheckpointError(
             f"{where}: {name} {dtype} {list(shape)} needs {math.prod(shape) * DTYPE_BYTES[dtype]} bytes, its header gives it "

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from assay.errors import CheckpointError
+from assay.safe_files import parse_json_object
 from assay_quantize.checkpoint import (
     INDEX_NAME,
     MAX_HEADER_BYTES,
@@ -26,8 +27,8 @@ from assay_quantize.checkpoint import (
     check_config_not_quantized,
     check_tensors_not_quantized,
     parse_header,
-    parse_json_object,
 )
+
 
 FIRST_BYTES = 65_536
 """Length of the first range request: holds the header of most shards."""

@@ -1,0 +1,85 @@
+"""Files that nobody vouches for: what of a checkpoint folder may be opened, and how its JSON is read.
+
+A folder from the internet may hold links to files that are none of its business, pipes that block whoever opens them, holes of
+a terabyte, and JSON that is legal and impossible. All of it ends in a CheckpointError of one line that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from assay.errors import CheckpointError
+
+MAX_JSON_BYTES = 200_000_000
+"""Longest config or index that is read; GLM-5's index has 6 MB."""
+
+
+def stays_inside(path: Path, folder: Path) -> bool:
+    """Whether `path`, links followed, lies in `folder`, or in the blobs of the same Hugging Face cache entry."""
+    root, target = folder.resolve(), path.resolve()
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
+    return target.is_relative_to(root) or (blobs is not None and target.is_relative_to(blobs))
+
+
+def open_inside(folder: Path, name: str) -> BinaryIO:
+    """`folder/name` for reading, if it is a regular file that stays in the folder.
+
+    Raises CheckpointError for a link that leads out of it, a pipe, a device or a folder; OSError like `open`.
+    """
+    path = folder / name
+    if not stays_inside(path, folder):
+        raise CheckpointError(f"{path}: is a link that leads out of its folder; put the file itself there")
+    # O_NONBLOCK: opening a pipe that nobody writes to must not wait
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path}: is no regular file (a pipe, a device or a folder); put the file itself there")
+    return open(descriptor, "rb")
+
+
+def read_json_object(folder: Path, name: str, *, unique_names: bool = False) -> dict[str, Any]:
+    """The JSON object in `folder/name`; see `parse_json_object`. CheckpointError when it cannot be read or is too long."""
+    path = folder / name
+    try:
+        with open_inside(folder, name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_JSON_BYTES:
+                raise CheckpointError(f"{path}: {size} bytes of JSON, allowed are {MAX_JSON_BYTES}; download the file again")
+            data = file.read(MAX_JSON_BYTES)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: has no {name}; a checkpoint folder holds config.json and *.safetensors"
+        ) from None  # fmt: skip
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_json_object(str(path), data, unique_names=unique_names)
+
+
+def parse_json_object(where: str, data: bytes, *, unique_names: bool = False) -> dict[str, Any]:
+    """A JSON object, or a CheckpointError that says where.
+
+    unique_names: refuse a name that stands twice in one object, of which `json` would keep the last without a word.
+    """
+    try:
+        parsed = json.loads(data, object_pairs_hook=_unique if unique_names else None)
+    except RecursionError:
+        raise CheckpointError(f"{where}: not JSON: nested too deeply; download the file again") from None
+    except ValueError as error:  # also UnicodeDecodeError, and numbers of more than 4300 digits
+        raise CheckpointError(f"{where}: not JSON: {error}; download the file again") from None
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{where}: holds a JSON {type(parsed).__name__}, an object was expected; download it again")
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is named twice")
+    return made
