@@ -29,7 +29,6 @@ from assay_quantize.checkpoint import (
     parse_header,
 )
 
-
 FIRST_BYTES = 65_536
 """Length of the first range request: holds the header of most shards."""
 MAX_JSON_BYTES = 200_000_000
