@@ -156,6 +156,8 @@ class Plan(Record):
     """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they are named `mtp.*`."""
     ignore: tuple[str, ...]
     """Patterns for vLLM: modules that stay unquantized."""
+    importance_sha256: str | None = None
+    """Of the channel weights that the scale search uses. None: it uses none."""
     tensors: tuple[TensorPlan, ...]
 
     @property
@@ -189,6 +191,8 @@ class Manifest(Record):
     source_sha256: str
     recipe_sha256: str
     plan_sha256: str
+    importance_sha256: str | None = None
+    """Of the channel weights that the scale search used. None: it used none."""
     precision_recipe: dict[str, Any]
     shards: tuple[ShardRecord, ...]
     files: dict[str, str]

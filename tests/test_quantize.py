@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,11 @@ from transformers import AutoConfig
 
 from assay.errors import QuantizeError
 from assay.recipes import PrecisionRecipe, load_recipe
-from assay.records import Manifest, Plan
+from assay.records import Manifest, Plan, ShardRecord
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import JOURNAL, is_complete, quantize
 from assay_quantize.kernels import dequantize_weight, relative_error
+from assay_quantize.local_engine import run_local
 from assay_quantize.plan import make_plan
 from assay_quantize.verify import verify
 
@@ -216,11 +217,11 @@ for out, kind, count in json.loads(sys.argv[3]):
 MOMENTS = {
     "in the first shard": ("tensor", 20, 0),
     "before the second shard's rename": ("rename", 2, 1),
-    "in the second shard": ("tensor", 60, 1),
+    "in the second shard": ("tensor", 60, 0),
     "before the index": ("rename", 6, 2),
     "before the manifest": ("rename", 8, 2),
 }
-"""When -> (what is counted, which one kills, shards finished by then)."""
+"""When -> (what is counted, which one kills, shards surely finished by then: one may be waiting for its fsync)."""
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +245,7 @@ def test_killed_and_run_again_is_bit_identical(made: Made, killed: dict[str, Pat
     """kill -9, then the same call: nothing finished is made again, and the folder is that of an undisturbed run."""
     plan, out, finished = made.plans["nvfp4a16"], killed[moment], MOMENTS[moment][2]
     whole = sorted(p.name for p in out.glob("*.safetensors"))
-    assert len(whole) == finished
+    assert finished <= len(whole) <= finished + (moment == "in the second shard")
     assert not (out / "assay_manifest.json").exists()
     if moment != "before the manifest":  # there, all that a loader reads is in place and whole
         assert not (out / "config.json").exists() and not (out / "model.safetensors.index.json").exists()
@@ -263,12 +264,12 @@ def test_killed_and_run_again_is_bit_identical(made: Made, killed: dict[str, Pat
 def interrupted(made: Made, out: Path, precision: str = "w4a16") -> None:
     """A run that stopped after its first shard."""
 
-    def stop(name: str, size: int) -> None:
-        if (out / SHARDS[0]).exists():
-            raise KeyboardInterrupt
+    def first_only(plan: Plan, names: Sequence[str], *rest: Any) -> Iterator[ShardRecord]:
+        yield from run_local(plan, names[:1], *rest)
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantize(made.plans[precision], made.source, out, device="cpu", on_progress=stop)
+        quantize(made.plans[precision], made.source, out, device="cpu", runner=first_only)
     assert (out / JOURNAL).exists()
 
 
@@ -347,7 +348,7 @@ def test_a_disk_that_fills_up_while_writing(made: Made, tmp_path: Path, monkeypa
     out, fsync = tmp_path / "out", os.fsync
 
     def full(handle: int) -> None:
-        if (out / f".{SHARDS[1]}.partial").exists():
+        if SHARDS[1] in os.readlink(f"/proc/self/fd/{handle}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 

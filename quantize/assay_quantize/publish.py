@@ -100,6 +100,7 @@ def publish(
         source_sha256=plan.source_sha256,
         recipe_sha256=plan.recipe_sha256,
         plan_sha256=plan_sha256,
+        importance_sha256=plan.importance_sha256,
         precision_recipe=plan.precision_recipe,
         shards=shards,
         files=dict(sorted(files.items())),

@@ -1,4 +1,4 @@
-"""Shards as files, without torch: their headers from the plan, temporary names, hashes, fsync."""
+"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, hashes, fsync."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from assay.records import Plan, TensorPlan
+from assay.records import OutputTensor, Plan, TensorPlan
 from assay_quantize.schemes import DTYPE_BYTES
 
-HASH_PIECE_BYTES = 8 << 20
+HASH_PIECE_BYTES = 4 << 20
+ALIGNMENT_BYTES = 8
+"""Sizes that are multiples of it keep every later tensor aligned to its element size, whatever that is."""
 
 
 def partial_path(path: Path) -> Path:
@@ -29,15 +31,58 @@ def planned_shards(plan: Plan) -> dict[str, list[TensorPlan]]:
     return shards
 
 
-def header_bytes(tensors: Sequence[TensorPlan]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header of a planned shard, and for every output where its data starts (from the file's start).
+def big_output(tensor: TensorPlan) -> OutputTensor:
+    """The largest output of a tensor: the one that is streamed."""
+    return max(tensor.outputs, key=lambda output: (output.num_bytes, output.name))
 
-    Wide dtypes first, then by name, as the safetensors library does it: every tensor is aligned to its element size.
+
+def layout(tensors: Sequence[TensorPlan]) -> tuple[list[TensorPlan], list[OutputTensor]]:
+    """The order in which a shard is worked on, and the order of its outputs in the file.
+
+    Tensor after tensor, the large output first and the small ones right behind it, so that the file can be written from
+    front to back. Outputs whose size would shift what follows off its alignment come last, wide dtypes first; so do all
+    outputs of a tensor whose large one is such.
     """
-    outputs = sorted((o for t in tensors for o in t.outputs), key=lambda o: (-DTYPE_BYTES[o.dtype], o.dtype, o.name))
+    head: list[OutputTensor] = []
+    tail: list[OutputTensor] = []
+    late: list[TensorPlan] = []
+    early: list[TensorPlan] = []
+    for tensor in tensors:
+        outputs = sorted(tensor.outputs, key=lambda output: (-output.num_bytes, output.name))
+        is_late = big_output(tensor).num_bytes % ALIGNMENT_BYTES != 0
+        (late if is_late else early).append(tensor)
+        for output in outputs:
+            (tail if is_late or output.num_bytes % ALIGNMENT_BYTES else head).append(output)
+    tail.sort(key=lambda output: (-DTYPE_BYTES[output.dtype], output.name))
+    place = {output.name: number for number, output in enumerate(tail)}
+    late.sort(key=lambda tensor: place[big_output(tensor).name])
+    return early + late, head + tail
+
+
+def held_bytes(tensors: Sequence[TensorPlan]) -> int:
+    """The most that waits in memory, while a shard is written, for its place in the file to be reached: scales, mostly."""
+    order, outputs = layout(tensors)
+    sizes = {output.name: output.num_bytes for output in outputs}
+    waiting: set[str] = set()
+    due = held = most = 0
+    for tensor in order:
+        streams = due < len(outputs) and outputs[due].name == big_output(tensor).name
+        names = {output.name for output in tensor.outputs}
+        held += sum(sizes[name] for name in names if not (streams and name == outputs[due].name))
+        most = max(most, held)
+        waiting |= names
+        first = due
+        while due < len(outputs) and outputs[due].name in waiting:
+            held -= 0 if streams and due == first else sizes[outputs[due].name]
+            due += 1
+    return most
+
+
+def header_bytes(tensors: Sequence[TensorPlan]) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header of a planned shard, and for every output where its data starts (from the file's start)."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins, offset = {}, 0
-    for output in outputs:
+    for output in layout(tensors)[1]:
         end = offset + output.num_bytes
         entries[output.name] = {"dtype": output.dtype, "shape": list(output.shape), "data_offsets": [offset, end]}
         begins[output.name], offset = offset, end
@@ -56,11 +101,14 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sha256_and_size(path: Path) -> tuple[str, int]:
-    """SHA-256 (hex) and size in bytes of a file, in one reading."""
-    digest, num_bytes = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(HASH_PIECE_BYTES):
-            digest.update(piece)
-            num_bytes += len(piece)
+def sha256_and_size(path: Path, on_bytes: Callable[[int], None] | None = None) -> tuple[str, int]:
+    """SHA-256 (hex) and size in bytes of a file, in one reading; on_bytes is told how many were read after every piece."""
+    digest, num_bytes, buffer = hashlib.sha256(), 0, bytearray(HASH_PIECE_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while got := file.readinto(buffer):
+            digest.update(view[:got])
+            num_bytes += got
+            if on_bytes is not None:
+                on_bytes(got)
     return digest.hexdigest(), num_bytes

@@ -140,10 +140,10 @@ def amax_rows(w_OI: Array, dtype: str) -> float:
 
 
 def quantize_rows(
-    w_OI: Array, dtype: str, scheme: str, *, amax: float | None = None, amax_dtype: str | None = None
+    w_OI: Array, dtype: str, scheme: str, *, amax: float | None = None, amax_dtype: str | None = None, device: str = "cpu"
 ) -> QuantizedRows:
-    """`kernels.quantize_rows` by the definition, min-max observer."""
-    w = to_torch(w_OI, dtype)
+    """`kernels.quantize_rows` by the definition, min-max observer; computed on `device`, the same bytes on each."""
+    w = to_torch(w_OI, dtype).to(device)
     shared = None if amax is None else torch.tensor(amax, dtype=_TORCH_DTYPES[amax_dtype or dtype])
     made = quantize_weight(w, scheme, global_scale_amax=shared)
     error = _row_errors(made, w, scheme)

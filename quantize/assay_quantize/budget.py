@@ -1,0 +1,135 @@
+"""How many workers, how large a slab: what fits into `--memory`. Standard library only.
+
+Memory is: what the process holds already (interpreter, plan) + for every slab in flight its source rows and what is made of
+them + scratch of every worker + what must wait in memory until its place in the file is reached (scales). None of it
+depends on the size of a shard or of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from assay.errors import QuantizeError
+
+DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30, "cuda": 8 << 30}
+"""Device -> bound of the process's memory when none is given; a CUDA context alone takes about 2 GiB of the host's."""
+
+SLAB_BYTES = 8 << 20
+"""Source bytes of a slab: large enough that Python's part is lost in it, small enough to stay near the cache."""
+
+RUNTIME_BYTES = 224 << 20
+"""What importing numba, compiling the kernels and writing config.json take beyond what the process holds at the start."""
+
+SCRATCH_SLABS: Mapping[str, float] = {"fused": 0.5, "reference": 14.0}
+"""Engine -> scratch of a worker, in slabs of BF16. The reference holds quotients, masks and rounded values in FP32 and more."""
+
+WAITING_SLABS = 2
+"""Slabs that may be finished, or begun, ahead of the one being written, beyond one for each worker."""
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the engine may use: `workers` threads, `slab_bytes` of source at a time each, at most `bytes` in all."""
+
+    workers: int
+    slab_bytes: int
+    bytes: int
+
+
+def parse_memory(text: str) -> int:
+    """`1.5GiB`, `800MB`, `2G`... as bytes. With `B` units are powers of 1000, with `iB` or neither of 1024."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(iB|B|)\s*", text, flags=re.IGNORECASE)
+    if match is None:
+        raise QuantizeError(f"--memory {text}: not a size; write it like 2GiB, 1.5GiB or 800MB")
+    number, unit, suffix = match.groups()
+    base = 1000 if suffix.upper() == "B" else 1024
+    return int(float(number) * base ** _UNITS[unit.upper()])
+
+
+def default_workers(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: its affinity, and no more than the CPU quota of its control group (at least 1)."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cpu_quota(cgroup)
+    return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """CPUs the control group may use (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit, or none that can be read."""
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        own = []
+    paths = [line.split(":", 2)[2].lstrip("/") for line in own if line.count(":") >= 2]
+    found = []
+    for folder in {cgroup, cgroup / "cpu", *(cgroup / p for p in paths), *(cgroup / "cpu" / p for p in paths)}:
+        try:
+            if (folder / "cpu.max").is_file():
+                quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            elif (folder / "cpu.cfs_quota_us").is_file():
+                quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+                period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
+            else:
+                continue
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now (RSS); 0 where /proc does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def window_of(workers: int) -> int:
+    """Slabs that may be in flight at once: read, being worked on, or waiting for their turn to be written."""
+    return workers + WAITING_SLABS
+
+
+def slab_budget_bytes(workers: int, slab_bytes: int, engine: str) -> int:
+    """What `workers` hold at the most: rows and results of every slab in flight, and their scratch."""
+    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[engine] * workers))
+
+
+def plan_budget(
+    memory_bytes: int, workers: int, *, least_slab_bytes: int, held_bytes: int, engine: str, base_bytes: int | None = None
+) -> Budget:
+    """The most workers and the largest slabs that fit into `memory_bytes`: fewer workers first, then smaller slabs.
+
+    least_slab_bytes: the smallest slab that can be cut of every tensor (a row, 128 rows for FP8 blocks...). held_bytes: what
+    waits in memory for its place in a file. base_bytes: what the process holds without slabs (default: measured).
+    Raises QuantizeError with the least bound that would do.
+    """
+    if workers < 1:
+        raise QuantizeError(f"--workers {workers}: at least 1 is needed")
+    base = resident_bytes() + RUNTIME_BYTES if base_bytes is None else base_bytes
+    free = memory_bytes - base - held_bytes
+    slab_bytes = max(SLAB_BYTES, least_slab_bytes)
+    budget = Budget(workers, slab_bytes, memory_bytes)
+    while slab_budget_bytes(budget.workers, budget.slab_bytes, engine) > free:
+        if budget.workers > 1:
+            budget = replace(budget, workers=budget.workers - 1)
+        elif budget.slab_bytes > least_slab_bytes and budget.slab_bytes > 1 << 16:
+            budget = replace(budget, slab_bytes=max(least_slab_bytes, budget.slab_bytes // 2))
+        else:
+            least = base + held_bytes + slab_budget_bytes(1, budget.slab_bytes, engine)
+            raise QuantizeError(
+                f"--memory {_mib(memory_bytes)}MiB: too little for one worker with the smallest slabs; "
+                f"at least {_mib(least + (1 << 20) - 1)}MiB are needed here"
+            )
+    return budget
+
+
+def _mib(num_bytes: int) -> int:
+    return num_bytes >> 20

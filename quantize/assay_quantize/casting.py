@@ -1,0 +1,45 @@
+"""One float dtype into another, on arrays in storage form (uint16 bit patterns for BF16), rounded to nearest, ties to even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import QuantizeError
+
+Array = NDArray[Any]
+
+
+def cast_rows(values: Array, dtype: str, output_dtype: str, name: str) -> Array:
+    """`values`, of safetensors dtype `dtype` (BF16, F16, F32), as `output_dtype` (BF16, F32). NaN stays NaN.
+
+    name: the tensor, for the error. Raises QuantizeError where a finite number would become infinite.
+    """
+    if dtype == output_dtype:
+        return values
+    wide = float_rows(values, dtype)
+    if output_dtype == "F32":
+        return wide
+    assert output_dtype == "BF16", f"{name}: nothing is cast to {output_dtype}"
+    bits = wide.view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    rounded[np.isnan(wide)] = 0x7FC0
+    if bool((((rounded & 0x7FFF) == 0x7F80) & np.isfinite(wide)).any()):
+        raise QuantizeError(f"{name}: some values do not fit {output_dtype}; keep its role in `source` dtype")
+    return rounded
+
+
+def float_rows(values: Array, dtype: str) -> Array:
+    """`values` in FP32."""
+    if dtype == "BF16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(values, np.float32)
+
+
+def count_not_finite(values: Array, dtype: str) -> int:
+    """How many of `values` are NaN or infinite."""
+    if dtype == "BF16":
+        return int(((values & 0x7F80) == 0x7F80).sum())
+    return int((~np.isfinite(values)).sum())

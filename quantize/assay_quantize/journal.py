@@ -1,0 +1,166 @@
+"""What was finished, so that a killed run goes on: one line about the run, then one `ShardRecord` for every finished shard.
+
+The first line says what the run makes from what: hashes of plan, recipe and source headers, and of every source shard its size
+and time of change. Lines are appended and fsynced; a torn last line (killed while appending) counts as not written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from assay.errors import QuantizeError
+from assay.records import Plan, ShardRecord, sha256_of
+from assay_quantize.shard_files import fsync_folder, planned_shards, sha256_and_size
+from assay_quantize.source_files import FileStamp, check_stamps
+
+JOURNAL = "assay_journal.jsonl"
+_IDENTITY = ("family", "source_sha256", "precision_recipe", "config", "mtp_layers", "ignore", "tensors")
+
+log = logging.getLogger(__name__)
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Identity of what a plan does: everything but the names given to model, precision and source folder."""
+    fields = {field: getattr(plan, field) for field in _IDENTITY}
+    if plan.importance_sha256 is not None:
+        fields["importance_sha256"] = plan.importance_sha256
+    return sha256_of(fields)
+
+
+@contextmanager
+def locked_journal(folder: Path) -> Iterator[TextIO]:
+    """The journal, open for reading and appending, locked against a second process."""
+    with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise QuantizeError(f"{folder}: another process is quantizing into it; wait for it, or end it") from None
+        yield journal
+
+
+def append(journal: TextIO, entry: Mapping[str, Any]) -> None:
+    """One line, on the disk when this returns. Raises QuantizeError when it cannot be written."""
+    try:
+        journal.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        journal.flush()
+        os.fsync(journal.fileno())
+    except OSError as problem:
+        raise QuantizeError(
+            f"{journal.name}: cannot be written: {problem.strerror}; finished shards stay, run again"
+        ) from None  # fmt: skip
+
+
+def resume(
+    plan: Plan,
+    digest: str,
+    source: Path,
+    source_files: Mapping[str, FileStamp],
+    folder: Path,
+    journal: TextIO,
+    *,
+    workers: int,
+    on_progress: Callable[[str, int], None] | None = None,
+) -> dict[str, ShardRecord]:
+    """Shards finished by an earlier run of the same plan from the same files; begins the journal if new.
+
+    Every finished shard's size and hash are read again, `workers` files at once. on_progress: (`SHARD (done before)`, its bytes
+    of the source). Removes half-written files of the killed run, and nothing else. Raises QuantizeError: another plan, or a
+    source shard that changed since.
+    """
+    for leftover in folder.glob(".*.partial"):
+        leftover.unlink()
+    journal.seek(0)
+    text = journal.read()
+    entries = _entries(text)
+    if not entries:
+        journal.truncate(0)
+        append(journal, _begin_entry(plan, digest, source_files))
+        fsync_folder(folder)
+        return {}
+    if not text.endswith("\n"):
+        journal.write("\n")  # killed while appending: the torn line must not swallow the next one
+    _check_same_run(entries[0], _begin_entry(plan, digest, source_files), folder)
+    check_stamps(source, entries[0].get("source_files"), source_files, folder)
+    planned = planned_shards(plan)
+    claimed: dict[str, ShardRecord] = {}
+    for entry in entries[1:]:
+        try:
+            record = ShardRecord.model_validate(entry)
+        except ValidationError:
+            continue
+        if record.name in planned:
+            claimed[record.name] = record  # made again, the later record holds
+    lock = threading.Lock()
+
+    def is_as_written(record: ShardRecord) -> bool:
+        path = folder / record.name
+        is_same = size_of(path) == record.num_bytes and sha256_and_size(path)[0] == record.sha256
+        if not is_same:
+            log.warning("%s: not as it was written; it is made again", path)
+        elif on_progress is not None:
+            with lock:
+                on_progress(f"{record.name} (done before)", sum(tensor.num_bytes for tensor in planned[record.name]))
+        return is_same
+
+    with ThreadPoolExecutor(workers) as pool:
+        kept = list(pool.map(is_as_written, claimed.values()))
+    return {record.name: record for record, keep in zip(claimed.values(), kept, strict=True) if keep}
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a file; None: there is none."""
+    return path.stat().st_size if path.is_file() else None
+
+
+def _begin_entry(plan: Plan, digest: str, source_files: Mapping[str, FileStamp]) -> dict[str, Any]:
+    return {
+        "begin": 1,
+        "precision": plan.precision,
+        "recipe_sha256": plan.recipe_sha256,
+        "source": plan.source,
+        "source_sha256": plan.source_sha256,
+        "importance_sha256": plan.importance_sha256,
+        "plan_sha256": digest,
+        "source_files": {name: list(stamp) for name, stamp in source_files.items()},
+    }
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    """Whole lines of a journal; a torn one (killed while appending) is dropped."""
+    entries = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def _check_same_run(begin: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
+    if begin.get("plan_sha256") == ours["plan_sha256"]:
+        return
+    hashes = {
+        "recipe_sha256": "precision",
+        "source_sha256": "source",
+        "importance_sha256": "precision",
+        "plan_sha256": "precision",
+    }
+    key = next(key for key in hashes if begin.get(key) != ours[key])
+    what, label = key.removesuffix("_sha256"), hashes[key]
+    raise QuantizeError(
+        f"{folder}: begun with {what} {begin.get(label)} {str(begin.get(key))[:12]}, now asked for {ours[label]} "
+        f"{str(ours[key])[:12]}; go on with the first, give another folder, or delete this one"
+    )

@@ -1,0 +1,84 @@
+"""Shards on this machine: a few in flight at once, each on worker threads of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from assay.records import Plan, ShardRecord
+from assay_quantize.checkpoint import open_checkpoint
+from assay_quantize.shards import Progress, ShardOptions, Written, discard, finish_shard, write_shard
+from assay_quantize.sources import SourceReader
+
+WORKERS_PER_LANE = 4
+"""One SHA-256 keeps up with about so many workers; beyond, several shards are written at once."""
+
+
+def run_local(
+    plan: Plan,
+    shard_names: Sequence[str],
+    source: Path,
+    out_folder: Path,
+    options: ShardOptions,
+    on_progress: Progress | None = None,
+) -> Iterator[ShardRecord]:
+    """Make `shard_names` and yield the record of each as it is finished, in any order.
+
+    options.workers threads in all, shared by `lanes` shards in flight. While a shard waits for the disk (fsync), the next one
+    is worked on. Closed early, or after an error, it stops the workers and removes what is half-written.
+    """
+    lanes = min(max(1, options.workers // WORKERS_PER_LANE), len(shard_names))
+    if not lanes:
+        return
+    shares = [options.workers // lanes + (lane < options.workers % lanes) for lane in range(lanes)]
+    stop = threading.Event()
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in shard_names:
+        names.put(name)
+    done: queue.SimpleQueue[ShardRecord | BaseException] = queue.SimpleQueue()
+    may_finish = threading.Semaphore(lanes)
+
+    def finish(written: Written) -> None:
+        try:
+            if stop.is_set():
+                discard(written)
+                return
+            done.put(finish_shard(written))
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            done.put(error)
+        finally:
+            may_finish.release()
+
+    with SourceReader(open_checkpoint(source)) as reader, ThreadPoolExecutor(lanes) as finisher:
+
+        def lane(workers: int) -> None:
+            try:
+                while not stop.is_set():
+                    try:
+                        name = names.get_nowait()
+                    except queue.Empty:
+                        return
+                    own = replace(options, workers=workers)
+                    written = write_shard(plan, name, source, out_folder, own, on_progress, reader=reader, stop=stop)
+                    may_finish.acquire()
+                    finisher.submit(finish, written)
+            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+                done.put(error)
+
+        threads = [threading.Thread(target=lane, args=(share,), name=f"assay-lane-{n}") for n, share in enumerate(shares)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in shard_names:
+                result = done.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
