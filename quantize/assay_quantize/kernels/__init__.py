@@ -21,6 +21,9 @@ __all__ = [
 
 _TORCH_FUNCTIONS = frozenset({"dequantize_weight", "magnitude", "quantize_weight", "relative_error"})
 
+_NOT_FUSED = frozenset({"nvfp4", "mxfp4", "mxfp8"})
+"""Layouts that have only the reference."""
+
 
 def __getattr__(name: str) -> Any:
     # torch costs seconds and 200 MiB: only those who ask for the definition itself pay
@@ -51,10 +54,10 @@ def is_whole_tensor(scheme: str, observer: str = "minmax") -> bool:
 
 def amax_rows(w_OI: Array, dtype: str) -> float:
     """Largest |w| of the rows; NaN when a weight is NaN or infinite."""
-    from assay_quantize.kernels import reference
+    from assay_quantize.kernels import fused_fp8
 
     check_rows(w_OI, dtype)
-    return reference.amax_rows(w_OI, dtype)
+    return fused_fp8.amax_rows(w_OI)
 
 
 def quantize_rows(
@@ -77,12 +80,21 @@ def quantize_rows(
     observer: `minmax`, or `mse`: scales searched for the least squared error, weighted by importance_I (FP32, one per column).
     Whatever the slabs, the rows' parts are the same. A weight that is not finite shows in `squared_norm`.
     """
-    from assay_quantize.kernels import reference
-
     check_rows(w_OI, dtype)
     assert observer == "minmax" and importance_I is None
     assert (amax is not None) == needs_amax(scheme), f"{scheme}: amax={amax}"
-    return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype or dtype)
+    row = SCHEMES[scheme]
+    if engine == "reference" or row.layout in _NOT_FUSED:
+        from assay_quantize.kernels import reference
+
+        return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype)
+    if row.weight_dtype == "F8_E4M3":
+        from assay_quantize.kernels import fused_fp8
+
+        return fused_fp8.quantize_rows(w_OI, row, amax=amax)
+    from assay_quantize.kernels import fused_int
+
+    return fused_int.quantize_rows(w_OI, row)
 
 
 def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, engine: Engine = "fused") -> RowErrors:
@@ -90,7 +102,16 @@ def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *,
 
     Dequantized as compressed-tensors does, rounding included. parts: as `quantize_rows` returns them.
     """
-    from assay_quantize.kernels import reference
-
     check_rows(w_OI, dtype)
-    return reference.error_rows(parts, w_OI, dtype, scheme)
+    row = SCHEMES[scheme]
+    if engine == "reference" or row.layout in _NOT_FUSED:
+        from assay_quantize.kernels import reference
+
+        return reference.error_rows(parts, w_OI, dtype, scheme)
+    if row.weight_dtype == "F8_E4M3":
+        from assay_quantize.kernels import fused_fp8
+
+        return fused_fp8.error_rows(parts, w_OI, row)
+    from assay_quantize.kernels import fused_int
+
+    return fused_int.error_rows(parts, w_OI, row)

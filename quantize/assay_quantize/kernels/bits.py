@@ -6,6 +6,7 @@ functions are branch-free, so that loops around them vectorize; nothing is contr
 The dtype of a weight is told by the type of its array, so that each dtype is a compilation of its own without a branch inside:
     uint16 BF16 bits · int16 FP16 bits (`kernel_view` makes them from float16) · float32
     load(w_I, i) -> float32 · round_as(w_I, x) -> x rounded to that dtype · store(w_I, i, x), x rounded already
+    largest(w_I), extent(w_I): of a whole range · epsilon(w_I): what stands for a scale of 0
 """
 
 from __future__ import annotations
@@ -147,6 +148,21 @@ def store(w_I: Any, i: Any, x: Any) -> None:
     raise NotImplementedError("only inside kernels")
 
 
+def largest(w_I: Any) -> Any:
+    """Largest |w| of a contiguous range as FP32; NaN or infinite when one of them is. By integers: they vectorize."""
+    raise NotImplementedError("only inside kernels")
+
+
+def extent(w_I: Any) -> Any:
+    """(low, high) of a contiguous range and zero, as FP32."""
+    raise NotImplementedError("only inside kernels")
+
+
+def epsilon(w_I: Any) -> Any:
+    """FP32: distance from 1 to the next number of w_I's dtype; compressed-tensors puts it where a scale came out as 0."""
+    raise NotImplementedError("only inside kernels")
+
+
 @overload(load)
 def _load(w_I: Any, i: Any) -> Any:
     def bf16(w_I: Any, i: Any) -> Any:
@@ -185,6 +201,70 @@ def _store(w_I: Any, i: Any, x: Any) -> Any:
 
     def f32(w_I: Any, i: Any, x: Any) -> None:
         w_I[i] = x
+
+    return _by_dtype(w_I, bf16, f16, f32)
+
+
+@overload(largest)
+def _largest(w_I: Any) -> Any:
+    def bf16(w_I: Any) -> Any:
+        top = np.uint16(0)
+        for i in range(w_I.size):
+            top = max(top, np.uint16(w_I[i] & np.uint16(0x7FFF)))
+        return bf16_to_f32(top)
+
+    def f16(w_I: Any) -> Any:
+        top = np.uint16(0)
+        for i in range(w_I.size):
+            top = max(top, np.uint16(np.uint16(w_I[i]) & np.uint16(0x7FFF)))
+        return f16_to_f32(top)
+
+    def f32(w_I: Any) -> Any:
+        top = np.uint32(0)
+        for i in range(w_I.size):
+            top = max(top, np.uint32(bits_of(w_I[i]) & np.uint32(0x7FFFFFFF)))
+        return from_bits(top)
+
+    return _by_dtype(w_I, bf16, f16, f32)
+
+
+@overload(extent)
+def _extent(w_I: Any) -> Any:
+    # as signed integers positive numbers are in order, as unsigned ones the negative numbers are, above all positive ones
+    def bf16(w_I: Any) -> Any:
+        high, low = np.int16(0), np.uint16(0x8000)
+        for i in range(w_I.size):
+            high = max(high, np.int16(w_I[i]))
+            low = max(low, w_I[i])
+        return bf16_to_f32(low), bf16_to_f32(np.uint16(high))
+
+    def f16(w_I: Any) -> Any:
+        high, low = np.int16(0), np.uint16(0x8000)
+        for i in range(w_I.size):
+            high = max(high, w_I[i])
+            low = max(low, np.uint16(w_I[i]))
+        return f16_to_f32(low), f16_to_f32(np.uint16(high))
+
+    def f32(w_I: Any) -> Any:
+        high, low = np.int32(0), np.uint32(0x80000000)
+        for i in range(w_I.size):
+            high = max(high, np.int32(bits_of(w_I[i])))
+            low = max(low, np.uint32(bits_of(w_I[i])))
+        return from_bits(low), from_bits(np.uint32(high))
+
+    return _by_dtype(w_I, bf16, f16, f32)
+
+
+@overload(epsilon)
+def _epsilon(w_I: Any) -> Any:
+    def bf16(w_I: Any) -> Any:
+        return np.float32(2.0**-7)
+
+    def f16(w_I: Any) -> Any:
+        return np.float32(2.0**-10)
+
+    def f32(w_I: Any) -> Any:
+        return np.float32(2.0**-23)
 
     return _by_dtype(w_I, bf16, f16, f32)
 

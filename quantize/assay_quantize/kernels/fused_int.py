@@ -1,0 +1,210 @@
+"""Fused kernels of the integer schemes: INT4 packed (symmetric or not, by group or by row) and INT8 by row.
+
+One pass over the rows, a group at a time: its range by integer comparisons, its scale, then for 128 columns at a time (they
+and their codes stay in the first cache) quotient, rounding, error, packing. Every step is rounded to the weight's dtype where
+compressed-tensors computes in it. On a little-endian machine eight INT4 codes in an int32 are four bytes of two codes, the
+first in the low half, so packing is a loop over bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from assay_quantize.kernels.bits import epsilon, extent, kernel, kernel_view, largest, load, round_as, store
+from assay_quantize.kernels.rows import Array, QuantizedRows, RowErrors
+from assay_quantize.schemes import Scheme
+
+CHUNK = 128
+"""Columns worked on at a time, and the number of FP64 sums kept side by side (a single sum would not vectorize)."""
+
+
+def quantize_rows(w_OI: Array, row: Scheme) -> QuantizedRows:
+    """`kernels.quantize_rows` for the integer schemes with the min-max observer."""
+    num_rows, columns = w_OI.shape
+    group = columns if row.group_size is None else row.group_size
+    w = kernel_view(w_OI)
+    scale_OG = np.empty((num_rows, columns // group), w_OI.dtype)
+    scale = kernel_view(scale_OG)
+    if row.weight_dtype == "I8":
+        q_OI = np.empty((num_rows, columns), np.int8)
+        sums = _quantize_int8(w, q_OI, scale)
+        return QuantizedRows({"weight": q_OI, "weight_scale": scale_OG}, *sums)
+    packed_OP = np.empty((num_rows, -(-columns // 8)), np.int32)
+    parts: dict[str, Array] = {"weight_packed": packed_OP, "weight_scale": scale_OG}
+    if row.symmetric:
+        sums = _quantize_int4(w, packed_OP.view(np.uint8), scale, group)
+    else:
+        parts["weight_zero_point"] = np.zeros((-(-num_rows // 8), columns // group), np.int32)
+        sums = _quantize_int4_asymmetric(w, packed_OP.view(np.uint8), scale, parts["weight_zero_point"], group)
+    return QuantizedRows(parts, *sums)
+
+
+def error_rows(parts: dict[str, Array], w_OI: Array, row: Scheme) -> RowErrors:
+    """`kernels.error_rows` for the integer schemes."""
+    w, scale = kernel_view(w_OI), kernel_view(parts["weight_scale"])
+    if row.weight_dtype == "I8":
+        return RowErrors(*_error_int8(parts["weight"], scale, w))
+    # symmetric codes are dequantized as if their zero point were 0: stored, that is the code 8
+    zero = parts.get("weight_zero_point", np.full((1, 1), -0x77777778, np.int32))
+    packed = parts["weight_packed"].view(np.uint8)
+    return RowErrors(*_error_int4(packed, scale, zero, w, w_OI.shape[1] // scale.shape[1], row.symmetric))
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+@kernel
+def total(sums_C: Any) -> Any:
+    """Their sum, in order."""
+    made = 0.0
+    for i in range(sums_C.size):
+        made += sums_C[i]
+    return made
+
+
+@kernel
+def symmetric_scale(w_I: Any, half_range: Any) -> Any:
+    """compressed-tensors' scale of a symmetric group: largest |w| / half of the code's range; never 0."""
+    scale = round_as(w_I, largest(w_I) / half_range)
+    return epsilon(w_I) if scale == np.float32(0) else scale
+
+
+@kernel
+def _pack(codes_C: Any, num_codes: Any, out_B: Any) -> None:
+    """Codes 0-15, one a byte -> two a byte; codes_C has zeros behind an odd number of them."""
+    pairs = codes_C.view(np.uint16)
+    for i in range((num_codes + 1) // 2):
+        out_B[i] = np.uint8(pairs[i] | (pairs[i] >> np.uint16(4)))
+
+
+@kernel
+def _quantize_int4(w_OI: Any, packed_OB: Any, scale_OG: Any, group: Any) -> Any:
+    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    codes_C = np.zeros(CHUNK, np.uint8)
+    for o in range(w_OI.shape[0]):
+        packed_OB[o, (w_OI.shape[1] + 1) // 2 :] = 0
+        for g in range(scale_OG.shape[1]):
+            w_g = w_OI[o, g * group : (g + 1) * group]
+            scale = symmetric_scale(w_g, np.float32(7.5))
+            store(scale_OG[o], g, scale)
+            for begin in range(0, group, CHUNK):
+                w_c = w_g[begin : begin + CHUNK]
+                for i in range(w_c.size):
+                    w = load(w_c, i)
+                    q = round_as(w_c, w / scale)
+                    q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
+                    codes_C[i] = np.uint8(np.int32(q) + np.int32(8))
+                    error = np.float64(round_as(w_c, q * scale) - w)
+                    error_C[i] += error * error
+                    norm_C[i] += np.float64(w) * np.float64(w)
+                if w_c.size % 2:
+                    codes_C[w_c.size] = 0
+                _pack(codes_C, w_c.size, packed_OB[o, (g * group + begin) // 2 :])
+    return total(error_C), total(norm_C)
+
+
+@kernel
+def asymmetric_scale(w_I: Any) -> Any:
+    """(scale, zero point) of an asymmetric INT4 group as compressed-tensors computes them; the zero point is in [-8, 7]."""
+    low, high = extent(w_I)
+    scale = round_as(w_I, round_as(w_I, high - low) / np.float32(15))
+    if scale == np.float32(0):
+        # a range that underflows: -8 - low / 0; for 0/0 the definition says 0
+        return epsilon(w_I), (np.float32(7) if low < np.float32(0) else np.float32(0))
+    zero = round_as(w_I, np.float32(-8) - round_as(w_I, low / scale))
+    return scale, np.rint(min(max(zero, np.float32(-8)), np.float32(7)))
+
+
+@kernel
+def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any) -> Any:
+    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    codes_C = np.zeros(CHUNK, np.uint8)
+    for o in range(w_OI.shape[0]):
+        packed_OB[o, (w_OI.shape[1] + 1) // 2 :] = 0
+        for g in range(scale_OG.shape[1]):
+            w_g = w_OI[o, g * group : (g + 1) * group]
+            scale, zero = asymmetric_scale(w_g)
+            store(scale_OG[o], g, scale)
+            zero_PG[o // 8, g] |= np.int32(np.uint32(np.int32(zero) + 8) << np.uint32(o % 8 * 4))
+            for begin in range(0, group, CHUNK):
+                w_c = w_g[begin : begin + CHUNK]
+                for i in range(w_c.size):
+                    w = load(w_c, i)
+                    q = round_as(w_c, round_as(w_c, w / scale) + zero)
+                    q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
+                    codes_C[i] = np.uint8(np.int32(q) + np.int32(8))
+                    error = np.float64(round_as(w_c, (q - zero) * scale) - w)
+                    error_C[i] += error * error
+                    norm_C[i] += np.float64(w) * np.float64(w)
+                if w_c.size % 2:
+                    codes_C[w_c.size] = 0
+                _pack(codes_C, w_c.size, packed_OB[o, (g * group + begin) // 2 :])
+    return total(error_C), total(norm_C)
+
+
+@kernel
+def _quantize_int8(w_OI: Any, q_OI: Any, scale_O1: Any) -> Any:
+    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    for o in range(w_OI.shape[0]):
+        scale = symmetric_scale(w_OI[o], np.float32(127.5))
+        store(scale_O1[o], 0, scale)
+        for begin in range(0, w_OI.shape[1], CHUNK):
+            w_c, q_c = w_OI[o, begin : begin + CHUNK], q_OI[o, begin : begin + CHUNK]
+            for i in range(w_c.size):
+                w = load(w_c, i)
+                q = np.rint(min(max(round_as(w_c, w / scale), np.float32(-128)), np.float32(127)))
+                q_c[i] = np.int8(np.int32(q))
+                error = np.float64(round_as(w_c, q * scale) - w)
+                error_C[i] += error * error
+                norm_C[i] += np.float64(w) * np.float64(w)
+    return total(error_C), total(norm_C)
+
+
+@kernel
+def _error_int4(packed_OB: Any, scale_OG: Any, zero_PG: Any, w_OI: Any, group: Any, symmetric: Any) -> Any:
+    error_C, norm_C, bad_C = np.zeros(CHUNK), np.zeros(CHUNK), np.zeros(CHUNK, np.int32)
+    codes_C = np.zeros(CHUNK, np.uint8)
+    num_bad = 0
+    for o in range(w_OI.shape[0]):
+        bad_C[:] = 0
+        for g in range(scale_OG.shape[1]):
+            scale = load(scale_OG[o], g)
+            word = zero_PG[0, 0] if symmetric else zero_PG[o // 8, g]
+            zero = np.float32(np.int32(np.uint32(word) >> np.uint32(o % 8 * 4) & np.uint32(15)) - np.int32(8))
+            for begin in range(g * group, (g + 1) * group, CHUNK):
+                w_c = w_OI[o, begin : min(begin + CHUNK, (g + 1) * group)]
+                packed_B = packed_OB[o, begin // 2 : (begin + w_c.size + 1) // 2]
+                pairs = codes_C.view(np.uint16)
+                for i in range(packed_B.size):
+                    byte = np.uint16(packed_B[i])
+                    pairs[i] = (byte | (byte << np.uint16(4))) & np.uint16(0x0F0F)
+                for i in range(w_c.size):
+                    w = load(w_c, i)
+                    q = np.float32(np.int32(codes_C[i]) - np.int32(8))
+                    made = round_as(w_c, (q - zero) * scale)
+                    error = np.float64(made - w)
+                    error_C[i] += error * error
+                    norm_C[i] += np.float64(w) * np.float64(w)
+                    bad_C[i] += np.int32(not abs(made) < np.float32(np.inf))
+        num_bad += bad_C.sum()
+    return total(error_C), total(norm_C), num_bad
+
+
+@kernel
+def _error_int8(q_OI: Any, scale_O1: Any, w_OI: Any) -> Any:
+    error_C, norm_C, bad_C = np.zeros(CHUNK), np.zeros(CHUNK), np.zeros(CHUNK, np.int32)
+    num_bad = 0
+    for o in range(w_OI.shape[0]):
+        bad_C[:] = 0
+        scale = load(scale_O1[o], 0)
+        for begin in range(0, w_OI.shape[1], CHUNK):
+            w_c, q_c = w_OI[o, begin : begin + CHUNK], q_OI[o, begin : begin + CHUNK]
+            for i in range(w_c.size):
+                w = load(w_c, i)
+                made = round_as(w_c, np.float32(q_c[i]) * scale)
+                error = np.float64(made - w)
+                error_C[i] += error * error
+                norm_C[i] += np.float64(w) * np.float64(w)
+                bad_C[i] += np.int32(not abs(made) < np.float32(np.inf))
+        num_bad += bad_C.sum()
+    return total(error_C), total(norm_C), num_bad
