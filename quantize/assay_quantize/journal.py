@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +80,10 @@ def resume(
     source shard that changed since.
     """
     for leftover in folder.glob(".*.partial"):
-        leftover.unlink()
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)  # of Ray's attempts; a dying worker may still be writing there
+        else:
+            leftover.unlink()
     journal.seek(0)
     text = journal.read()
     entries = _entries(text)
