@@ -114,6 +114,9 @@ class PrecisionRecipe(Recipe):
     """keep: in the dtype role `mtp` has under `keep`. quantize: inside the block like outside, `eh_proj` exempt.
     drop: the block is removed and the config rewritten."""
     calibration: Literal["none", "required"] = "none"
+    observer: Literal["minmax", "mse"] = "minmax"
+    """How scales are found. minmax: from the largest weight of the group. mse: searched for the least squared error, weighted
+    by what a calibration file says of each input channel where one is given."""
 
     @model_validator(mode="after")
     def _each_role_once(self) -> Self:
