@@ -28,11 +28,11 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup quantize eval report card gate doctor test check lint bench clean
+.PHONY: help setup quantize eval report card gate doctor test check lint bench bench-quantize clean
 
 help: ## this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,11p'
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: .venv/.ready .venv-serve/.ready ## both environments, when missing
 
@@ -70,8 +70,11 @@ check: .venv/.ready ## ruff and mypy
 
 lint: check ## the same
 
-bench: .venv/.ready ## benchmarks/, as ratios within one run
-	@.venv/bin/python benchmarks/run.py
+bench: .venv/.ready ## the next in small: a few minutes, printed only
+	@.venv/bin/python benchmarks/run.py --small
+
+bench-quantize: .venv/.ready ## engine, llm-compressor and cp side by side, 20 minutes; into benchmarks/RESULTS.md
+	@.venv/bin/python benchmarks/run.py --results benchmarks/RESULTS.md
 
 clean: ## build leftovers and caches; runs/ and the environments stay
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -141,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

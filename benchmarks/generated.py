@@ -186,4 +186,4 @@ def write_shard(
             for begin in range(0, count, SLAB_VALUES):
                 size = min(SLAB_VALUES, count - begin)
                 start = int(generator.integers(0, POOL_VALUES - size + 1))
-                file.write(memoryview(pool[start : start + size]).cast("B"))
+                file.write(pool[start : start + size].data)

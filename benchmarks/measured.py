@@ -89,7 +89,7 @@ class Results:
 
     def fail(self, job: Job, error: str) -> None:
         result = self.by_name.setdefault(job.name, Result(job.name, job.group, job.num_bytes))
-        result.error = error
+        result.error = error = error.replace(str(self.path.parent), "FOLDER")
         self.say(f"{job.name:44} FAILED: {error}")
         self.save()
 

@@ -1,98 +1,112 @@
-"""`make bench`: this quantizer, llm-compressor's data-free path, and a plain copy of the same bytes, side by side in one run.
+"""`make bench-quantize`: this engine, llm-compressor's `model_free_ptq` and `cp` side by side, on generated checkpoints.
 
-Prints GB of BF16 per second and the ratios; absolute times mean little on a shared machine, ratios within one run do. The
-checkpoint is generated (random weights, GLM-4-MoE names), its size is `--gigabytes`.
+Every measured thing is a process of its own, one after the other, in rounds (A B A B); what counts is the best of them, and all
+values are kept. Ratios are of this run: absolute numbers depend on the machine, and on who else works on it. What fails
+is a row that says so. `make bench` is the same at a size that ends in minutes, printed and not written down.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from tiny_checkpoints import make_tiny_glm4_moe
+from bench import GROUPS, SHARES, Bench
+from jobs import Jobs
+from machine import describe
+from measured import Results
 
-from assay.recipes import PrecisionRecipe, load_recipe
-from assay_quantize.checkpoint import open_checkpoint
-from assay_quantize.engine import quantize
-from assay_quantize.plan import make_plan
+from assay.errors import AssayError
 
-PRESETS = {"fp8": "FP8_BLOCK", "w4a16": "W4A16", "nvfp4a16": "NVFP4A16"}
-"""Precision -> llm-compressor's name for its scheme."""
+SCHEMES = ["w4a16", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "mxfp4", "mxfp8", "w8a8"]
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def make_source(folder: Path, gigabytes: float) -> int:
-    """A checkpoint of about that size; its bytes."""
-    hidden, expert = 1024, 512
-    per_layer = 3 * hidden * expert * 2 * 32
-    num_layers = max(2, round(gigabytes * 1e9 / per_layer))
-    make_tiny_glm4_moe(
-        folder,
-        num_layers=num_layers,
-        num_experts=32,
-        hidden=hidden,
-        moe_intermediate=expert,
-        dense_intermediate=1024,
-        shards=4,
-        mtp=False,
-    )
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def timed(action: Callable[[], object]) -> float:
-    start = time.monotonic()
-    action()
-    return time.monotonic() - start
-
-
-def run_assay(source: Path, out: Path, precision: str) -> None:
-    plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="bench", family=None)
-    quantize(plan, source, out, device="cpu")
-
-
-def run_llmcompressor(source: Path, out: Path, precision: str) -> None:
-    from llmcompressor.entrypoints.model_free import model_free_ptq
-
-    ignore = ["lm_head", "re:.*embed_tokens$", "re:.*mlp\\.gate$"]
-    model_free_ptq(str(source), str(out), scheme=PRESETS[precision], ignore=ignore, device="cpu")
-
-
-def run_copy(source: Path, out: Path) -> None:
-    shutil.copytree(source, out)
-    os.sync()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=0.4)
-    parser.add_argument("--precisions", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--folder", type=Path, default=None, help="where to work; default: a temporary folder")
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="sizes, schemes and rounds of `make bench`")
+    parser.add_argument("--gigabytes", type=float, default=3.0, help="checkpoint for engine and copy, in shards of 1 GB")
+    parser.add_argument("--part", type=float, default=0.6, help="GB of the checkpoint that llm-compressor quantizes, too")
+    parser.add_argument(
+        "--giant", type=float, nargs="*", default=[5.0, 10.0], help="GB of the single shards for peak memory"
+    )  # fmt: skip
+    parser.add_argument("--schemes", nargs="+", default=SCHEMES)
+    parser.add_argument("--rounds", type=int, default=3, help="at most so many of everything but peak memory")
+    parser.add_argument("--minutes", type=float, default=20.0, help="no further round begins that would end later")
+    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="parts to run")
+    parser.add_argument("--device", choices=["auto", "cpu"], default="auto", help="cpu: leave a GPU out")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs", help="where to work: the disk that is measured")
+    parser.add_argument("--results", type=Path, default=None, help="Markdown file to write the section into")
     args = parser.parse_args()
-    table = Table("precision", "cp, s", "assay, s", "assay, GB/s", "llm-compressor, s", "assay is faster by", "assay / cp")
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        folder = Path(name)
-        num_bytes = make_source(folder / "source", args.gigabytes)
-        for precision in args.precisions:
-            copy_s = timed(lambda: run_copy(folder / "source", folder / "copy"))
-            ours_s = timed(lambda: run_assay(folder / "source", folder / "ours", precision))  # noqa: B023
-            theirs_s = timed(lambda: run_llmcompressor(folder / "source", folder / "theirs", precision))  # noqa: B023
-            speed = num_bytes / 1e9 / ours_s
-            cells = (copy_s, ours_s, speed, theirs_s, theirs_s / ours_s, ours_s / copy_s)
-            table.add_row(precision, *(f"{cell:.2f}" for cell in cells))
-            for made in ("copy", "ours", "theirs"):
-                shutil.rmtree(folder / made)
-    table.title = f"{num_bytes / 1e9:.2f} GB of BF16, {os.cpu_count()} cores"
-    Console().print(table)
+    if args.small:
+        args.gigabytes, args.part, args.giant, args.rounds = 0.3, 0.1, [0.2, 0.4], 2
+        args.schemes = ["w4a16", "fp8_block", "nvfp4a16"]
+    return args
+
+
+@contextmanager
+def work_folder(parent: Path, needed_bytes: float) -> Iterator[Path]:
+    """An empty folder on the disk of `parent`, gone afterwards."""
+    parent.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes:
+        raise AssayError(
+            f"{parent}: {free_bytes / 1e9:.0f} GB free, {needed_bytes / 1e9:.0f} GB needed; free some, or give "
+            "--folder on another disk, or smaller --gigabytes and --giant"
+        )
+    with tempfile.TemporaryDirectory(dir=parent, prefix="bench-") as name:
+        yield Path(name)
+
+
+def run_groups(bench: Bench, names: list[str], started: float) -> None:
+    """One part after the other; what one leaves of its share of the time goes to the next."""
+    total, used = sum(SHARES[name] for name in names), 0
+    for name in names:
+        used += SHARES[name]
+        bench.run_group(name, started + (bench.deadline - started) * used / total)
+
+
+def main() -> int:
+    args = arguments()
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - started:6.0f} s] {line}", flush=True)
+
+    # the copy and the outputs of all schemes lie beside a checkpoint; of a giant, one output
+    needed_bytes = 1e9 * max(3 * args.gigabytes + 10 * args.part, 1.6 * max(args.giant, default=0))
+    with work_folder(args.folder, needed_bytes) as folder:
+        results = Results(folder / "results.json", say)
+        bench = Bench(Jobs(folder, say), results, args, say, started + 60 * args.minutes)
+        interrupted = False
+        try:
+            run_groups(bench, [name for name in GROUPS if name in args.only], started)
+        except KeyboardInterrupt:
+            interrupted = True
+        section = bench.section(describe(folder), with_chart=args.results is not None)
+        print("\n" + section)
+        if args.results is not None and not interrupted:
+            bench.write(args.results, section)
+            say(f"written: {args.results}")
+    if interrupted:
+        say("interrupted: printed, not written")
+        return 130
+    failed = [result.name for result in results.by_name.values() if result.error is not None]
+    different = [comparison.scheme for comparison in bench.comparisons if not comparison.passed]
+    if failed or different:
+        say(f"failed: {', '.join(failed) or 'nothing'}; different from llm-compressor: {', '.join(different) or 'nothing'}")
+    return 1 if failed or different else 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except AssayError as error:
+        sys.exit(f"error: {error}")
