@@ -151,11 +151,16 @@ def _fp8_without_a_word(folder: Path) -> None:
          "again"),
         (_truncate,
          "{folder}/model-00002-of-00002.safetensors: truncated: 3096104 bytes expected, 3095104 there; download it again"),
-        (_edit_config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}),
-         "{folder}: is quantized already (config.json says quant_method 'fp8'); for now a BF16, FP16 or FP32 source is needed"),
+        (_edit_config(quantization_config={"quant_method": "gptq", "bits": 4}),
+         "{folder}: is quantized already (config.json says quant_method 'gptq'); a BF16, FP16, FP32 or FP8 source is needed"),
+        (_edit_config(quantization_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+         "{folder}: is quantized already (config.json says quant_method 'compressed-tensors', format 'pack-quantized'); a BF16, "
+         "FP16, FP32 or FP8 source is needed"),
+        (_edit_config(quantization_config={"quant_method": "fp8", "weight_block_size": [128]}),
+         "{folder}: config.json: weight_block_size must be [rows, columns], got [128]"),
         (_fp8_without_a_word,
-         "{folder}: is quantized already (model.layers.0.mlp.up_proj.weight is F8_E4M3); for now a BF16, FP16 or FP32 source "
-         "is needed"),
+         "{folder}: model.layers.0.mlp.up_proj.weight is FP8, but there is no weight_scale_inv or weight_scale beside it; "
+         "complete the download"),
     ],
 )  # fmt: skip
 def test_a_bad_folder_is_one_line(
@@ -172,7 +177,7 @@ def test_a_bad_folder_is_one_line(
 def test_the_release_to_take_instead_is_named(tiny_glm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "GLM-5.3"
     shutil.copytree(tiny_glm, folder)
-    _edit_config(quantization_config={"quant_method": "fp8"})(folder)
+    _edit_config(quantization_config={"quant_method": "awq"})(folder)
     with pytest.raises(CheckpointError, match=r"for this model that is zai-org/GLM-5.3-BF16"):
         open_checkpoint(folder)
     assert len(open_checkpoint(folder, allow_quantized=True).tensors) == 107

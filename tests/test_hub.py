@@ -171,11 +171,11 @@ def test_no_such_model(served: Hub) -> None:
 
 def test_a_quantized_model_costs_two_requests(served: Hub) -> None:
     config = json.loads((served.folder / "config.json").read_text())
-    (served.folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    (served.folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(CheckpointError) as caught:
         open_hub_checkpoint("org/model")
     assert str(caught.value) == (
-        "org/model: is quantized already (config.json says quant_method 'fp8'); for now a BF16, FP16 or FP32 source is needed"
+        "org/model: is quantized already (config.json says quant_method 'awq'); a BF16, FP16, FP32 or FP8 source is needed"
     )
     assert len(served.requests) == 2
 

@@ -325,7 +325,7 @@ def _reshape(**values: Any) -> Edit:
         (_without(r"model\.norm"),
          "{folder}: model.embed_tokens.weight or model.norm.weight is not there; complete the download"),
         (_config(num_hidden_layers="4"),
-         "config.json: num_hidden_layers must be a positive number of layers, got '4'"),
+         "config.json: num_hidden_layers must be a number from 0 to 100000, got '4'; correct the config"),
         (_reshape(model__layers__2__mlp__experts__0__down_proj__weight=(256, 100)),
          "model.layers.2.mlp.experts.0.down_proj.weight: shape [256, 100] does not fit scheme w4a16: 100 columns are not a "
          "multiple of the group size 128; keep its role in 16 bits (`keep: {{bf16: [...]}}`), or choose another scheme"),

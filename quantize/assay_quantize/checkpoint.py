@@ -11,14 +11,16 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.records import sha256_of
 from assay.safe_files import open_inside, parse_json_object, read_json_object
+from assay_quantize.fused_experts import split_experts
 from assay_quantize.schemes import DTYPE_BYTES
+from assay_quantize.source_format import check_config_readable, find_companions, list_notes
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -27,16 +29,6 @@ MAX_HEADER_BYTES = 100_000_000
 
 MAX_DIMENSIONS = 8
 """No weight of a known model has more than 4."""
-
-PACKED_SUFFIXES = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".weight_global_scale", ".qweight", ".qzeros")
-BF16_RELEASES = {
-    "GLM-5.3": "zai-org/GLM-5.3-BF16",
-    "GLM-": "the repository of the same name without -FP8",
-    "Qwen3": "the repository of the same name without -FP8",
-    "DeepSeek-": "a BF16 conversion, as it is published in FP8 only",
-    "Kimi-K2": "a BF16 conversion, as it is published in FP8 only",
-}
-"""Start of a model's name -> which release of it is BF16."""
 
 
 class TensorHeader(NamedTuple):
@@ -94,7 +86,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     """The checkpoint in `folder`, from its headers.
 
     allow_quantized: also open what is quantized already (to verify it). Raises CheckpointError: no such folder, no config,
-    no safetensors, index and files that disagree, a damaged header, a quantized source.
+    no safetensors, index and files that disagree, a damaged header, a source in a form that cannot be read.
     """
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such folder; give a folder with config.json and *.safetensors, or a hub id")
@@ -102,7 +94,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
         raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
     config = read_json_object(folder, "config.json")
     if not allow_quantized:
-        check_config_not_quantized(str(folder), config)
+        check_config_readable(str(folder), config)
     entries = sorted(path.name for path in folder.iterdir())
     files = [name for name in entries if name.endswith(".safetensors") or (folder / name).is_file()]
     if not any(name.endswith(".safetensors") for name in files):
@@ -111,9 +103,21 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     made = assemble(
         str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
     )
-    if not allow_quantized:
-        check_tensors_not_quantized(made)
-    return made
+    return made if allow_quantized else as_source(made)
+
+
+def as_source(checkpoint: Checkpoint) -> Checkpoint:
+    """The tensors that a plan is made for: fused experts one by one, scales checked against their weights.
+
+    Raises CheckpointError for tensors that cannot be read (`source_format.py`, `fused_experts.py`).
+    """
+    where, config = checkpoint.location, checkpoint.config
+    tensors, split = split_experts(where, config, checkpoint.tensors)
+    unused = find_companions(where, config, tensors).of_activations
+    notes = [*checkpoint.notes, *split, *list_notes(config, tensors)]
+    if unused:
+        notes.append(f"{len(unused):,} scales of activations ({min(unused)}, ...) are left out")
+    return replace(checkpoint, tensors=tensors, notes=tuple(notes))
 
 
 def assemble(
@@ -285,26 +289,3 @@ def _tensor_header(where: str, shard: str, name: str, entry: Any, data_begin: in
             f"{end - begin}; the file is damaged, download it again"
         )
     return TensorHeader(name, dtype, shape, shard, data_begin + begin, data_begin + end)
-
-
-# ------------------------------------------------------------------------------------------------ quantized sources
-def check_config_not_quantized(location: str, config: Mapping[str, Any]) -> None:
-    """Refuse a source whose config says that it is quantized, naming the method and which release to take instead."""
-    declared = config.get("quantization_config") or config.get("compression_config")
-    if isinstance(declared, dict):
-        raise _quantized(location, f"config.json says quant_method {declared.get('quant_method', 'unknown')!r}")
-
-
-def check_tensors_not_quantized(checkpoint: Checkpoint) -> None:
-    """Refuse a source with FP8 or packed tensors that its config does not mention."""
-    for tensor in checkpoint.tensors.values():
-        if tensor.dtype.startswith("F8_") or tensor.name.endswith(PACKED_SUFFIXES):
-            raise _quantized(checkpoint.location, f"{tensor.name} is {tensor.dtype}")
-
-
-def _quantized(location: str, how: str) -> CheckpointError:
-    release = next((where for start, where in BF16_RELEASES.items() if Path(location).name.startswith(start)), None)
-    return CheckpointError(
-        f"{location}: is quantized already ({how}); for now a BF16, FP16 or FP32 source is needed"
-        f"{f'; for this model that is {release}' if release else ''}"
-    )

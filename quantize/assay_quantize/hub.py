@@ -23,11 +23,11 @@ from assay_quantize.checkpoint import (
     MAX_HEADER_BYTES,
     Checkpoint,
     TensorHeader,
+    as_source,
     assemble,
-    check_config_not_quantized,
-    check_tensors_not_quantized,
     parse_header,
 )
+from assay_quantize.source_format import check_config_readable
 
 FIRST_BYTES = 65_536
 """Length of the first range request: holds the header of most shards."""
@@ -45,15 +45,14 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
         hub = Repository(client, hub_id, revision)
         files = hub.list_files()
         config = parse_json_object(f"{hub_id}: config.json", hub.get("config.json", files))
-        check_config_not_quantized(hub_id, config)
+        check_config_readable(hub_id, config)
         if not any(name.endswith(".safetensors") for name in files):
             raise CheckpointError(f"{hub_id}: has no *.safetensors; take a release in safetensors")
         index = None
         if INDEX_NAME in files:
             index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.get(INDEX_NAME, files))
         made = assemble(hub_id, None, config, index, files, hub.shard_headers)
-    check_tensors_not_quantized(made)
-    return replace(made, revision=hub.commit)
+    return replace(as_source(made), revision=hub.commit)
 
 
 def hub_client(hub_id: str) -> httpx.Client:

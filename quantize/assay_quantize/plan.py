@@ -1,29 +1,27 @@
 """Headers + config + precision recipe -> what will happen to every tensor. Reads no weights, imports no torch.
 
-Every tensor gets one action: `keep` (same bytes), `cast` (another float dtype), `quantize`, or `drop` (an MTP block that is not
-wanted). What cannot work fails here, before the first byte is written: unknown tensors, groups that do not divide, an
-MTP block that is declared and absent, ignore patterns that would not say what was done.
+Every tensor gets one action (`tensor_plans.py`). What cannot work fails here, before the first byte is written: unknown
+tensors, groups that do not divide, an MTP block that is declared and absent, ignore patterns that would not say what was done.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from assay.errors import PlanError
 from assay.families import Classified, classify, family_of, ignore_patterns
 from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe
-from assay.records import Action, OutputTensor, Plan, TensorPlan
+from assay.records import Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.completeness import check_layers, check_mtp, mtp_layer_indexes
-from assay_quantize.schemes import DTYPE_BYTES, check_shape, output_tensors
+from assay_quantize.schemes import check_shape
+from assay_quantize.source_format import Companions, find_companions
+from assay_quantize.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
 from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, is_ignored, runtime_modules
-
-FLOATS = ("BF16", "F16", "F32")
-KEEP_DTYPES = {"bf16": "BF16", "fp32": "F32"}
 
 
 def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, family: str | None) -> Plan:
@@ -37,21 +35,16 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         raise PlanError(
             f"{checkpoint.location}: its config.json is of family {found}, the model recipe says {family}; correct the recipe"
         )
-    classified = {name: classify(found, name, checkpoint.config) for name in checkpoint.tensors}
+    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
+    classified = {
+        name: classify(found, name, checkpoint.config) for name in checkpoint.tensors if name not in companions.weight_of
+    }
     mtp_layers = mtp_layer_indexes(found, classified)
     check_layers(checkpoint.location, found, classified, checkpoint.config)
     if recipe.mtp != "drop":
         check_mtp(checkpoint.location, found, classified, checkpoint.config)
-    actions = {
-        name: _action(header, classified[name], recipe) for name, header in checkpoint.tensors.items()
-    }  # fmt: skip
-    _check_shapes(checkpoint, classified, actions, recipe.scheme)
-    shard_out = _output_shards(checkpoint, actions)
-    tensors = tuple(
-        _tensor_plan(header, classified[name], *actions[name], shard_out[header.shard])
-        for name, header in checkpoint.tensors.items()
-    )
-    if not any(tensor.action == "quantize" for tensor in tensors):
+    tensors = _tensor_plans(checkpoint, classified, companions, recipe)
+    if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
     plan = Plan(
         model=model,
@@ -71,6 +64,28 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     return plan
 
 
+def _tensor_plans(
+    checkpoint: Checkpoint, classified: Mapping[str, Classified], companions: Companions, recipe: PrecisionRecipe
+) -> tuple[TensorPlan, ...]:
+    """The plan of every tensor, in the checkpoint's order."""
+    carried = carried_weights(checkpoint, classified, companions, recipe)
+    actions = {
+        name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
+        for name, what in classified.items()
+    }
+    _check_shapes(checkpoint, classified, actions, recipe.scheme)
+    shard_out = _output_shards(checkpoint, actions, {companions.scale_of[name] for name in carried})
+    plans = []
+    for name, header in checkpoint.tensors.items():
+        out = shard_out[header.shard]
+        if (weight := companions.weight_of.get(name)) is None:
+            plans.append(tensor_plan(header, classified[name], actions[name], out, companions.scale_of.get(name)))
+        else:
+            unused = name in companions.of_activations
+            plans.append(scale_plan(header, classified[weight], actions[weight], out, of_activations=unused))
+    return tuple(plans)
+
+
 def _check_recipe(recipe: PrecisionRecipe) -> None:
     why = NEEDS_CALIBRATION.get(recipe.scheme)
     if why is not None or recipe.calibration == "required":
@@ -86,60 +101,11 @@ def _check_recipe(recipe: PrecisionRecipe) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ one tensor
-def _action(header: TensorHeader, found: Classified, recipe: PrecisionRecipe) -> tuple[Action, str, str | None]:
-    """(action, output dtype or source dtype, scheme).
-
-    Inside a kept MTP block everything goes by role `mtp`, but norms and router_bias by their own roles, so that the block
-    loses nothing that the layers keep. Inside a quantized one everything goes by its own role, but `mtp_projection`.
-    Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source.
-    """
-    if found.role == "mtp" and recipe.mtp == "drop":
-        return "drop", header.dtype, None
-    by_block = found.role == "mtp" and (recipe.mtp == "keep" or found.part == "mtp_projection")
-    rule = "mtp" if by_block and found.part not in ("norm", "router_bias") else found.part
-    wanted = recipe.kept_dtype(rule)
-    if wanted is None and found.linear:
-        return "quantize", header.dtype, recipe.scheme
-    if wanted is None or wanted == "source" or KEEP_DTYPES[wanted] == header.dtype:
-        return "keep", header.dtype, None
-    if header.dtype not in FLOATS:
-        raise PlanError(
-            f"{header.name}: dtype {header.dtype} cannot be cast to {KEEP_DTYPES[wanted]}; keep role {rule} as `source`"
-        )
-    return "cast", KEEP_DTYPES[wanted], None
-
-
-def _tensor_plan(
-    header: TensorHeader, found: Classified, action: Action, dtype: str, scheme: str | None, shard_out: str | None
-) -> TensorPlan:
-    outputs: tuple[OutputTensor, ...] = ()
-    if scheme is not None:
-        outputs = output_tensors(scheme, header.name, header.shape, header.dtype)
-    elif action != "drop":
-        num_bytes = header.num_bytes // DTYPE_BYTES[header.dtype] * DTYPE_BYTES[dtype]
-        outputs = (OutputTensor(header.name, dtype, header.shape, num_bytes),)
-    return TensorPlan(
-        name=header.name,
-        role=found.role,
-        part=found.part,
-        module=found.module,
-        action=action,
-        scheme=scheme,
-        fused_group=found.fused_group,
-        dtype=header.dtype,
-        shape=header.shape,
-        num_bytes=header.num_bytes,
-        shard_in=header.shard,
-        shard_out=None if action == "drop" else shard_out,
-        outputs=outputs,
-    )
-
-
+# ------------------------------------------------------------------------------------------------ shapes
 def _check_shapes(
     checkpoint: Checkpoint,
     classified: Mapping[str, Classified],
-    actions: Mapping[str, tuple[Action, str, str | None]],
+    actions: Mapping[str, Treatment],
     scheme: str,
 ) -> None:
     """Group sizes divide; members of a fused group agree in action, source dtype and columns.
@@ -147,20 +113,26 @@ def _check_shapes(
     In a fused parameter another weight follows every member but the last one, which the order of vLLM's mapping defines.
     """
     groups: dict[str, list[TensorHeader]] = defaultdict(list)
-    for name, header in checkpoint.tensors.items():
-        group = classified[name].fused_group
-        if group is not None:
-            groups[group].append(header)
+    for name, found in classified.items():
+        if found.fused_group is not None:
+            groups[found.fused_group].append(checkpoint.tensors[name])
     followed = set()
     for group, members in groups.items():
-        how = {(actions[m.name][0], m.dtype if actions[m.name][2] else None, m.shape[-1:]) for m in members}
+        how = {(*_must_agree(actions[m.name]), m.shape[-1:]) for m in members}
         if len(how) > 1:
-            each = ", ".join(f"{m.name} {actions[m.name][0]} {m.dtype} {list(m.shape)}" for m in members)
+            each = ", ".join(f"{m.name} {actions[m.name].action} {m.dtype} {list(m.shape)}" for m in members)
             raise PlanError(f"{group}: vLLM loads its members into one parameter, but they disagree: {each}")
         followed |= {member.name for member in members if not _is_last(group, member.name)}
-    for name, (_, _, used) in actions.items():
-        if used is not None:
+    for name, done in actions.items():
+        if done.scheme is not None:
             check_shape(scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
+
+
+def _must_agree(done: Treatment) -> tuple[str, str | None, str | None]:
+    """What must be alike in a fused parameter: the scheme, and the dtype it starts from; for what stays plain, that it does."""
+    if done.scheme is not None:
+        return done.action, done.dtype, done.scheme
+    return ("drop" if done.action == "drop" else "plain"), None, None
 
 
 _LAST_MEMBERS = {
@@ -177,10 +149,11 @@ def _is_last(group: str, name: str) -> bool:
 
 # ------------------------------------------------------------------------------------------------ shards
 def _output_shards(
-    checkpoint: Checkpoint, actions: Mapping[str, tuple[Action, str, str | None]]
+    checkpoint: Checkpoint, actions: Mapping[str, Treatment], kept_scales: Collection[str]
 ) -> dict[str, str | None]:  # fmt: skip
-    """Source shard -> output shard: one for one, renumbered where a dropped block leaves a shard empty (None)."""
-    alive = {header.shard for name, header in checkpoint.tensors.items() if actions[name][0] != "drop"}
+    """Source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None)."""
+    written = [*(name for name, done in actions.items() if done.action != "drop"), *kept_scales]
+    alive = {checkpoint.tensors[name].shard for name in written}
     kept = sorted(alive, key=lambda shard: (not PurePosixPath(shard).stem.startswith("model"), shard))
     numbers = {shard: f"model-{i + 1:05d}-of-{len(kept):05d}.safetensors" for i, shard in enumerate(kept)}
     return {shard: numbers.get(shard) for shard in checkpoint.shards}
@@ -201,9 +174,9 @@ def check_ignore(plan: Plan) -> None:
     any_pattern = re.compile("|".join(f"(?:{pattern.removeprefix('re:')})" for pattern in plan.ignore) or r"(?!)")
     quantized_of: dict[str, bool] = {}
     for tensor in plan.tensors:
-        if tensor.action == "drop" or len(tensor.shape) < 2:
+        if tensor.action == "drop" or len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             continue
-        quantized_of[tensor.module] = quantized = tensor.action == "quantize"
+        quantized_of[tensor.module] = quantized = tensor.scheme is not None
         if quantized == (any_pattern.match(tensor.module) is not None):
             verb = "quantized, but the ignore list covers it" if quantized else "kept, but the ignore list misses it"
             raise PlanError(f"{tensor.module}: {verb}: {_matching(plan.ignore, tensor.module)}")

@@ -18,7 +18,10 @@ import numpy.typing as npt
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.records import TensorPlan
+from assay.safe_files import open_inside
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
+from assay_quantize.schemes import DTYPE_BYTES
+from assay_quantize.source_format import block_of, declared_block
 
 Buffer = npt.NDArray[np.uint8]
 """Flat, writable, C-contiguous memory of the caller."""
@@ -43,6 +46,7 @@ class SourceReader:
             raise CheckpointError(f"{checkpoint.location}: its weights are on the hub; download it first and give the folder")
         self.checkpoint = checkpoint
         self._folder = checkpoint.folder
+        self._block = declared_block(checkpoint.location, checkpoint.config)
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -72,12 +76,16 @@ class SourceReader:
         Rows are counted along the first dimension; shape [end - begin, *tensor.shape[1:]]. buffer: where they are put, at
         least `rows_bytes(tensor, end - begin)` long; the array returned is a view of it. None: new memory.
         Raises CheckpointError: a file that cannot be read or is shorter than its header says; QuantizeError: not the
-        source the plan was made from.
+        source the plan was made from, scales that are not finite.
         """
         header = self._header(tensor)
         count, per_row = end - begin, header.num_bytes // header.shape[0] if header.shape[0] else 0
         flat = self._memory(rows_bytes(tensor, count), buffer)
-        self._read_into(flat[: count * per_row].data, header, begin * per_row)
+        # what has fewer bytes as it is stored lies at the end: it is spread out over the memory from its beginning
+        stored = flat[flat.nbytes - count * per_row :]
+        self._read_into(stored.data, header, begin * per_row)
+        if tensor.scale is not None:
+            self._dequantize(tensor, stored, begin, end, flat)
         rows: npt.NDArray[Any] = flat.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
         return rows
 
@@ -97,6 +105,38 @@ class SourceReader:
         """Let the kernel drop bytes [begin, end) of the stored tensor from its page cache."""
         header = self._header(tensor)
         os.posix_fadvise(self._descriptor(header.shard), header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+    def _dequantize(self, tensor: TensorPlan, stored: Buffer, begin: int, end: int, out: Buffer) -> None:
+        # only now: numba takes a second to import, and most sources need none
+        from assay_quantize.dequantize import dequantize_rows
+
+        shape = (end - begin, tensor.shape[1])
+        scale_BG, (block_rows, block_columns) = self._scales(tensor, begin, end)
+        dequantize_rows(
+            stored.reshape(shape),
+            scale_BG,
+            block_rows=block_rows,
+            block_columns=block_columns,
+            first_row=begin,
+            out_OI=out.view(np.uint16).reshape(shape),
+        )
+
+    def _scales(self, tensor: TensorPlan, begin: int, end: int) -> tuple[npt.NDArray[np.float32], tuple[int, int]]:
+        """FP32 scales of the blocks that rows [begin, end) lie in, and how many rows and columns share one."""
+        header = self.checkpoint.tensors.get(str(tensor.scale))
+        block = None if header is None else block_of(tensor.shape, header.shape, self._block)
+        if header is None or block is None:
+            raise QuantizeError(f"{tensor.scale}: the source is no longer what the plan was made from; make a new plan")
+        first, last = begin // block[0], math.ceil(end / block[0])
+        groups = math.ceil(tensor.shape[1] / block[1])
+        row_bytes = groups * DTYPE_BYTES[header.dtype]
+        flat = np.empty((last - first) * row_bytes, np.uint8)
+        self._read_into(flat.data, header, first * row_bytes)
+        scale_BG = _to_float32(flat, header.dtype).reshape(last - first, groups)
+        if not np.isfinite(scale_BG).all():
+            count = int((~np.isfinite(scale_BG)).sum())
+            raise QuantizeError(f"{header.name}: {count} scales are NaN or infinite; the source is damaged")
+        return scale_BG, block
 
     # -------------------------------------------------------------------------------------------- files
     def _header(self, tensor: TensorPlan) -> TensorHeader:
@@ -120,7 +160,8 @@ class SourceReader:
     def _open(self, shard: str) -> int:
         path = self._folder / shard
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with open_inside(self._folder, shard) as file:
+                descriptor = os.dup(file.fileno())
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         size, expected = os.fstat(descriptor).st_size, self.checkpoint.shards.get(shard)
@@ -147,3 +188,10 @@ class SourceReader:
 def rows_bytes(tensor: TensorPlan, rows: int) -> int:
     """Bytes of `rows` rows of the logical weight, as `read_rows` returns them."""
     return rows * math.prod(tensor.shape[1:]) * int(np.dtype(STORAGE[tensor.logical_dtype]).itemsize)
+
+
+def _to_float32(flat: Buffer, dtype: str) -> npt.NDArray[np.float32]:
+    stored: npt.NDArray[Any] = flat.view(STORAGE[dtype])
+    values: npt.NDArray[np.float32]
+    values = (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else stored.astype(np.float32)
+    return values
