@@ -21,8 +21,8 @@ __all__ = [
 
 _TORCH_FUNCTIONS = frozenset({"dequantize_weight", "magnitude", "quantize_weight", "relative_error"})
 
-_NOT_FUSED = frozenset({"nvfp4", "mxfp4", "mxfp8"})
-"""Layouts that have only the reference."""
+_SMALL_GROUPS = frozenset({"nvfp4", "mxfp4", "mxfp8"})
+"""Layouts of fused_fp4.py."""
 
 
 def __getattr__(name: str) -> Any:
@@ -84,10 +84,14 @@ def quantize_rows(
     assert observer == "minmax" and importance_I is None
     assert (amax is not None) == needs_amax(scheme), f"{scheme}: amax={amax}"
     row = SCHEMES[scheme]
-    if engine == "reference" or row.layout in _NOT_FUSED:
+    if engine == "reference":
         from assay_quantize.kernels import reference
 
         return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype)
+    if row.layout in _SMALL_GROUPS:
+        from assay_quantize.kernels import fused_fp4
+
+        return fused_fp4.quantize_rows(w_OI, row, amax=amax, amax_dtype=amax_dtype or dtype)
     if row.weight_dtype == "F8_E4M3":
         from assay_quantize.kernels import fused_fp8
 
@@ -104,10 +108,14 @@ def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *,
     """
     check_rows(w_OI, dtype)
     row = SCHEMES[scheme]
-    if engine == "reference" or row.layout in _NOT_FUSED:
+    if engine == "reference":
         from assay_quantize.kernels import reference
 
         return reference.error_rows(parts, w_OI, dtype, scheme)
+    if row.layout in _SMALL_GROUPS:
+        from assay_quantize.kernels import fused_fp4
+
+        return fused_fp4.error_rows(parts, w_OI, row)
     if row.weight_dtype == "F8_E4M3":
         from assay_quantize.kernels import fused_fp8
 
