@@ -7,57 +7,56 @@ reconstructed from the checkpoint's own, and what that cannot cover is listed in
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.recipes import PrecisionRecipe
-from assay.records import Damage, Manifest, Plan, Verification, sha256_of_file
+from assay.records import Manifest, Plan, TensorPlan, Verification, sha256_of_file
+from assay.safe_files import read_json_object
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
 from assay_quantize.engine import plan_sha256
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.verify_findings import Findings
+
+if TYPE_CHECKING:
+    from assay_quantize.verify_contents import Progress
 
 PACKED_LEAVES = frozenset(
     {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
 )
 
 
-@dataclass
-class Findings:
-    """What verification has seen so far."""
-
-    damages: list[Damage] = field(default_factory=list)
-    checks: Counter[str] = field(default_factory=Counter)
-    not_checked: list[str] = field(default_factory=list)
-    errors_by_role: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def look(self, check: str, count: int = 1) -> None:
-        self.checks[check] += count
-
-    def damage(self, check: str, where: str, what: str) -> None:
-        self.damages.append(Damage(check=check, where=where, what=what))
-
-
-def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> Verification:
+def verify(
+    folder: Path,
+    *,
+    source: Path | None = None,
+    hashes: bool = True,
+    contents: bool = True,
+    workers: int | None = None,
+    on_progress: Progress | None = None,
+) -> Verification:
     """Check the checkpoint in `folder`; every damage names a check, a tensor or file, and what is wrong in numbers.
 
-    source: the checkpoint it was made from. hashes: read every file once more and compare SHA-256 with the manifest.
-    Raises CheckpointError when there is no such folder, or when the source itself cannot be opened.
+    source: the checkpoint it was made from. hashes: read every file and compare SHA-256 with the manifest. contents: read every
+    tensor, and with a source compare it. workers: threads; None: the cores this process may use.
+    on_progress: called with (tensor or file, bytes of the checkpoint); `num_bytes_of` tells how many there will be.
+    Raises CheckpointError when there is no such folder, or when the source itself cannot be opened or read.
     """
-    # only now: torch takes seconds to import, and the command line imports this module to say "done before"
-    from assay_quantize.shards import one_thread_per_operation
-    from assay_quantize.verify_checks import check_config, check_contents, check_fused_scales, check_ignore, check_planned
+    # only now: numba and torch take seconds to import, and the command line imports this module to say "done before"
+    from assay_quantize.budget import default_workers
+    from assay_quantize.verify_checks import check_config, check_fused_scales, check_ignore, check_planned
+    from assay_quantize.verify_contents import check_files_and_contents, contents_by_shard
 
     started = time.monotonic()
     if not folder.is_dir():
@@ -65,7 +64,7 @@ def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> 
     source_checkpoint = None if source is None else open_checkpoint(source)
     findings = Findings()
     manifest = _manifest(folder, findings)
-    config = _json_object(folder / CONFIG, findings)
+    config = _json_object(folder, CONFIG, findings)
     stored = _stored_tensors(folder, findings)
     _check_index(folder, stored, findings)
     if manifest is not None:
@@ -73,18 +72,29 @@ def verify(folder: Path, *, source: Path | None = None, hashes: bool = True) -> 
     plan = None
     if manifest is not None and config is not None:
         plan = _expected_plan(folder, manifest, config, stored, source_checkpoint, findings)
+    tensors: dict[str, list[TensorPlan]] = {}
     if plan is None or config is None:
         findings.not_checked.append("contents, scales, ignore list and MTP: there is no plan to compare with (see damages)")
     else:
-        made = Checkpoint(str(folder), folder, config, stored, {}, ())
         check_planned(plan, stored, findings, shards=source is not None)
-        with one_thread_per_operation():
-            check_contents(plan, made, source_checkpoint, findings)
-        check_fused_scales(plan, made, findings)
+        tensors = contents_by_shard(plan, stored) if contents else {}
+        if not contents:
+            findings.not_checked.append("contents and scales of the tensors: only hashes were asked for")
+    check_files_and_contents(
+        folder, manifest, tensors, stored, source_checkpoint, findings,
+        hashes=hashes, workers=workers or default_workers(), on_progress=on_progress,
+    )  # fmt: skip
+    if plan is not None and config is not None:
+        check_fused_scales(plan, folder, stored, findings)
         check_config(plan, config, findings)
         check_ignore(plan, config, findings)
     _check_mtp(config, stored, findings)
     return _verification(folder, source, manifest, plan, stored, findings, time.monotonic() - started)
+
+
+def num_bytes_of(folder: Path) -> int:
+    """Bytes of all shards in a checkpoint folder: what `on_progress` of `verify` adds up to, headers apart."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def _verification(
@@ -109,8 +119,8 @@ def _verification(
         checks=dict(sorted(findings.checks.items())),
         not_checked=tuple(findings.not_checked),
         # an error of infinity is a damage already, and no number of a record
-        worst_relative_error={role: max(seen) for role, seen in sorted(errors.items()) if max(seen) < float("inf")},
-        mean_relative_error={role: sum(s) / len(s) for role, s in sorted(errors.items()) if max(s) < float("inf")},
+        worst_relative_error={role: max(seen) for role, seen in sorted(errors.items()) if all(map(math.isfinite, seen))},
+        mean_relative_error={role: sum(s) / len(s) for role, s in sorted(errors.items()) if all(map(math.isfinite, s))},
         bytes_by_role=dict(bytes_by_role),
         seconds=seconds,
     )
@@ -127,20 +137,13 @@ def _manifest(folder: Path, findings: Findings) -> Manifest | None:
         return None
 
 
-def _json_object(path: Path, findings: Findings) -> dict[str, Any] | None:
+def _json_object(folder: Path, name: str, findings: Findings) -> dict[str, Any] | None:
     findings.look("files")
     try:
-        data = json.loads(path.read_bytes())
-    except OSError as problem:
-        findings.damage("files", path.name, f"cannot be read: {problem.strerror}")
+        return read_json_object(folder, name)
+    except CheckpointError as problem:
+        findings.damage("files", name, str(problem).removeprefix(f"{folder / name}: "))
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as problem:
-        findings.damage("files", path.name, f"is not JSON: {problem}")
-        return None
-    if not isinstance(data, dict):
-        findings.damage("files", path.name, "is not a JSON object")
-        return None
-    return data
 
 
 def _stored_tensors(folder: Path, findings: Findings) -> dict[str, TensorHeader]:
@@ -161,7 +164,7 @@ def _stored_tensors(folder: Path, findings: Findings) -> dict[str, TensorHeader]
 
 
 def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
-    index = _json_object(folder / INDEX, findings)
+    index = _json_object(folder, INDEX, findings)
     if index is None:
         return
     weight_map = index.get("weight_map")
@@ -192,7 +195,7 @@ def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Fin
 
 
 def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:
-    """What the manifest lists is there, unchanged, and there are no other weights."""
+    """What the manifest lists is there, and there are no other weights. Hashes of the shards are `verify_contents`'."""
     for shard in manifest.shards:
         findings.look("files")
         path = folder / shard.name
@@ -200,8 +203,6 @@ def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findi
             findings.damage("files", shard.name, "is in the manifest, but not on disk")
         elif path.stat().st_size != shard.num_bytes:
             findings.damage("files", shard.name, f"has {path.stat().st_size} bytes; the manifest says {shard.num_bytes}")
-        elif hashes:
-            _check_hash(path, shard.sha256, findings)
     for name, sha256 in manifest.files.items():
         findings.look("files")
         if not (folder / name).is_file():
@@ -251,6 +252,7 @@ def _expected_plan(
         compare_plans = True
     try:
         plan = make_plan(source, recipe, model=manifest.model, family=None)
+        plan = plan.model_copy(update={"importance_sha256": manifest.importance_sha256})
     except PlanError as problem:
         what = "the source" if compare_plans else "what the checkpoint holds"
         findings.damage("plan", str(folder), f"recipe and {what} do not fit: {problem}")

@@ -1,32 +1,23 @@
-"""The checks behind `verify`, each a function that adds what it finds: contents, scales, config, ignore list, MTP."""
+"""The checks behind `verify` that need no weights: what is stored, fused scales, config, ignore list, MTP."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from assay.errors import QuantizeError
 from assay.families import NAMES, declared_mtp_layers, num_experts, num_hidden_layers
 from assay.records import Plan, TensorPlan
-from assay_quantize.checkpoint import Checkpoint, TensorHeader
-from assay_quantize.kernels import dequantize_weight, relative_error
+from assay_quantize.checkpoint import TensorHeader
 from assay_quantize.publish import config_json
-from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE, module_of
-from assay_quantize.shards import bytes_tensor, cast, read_tensor
-from assay_quantize.verify import Findings
+from assay_quantize.schemes import SHARES_GLOBAL_SCALE, module_of
+from assay_quantize.verify_files import StoredReader
+from assay_quantize.verify_findings import Findings
 from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, loads_quantized, matches, runtime_modules
-
-
-def same_bytes(left: memoryview, right: memoryview) -> bool:
-    """Byte equality, at memory speed."""
-    if len(left) != len(right):
-        return False
-    return not len(left) or torch.equal(bytes_tensor(left), bytes_tensor(right))
 
 
 # ------------------------------------------------------------------------------------------------ tensors
@@ -51,93 +42,19 @@ def check_planned(plan: Plan, stored: Mapping[str, TensorHeader], findings: Find
             findings.damage("tensors", name, f"is in {stored[name].shard}, but nothing in the plan makes it")
 
 
-def check_contents(plan: Plan, made: Checkpoint, source: Checkpoint | None, findings: Findings) -> None:
-    """Kept tensors byte for byte, quantized ones by scales and dequantized error. Tensors that are not as planned are skipped:
-    `check_planned` has named them."""
-    for tensor in plan.tensors:
-        headers = [made.tensors.get(output.name) for output in tensor.outputs]
-        fits = [
-            h is not None and (h.dtype, h.shape) == (o.dtype, tuple(o.shape))
-            for h, o in zip(headers, tensor.outputs, strict=True)
-        ]
-        if not tensor.outputs or not all(fits):
-            continue
-        if tensor.action == "quantize":
-            _check_quantized(tensor, made, source, findings)
-        elif source is not None:
-            _check_kept(tensor, made, source, findings)
-
-
-def _check_kept(tensor: TensorPlan, made: Checkpoint, source: Checkpoint, findings: Findings) -> None:
-    (output,) = tensor.outputs
-    findings.look("kept")
-    if tensor.action == "keep":
-        if same_bytes(made.read(output.name), source.read(tensor.name)):
-            return
-        want = read_tensor(source, tensor.name)
-    else:
-        try:
-            want = cast(read_tensor(source, tensor.name), output)
-        except QuantizeError as problem:
-            findings.damage("kept", output.name, str(problem))
-            return
-    got = read_tensor(made, output.name)
-    differ = int((got.reshape(-1).view(torch.uint8) != want.reshape(-1).view(torch.uint8)).sum())
-    if differ:
-        how = "copied unchanged" if tensor.action == "keep" else f"the source's, cast to {output.dtype}"
-        findings.damage("kept", output.name, f"{differ} of {output.num_bytes} bytes differ; it must be {how}")
-
-
-def _check_quantized(tensor: TensorPlan, made: Checkpoint, source: Checkpoint | None, findings: Findings) -> None:
-    assert tensor.scheme is not None
-    module = module_of(tensor.name)
-    parts = {output.name.removeprefix(f"{module}."): read_tensor(made, output.name) for output in tensor.outputs}
-    before = len(findings.damages)
-    for part in ("weight_scale", "weight_global_scale"):
-        if part in parts:
-            findings.look("scales")
-            if problem := _scale_problem(parts[part]):
-                findings.damage("scales", f"{module}.{part}", problem)
-    shape = parts.get("weight_shape")
-    if shape is not None and shape.tolist() != list(tensor.shape):
-        findings.damage("tensors", f"{module}.weight_shape", f"says {shape.tolist()}, the weight is {list(tensor.shape)}")
-    if len(findings.damages) > before:
-        return
-    findings.look("weights")
-    w_OI = dequantize_weight(parts, tensor.scheme, torch.float32)
-    if broken := int((~torch.isfinite(w_OI)).sum()):
-        findings.damage("weights", tensor.name, f"{broken} of {w_OI.numel()} dequantized weights are NaN or infinite")
-    elif source is not None:
-        findings.look("error")
-        error = relative_error(w_OI, read_tensor(source, tensor.name))
-        findings.errors_by_role[tensor.role].append(error)
-        bound = SCHEMES[tensor.scheme].max_relative_error
-        if not error <= bound:
-            findings.damage("error", tensor.name, f"is {error:.3f} away from its source (relative, allowed: {bound}); "
-                            "weights of another layer are 1.41 away")  # fmt: skip
-
-
-def _scale_problem(scale: Tensor) -> str | None:
-    if scale.dtype == torch.uint8:  # power-of-two exponents; 255 is NaN
-        broken = int((scale == 255).sum())
-        return f"{broken} of {scale.numel()} scales are NaN" if broken else None
-    values = scale.float()
-    for what, wrong in (("NaN or infinite", ~torch.isfinite(values)), ("zero", values == 0), ("negative", values < 0)):
-        if count := int(wrong.sum()):
-            return f"{count} of {scale.numel()} scales are {what}"
-    return None
-
-
-def check_fused_scales(plan: Plan, made: Checkpoint, findings: Findings) -> None:
+def check_fused_scales(plan: Plan, folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
     """NVFP4: one global scale per fused group, because vLLM applies the first member's to all."""
+    reader, buffer = StoredReader(folder, stored), np.empty(4, np.uint8)
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     for tensor in plan.tensors:
         name = f"{module_of(tensor.name)}.weight_global_scale"
-        header = made.tensors.get(name)
+        header = stored.get(name)
         if tensor.scheme not in SHARES_GLOBAL_SCALE or tensor.fused_group is None or header is None:
             continue
         if (header.dtype, header.shape) == ("F32", (1,)):
-            groups[tensor.fused_group][module_of(tensor.name)] = float(read_tensor(made, name).item())
+            value = float(reader.read(name, 0, 4, buffer).view(np.float32)[0])
+            groups[tensor.fused_group][module_of(tensor.name)] = value
+    reader.close()
     for group, scales in groups.items():
         findings.look("fused_scales")
         if len(set(scales.values())) > 1:
@@ -187,15 +104,15 @@ def _check_modules(matrices: Iterable[TensorPlan], ignore: list[str], findings: 
             continue  # not a Linear: no config group targets it
         findings.look("ignore")
         covered = next((pattern for pattern in ignore if matches(tensor.module, pattern)), None)
-        if tensor.action == "quantize" and covered is not None:
+        if tensor.scheme is not None and covered is not None:
             findings.damage("ignore", tensor.module, f"is quantized, but the ignore list covers it: {covered!r}")
-        elif tensor.action != "quantize" and covered is None:
+        elif tensor.scheme is None and covered is None:
             what = "is stored unquantized, but nothing in the ignore list covers it: a loader would look for packed weights"
             findings.damage("ignore", tensor.module, what)
 
 
 def _check_runtime(plan: Plan, matrices: list[TensorPlan], ignore: list[str], targets: list[str], findings: Findings) -> None:
-    is_quantized = {tensor.module: tensor.action == "quantize" for tensor in matrices}
+    is_quantized = {tensor.module: tensor.scheme is not None for tensor in matrices}
     fused = FAMILY_RULES[plan.family].fused
     for module in runtime_modules(plan.family, is_quantized, plan.config):
         findings.look("runtime")

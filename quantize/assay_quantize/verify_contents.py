@@ -1,0 +1,168 @@
+"""Contents of a checkpoint and hashes of its shards, checked side by side on worker threads.
+
+The hash of a shard comes first and its tensors right after it, so that a file is read from the disk once: the second reading
+comes from the page cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from assay.errors import CheckpointError
+from assay.records import Manifest, Plan, TensorPlan
+from assay_quantize.budget import SLAB_BYTES
+from assay_quantize.checkpoint import Checkpoint, TensorHeader
+from assay_quantize.slabs import cut
+from assay_quantize.sources import SourceReader
+from assay_quantize.verify_files import StoredReader, hash_file
+from assay_quantize.verify_findings import Findings
+from assay_quantize.verify_judge import judge
+from assay_quantize.verify_slabs import SlabChecks, SlabFindings
+
+AHEAD = 1024
+"""Jobs that may be finished ahead of the first unfinished one: a shard is hashed in one piece while others go on."""
+
+Progress = Callable[[str, int], None]
+"""`progress(tensor or file, bytes of the checkpoint)`, called when a piece is done; never from two threads at once."""
+
+
+class HashFound(NamedTuple):
+    """SHA-256 (hex) of a file, or why it could not be read."""
+
+    sha256: str | None
+    problem: str | None
+
+
+Job = Callable[[], HashFound | SlabFindings]
+What = TypeVar("What")
+Result = TypeVar("Result")
+
+
+def contents_by_shard(plan: Plan, stored: Mapping[str, TensorHeader]) -> dict[str, list[TensorPlan]]:
+    """Stored shard -> tensors whose contents can be checked: those stored as planned (`check_planned` names the others)."""
+    found: dict[str, list[TensorPlan]] = {}
+    for tensor in plan.tensors:
+        headers = [stored.get(output.name) for output in tensor.outputs]
+        fits = all(
+            h is not None and (h.dtype, h.shape) == (o.dtype, tuple(o.shape))
+            for h, o in zip(headers, tensor.outputs, strict=True)
+        )
+        if tensor.outputs and fits and headers[0] is not None:
+            found.setdefault(headers[0].shard, []).append(tensor)
+    return found
+
+
+def check_files_and_contents(
+    folder: Path,
+    manifest: Manifest | None,
+    tensors: Mapping[str, list[TensorPlan]],
+    stored: Mapping[str, TensorHeader],
+    source: Checkpoint | None,
+    findings: Findings,
+    *,
+    hashes: bool,
+    workers: int,
+    on_progress: Progress | None = None,
+) -> None:
+    """Hash the shards that the manifest lists and check the contents of `tensors`, on `workers` threads.
+
+    tensors: shard -> what is in it (`contents_by_shard`); empty: hashes only. source: None: only what can be seen without it.
+    Raises CheckpointError when a file cannot be read.
+    """
+    listed = {shard.name: shard for shard in manifest.shards} if manifest is not None and hashes else {}
+    expected = {name: shard.sha256 for name, shard in listed.items() if _size(folder / name) == shard.num_bytes}
+    reader = None if source is None else SourceReader(source)
+    made = StoredReader(folder, stored)
+    jobs = _jobs(folder, expected, tensors, SlabChecks(made, reader), _Teller(on_progress))
+    try:
+        for what, results in groupby(in_order(jobs, workers), key=lambda pair: pair[0]):
+            if isinstance(what, str):
+                _judge_hash(what, expected[what], next(results)[1], findings)
+            else:
+                slabs = [found for _, found in results if isinstance(found, SlabFindings)]
+                judge(what, slabs, findings, has_source=source is not None)
+    finally:
+        made.close()
+        if reader is not None:
+            reader.close()
+
+
+def _jobs(
+    folder: Path, hashed: Iterable[str], tensors: Mapping[str, list[TensorPlan]], checks: SlabChecks, tell: _Teller
+) -> Iterator[tuple[str | TensorPlan, Job]]:
+    """(shard, its hash), then (tensor, one of its slabs) for all tensors in it, shard by shard."""
+    for shard in sorted({*hashed, *tensors}):
+        if shard in hashed:
+            yield shard, partial(_hash, folder, shard, None if tensors else tell)
+        for tensor in tensors.get(shard, ()):
+            num_bytes = sum(output.num_bytes for output in tensor.outputs)
+            slabs = list(cut(tensor, SLAB_BYTES, "minmax"))
+            size = slabs[-1][1] or 1
+            for begin, end in slabs:
+                share = num_bytes * end // size - num_bytes * begin // size
+                yield tensor, partial(_look, checks, tensor, begin, end, share, tell)
+
+
+def _hash(folder: Path, name: str, tell: _Teller | None) -> HashFound:
+    try:
+        found = HashFound(hash_file(folder, name, None if tell is None else partial(tell, name)), None)
+    except OSError as problem:
+        found = HashFound(None, f"cannot be read: {problem.strerror}")
+    except CheckpointError as problem:
+        found = HashFound(None, str(problem).removeprefix(f"{folder / name}: "))
+    return found
+
+
+def _look(checks: SlabChecks, tensor: TensorPlan, begin: int, end: int, share: int, tell: _Teller) -> SlabFindings:
+    found = checks.look(tensor, begin, end)
+    tell(tensor.name, share)
+    return found
+
+
+def _judge_hash(name: str, expected: str, found: HashFound | SlabFindings, findings: Findings) -> None:
+    assert isinstance(found, HashFound)
+    findings.look("hashes")
+    if found.problem is not None:
+        findings.damage("hashes", name, found.problem)
+    elif found.sha256 != expected:
+        findings.damage("hashes", name, f"has SHA-256 {str(found.sha256)[:12]}...; the manifest says {expected[:12]}...")
+
+
+def in_order(jobs: Iterable[tuple[What, Callable[[], Result]]], workers: int) -> Iterator[tuple[What, Result]]:
+    """Run jobs on threads; (what, result) of each, in the order of `jobs`. The first exception ends it."""
+    pending: deque[tuple[What, Future[Result]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="assay-verify")
+    try:
+        for what, job in jobs:
+            pending.append((what, pool.submit(job)))
+            while pending and (len(pending) > AHEAD or pending[0][1].done()):
+                done, future = pending.popleft()
+                yield done, future.result()
+        while pending:
+            done, future = pending.popleft()
+            yield done, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+class _Teller:
+    """Progress from many threads, one at a time."""
+
+    def __init__(self, on_progress: Progress | None) -> None:
+        self._on_progress, self._lock = on_progress, threading.Lock()
+
+    def __call__(self, what: str, num_bytes: int) -> None:
+        if self._on_progress is not None:
+            with self._lock:
+                self._on_progress(what, num_bytes)

@@ -1,0 +1,79 @@
+"""Files of a checkpoint that is verified: read by ranges, hashed, never mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import CheckpointError
+from assay.safe_files import open_inside
+from assay_quantize.checkpoint import TensorHeader
+
+HASH_PIECE_BYTES = 4 << 20
+READ_AHEAD_BYTES = 32 << 20
+"""How far the kernel is asked to read ahead of what is hashed: the disk works while the processor does."""
+
+
+class StoredReader:
+    """Byte ranges of stored tensors; safe to use from many threads at once."""
+
+    def __init__(self, folder: Path, headers: Mapping[str, TensorHeader]) -> None:
+        self._folder, self._headers = folder, headers
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close all files. No read may be under way."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def read(self, name: str, begin: int, end: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Bytes [begin, end) of a tensor, in the beginning of `buffer`. CheckpointError when they cannot be read."""
+        header = self._headers[name]
+        assert 0 <= begin <= end <= header.num_bytes, f"{name}: [{begin}, {end}) of {header.num_bytes} bytes"
+        wanted = buffer[: end - begin]
+        path, done = self._folder / header.shard, 0
+        try:
+            descriptor = self._descriptor(header.shard)
+            while done < wanted.nbytes:
+                got = os.preadv(descriptor, [wanted[done:].data], header.begin + begin + done)
+                if got == 0:
+                    raise CheckpointError(f"{path}: became shorter while it was read")
+                done += got
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        return wanted
+
+    def _descriptor(self, shard: str) -> int:
+        with self._lock:
+            if shard not in self._descriptors:
+                with open_inside(self._folder, shard) as file:
+                    self._descriptors[shard] = os.dup(file.fileno())
+            return self._descriptors[shard]
+
+
+def hash_file(folder: Path, name: str, on_piece: Callable[[int], None] | None = None) -> str:
+    """SHA-256 (hex) of a file, read once, with read-ahead. OSError or CheckpointError when it cannot be read.
+
+    on_piece: called with the number of bytes of every piece that was hashed.
+    """
+    digest, buffer = hashlib.sha256(), bytearray(HASH_PIECE_BYTES)
+    view, position = memoryview(buffer), 0
+    with open_inside(folder, name) as file:
+        descriptor = file.fileno()
+        while got := os.preadv(descriptor, [buffer], position):
+            if position % READ_AHEAD_BYTES < HASH_PIECE_BYTES:
+                os.posix_fadvise(descriptor, position + got, 2 * READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            digest.update(view[:got])
+            position += got
+            if on_piece is not None:
+                on_piece(got)
+    return digest.hexdigest()
