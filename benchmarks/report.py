@@ -126,7 +126,7 @@ def values_table(rows: Sequence[Result]) -> str:
 def write_section(path: Path, section: str) -> None:
     """Put `section` between the markers of the file, which is made when missing; everything else in it stays."""
     text = path.read_text(encoding="utf-8") if path.exists() else TITLE
-    block = f"{BEGIN}\n{section}{END}\n"
+    block = f"{BEGIN}\n\n{section}\n{END}\n"
     if BEGIN in text and END in text:
         before, rest = text.split(BEGIN, 1)
         text = before + block + rest.split(END, 1)[1].removeprefix("\n")
