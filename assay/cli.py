@@ -25,10 +25,12 @@ from assay.stages import (
     precision_names,
     profile_for,
     quantize_one,
+    quantize_options,
     run_candidates,
     run_folder,
     suite_for,
     two_checkpoints,
+    with_importance,
     write_cards,
 )
 from assay.terminal import console, emit, escape, print_verdicts, print_verification
@@ -50,6 +52,9 @@ RunArgument = Annotated[
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Threads; default: every core this process may use.")
+]
 PrecisionsOption = Annotated[
     str | None,
     typer.Option("--precisions", help="Comma-separated names of recipes/precisions/; default: the model's list."),
@@ -121,23 +126,33 @@ def quantize(
     ] = None,
     runs: RunsOption = Path("runs"),
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
+    workers: WorkersOption = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", help="Bound of this process's memory, e.g. 1.5GiB, 800MB; default 2GiB on CPUs, 8GiB with CUDA."
+        ),
+    ] = None,
+    importance: Annotated[
+        Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. Killed at any point, the same command goes on from there."""
     from assay.targets import resolve_target
 
-    if device not in {"cpu", "cuda", "auto"}:
-        raise PlanError(f"--device {device}: say cpu, cuda or auto")
+    options = quantize_options(device, engine, workers, memory, importance)
     aim = resolve_target(target)
     names = precision_names(aim, precision, precisions, with_reference=out is None and precision is None)
     if out is not None and len(names) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
     # Every plan is made before the first byte is written: what cannot work fails at once.
-    plans = {name: plan_for(aim, load_recipe(PrecisionRecipe, name)) for name in names}
+    plans = {name: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, name)), importance) for name in names}
     records = []
     for name, made in plans.items():
         folder = out if out is not None else runs / aim.recipe.name / Path(name).stem / "checkpoint"
-        records.append(quantize_one(aim, made, folder, device))
+        records.append(quantize_one(aim, made, folder, options))
     if as_json:
         emit([record.model_dump(mode="json") for record in records])
     if not all(record.passed for record in records):
@@ -148,12 +163,16 @@ def quantize(
 def verify(
     checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a quantized checkpoint.")],
     source: Annotated[Path | None, typer.Option("--source", help="Folder of the checkpoint it was made from.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Threads; default: the cores this process may use.")
+    ] = None,
+    hashes_only: Annotated[
+        bool, typer.Option("--hashes-only", help="Files, headers, config and hashes, but not the contents of tensors.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Reopen a quantized checkpoint and trust nothing. Exit 1 names every tensor that is wrong."""
-    from assay_quantize.verify import verify as verify_checkpoint
-
-    result = verify_checkpoint(checkpoint, source=source)
+    result = verify_one(checkpoint, source, workers=workers, contents=not hashes_only)
     if as_json:
         emit(result)
     else:

@@ -6,6 +6,7 @@ RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,54 @@ def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
     return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
 
 
-def quantize_one(aim: Target, made: Plan, folder: Path, device: str) -> Verification:
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How checkpoints are made; their bytes depend on `importance` only.
+
+    device: cpu, cuda or auto. engine: local or ray. workers: threads; None: every core this process may use.
+    memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
+    """
+
+    device: str = "auto"
+    engine: str = "local"
+    workers: int | None = None
+    memory_bytes: int | None = None
+    importance: Path | None = None
+
+
+def quantize_options(
+    device: str, engine: str, workers: int | None, memory: str | None, importance: Path | None
+) -> QuantizeOptions:  # fmt: skip
+    """The command line's options, checked."""
+    from assay_quantize.budget import parse_memory
+
+    if device not in {"cpu", "cuda", "auto"}:
+        raise PlanError(f"--device {device}: say cpu, cuda or auto")
+    if engine not in {"local", "ray"}:
+        raise PlanError(f"--engine {engine}: say local or ray")
+    return QuantizeOptions(device, engine, workers, None if memory is None else parse_memory(memory), importance)
+
+
+def with_importance(made: Plan, path: Path | None) -> Plan:
+    """The plan with the identity of the channel weights it will use."""
+    from assay_quantize.importance import load_importance
+    from assay_quantize.slabs import observer_of
+
+    if path is None:
+        return made
+    if observer_of(made) == "minmax":
+        raise PlanError(
+            f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
+            "`observer: mse`, or leave the option out"
+        )
+    return made.model_copy(update={"importance_sha256": load_importance(path).sha256})
+
+
+def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Verification:
     from assay.progress import ShardProgress
     from assay.targets import local_checkpoint
     from assay_quantize.engine import is_complete
     from assay_quantize.engine import quantize as run_engine
-    from assay_quantize.verify import verify as verify_checkpoint
 
     source = local_checkpoint(aim.location)
     record_path = folder.parent / "verify.json"
@@ -64,17 +107,36 @@ def quantize_one(aim: Target, made: Plan, folder: Path, device: str) -> Verifica
             return previous
     made.save(folder.parent / "plan.json")
     with ShardProgress(console, made) as progress:
-        manifest = run_engine(made, source, folder, device=device, on_progress=progress)
+        manifest = run_engine(
+            made,
+            source,
+            folder,
+            device=options.device,
+            workers=options.workers,
+            memory_bytes=options.memory_bytes,
+            runner=options.engine,
+            importance=options.importance,
+            on_progress=progress,
+        )
     console.print(
         f"{made.precision:10} {manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB "
         f"in {manifest.seconds:.0f} s: {folder}"
     )
-    with console.status("verifying"):
-        result = verify_checkpoint(folder, source=source)
+    result = verify_one(folder, source)
     result.save(record_path)
     print_verification(result)
     write_first_card(aim, folder)
     return result
+
+
+def verify_one(
+    folder: Path, source: Path | None, *, workers: int | None = None, contents: bool = True
+) -> Verification:  # fmt: skip
+    from assay.progress import ByteProgress
+    from assay_quantize.verify import num_bytes_of, verify
+
+    with ByteProgress(console, "verifying", num_bytes_of(folder)) as progress:
+        return verify(folder, source=source, workers=workers, contents=contents, on_progress=progress)
 
 
 def manifest_sha256(folder: Path) -> str | None:
