@@ -23,7 +23,11 @@ from assay.records import Role, sha256_of
 
 ROLES: tuple[str, ...] = get_args(Role)
 Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
-SchemeName = Literal["w4a16", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w8a8"]
+SchemeName = Literal[
+    "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel",
+    "w4a16_asym", "w4a16_asym_g64", "w4a16_asym_g32", "w4a16_asym_channel",
+    "fp8_block", "fp8_channel", "fp8_tensor", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w8a8",
+]  # fmt: skip
 NEEDS_CALIBRATION: dict[str, str] = {"nvfp4": "its activation scales (input_global_scale) are measured on data"}
 """Schemes that cannot be made from weights alone -> why."""
 
@@ -131,6 +135,11 @@ class PrecisionRecipe(Recipe):
         if never:
             hint = "say `mtp: quantize`" if never[0] == "mtp" else "vLLM loads it only unquantized; move it to `keep`"
             raise ValueError(f"role {never[0]} cannot be under `quantize`: {hint}")
+        if self.scheme == "fp8_tensor" and "routed_expert" in self.quantize:
+            raise ValueError(
+                "scheme fp8_tensor cannot be under `quantize` for routed_expert: vLLM's FP8 experts take scales by row or by "
+                "block; choose fp8_channel or fp8_block, or move the role to `keep`"
+            )
         if "router_bias" not in self.keep.get("fp32", ()) and "router_bias" not in self.keep.get("source", ()):
             raise ValueError("router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens")
         return self

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+from compressed_tensors.quantization import QuantizationConfig
 from llmcompressor.entrypoints.model_free import model_free_ptq
 from llmcompressor.entrypoints.model_free.converter import ModelFreePtqConverter
 from safetensors.torch import load_file
@@ -23,13 +23,16 @@ from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.kernels import dequantize_weight, magnitude, quantize_weight, relative_error
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import config_json
-from assay_quantize.schemes import SCHEMES, check_shape, output_tensors
+from assay_quantize.schemes import SCHEMES, check_shape, compressed_tensors_scheme, output_tensors
 from assay_quantize.shards import TORCH_DTYPES
 from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, is_ignored, loads_quantized, runtime_modules
 
 ROOT = Path(__file__).parent.parent
 SERVE_PYTHON = ROOT / ".venv-serve" / "bin" / "python"
-RAGGED = {"fp8_block": (200, 256), "fp8_channel": (70, 100), "w8a8": (70, 100), "w4a16_asym": (60, 256)}
+RAGGED = {
+    "fp8_block": (200, 256), "fp8_channel": (70, 100), "fp8_tensor": (70, 100), "w8a8": (70, 100), "w4a16_asym": (60, 256),
+    "w4a16_asym_g32": (61, 96), "w4a16_g64": (61, 192), "w4a16_channel": (61, 104), "w4a16_asym_channel": (61, 104),
+}  # fmt: skip
 """Shapes that no block or pack size divides, where the scheme allows them."""
 
 
@@ -51,24 +54,37 @@ def sample(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tenso
         w[5, 5] = 3000
     elif kind == "small":
         w *= 1e-6
+    elif kind == "positive":
+        w = w.abs()
+    elif kind == "denormal":
+        w *= torch.finfo(dtype).smallest_normal / 8
+    elif kind == "huge":
+        w *= torch.finfo(dtype).max / w.abs().max() / 2
     return w.to(dtype)
 
 
+NO_FP16_POWER = ("zero", "holes", "small", "denormal")
+"""Where llm-compressor rounds an MX scale to FP16, in which it is 0 and becomes 1: a difference that is meant (see below)."""
+KINDS = ("normal", "zero", "constant", "holes", "outlier", "small", "positive", "denormal", "huge")
+
+
 def llm_compressor(w: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
-    config = QuantizationConfig(config_groups={"group_0": preset_name_to_scheme(SCHEMES[scheme].preset, ["Linear"])})
+    config = QuantizationConfig(config_groups={"group_0": compressed_tensors_scheme(scheme)})
     made = ModelFreePtqConverter(config).process({"m.proj.weight": w.clone()})
     return {name.removeprefix("m.proj."): value for name, value in made.items() if not name.endswith("input_global_scale")}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 def test_weights_are_those_of_llm_compressor_and_of_the_table(scheme: str, dtype: str) -> None:
     """Same names, dtypes, shapes and bytes; sizes as the planner computes them; scales finite and never zero."""
-    for kind in ("normal", "zero", "constant", "holes", "outlier", "small"):
+    for kind in KINDS:
         shape = RAGGED.get(scheme, (96, 256))
         w = sample(kind, shape, TORCH_DTYPES[dtype])
         got, want = quantize_weight(w, scheme), llm_compressor(w, scheme)
         assert sorted(got) == sorted(want)
+        if dtype == "F16" and SCHEMES[scheme].layout in ("mxfp4", "mxfp8") and kind in NO_FP16_POWER:
+            continue
         assert [part for part in want if not bytes_equal(got[part], want[part])] == [], kind
         table = {
             o.name: (TORCH_DTYPES[o.dtype], o.shape, o.num_bytes) for o in output_tensors(scheme, "m.proj.weight", shape, dtype)
@@ -82,8 +98,11 @@ def test_weights_are_those_of_llm_compressor_and_of_the_table(scheme: str, dtype
 @pytest.mark.parametrize(
     ("scheme", "low", "high"),
     [
-        ("w4a16", 0.10, 0.12), ("w4a16_asym", 0.09, 0.11), ("fp8_block", 0.025, 0.029), ("fp8_channel", 0.025, 0.029),
-        ("nvfp4a16", 0.09, 0.10), ("nvfp4", 0.09, 0.10), ("mxfp4", 0.10, 0.12), ("mxfp8", 0.025, 0.029), ("w8a8", 0.006, 0.009),
+        ("w4a16", 0.10, 0.12), ("w4a16_g64", 0.09, 0.11), ("w4a16_g32", 0.09, 0.10), ("w4a16_channel", 0.11, 0.13),
+        ("w4a16_asym", 0.09, 0.11), ("w4a16_asym_g64", 0.08, 0.10), ("w4a16_asym_g32", 0.07, 0.09),
+        ("w4a16_asym_channel", 0.10, 0.12), ("fp8_block", 0.025, 0.029), ("fp8_channel", 0.025, 0.029),
+        ("fp8_tensor", 0.025, 0.029), ("nvfp4a16", 0.09, 0.10), ("nvfp4", 0.09, 0.10), ("mxfp4", 0.10, 0.12),
+        ("mxfp8", 0.025, 0.029), ("w8a8", 0.006, 0.009),
     ],
 )  # fmt: skip
 def test_dequantized_weights_are_near_their_own_source_and_far_from_another(scheme: str, low: float, high: float) -> None:
@@ -118,6 +137,13 @@ def test_shared_global_scale_is_that_of_the_largest_member() -> None:
         ("fp8_block", (192, 256), True, "192 rows are not a multiple of the block size 128, and vLLM loads another"),
         ("w4a16", (4, 64, 128), False, "only matrices are quantized, this one has 3 dimensions"),
         ("w4a16", (0, 128), False, "it is empty"),
+        ("w4a16_channel", (64, 100), False, "100 columns are not a multiple of 8, the codes in an int32"),
+        (
+            "w4a16_asym_g32",
+            (60, 128),
+            True,
+            "60 rows are not a multiple of 8, the zero points in an int32, and vLLM loads another",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(scheme: str, shape: tuple[int, ...], merged: bool, message: str) -> None:
@@ -180,6 +206,33 @@ class ParallelLMHead(torch.nn.Module): pass
 class VocabParallelEmbedding(torch.nn.Module): pass
 LAYERS = {c.__name__: c() for c in (ColumnParallelLinear, RoutedExperts, ParallelLMHead, VocabParallelEmbedding)}
 
+import vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors as linears
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_fp8 as experts)
+
+def linear_class(config):
+    # the class that loads it on a GPU that has everything; its constructor wants that GPU, its name does not
+    found = []
+    for name in [n for n in vars(linears) if n.startswith("CompressedTensorsW")]:
+        setattr(linears, name, lambda *a, _name=name, **k: found.append(_name) or _name)
+        getattr(linears, name).get_min_capability = lambda: 0
+    config._check_scheme_supported = lambda *a, **k: True
+    group = config.target_scheme_map["Linear"]
+    return config._get_scheme_from_parts(group["weights"], group["input_activations"], format=config.quant_format)
+
+def experts_refused(config):
+    # only of FP8: the assertion in its constructor, before a kernel is looked for
+    group = config.target_scheme_map["Linear"]
+    if not config._is_fp8_w8a8(group["weights"], group["input_activations"]) or config._is_mxfp8(group["weights"]):
+        return False
+    experts.CompressedTensorsMoEMethod.__init__ = lambda self, moe: setattr(self, "moe", moe)
+    experts.select_fp8_moe_backend = lambda **k: (None, None)
+    try:
+        experts.CompressedTensorsW8A8Fp8MoEMethod(group["weights"], group["input_activations"], None)
+    except AssertionError:
+        return True
+    return False
+
 asked = json.load(open(sys.argv[1]))
 answers = {"ignored": [], "quantized": [], "configs": {}}
 for name, ignore, fused in asked["ignored"]:
@@ -203,7 +256,8 @@ for scheme, config in asked["configs"].items():
     answers["configs"][scheme] = {
         "ignore": read.ignore, "format": read.quant_format, "same": weights == parsed.config_groups["group_0"].weights,
         "bits": weights.num_bits, "type": str(weights.type), "group": weights.group_size, "block": weights.block_structure,
-        "strategy": str(weights.strategy), "symmetric": weights.symmetric,
+        "strategy": str(weights.strategy), "linear": linear_class(read), "experts_refused": experts_refused(read),
+        "symmetric": weights.symmetric,
         "activations": parsed.config_groups["group_0"].input_activations is not None,
     }
 json.dump(answers, open(sys.argv[2], "w"))
@@ -300,6 +354,22 @@ def test_quantized_or_not_is_vllms(vllm_answers: tuple[dict[str, Any], dict[str,
     assert {True, False, "refused"} == set(said)
 
 
+VLLM_LINEAR = {
+    ("int4", "I32"): "CompressedTensorsWNA16", ("plain", "F8_E4M3"): "CompressedTensorsW8A8Fp8",
+    ("plain", "I8"): "CompressedTensorsW8A8Int8", ("nvfp4", "U8"): "CompressedTensorsW4A4Fp4",
+    ("mxfp4", "U8"): "CompressedTensorsW4A4Mxfp4", ("mxfp8", "F8_E4M3"): "CompressedTensorsW8A8Mxfp8",
+}  # fmt: skip
+
+
+def strategy_of(scheme: str) -> str:
+    row = SCHEMES[scheme]
+    if row.layout == "nvfp4":
+        return "tensor_group"
+    if row.group_size is None:
+        return "tensor" if row.per_tensor else "channel"
+    return "block" if row.block_rows > 1 else "group"
+
+
 def test_every_config_parses_in_the_serving_environment(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     asked, answers = vllm_answers
     for scheme, row in SCHEMES.items():
@@ -309,7 +379,10 @@ def test_every_config_parses_in_the_serving_environment(vllm_answers: tuple[dict
         assert read["bits"] == (4 if row.layout in ("int4", "nvfp4", "mxfp4") else 8)
         assert read["block"] == ([128, 128] if scheme == "fp8_block" else None)
         assert read["group"] == (None if scheme == "fp8_block" else row.group_size)
-        assert read["activations"] == (scheme not in ("w4a16", "w4a16_asym", "nvfp4a16"))
+        assert read["strategy"] == strategy_of(scheme)
+        assert read["linear"] == VLLM_LINEAR[row.layout, row.weight_dtype], scheme
+        assert read["experts_refused"] == (scheme == "fp8_tensor"), scheme
+        assert read["activations"] == ("a16" not in scheme)
 
 
 def test_runtime_modules_of_glm() -> None:

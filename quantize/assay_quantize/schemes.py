@@ -4,7 +4,7 @@ A weight `w_OI` (rows O = output features, columns I = input features) becomes a
 
     pack-quantized        weight_packed I32 [O, I*4/32], weight_scale [O, I/group], weight_shape I64 [2]
                           asymmetric: weight_zero_point I32 [ceil(O/8), I/group], packed along the rows
-    float-quantized       weight F8_E4M3 [O, I], weight_scale [ceil(O/128), ceil(I/128)] or, per channel, [O, 1]
+    float-quantized       weight F8_E4M3 [O, I], weight_scale [ceil(O/128), ceil(I/128)]; per channel [O, 1]; per tensor [1]
     nvfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale F8_E4M3 [O, I/16], weight_global_scale F32 [1]
     mxfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale U8 [O, I/32] (exponents, bias 127)
     mxfp8-quantized       weight F8_E4M3 [O, I], weight_scale U8 [O, I/32] (exponents, bias 127)
@@ -40,7 +40,8 @@ SOURCE_DTYPES = ("BF16", "F16", "F32")
 class Scheme:
     """One row of the table.
 
-    preset: compressed-tensors' name for it, from which every argument in `config.json` is taken.
+    preset: compressed-tensors' name for it, from which every argument in `config.json` is taken; where it has no preset, the
+        nearest one's, and `group_size` or `per_tensor` say what is changed.
     layout: which tensors are made (the docstring of this module).
     group_size: columns that share a scale; None: all of them (one scale per row).
     block_rows: rows that share a scale.
@@ -63,9 +64,17 @@ class Scheme:
 
 SCHEMES: dict[str, Scheme] = {
     "w4a16": Scheme("W4A16", "pack-quantized", "int4", "I32", 128),
+    "w4a16_g64": Scheme("W4A16", "pack-quantized", "int4", "I32", 64),
+    "w4a16_g32": Scheme("W4A16", "pack-quantized", "int4", "I32", 32),
+    "w4a16_channel": Scheme("W4A16", "pack-quantized", "int4", "I32", None),
     "w4a16_asym": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 128, symmetric=False),
+    "w4a16_asym_g64": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 64, symmetric=False),
+    "w4a16_asym_g32": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 32, symmetric=False),
+    "w4a16_asym_channel": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", None, symmetric=False),
     "fp8_block": Scheme("FP8_BLOCK", "float-quantized", "plain", "F8_E4M3", 128, 128, max_relative_error=0.2),
     "fp8_channel": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, max_relative_error=0.2),
+    # Not for experts: vLLM's FP8 experts take one scale per weight only with one measured scale per activation tensor.
+    "fp8_tensor": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, per_tensor=True, max_relative_error=0.2),
     "nvfp4a16": Scheme("NVFP4A16", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
     "nvfp4": Scheme("NVFP4", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
     "mxfp4": Scheme("MXFP4", "mxfp4-pack-quantized", "mxfp4", "U8", 32),
@@ -86,8 +95,8 @@ def module_of(name: str) -> str:
 def check_shape(scheme: str, name: str, shape: tuple[int, ...], *, merged: bool = False) -> None:
     """Refuse a weight the scheme cannot hold, or that vLLM could not load.
 
-    shape: (O, I). merged: another weight follows in the same vLLM parameter (gate before up, q before k and v, ...);
-    then FP8 blocks must end where this weight ends (vLLM's `validate_fp8_block_shape`).
+    shape: (O, I). merged: another weight follows in the same vLLM parameter (gate before up, q before k and v, ...); then FP8
+    blocks (vLLM's `validate_fp8_block_shape`) and rows whose zero points share an int32 must end where this weight ends.
     Raises PlanError naming the tensor, its shape, the size that does not divide and what to do.
     """
     row = SCHEMES[scheme]
@@ -100,9 +109,13 @@ def check_shape(scheme: str, name: str, shape: tuple[int, ...], *, merged: bool 
         raise PlanError(f"{what}: it is empty; the checkpoint is damaged")
     if row.group_size is not None and columns % row.group_size:
         raise PlanError(f"{what}: {columns} columns are not a multiple of the group size {row.group_size}; {keep}")
+    if row.layout == "int4" and columns % 8:
+        raise PlanError(f"{what}: {columns} columns are not a multiple of 8, the codes in an int32; {keep}")
+    behind = f"and vLLM loads another weight right behind it; {keep}"
     if merged and row.block_rows > 1 and rows % row.block_rows:
-        raise PlanError(f"{what}: {rows} rows are not a multiple of the block size {row.block_rows}, and vLLM loads "
-                        f"another weight right behind it; {keep}")  # fmt: skip
+        raise PlanError(f"{what}: {rows} rows are not a multiple of the block size {row.block_rows}, {behind}")
+    if merged and not row.symmetric and rows % 8:
+        raise PlanError(f"{what}: {rows} rows are not a multiple of 8, the zero points in an int32, {behind}")
 
 
 def output_tensors(scheme: str, name: str, shape: tuple[int, ...], dtype: str = "BF16") -> tuple[OutputTensor, ...]:
@@ -129,7 +142,7 @@ def output_tensors(scheme: str, name: str, shape: tuple[int, ...], dtype: str = 
     elif row.layout == "plain":
         parts = {
             "weight": (row.weight_dtype, shape),
-            "weight_scale": (dtype, (math.ceil(rows / row.block_rows), groups)),
+            "weight_scale": (dtype, (1,) if row.per_tensor else (math.ceil(rows / row.block_rows), groups)),
         }
     elif row.layout == "nvfp4":
         parts = {
@@ -151,11 +164,16 @@ def output_tensors(scheme: str, name: str, shape: tuple[int, ...], dtype: str = 
 def compressed_tensors_scheme(scheme: str) -> QuantizationScheme:
     """The compressed-tensors object that defines the scheme's arithmetic. Imports torch."""
     from compressed_tensors.config import CompressionFormat
-    from compressed_tensors.quantization import preset_name_to_scheme
+    from compressed_tensors.quantization import QuantizationArgs, preset_name_to_scheme
 
     row = SCHEMES[scheme]
     made = preset_name_to_scheme(row.preset, ["Linear"])
     made.format = CompressionFormat(row.format)
+    strategy = {"group_size": row.group_size, "strategy": "channel" if row.group_size is None else "group"}
+    if row.per_tensor:
+        strategy["strategy"] = "tensor"
+    if row.layout == "int4" or row.per_tensor:
+        made.weights = QuantizationArgs(**{**made.weights.model_dump(), **strategy})
     return made
 
 
