@@ -8,12 +8,16 @@
 #   PRECISIONS  e.g. "w4a16 nvfp4a16"                      (default: the model's list)
 #   PROFILE     recipes/profiles/: how vLLM is run         (default: chosen from the hardware)
 #   SUITE       recipes/suites/: what is measured          (default: quick for tiny-glm and on CPUs, full otherwise)
+#   WORKERS     threads that quantize                      (default: every core)
+#   MEMORY      bound of the quantizer's memory            (default: 2GiB on CPUs)
 #   RUNS        where results go                           (default runs/)
 
 MODEL ?= tiny-glm
 PRECISIONS ?=
 PROFILE ?=
 SUITE ?=
+WORKERS ?=
+MEMORY ?=
 RUNS ?= runs
 PYTHON ?= python3
 
@@ -31,7 +35,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 .PHONY: help setup quantize eval report card gate doctor test check lint bench bench-quantize clean
 
 help: ## this text
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,11p'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: .venv/.ready .venv-serve/.ready ## both environments, when missing
@@ -45,7 +49,7 @@ setup: .venv/.ready .venv-serve/.ready ## both environments, when missing
 	@touch $@
 
 quantize: .venv/.ready ## every precision of MODEL, verified
-	@$(assay) quantize "$(MODEL)" $(precisions) --runs "$(RUNS)"
+	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
 
 eval: setup ## serve and measure the reference and every candidate; gates, report, cards
 	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"

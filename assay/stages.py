@@ -79,11 +79,11 @@ def quantize_options(
 
 def with_importance(made: Plan, path: Path | None) -> Plan:
     """The plan with the identity of the channel weights it will use."""
+    if path is None:
+        return made
     from assay_quantize.importance import load_importance
     from assay_quantize.slabs import observer_of
 
-    if path is None:
-        return made
     if observer_of(made) == "minmax":
         raise PlanError(
             f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
