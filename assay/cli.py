@@ -30,6 +30,7 @@ from assay.stages import (
     run_folder,
     suite_for,
     two_checkpoints,
+    verify_one,
     with_importance,
     write_cards,
 )

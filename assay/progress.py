@@ -17,15 +17,14 @@ DONE_BEFORE = "(done before)"
 """End of the name under which a shard is told that an earlier run had finished: it counts as done, not as speed."""
 
 
-class ShardProgress:
-    """Callable for the quantizer: `progress(tensor_name, bytes_in)` after every piece that is done, from any thread.
+class ByteProgress:
+    """Callable for long work over bytes: `progress(what, num_bytes)` after every piece that is done, from any thread.
 
     On a terminal: bar, GB/s, time left, current tensor. Elsewhere: one line every `LOG_INTERVAL_S` seconds.
     """
 
-    def __init__(self, console: Console, plan: Plan) -> None:
-        self._console, self._label = console, plan.precision
-        self._total_bytes = sum(tensor.num_bytes for tensor in plan.tensors if tensor.shard_out is not None and tensor.outputs)
+    def __init__(self, console: Console, label: str, total_bytes: int) -> None:
+        self._console, self._label, self._total_bytes = console, label, total_bytes
         self._done_bytes = self._before_bytes = 0
         self._next_line_s = LOG_INTERVAL_S
         self._started: float | None = None
@@ -83,4 +82,5 @@ class ShardProgress(ByteProgress):
     """For the quantizer: bytes of the source, out of all that the plan reads."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
-        super().__init__(console, plan.precision, plan.bytes_in)
+        total_bytes = sum(tensor.num_bytes for tensor in plan.tensors if tensor.shard_out is not None and tensor.outputs)
+        super().__init__(console, plan.precision, total_bytes)
