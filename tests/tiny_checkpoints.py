@@ -8,11 +8,13 @@ Same arguments, same bytes. Weights are random, so replies are noise; shapes fit
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -253,3 +255,126 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------ other forms of the same model
+FP8_SCALE_SHAPES = ("block", "channel", "tensor")
+LINEARS = re.compile(r".*_proj\.weight")
+
+
+def read_shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """File name -> its tensors."""
+    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def to_fp8(w_OI: torch.Tensor, per: str, scale_dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """(E4M3 weight, scales) with one scale per 128 x 128 block [ceil(O/128), ceil(I/128)], channel [O, 1] or tensor [1]."""
+    rows, columns = w_OI.shape
+    height, width = {"block": (128, 128), "channel": (1, columns), "tensor": (rows, columns)}[per]
+    scale = torch.empty(-(-rows // height), -(-columns // width), dtype=scale_dtype)
+    made = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    for row in range(scale.shape[0]):
+        for column in range(scale.shape[1]):
+            where = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+            scale[row, column] = w_OI[where].float().abs().max() / 448
+            made[where] = (w_OI[where].float() / scale[row, column].float()).to(torch.float8_e4m3fn)
+    return made, scale.reshape(1) if per == "tensor" else scale
+
+
+def store_as_fp8(
+    source: Path,
+    folder: Path,
+    *,
+    per: str = "block",
+    leaf: str = "weight_scale_inv",
+    scale_dtype: torch.dtype = torch.float32,
+    plain: str = r".*eh_proj.*",
+    listed: list[str] | None = None,
+    activation_scales: bool = False,
+    scales_apart: bool = False,
+) -> Path:
+    """`source` as an FP8 release: every `*_proj.weight` but those that match `plain`, each with its scales.
+
+    per: block (DeepSeek, GLM), channel or tensor (compressed-tensors). leaf: name of the scales. listed:
+    `modules_to_not_convert` of config.json. activation_scales: with `input_scale` of static releases. scales_apart: all
+    scales in the last shard, so that most are in another shard than their weight.
+    """
+    shutil.copytree(source, folder)
+    files = read_shards(folder)
+    made: dict[str, dict[str, torch.Tensor]] = {file: {} for file in files}
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            if not LINEARS.fullmatch(name) or re.fullmatch(plain, name):
+                made[file][name] = tensor
+                continue
+            module, beside = name.removesuffix(".weight"), sorted(files)[-1] if scales_apart else file
+            made[file][name], made[beside][f"{module}.{leaf}"] = to_fp8(tensor, per, scale_dtype)
+            if activation_scales:
+                made[beside][f"{module}.input_scale"] = torch.tensor([0.5])
+    write_shards(folder, made)
+    config = json.loads((folder / "config.json").read_text())
+    args = {"type": "float", "num_bits": 8, "strategy": per}
+    config["quantization_config"] = (
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": listed or []}
+        if leaf == "weight_scale_inv"
+        else {
+            "quant_method": "compressed-tensors", "format": "float-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}}, "ignore": listed or [],
+        }
+    )  # fmt: skip
+    _write_json(folder / "config.json", config)
+    return folder
+
+
+def dequantized(source: Path, folder: Path) -> Path:
+    """The BF16 checkpoint that an FP8 one stands for, computed by PyTorch: float(w) * scale, rounded to BF16."""
+    shutil.copytree(source, folder)
+    files = read_shards(folder)
+    scales = {n: t for tensors in files.values() for n, t in tensors.items() if n.rpartition(".")[2].startswith("weight_scale")}
+    made: dict[str, dict[str, torch.Tensor]] = {}
+    for file, tensors in files.items():
+        made[file] = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_scale", "_scale_inv"))}
+        for name, tensor in made[file].items():
+            if tensor.dtype == torch.float8_e4m3fn:
+                scale = next(scales[s] for s in (f"{name}_scale_inv", f"{name}_scale") if s in scales).float()
+                block = (tensor.shape[0], 1) if scale.shape == (tensor.shape[0], 1) else (1, 1)
+                if scale.numel() > 1 and block == (1, 1):
+                    scale = scale.repeat_interleave(128, 0)[: tensor.shape[0]].repeat_interleave(128, 1)[:, : tensor.shape[1]]
+                made[file][name] = (tensor.float() * scale).to(torch.bfloat16)
+    write_shards(folder, made)
+    config = json.loads((folder / "config.json").read_text())
+    _write_json(folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"})
+    return folder
+
+
+def fuse_experts(source: Path, folder: Path, *, suffix: str = "", transposed: bool = False) -> Path:
+    """`source` with the experts of a layer in one 3-D tensor: gate_up_proj [E, 2I, H] and down_proj [E, H, I], scales alike.
+
+    suffix: `.weight`, or nothing as transformers 5 names them. transposed: [E, H, 2I] and [E, I, H].
+    """
+    shutil.copytree(source, folder)
+    tensors = {name: tensor for found in read_shards(folder).values() for name, tensor in found.items()}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name in [n for n in tensors if re.search(r"\.experts\.\d+\.", n)]:
+        layer, number, projection, leaf = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.(\w+)", name).groups()  # type: ignore[union-attr]
+        if projection == "gate_proj":
+            up = tensors.pop(f"{layer}.{number}.up_proj.{leaf}")
+            value, projection = torch.cat([tensors.pop(name), up]), "gate_up_proj"
+        elif projection == "down_proj":
+            value = tensors.pop(name)
+        else:
+            continue
+        fused = f"{layer}.{projection}{suffix}" if leaf == "weight" else f"{layer}.{projection}{leaf.removeprefix('weight')}"
+        experts.setdefault(fused, {})[int(number)] = value.T if transposed else value
+    stacked = {name: torch.stack([parts[e] for e in sorted(parts)]).contiguous() for name, parts in experts.items()}
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    merged = dict(sorted((tensors | stacked).items()))
+    write_shards(folder, _halves(merged))
+    return folder
+
+
+def _halves(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    names = list(tensors)
+    pieces = names[: len(names) // 2], names[len(names) // 2 :]
+    return {f"model-{i + 1:05d}-of-00002.safetensors": {n: tensors[n] for n in piece} for i, piece in enumerate(pieces)}
