@@ -404,10 +404,11 @@ def test_a_header_at_the_limit_costs_bounded_memory(tmp_path: Path, whole: Path)
     entries, data = header_of(folder / SECOND)
     write_file(folder / SECOND, json.dumps(entries) + " " * 99_000_000, data)
     code = (
-        "import resource, sys; from pathlib import Path; from assay_quantize.checkpoint import open_checkpoint;"
-        "print(len(open_checkpoint(Path(sys.argv[1])).tensors), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "import sys; from pathlib import Path; from assay_quantize.checkpoint import open_checkpoint;"
+        "print(len(open_checkpoint(Path(sys.argv[1])).tensors));"
+        "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, timeout=120)
     tensors, peak_kib = map(int, done.stdout.split())
     assert tensors == 67
-    assert peak_kib < 1 << 20, f"{peak_kib} KiB"
+    assert peak_kib < 512 << 10, f"{peak_kib} KiB"
