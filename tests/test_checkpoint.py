@@ -154,8 +154,8 @@ def _fp8_without_a_word(folder: Path) -> None:
         (_edit_config(quantization_config={"quant_method": "gptq", "bits": 4}),
          "{folder}: is quantized already (config.json says quant_method 'gptq'); a BF16, FP16, FP32 or FP8 source is needed"),
         (_edit_config(quantization_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}),
-         "{folder}: is quantized already (config.json says quant_method 'compressed-tensors', format 'pack-quantized'); a BF16, "
-         "FP16, FP32 or FP8 source is needed"),
+         "{folder}: is quantized already (config.json says quant_method 'compressed-tensors', format 'pack-quantized'); a "
+         "BF16, FP16, FP32 or FP8 source is needed"),
         (_edit_config(quantization_config={"quant_method": "fp8", "weight_block_size": [128]}),
          "{folder}: config.json: weight_block_size must be [rows, columns], got [128]"),
         (_fp8_without_a_word,

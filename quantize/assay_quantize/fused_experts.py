@@ -48,7 +48,7 @@ def split_experts(
             made[part.name] = part
     count = len(made) - len(tensors) + len(fused)
     return made, (
-        f"{len(fused):,} tensors hold the experts of a layer in one; they are read as {count:,} tensors of single experts",
+        f"{len(fused):,} tensors hold all experts of a layer; they are read as {count:,} tensors of single experts",
     )
 
 

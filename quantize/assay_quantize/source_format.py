@@ -158,7 +158,7 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
     lost = next((name for name, weight in of_activations.items() if weight not in tensors), None)
     if lost is not None:
         raise CheckpointError(
-            f"{location}: {lost} belongs to {of_activations[lost]}, which is not there; complete the download"
+            f"{location}: {lost} belongs to {of_activations[lost]}, not there; complete the download"
         )
     weight_of = {scale: weight for weight, scale in scale_of.items()} | of_activations
     return Companions(scale_of, weight_of, frozenset(of_activations))
