@@ -32,7 +32,7 @@ from assay_quantize.kernels.bits import (
     round_bf16,
 )  # fmt: skip
 from assay_quantize.kernels.fused_int import total
-from assay_quantize.kernels.rows import STORAGE, Array, QuantizedRows, RowErrors
+from assay_quantize.kernels.rows import STORAGE, Array, FoundScales, QuantizedRows, RowErrors
 from assay_quantize.schemes import Scheme
 
 CHUNK = 512
@@ -42,26 +42,28 @@ LANES = 32
 SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
 
 
-def quantize_rows(w_OI: Array, row: Scheme, *, amax: float | None = None, amax_dtype: str = "F32") -> QuantizedRows:
-    """`kernels.quantize_rows` for layouts nvfp4, mxfp4 and mxfp8 with the min-max observer."""
+def quantize_rows(
+    w_OI: Array, row: Scheme, *, amax: float | None = None, amax_dtype: str = "F32", found: FoundScales | None = None
+) -> QuantizedRows:
+    """`kernels.quantize_rows` for layouts nvfp4, mxfp4 and mxfp8, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
     assert row.group_size is not None
-    w = kernel_view(w_OI)
-    scale_OG = np.empty((num_rows, columns // row.group_size), np.uint8)
+    w, given = kernel_view(w_OI), found is not None
+    scale_OG = np.empty((num_rows, columns // row.group_size), np.uint8) if found is None else found.scale
     if row.layout == "mxfp8":
         q_OI = np.empty((num_rows, columns), np.uint8)
-        sums = _quantize_mxfp8(w, q_OI, scale_OG)
+        sums = _quantize_mxfp8(w, q_OI, scale_OG, given)
         return QuantizedRows({"weight": q_OI, "weight_scale": scale_OG}, *sums)
     packed_OB = np.empty((num_rows, columns // 2), np.uint8)
     parts: dict[str, Array] = {"weight_packed": packed_OB, "weight_scale": scale_OG}
     if row.layout == "mxfp4":
         # the quotient is rounded to BF16 where that is the dtype: what underflows is then no longer negative
         underflow = np.float32(-(2.0**-134)) if w_OI.dtype == np.uint16 else np.float32(0)
-        sums = _quantize_mxfp4(w, packed_OB, scale_OG, underflow)
+        sums = _quantize_mxfp4(w, packed_OB, scale_OG, underflow, given)
         return QuantizedRows(parts, *sums)
     assert row.layout == "nvfp4" and amax is not None
     global_scale = nvfp4_global_scale(amax, amax_dtype)
-    sums = _quantize_nvfp4(w, packed_OB, scale_OG, global_scale)
+    sums = _quantize_nvfp4(w, packed_OB, scale_OG, global_scale, given)
     return QuantizedRows(parts | {"weight_global_scale": np.array([global_scale], np.float32)}, *sums)
 
 
@@ -131,6 +133,15 @@ def mx_scale(exponent: Any, offset: Any) -> Any:
 
 
 @kernel
+def mx_scale_and_inverse(amax: Any, offset: Any, found: Any, given: Any) -> Any:
+    """`mx_scale` of a group with this largest magnitude, or the scale that was found for it."""
+    stored, inverse = mx_scale(mx_exponent(amax), offset)
+    if given and inverse != np.float32(0):
+        stored, inverse = found, from_bits((np.uint32(254) - np.uint32(found)) << np.uint32(23))
+    return stored, inverse
+
+
+@kernel
 def mx_to_f32(stored: Any) -> Any:
     """Stored scale -> FP32: 2^(stored - 127)."""
     bits = np.uint32(stored) << np.uint32(23)
@@ -175,7 +186,7 @@ def _unpack(packed_B: Any, codes_C: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------ quantize
 @kernel
-def _quantize_nvfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any) -> Any:
+def _quantize_nvfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any, given: Any) -> Any:
     error_L, norm_L = np.zeros(LANES), np.zeros(LANES)
     codes_C, amax_G, scale_G = np.empty(CHUNK, np.uint8), np.empty(CHUNK // 16, np.float32), np.empty(CHUNK // 16, np.float32)
     for o in range(w_OI.shape[0]):
@@ -184,7 +195,7 @@ def _quantize_nvfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any)
             scale_C = scale_OG[o, begin // 16 : (begin + w_C.size) // 16]
             _largest_of_groups(w_C, 16, amax_G)
             for g in range(scale_C.size):
-                scale_C[g] = nvfp4_scale(w_C, amax_G[g], global_scale)
+                scale_C[g] = scale_C[g] if given else nvfp4_scale(w_C, amax_G[g], global_scale)
                 scale_G[g] = e4m3_to_f32(scale_C[g]) / global_scale
             for g in range(scale_C.size):
                 scale = scale_G[g]
@@ -202,7 +213,7 @@ def _quantize_nvfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any)
 
 
 @kernel
-def _quantize_mxfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, underflow: Any) -> Any:
+def _quantize_mxfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, underflow: Any, given: Any) -> Any:
     error_L, norm_L = np.zeros(LANES), np.zeros(LANES)
     codes_C, amax_G, inverse_G = np.empty(CHUNK, np.uint8), np.empty(CHUNK // 32, np.float32), np.empty(CHUNK // 32, np.float32)
     for o in range(w_OI.shape[0]):
@@ -211,7 +222,7 @@ def _quantize_mxfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, underflow: Any) ->
             scale_C = scale_OG[o, begin // 32 : (begin + w_C.size) // 32]
             _largest_of_groups(w_C, 32, amax_G)
             for g in range(scale_C.size):
-                scale_C[g], inverse_G[g] = mx_scale(mx_exponent(amax_G[g]), np.int32(2))
+                scale_C[g], inverse_G[g] = mx_scale_and_inverse(amax_G[g], np.int32(2), scale_C[g], given)
             for g in range(scale_C.size):
                 inverse, scale = inverse_G[g], mx_to_f32(scale_C[g])
                 for i in range(32):
@@ -227,7 +238,7 @@ def _quantize_mxfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, underflow: Any) ->
 
 
 @kernel
-def _quantize_mxfp8(w_OI: Any, q_OI: Any, scale_OG: Any) -> Any:
+def _quantize_mxfp8(w_OI: Any, q_OI: Any, scale_OG: Any, given: Any) -> Any:
     error_L, norm_L = np.zeros(LANES), np.zeros(LANES)
     amax_G, inverse_G = np.empty(CHUNK // 32, np.float32), np.empty(CHUNK // 32, np.float32)
     for o in range(w_OI.shape[0]):
@@ -236,7 +247,7 @@ def _quantize_mxfp8(w_OI: Any, q_OI: Any, scale_OG: Any) -> Any:
             scale_C = scale_OG[o, begin // 32 : (begin + w_C.size) // 32]
             _largest_of_groups(w_C, 32, amax_G)
             for g in range(scale_C.size):
-                scale_C[g], inverse_G[g] = mx_scale(mx_exponent(amax_G[g]), np.int32(8))
+                scale_C[g], inverse_G[g] = mx_scale_and_inverse(amax_G[g], np.int32(8), scale_C[g], given)
             for g in range(scale_C.size):
                 inverse, scale = inverse_G[g], mx_to_f32(scale_C[g])
                 for i in range(32):
@@ -251,33 +262,28 @@ def _quantize_mxfp8(w_OI: Any, q_OI: Any, scale_OG: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------ error of what is stored
 @kernel
-def _add_errors(made_C: Any, w_C: Any, error_L: Any, norm_L: Any, bad_L: Any) -> None:
-    """Rounds made_C, the dequantized weights, to BF16, and adds up how far they are from w_C."""
-    for begin in range(0, w_C.size, LANES):
-        for i in range(min(LANES, w_C.size - begin)):
-            w, made = load(w_C, begin + i), round_bf16(made_C[begin + i])
-            error = np.float64(made) - np.float64(w)
-            error_L[i] += error * error
-            norm_L[i] += np.float64(w) * np.float64(w)
-            bad_L[i] += np.int32(not abs(made) < np.float32(np.inf))
-
-
-@kernel
 def _error_fp4(packed_OB: Any, scale_OG: Any, global_scale: Any, w_OI: Any, group: Any) -> Any:
     error_L, norm_L, bad_L = np.zeros(LANES), np.zeros(LANES), np.zeros(LANES, np.int32)
-    codes_C, made_C = np.empty(CHUNK, np.uint8), np.empty(CHUNK, np.float32)
+    codes_C, scale_H = np.empty(CHUNK, np.uint8), np.empty(CHUNK // 16, np.float32)
     num_bad = 0
     for o in range(w_OI.shape[0]):
         bad_L[:] = 0
         for begin in range(0, w_OI.shape[1], CHUNK):
             w_C = w_OI[o, begin : begin + CHUNK]
             _unpack(packed_OB[o, begin // 2 : (begin + w_C.size) // 2], codes_C)
-            for g in range(w_C.size // group):
-                stored = scale_OG[o, begin // group + g]
-                scale = e4m3_to_f32(stored) / global_scale if group == 16 else mx_to_f32(stored)
-                for i in range(g * group, (g + 1) * group):
-                    made_C[i] = e2m1_to_f32(codes_C[i]) * scale
-            _add_errors(made_C, w_C, error_L, norm_L, bad_L)
+            scale_C = scale_OG[o, begin // group : (begin + w_C.size) // group]
+            for g in range(scale_C.size):
+                if group == 16:
+                    scale_H[g] = e4m3_to_f32(scale_C[g]) / global_scale
+                else:
+                    scale_H[2 * g] = scale_H[2 * g + 1] = mx_to_f32(scale_C[g])
+            for h in range(w_C.size // 16):
+                for i in range(16):
+                    w, made = load(w_C, h * 16 + i), round_bf16(e2m1_to_f32(codes_C[h * 16 + i]) * scale_H[h])
+                    error = np.float64(made) - np.float64(w)
+                    error_L[i] += error * error
+                    norm_L[i] += np.float64(w) * np.float64(w)
+                    bad_L[i] += np.int32(not abs(made) < np.float32(np.inf))
         num_bad += count(bad_L)
     return total(error_L), total(norm_L), num_bad
 
@@ -285,16 +291,17 @@ def _error_fp4(packed_OB: Any, scale_OG: Any, global_scale: Any, w_OI: Any, grou
 @kernel
 def _error_mxfp8(q_OI: Any, scale_OG: Any, w_OI: Any) -> Any:
     error_L, norm_L, bad_L = np.zeros(LANES), np.zeros(LANES), np.zeros(LANES, np.int32)
-    made_C = np.empty(CHUNK, np.float32)
     num_bad = 0
     for o in range(w_OI.shape[0]):
         bad_L[:] = 0
-        for begin in range(0, w_OI.shape[1], CHUNK):
-            w_C, q_C = w_OI[o, begin : begin + CHUNK], q_OI[o, begin : begin + CHUNK]
-            for g in range(w_C.size // 32):
-                scale = mx_to_f32(scale_OG[o, begin // 32 + g])
-                for i in range(g * 32, (g + 1) * 32):
-                    made_C[i] = e4m3_to_f32(q_C[i]) * scale
-            _add_errors(made_C, w_C, error_L, norm_L, bad_L)
+        for g in range(scale_OG.shape[1]):
+            scale = mx_to_f32(scale_OG[o, g])
+            w_g, q_g = w_OI[o, g * 32 : (g + 1) * 32], q_OI[o, g * 32 : (g + 1) * 32]
+            for i in range(32):
+                w, made = load(w_g, i), round_bf16(e4m3_to_f32(q_g[i]) * scale)
+                error = np.float64(made) - np.float64(w)
+                error_L[i] += error * error
+                norm_L[i] += np.float64(w) * np.float64(w)
+                bad_L[i] += np.int32(not abs(made) < np.float32(np.inf))
         num_bad += count(bad_L)
     return total(error_L), total(norm_L), num_bad
