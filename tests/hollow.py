@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,12 @@ QWEN3_NEXT_CONFIG: dict[str, Any] = {
     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     "tie_word_embeddings": False,
 }  # fmt: skip
+
+FP8_RELEASES = ("deepseek-v3", "kimi-k2")
+"""Model recipes whose source is published in FP8 only."""
+FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+IN_FP8 = re.compile(r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa)?\.weight|.*\.indexer\.(wq_b|wk)\.weight")
+"""Weights that are FP8 in these releases: every linear but `eh_proj` and `indexer.weights_proj`."""
 
 
 # ------------------------------------------------------------------------------------------------ names and shapes
@@ -283,12 +290,36 @@ def hollow_glm5(folder: Path, *, own_indexers: bool = False) -> Path:
     return write_hollow(folder, {**GLM5_CONFIG, **extra}, glm5_shapes(GLM5_CONFIG, indexers), shards=282)
 
 
+def hollow_glm5_fp8(folder: Path, *, shards: int = 141) -> Path:
+    """The FP8 release of GLM-5.2 at full size: 118,629 tensors, 756 GB."""
+    config = {**GLM5_CONFIG, "index_topk_freq": 4, "index_skip_topk_offset": 3, "quantization_config": FP8_BLOCKS}
+    shapes, dtypes = fp8_blocks(glm5_shapes(GLM5_CONFIG, GLM52_INDEXERS))
+    return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
+
+
+def fp8_blocks(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
+    """(names and shapes of an FP8 release, dtypes of what is not as `dtype_of` says): scales behind each FP8 weight."""
+    made: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for name, shape in shapes:
+        made[name] = shape
+        if IN_FP8.fullmatch(name):
+            scale = f"{name}_scale_inv"
+            made[scale] = (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128))
+            dtypes |= {name: "F8_E4M3", scale: "F32"}
+    return iter(made.items()), dtypes
+
+
 def hollow_model(folder: Path, model: str, *, layers: int = 4, experts: int = 4, shards: int = 3) -> Path:
-    """A hollow checkpoint with the true shapes of a model recipe, but fewer layers and experts."""
-    base, shapes = MODELS[model]
+    """A hollow checkpoint with the true shapes of a model recipe, but fewer layers and experts; FP8 where the release is."""
+    base, shapes_of = MODELS[model]
     config = {**base, "num_hidden_layers": layers}
     config["num_experts" if "num_experts" in base else "n_routed_experts"] = experts
-    return write_hollow(folder, config, shapes(config), shards=shards)
+    shapes, dtypes = shapes_of(config), {}
+    if model in FP8_RELEASES:
+        config["quantization_config"] = FP8_BLOCKS
+        shapes, dtypes = fp8_blocks(shapes)
+    return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
 
 
 MODELS: dict[str, tuple[dict[str, Any], Any]] = {

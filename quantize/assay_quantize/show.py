@@ -62,8 +62,10 @@ def _treatment(tensor: TensorPlan) -> str:
         return str(tensor.scheme)
     if tensor.action == "drop":
         return "dropped"
+    if tensor.action == "consume":
+        return "scales folded in"
     if tensor.action == "keep":
-        return f"{tensor.dtype} as is"
+        return f"{tensor.scheme or ('scales' if tensor.outputs[0].name != tensor.name else tensor.dtype)} as is"
     return f"{tensor.dtype} to {tensor.outputs[0].dtype}"
 
 
@@ -76,7 +78,7 @@ def mtp_line(plan: Plan) -> str:
     size = gigabytes(sum(tensor.num_bytes for tensor in block))
     if all(tensor.action == "drop" for tensor in block):
         return f"{where} ({len(block):,} tensors, {size}) is dropped; config.json will declare none"
-    if any(tensor.action == "quantize" for tensor in block):
+    if any(tensor.scheme is not None for tensor in block):
         return f"{where} ({len(block):,} tensors, {size}) is quantized like the layers; its input projection and head are not"
     return f"{where} ({len(block):,} tensors, {size}) is kept, {what_happens(block)}"
 

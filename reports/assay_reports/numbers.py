@@ -229,11 +229,15 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
 
 
 def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:
-    """`quantized to w4a16`, `kept in BF16`, `cast to F32`, `dropped`."""
+    """`quantized to w4a16`, `kept in BF16`, `cast to F32`, `dequantized to BF16`, `dropped`..."""
     if action == "quantize":
         return f"quantized to {scheme}"
     if action == "drop":
         return "dropped"
+    if action == "consume":
+        return "scales folded into their weights"
+    if scheme is not None:
+        return f"kept in {scheme}, as the source has it"
     verb = {"keep": "kept in", "cast": "cast to", "dequantize": "dequantized to"}[action]
     return f"{verb} {'/'.join(sorted(set(dtypes)))}"
 
