@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,3 +82,21 @@ def test_the_array_type_tells_the_dtype(dtype: str) -> None:
     third(bits.kernel_view(storage), bits.kernel_view(out))
     want = w / 3
     assert np.array_equal(out, want.view(torch.uint16).numpy() if dtype == "BF16" else want.numpy())
+
+
+def test_compiled_code_on_disk_is_not_used_when_an_inlined_function_has_changed(tmp_path: Path) -> None:
+    """numba itself looks at the file of the outer function only."""
+    (tmp_path / "inner.py").write_text("from assay_quantize.kernels.bits import kernel\n@kernel\ndef inner(): return 1\n")
+    (tmp_path / "outer.py").write_text(
+        "from assay_quantize.kernels.bits import kernel\nfrom inner import inner\n@kernel\ndef outer(): return inner()\n"
+    )
+    script = "from outer import outer; print(outer(), sum(outer.stats.cache_hits.values()))"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "NUMBA_CACHE_DIR")}
+
+    def run() -> str:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert [run(), run()] == ["1 0\n", "1 1\n"]
+    (tmp_path / "inner.py").write_text((tmp_path / "inner.py").read_text().replace("return 1", "return 22"))
+    assert run() == "22 0\n"

@@ -11,7 +11,10 @@ The dtype of a weight is told by the type of its array, so that each dtype is a 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,12 +28,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(function: F) -> F:
     """Compile on first call, keep on disk, release the GIL; division by zero is infinity, not an exception and a branch."""
-    return cast(F, njit(nogil=True, cache=True, error_model="numpy")(function))
+    compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
+    # numba compiles anew when the function's own file has changed, but inlined functions of other files count as much
+    files = {f.py_func.__code__.co_filename for f in function.__globals__.values() if hasattr(f, "py_func")}
+    stamp = tuple(_sha256(path) for path in sorted({*files, function.__code__.co_filename}))
+    compiled._cache._cache_file._source_stamp = stamp  # no public way in numba 0.68, which is pinned
+    return cast(F, compiled)
+
+
+@functools.cache
+def _sha256(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def kernel_view(rows: Array) -> Array:
     """The array a kernel is given: float16 as int16 bits, everything else as it is."""
     return rows.view(np.int16) if rows.dtype == np.float16 else rows
+
+
+u32 = np.uint32
+"""Around every integer operation below: numba widens uint32 + uint32 to 64 bits, and a vector then holds half as many."""
 
 
 # ------------------------------------------------------------------------------------------------ casts
@@ -43,64 +60,64 @@ def bits_of(x: Any) -> Any:
 @kernel
 def from_bits(bits: Any) -> Any:
     """uint32 -> the FP32 of these bits."""
-    return np.uint32(bits).view(np.float32)
+    return u32(bits).view(np.float32)
 
 
 @kernel
 def bf16_to_f32(bits: Any) -> Any:
     """BF16 bits -> FP32."""
-    return from_bits(np.uint32(bits) << np.uint32(16))
+    return from_bits(u32(u32(bits) << u32(16)))
 
 
 @kernel
 def round_bf16(x: Any) -> Any:
     """FP32 -> nearest BF16, ties to even, as FP32. Beyond the largest: infinity. Not for NaN."""
     bits = bits_of(x)
-    bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return from_bits(bits & np.uint32(0xFFFF0000))
+    bits = u32(bits + u32(u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))))
+    return from_bits(u32(bits & u32(0xFFFF0000)))
 
 
 @kernel
 def f32_to_bf16(x: Any) -> Any:
     """FP32 that is a BF16 number -> its BF16 bits, uint16."""
-    return np.uint16(bits_of(x) >> np.uint32(16))
+    return np.uint16(u32(bits_of(x) >> u32(16)))
 
 
 @kernel
 def f16_to_f32(bits: Any) -> Any:
     """FP16 bits -> FP32, exactly; denormals, infinity and NaN included."""
-    magnitude = np.uint32(bits) & np.uint32(0x7FFF)
+    magnitude = u32(u32(bits) & u32(0x7FFF))
+    shifted = u32(magnitude << u32(13))
     # the exponent is still biased by 15: multiplying by 2^112 is exact and turns denormals into normal numbers
-    value = from_bits(magnitude << np.uint32(13)) * np.float32(2.0**112)
-    special = from_bits((magnitude << np.uint32(13)) | np.uint32(0x7F800000))
-    value = special if magnitude >= np.uint32(0x7C00) else value
-    return from_bits(bits_of(value) | ((np.uint32(bits) & np.uint32(0x8000)) << np.uint32(16)))
+    value = from_bits(shifted) * np.float32(2.0**112)
+    value = from_bits(u32(shifted | u32(0x7F800000))) if magnitude >= u32(0x7C00) else value
+    return from_bits(u32(bits_of(value) | u32(u32(u32(bits) & u32(0x8000)) << u32(16))))
 
 
 @kernel
 def round_f16(x: Any) -> Any:
     """FP32 -> nearest FP16, ties to even, as FP32. Beyond the largest: infinity. Not for NaN."""
     bits = bits_of(x)
-    sign = bits & np.uint32(0x80000000)
-    magnitude = bits ^ sign
-    normal = (magnitude + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
-    normal = np.uint32(0x7F800000) if normal > np.uint32(0x477FE000) else normal  # 65504
+    sign = u32(bits & u32(0x80000000))
+    magnitude = u32(bits ^ sign)
+    normal = u32(magnitude + u32(u32(0xFFF) + u32(u32(magnitude >> u32(13)) & u32(1))))
+    normal = u32(normal & u32(0xFFFFE000))
+    normal = u32(0x7F800000) if normal > u32(0x477FE000) else normal  # 65504
     # below 2^-14 FP16 is a grid of 2^-24, which is the unit in the last place of 0.5
     denormal = bits_of((from_bits(magnitude) + np.float32(0.5)) - np.float32(0.5))
-    return from_bits(sign | (denormal if magnitude < np.uint32(0x38800000) else normal))
+    return from_bits(u32(sign | (denormal if magnitude < u32(0x38800000) else normal)))
 
 
 @kernel
 def f32_to_f16(x: Any) -> Any:
     """FP32 that is an FP16 number -> its FP16 bits, uint16."""
     bits = bits_of(x)
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    normal = (magnitude - np.uint32(112 << 23)) >> np.uint32(13)
-    normal = np.uint32(0x7C00) if magnitude >= np.uint32(0x47800000) else normal
-    denormal = np.uint32(from_bits(magnitude) * np.float32(2.0**24))
-    return np.uint16(
-        ((bits >> np.uint32(16)) & np.uint32(0x8000)) | (denormal if magnitude < np.uint32(0x38800000) else normal)
-    )
+    magnitude = u32(bits & u32(0x7FFFFFFF))
+    normal = u32(u32(magnitude - u32(112 << 23)) >> u32(13))
+    normal = u32(0x7C00) if magnitude >= u32(0x47800000) else normal
+    denormal = u32(from_bits(magnitude) * np.float32(2.0**24))
+    sign = u32(u32(bits >> u32(16)) & u32(0x8000))
+    return np.uint16(u32(sign | (denormal if magnitude < u32(0x38800000) else normal)))
 
 
 # ------------------------------------------------------------------------------------------------ E4M3
@@ -108,22 +125,22 @@ def f32_to_f16(x: Any) -> Any:
 def f32_to_e4m3(x: Any) -> Any:
     """FP32 in [-448, 448] -> bits of the nearest E4M3 number, ties to even, uint8. The sign of zero is kept. Not for NaN."""
     bits = bits_of(x)
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    normal = (
-        magnitude + np.uint32(0x7FFFF) + ((magnitude >> np.uint32(20)) & np.uint32(1)) - np.uint32(120 << 23)
-    ) >> np.uint32(20)
+    magnitude = u32(bits & u32(0x7FFFFFFF))
+    normal = u32(magnitude + u32(u32(0x7FFFF) + u32(u32(magnitude >> u32(20)) & u32(1))))
+    normal = u32(u32(normal - u32(120 << 23)) >> u32(20))
     # below 2^-6 E4M3 is a grid of 2^-9, which is the unit in the last place of 2^14
-    denormal = bits_of(from_bits(magnitude) + np.float32(2.0**14)) - np.uint32((127 + 14) << 23)
-    return np.uint8((denormal if magnitude < np.uint32(0x3C800000) else normal) | ((bits >> np.uint32(24)) & np.uint32(0x80)))
+    denormal = u32(bits_of(from_bits(magnitude) + np.float32(2.0**14)) - u32((127 + 14) << 23))
+    sign = u32(u32(bits >> u32(24)) & u32(0x80))
+    return np.uint8(u32(sign | (denormal if magnitude < u32(0x3C800000) else normal)))
 
 
 @kernel
 def e4m3_to_f32(bits: Any) -> Any:
     """Bits of an E4M3 number -> FP32, exactly; 0x7F and 0xFF are NaN."""
-    magnitude = np.uint32(bits) & np.uint32(0x7F)
-    value = from_bits(magnitude << np.uint32(20)) * np.float32(2.0**120)
-    value = from_bits(np.uint32(0x7FC00000)) if magnitude == np.uint32(0x7F) else value
-    return from_bits(bits_of(value) | ((np.uint32(bits) & np.uint32(0x80)) << np.uint32(24)))
+    magnitude = u32(u32(bits) & u32(0x7F))
+    value = from_bits(u32(magnitude << u32(20))) * np.float32(2.0**120)
+    value = from_bits(u32(0x7FC00000)) if magnitude == u32(0x7F) else value
+    return from_bits(u32(bits_of(value) | u32(u32(u32(bits) & u32(0x80)) << u32(24))))
 
 
 @kernel
