@@ -126,7 +126,7 @@ def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: P
         family=family,
         reference=Reference(precision="fp8"),
         precisions=("fp8", "w4a16", "nvfp4a16"),
-        include_source=True,
+        include_source=not config.get("quantization_config"),  # an FP8 source is its own FP8 reference
         suite="full",
         profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
         serving=Serving(
@@ -153,8 +153,10 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32"]:
-    """What the unquantized source is called in a run: its dtype."""
+def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:
+    """What the source is called in a run: its dtype, or `source` when it is published in FP8."""
+    if config.get("quantization_config"):
+        return "source"
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     labels: dict[str, Literal["bf16", "fp16", "fp32"]] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     if dtype not in labels:

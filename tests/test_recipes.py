@@ -81,7 +81,7 @@ def test_every_precision_plans_for_every_family_or_says_what_does_not_fit(
         assert "is not a multiple" in str(error) or "are not a multiple" in str(error)
         assert "`keep: {bf16: [...]}`" in str(error)
         return
-    quantized = {tensor.role for tensor in plan.tensors if tensor.action == "quantize"}
+    quantized = {tensor.role for tensor in plan.tensors if tensor.scheme is not None}
     mtp: set[str] = {"mtp"} if recipe.mtp == "quantize" else set()
     assert quantized == {*recipe.quantize, *mtp} & {tensor.role for tensor in plan.tensors}
 
