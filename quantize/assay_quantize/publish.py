@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.families import MTP_CONFIG_KEYS
 from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
-from assay_quantize.schemes import quantization_config
+from assay_quantize.config_groups import quantization_config
 from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
 
 MANIFEST = "assay_manifest.json"

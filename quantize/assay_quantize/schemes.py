@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from assay.errors import PlanError
-from assay.records import OutputTensor, Plan
+from assay.records import OutputTensor
 
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationScheme
@@ -175,26 +175,3 @@ def compressed_tensors_scheme(scheme: str) -> QuantizationScheme:
     if row.layout == "int4" or row.per_tensor:
         made.weights = QuantizationArgs(**{**made.weights.model_dump(), **strategy})
     return made
-
-
-def quantization_config(plan: Plan) -> dict[str, Any]:
-    """`quantization_config` for the new checkpoint's config.json, as vLLM and transformers read it. Imports torch.
-
-    One group with target `Linear`; everything unquantized is in `ignore`, as patterns that vLLM matches at run time.
-    """
-    from compressed_tensors import __version__ as version
-    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
-
-    used = {tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}
-    if not used:
-        raise PlanError(f"precision {plan.precision}: nothing in {plan.source} is quantized; name roles under `quantize`")
-    assert len(used) == 1, f"one scheme per checkpoint, got {sorted(used)}"
-    (scheme,) = used
-    config = QuantizationConfig(
-        config_groups={"group_0": compressed_tensors_scheme(scheme)},
-        format=SCHEMES[scheme].format,
-        quantization_status=QuantizationStatus.COMPRESSED,
-        ignore=list(plan.ignore),
-    )
-    data: dict[str, Any] = config.model_dump(mode="json")
-    return {"version": version, "transform_config": {}, **data}
