@@ -64,10 +64,14 @@ class HubFiles:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End all transfers; what is finished of a file stays for the next run."""
+    def stop(self) -> None:
+        """Have all transfers end soon; they raise `Stopped`. What is finished of a file stays for the next run."""
         self._stop.set()
-        self._pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """After all transfers have returned."""
+        self._stop.set()
+        self._pool.shutdown()
         self._repository.client.close()
 
     def download(self, name: str, path: Path, num_bytes: int) -> None:
@@ -145,7 +149,11 @@ class HubFiles:
         failed = threading.Event()
 
         def receive(begin: int, end: int) -> None:
-            self._receive(name, num_bytes, begin, end, descriptor, failed)
+            try:
+                self._receive(name, num_bytes, begin, end, descriptor, failed)
+            except BaseException:
+                failed.set()
+                raise
             if marks is not None:
                 os.pwrite(marks[0], b"\1", marks[1] + begin // PIECE_BYTES)
 
@@ -153,18 +161,18 @@ class HubFiles:
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:  # an interrupted wait, too, must not leave threads that write to a closed descriptor
-            if any(not future.done() or future.exception() is not None for future in futures):
+            if not all(future.done() for future in futures):
                 failed.set()
-            for future in futures:
-                future.cancel()
             wait(futures)
-        errors = [future.exception() for future in futures if not future.cancelled()]
+        errors = [future.exception() for future in futures]
         for error in sorted((e for e in errors if e is not None), key=lambda e: isinstance(e, Stopped)):
             raise error
 
     def _receive(self, name: str, num_bytes: int, begin: int, end: int, descriptor: int, failed: threading.Event) -> None:
         position, failures = begin, 0
         while position < end:
+            if failed.is_set() or self._stop.is_set():
+                raise Stopped
             before = position
             try:
                 for data in self._stream(name, num_bytes, position, end):
@@ -182,8 +190,7 @@ class HubFiles:
                     f"{self.hub_id}/{name}: {self._repository.endpoint} does not send it: {problem}; what is there is kept, "
                     "run again when the hub answers"
                 )
-            if self._stop.wait(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures - 1))) or failed.is_set():
-                raise Stopped
+            self._stop.wait(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures - 1)))
 
     def _stream(self, name: str, num_bytes: int, begin: int, end: int) -> Iterator[bytes]:
         """Bytes [begin, end) as they come. Raises MayPass for what another try may not meet."""

@@ -116,8 +116,9 @@ class HubStream:
 
     def close(self) -> None:
         """End all transfers. What is staged stays for the next run."""
-        self._hub.close()
+        self._hub.stop()
         self._ahead.shutdown(cancel_futures=True)
+        self._hub.close()
 
     def remove(self) -> None:
         """Delete the staging folder, after the last shard."""

@@ -1,0 +1,239 @@
+"""The Ray engine, on a real local Ray: the same bytes as the local engine's, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.errors import QuantizeError
+from assay.recipes import PrecisionRecipe, load_recipe
+from assay.records import Plan
+from assay_quantize import ray_engine
+from assay_quantize.checkpoint import open_checkpoint
+from assay_quantize.engine import JOURNAL, _runner, quantize
+from assay_quantize.plan import make_plan
+from assay_quantize.publish import MANIFEST
+from assay_quantize.shard_files import planned_shards
+from assay_quantize.shards import ShardOptions
+
+MEMORY_BYTES = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[Any]:
+    """One Ray for all tests here, as the engine starts it; never a cluster that happens to run on this machine."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_ADDRESS", "local")
+    patch.setattr(ray_engine, "default_workers", lambda: 2)
+    with ray_engine._cluster(ray_engine.TaskNeeds(1, 0, MEMORY_BYTES)) as ray:
+        yield ray
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_glm4_moe(tmp_path_factory.mktemp("ray") / "tiny", shards=3)
+
+
+def plan_of(source: Path, precision: str) -> Plan:
+    return make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the manifest, which tells times."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+
+
+def run(plan: Plan, source: Path, out: Path, runner: Any, **more: Any) -> Any:
+    return quantize(plan, source, out, device="cpu", workers=1, memory_bytes=MEMORY_BYTES, runner=runner, **more)
+
+
+def test_it_listens_on_loopback_only_and_reports_to_nobody(local_ray: Any) -> None:
+    (node,) = local_ray.nodes()
+    assert node["NodeManagerAddress"] == "127.0.0.1"
+    assert node["Resources"]["CPU"] == 2.0
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+@pytest.mark.parametrize("precision", ["w4a16", "nvfp4a16"])
+def test_the_result_is_bit_identical_to_the_local_engine(local_ray: Any, source: Path, tmp_path: Path, precision: str) -> None:
+    plan = plan_of(source, precision)
+    progress: list[tuple[str, int]] = []
+    local = run(plan, source, tmp_path / "local", "local")
+    ray = run(plan, source, tmp_path / "ray", "ray", on_progress=lambda name, num_bytes: progress.append((name, num_bytes)))
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert sorted(path.name for path in (tmp_path / "ray").iterdir()) == sorted(p.name for p in (tmp_path / "local").iterdir())
+    timeless = [{**shard.model_dump(), "seconds": None} for shard in ray.shards]
+    assert timeless == [{**shard.model_dump(), "seconds": None} for shard in local.shards]
+    assert dict(progress) == {
+        name: sum(tensor.num_bytes for tensor in tensors) for name, tensors in planned_shards(plan).items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second"), [("local", "ray"), ("ray", "local")])
+def test_a_run_begun_with_one_engine_is_finished_by_the_other(
+    local_ray: Any, source: Path, tmp_path: Path, first: str, second: str
+) -> None:
+    plan = plan_of(source, "w4a16")
+    run(plan, source, tmp_path / "whole", "local")
+
+    def one_shard(plan: Plan, names: Any, *rest: Any) -> Iterator[Any]:
+        yield from _runner(first)(plan, names[:1], *rest)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, source, tmp_path / "out", one_shard)
+    done = next(iter(planned_shards(plan)))
+    before = (tmp_path / "out" / done).stat().st_mtime_ns
+    assert len((tmp_path / "out" / JOURNAL).read_text().splitlines()) == 2
+    run(plan, source, tmp_path / "out", second)
+    assert (tmp_path / "out" / done).stat().st_mtime_ns == before, "the finished shard was made again"
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------ lost workers, Ctrl-C, errors
+@pytest.fixture(scope="module")
+def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough for the reference kernels to be at work on a shard for about a second."""
+    folder = tmp_path_factory.mktemp("slow") / "tiny"
+    return make_tiny_glm4_moe(folder, hidden=512, moe_intermediate=512, num_experts=8, shards=2, mtp=False)
+
+
+def writers_in(folder: Path, min_bytes: int = 0) -> list[int]:
+    """Ids of the other processes that have a file of an attempt below `folder` open, of `min_bytes` or more."""
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(descriptor).startswith(f"{folder}/.ray-") and descriptor.stat().st_size >= min_bytes:
+                found.add(int(descriptor.parts[2]))
+        except OSError:
+            continue
+    return sorted(found - {os.getpid()})
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL to the first `kills` processes that have written a MiB of an attempt at a shard in `folder`."""
+
+    def __init__(self, folder: Path, kills: int) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.left, self.killed = folder, kills, list[int]()
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while self.left and not self.stop.is_set():
+            for pid in writers_in(self.folder, 1 << 20)[: self.left]:
+                if pid not in self.killed:
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed.append(pid)
+                    self.left -= 1
+            time.sleep(0.005)
+
+
+def test_shards_of_killed_workers_are_made_again(
+    local_ray: Any, slow_source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = plan_of(slow_source, "nvfp4a16")
+    run(plan, slow_source, tmp_path / "local", "local")
+    killer = Killer(tmp_path / "ray", kills=2)
+    killer.start()
+    made = run(plan, slow_source, tmp_path / "ray", "ray", engine="reference")
+    killer.stop.set()
+    killer.join()
+    assert len(killer.killed) == 2, "the test came too late to kill anyone"
+    again = [record.getMessage() for record in caplog.records if "is begun again" in record.getMessage()]
+    assert len(again) == 2 and all("its worker was lost" in line for line in again)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert [shard.name for shard in made.shards] == list(planned_shards(plan))
+
+
+def test_a_shard_that_loses_every_worker_ends_the_run_in_one_line(
+    local_ray: Any, slow_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "ATTEMPTS", 1)
+    killer = Killer(tmp_path / "out", kills=1)
+    killer.start()
+    with pytest.raises(QuantizeError) as caught:
+        run(plan_of(slow_source, "nvfp4a16"), slow_source, tmp_path / "out", "ray", engine="reference")
+    killer.stop.set()
+    killer.join()
+    assert "its worker was lost 1 times" in str(caught.value) and "\n" not in str(caught.value)
+    assert not list((tmp_path / "out").glob(".*"))
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_ctrl_c_ends_the_tasks_and_leaves_nothing_half_written(local_ray: Any, slow_source: Path, tmp_path: Path) -> None:
+    plan, out = plan_of(slow_source, "nvfp4a16"), tmp_path / "out"
+
+    def interrupt() -> None:
+        while not writers_in(out):
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, slow_source, out, "ray", engine="reference")
+    thread.join()
+    assert writers_in(out) == []
+    assert {path.suffix for path in out.iterdir()} <= {".jsonl", ".safetensors"}
+    run(plan, slow_source, out, "ray")
+    run(plan, slow_source, tmp_path / "local", "local")
+    assert contents(out) == contents(tmp_path / "local")
+
+
+def test_an_error_in_a_task_is_the_one_the_local_engine_gives(local_ray: Any, tmp_path: Path) -> None:
+    source = make_tiny_glm4_moe(tmp_path / "tiny", shards=2)
+    checkpoint = open_checkpoint(source)
+    name = "model.layers.1.mlp.experts.0.down_proj.weight"
+    header = checkpoint.tensors[name]
+    with (source / header.shard).open("r+b") as file:
+        file.seek(header.begin)
+        file.write(b"\xc0\x7f" * 3)  # three NaN
+    plan = plan_of(source, "w4a16")
+    messages = []
+    for runner in ("local", "ray"):
+        with pytest.raises(QuantizeError) as caught:
+            run(plan, source, tmp_path / runner, runner)
+        messages.append(str(caught.value))
+        assert not list((tmp_path / runner).glob(".*"))
+    assert messages[0] == messages[1] and name in messages[0]
+
+
+def test_a_shard_that_no_node_can_hold_is_refused(local_ray: Any) -> None:
+    with pytest.raises(QuantizeError) as caught:
+        ray_engine._check_fits(local_ray, ray_engine.TaskNeeds(3, 0, 1 << 50), is_ours=True)
+    assert str(caught.value) == (
+        "no node of the Ray cluster has 3 CPUs and 1048576.00 GiB of memory, which one shard takes; lower --workers or --memory"
+    )
+
+
+def test_a_node_that_does_not_see_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "VISIBLE_WITHIN_S", 0.0)
+    with pytest.raises(QuantizeError) as caught:
+        ray_engine._wait_for(tmp_path / "nowhere", None)
+    assert str(caught.value) == (
+        f"node {os.uname().nodename} does not see {tmp_path}/nowhere; with --engine ray, source and output must be folders of "
+        "a file system that all nodes share"
+    )
+
+
+def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with pytest.raises(QuantizeError) as caught:
+        run(plan_of(source, "w4a16"), source, tmp_path / "out", "ray")
+    assert str(caught.value) == "--engine ray: Ray is not installed; pip install 'assay[ray]', or take --engine local"
+
+
+def test_what_a_task_declares() -> None:
+    options = ShardOptions(device="cuda", workers=16, memory_bytes=3 << 30)
+    assert ray_engine.needs_of(options) == ray_engine.TaskNeeds(cpus=4, gpus=1, memory_bytes=3 << 30)
+    assert ray_engine.needs_of(ShardOptions(workers=2)) == ray_engine.TaskNeeds(cpus=2, gpus=0, memory_bytes=2 << 30)
