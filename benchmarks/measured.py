@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -125,17 +126,22 @@ class Results:
 
     def interleave(self, jobs: Sequence[Job], *, rounds: int, until: float) -> None:
         """Each job once, then again, at most `rounds` times; a new round begins only if it should end before `until`
-        (of time.monotonic). A job that failed is not tried again."""
+        (of time.monotonic), by what its jobs took before. A job that failed is not tried again."""
+        took_s: dict[str, float] = {}
         for number in range(rounds):
-            began = time.monotonic()
-            for job in jobs:
-                done = self.by_name.get(job.name)
-                if number < job.rounds and (done is None or done.error is None):
-                    self.measure(job)
-            took_s = time.monotonic() - began
-            if number + 1 < rounds and time.monotonic() + took_s > until:
-                self.say(f"({number + 1} of {rounds} rounds: the next would take {took_s:.0f} s, too long)")
+            due = [job for job in jobs if number < job.rounds and not self.has_failed(job.name)]
+            expected_s = sum(took_s.get(job.name, 0.0) for job in due)
+            if number and time.monotonic() + expected_s > until:
+                self.say(f"({number} of {rounds} rounds: the next would take {expected_s:.0f} s, too long)")
                 return
+            for job in due:
+                began = time.monotonic()
+                self.measure(job)
+                took_s[job.name] = time.monotonic() - began
+
+    def has_failed(self, name: str) -> bool:
+        result = self.by_name.get(name)
+        return result is not None and result.error is not None
 
 
 def run_child(job: Job) -> dict[str, Any] | str:
@@ -155,8 +161,17 @@ def run_child(job: Job) -> dict[str, Any] | str:
         if done.returncode == 0 and report.is_file():
             loaded: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
             return loaded
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"exit {done.returncode}: {lines[-1][:300] if lines else 'no message'}"
+    return f"exit {done.returncode}: {last_words(done.stderr)}"
+
+
+def last_words(stderr: str) -> str:
+    """The last line of a traceback; when it has no message, after the place it comes from."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if not lines:
+        return "no message"
+    places = re.findall(r'File ".*?([^/"]+)", line (\d+), in (\S+)', stderr)
+    where = "" if ":" in lines[-1] or not places else "{}:{} {}: ".format(*places[-1])
+    return where + lines[-1][:300]
 
 
 def evict(folder: Path) -> None:

@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="sizes, schemes and rounds of `make bench`")
     parser.add_argument("--gigabytes", type=float, default=3.0, help="checkpoint for engine and copy, in shards of 1 GB")
-    parser.add_argument("--part", type=float, default=0.6, help="GB of the checkpoint that llm-compressor quantizes, too")
+    parser.add_argument("--part", type=float, default=0.8, help="GB of the checkpoint that llm-compressor quantizes, too")
     parser.add_argument(
         "--giant", type=float, nargs="*", default=[5.0, 10.0], help="GB of the single shards for peak memory"
     )  # fmt: skip
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=None, help="Markdown file to write the section into")
     args = parser.parse_args()
     if args.small:
-        args.gigabytes, args.part, args.giant, args.rounds = 0.3, 0.1, [0.2, 0.4], 2
+        args.gigabytes, args.part, args.giant, args.rounds = 0.3, 0.1, [0.6, 1.2], 2
         args.schemes = ["w4a16", "fp8_block", "nvfp4a16"]
     return args
 
@@ -80,8 +80,9 @@ def main() -> int:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - started:6.0f} s] {line}", flush=True)
 
-    # the copy and the outputs of all schemes lie beside a checkpoint; of a giant, one output
-    needed_bytes = 1e9 * max(3 * args.gigabytes + 10 * args.part, 1.6 * max(args.giant, default=0))
+    # what lies there at once: outputs of all schemes; checkpoint and copy; checkpoint, giant and its output
+    giant = max(args.giant, default=0)
+    needed_bytes = 1e9 * max(10 * args.part, 2.8 * args.gigabytes, 1.4 * (args.gigabytes + giant))
     with work_folder(args.folder, needed_bytes) as folder:
         results = Results(folder / "results.json", say)
         bench = Bench(Jobs(folder, say), results, args, say, started + 60 * args.minutes)
