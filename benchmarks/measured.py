@@ -96,7 +96,6 @@ class Results:
 
     def measure(self, job: Job) -> None:
         """Run one job once and add what came out."""
-        result = self.by_name.setdefault(job.name, Result(job.name, job.group, job.num_bytes))
         out = Path(job.arguments["out"]) if "out" in job.arguments else None
         if out is not None:
             shutil.rmtree(out, ignore_errors=True)
@@ -109,6 +108,7 @@ class Results:
         if isinstance(report, str):
             self.fail(job, report)
             return
+        result = self.by_name.setdefault(job.name, Result(job.name, job.group, job.num_bytes))
         result.seconds.append(report["seconds"])
         result.cpu_s.append(report["cpu_s"])
         result.startup_s.append(report["startup_s"])

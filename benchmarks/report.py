@@ -63,7 +63,7 @@ def speed(result: Result | None) -> str:
     """GB/s, or why there is none."""
     if result is None:
         return "not measured"
-    return "failed" if result.error is not None else f"{result.gb_per_s:.3f}"
+    return "failed" if result.error is not None else number(result.gb_per_s, ".3f")
 
 
 def by_scheme(results: Results, schemes: Sequence[str]) -> str:
