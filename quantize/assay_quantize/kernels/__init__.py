@@ -77,28 +77,36 @@ def quantize_rows(
     amax: where `needs_amax`: the largest |w| of the group or weight, a float that `amax_dtype` holds exactly.
     amax_dtype: dtype in which the global scale is divided; default: that of the weight. Members of a fused group whose dtypes
         differ are all given F32, so that their scales come out equal.
-    observer: `minmax`, or `mse`: scales searched for the least squared error, weighted by importance_I (FP32, one per column).
+    observer: `minmax`, or `mse`: scales searched for the least squared error (search_reference.py says which).
+    importance_I: FP32, one for each column, finite and >= 0: what the search multiplies squared errors with (importance.py).
     Whatever the slabs, the rows' parts are the same. A weight that is not finite shows in `squared_norm`.
     """
     check_rows(w_OI, dtype)
-    assert observer == "minmax" and importance_I is None
+    assert observer in ("minmax", "mse") and (importance_I is None or observer == "mse"), observer
     assert (amax is not None) == needs_amax(scheme), f"{scheme}: amax={amax}"
     row = SCHEMES[scheme]
     if engine == "reference":
         from assay_quantize.kernels import reference
 
-        return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype)
+        return reference.quantize_rows(
+            w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, observer=observer, importance_I=importance_I
+        )
+    found = None
+    if observer == "mse":
+        from assay_quantize.kernels import search_fused
+
+        found = search_fused.search_scales(w_OI, row, importance_I, amax=amax, amax_dtype=amax_dtype or dtype)
     if row.layout in _SMALL_GROUPS:
         from assay_quantize.kernels import fused_fp4
 
-        return fused_fp4.quantize_rows(w_OI, row, amax=amax, amax_dtype=amax_dtype or dtype)
+        return fused_fp4.quantize_rows(w_OI, row, amax=amax, amax_dtype=amax_dtype or dtype, found=found)
     if row.weight_dtype == "F8_E4M3":
         from assay_quantize.kernels import fused_fp8
 
-        return fused_fp8.quantize_rows(w_OI, row, amax=amax)
+        return fused_fp8.quantize_rows(w_OI, row, amax=amax, found=found)
     from assay_quantize.kernels import fused_int
 
-    return fused_int.quantize_rows(w_OI, row)
+    return fused_int.quantize_rows(w_OI, row, found)
 
 
 def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, engine: Engine = "fused") -> RowErrors:

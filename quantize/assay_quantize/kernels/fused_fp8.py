@@ -23,18 +23,23 @@ from assay_quantize.kernels.bits import (
     store,
 )  # fmt: skip
 from assay_quantize.kernels.fused_int import CHUNK, total
-from assay_quantize.kernels.rows import Array, QuantizedRows, RowErrors
+from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors
 from assay_quantize.schemes import Scheme
 
 
-def quantize_rows(w_OI: Array, row: Scheme, *, amax: float | None = None) -> QuantizedRows:
-    """`kernels.quantize_rows` for the FP8 schemes with the min-max observer. amax: of the whole weight, for one scale."""
+def quantize_rows(w_OI: Array, row: Scheme, *, amax: float | None = None, found: FoundScales | None = None) -> QuantizedRows:
+    """`kernels.quantize_rows` for the FP8 schemes, with the scales that were found, or min-max scales.
+
+    amax: of the whole weight, for one scale.
+    """
     num_rows, columns = w_OI.shape
     height, width = _block(row, num_rows, columns)
     shape = (1,) if row.per_tensor else (-(-num_rows // height), -(-columns // width))
-    scale, q_OI = np.empty(shape, w_OI.dtype), np.empty((num_rows, columns), np.uint8)
-    given = np.float32(-1 if amax is None else amax)
-    sums = _quantize_fp8(kernel_view(w_OI), q_OI, kernel_view(scale.reshape(-1, shape[-1])), height, width, given)
+    scale = np.empty(shape, w_OI.dtype) if found is None else found.scale.reshape(shape)
+    q_OI = np.empty((num_rows, columns), np.uint8)
+    given_amax = np.float32(-1 if amax is None else amax)
+    scale_RC = kernel_view(scale.reshape(-1, shape[-1]))
+    sums = _quantize_fp8(kernel_view(w_OI), q_OI, scale_RC, height, width, given_amax, found is not None)
     return QuantizedRows({"weight": q_OI, "weight_scale": scale}, *sums)
 
 
@@ -66,7 +71,7 @@ def _amax(w_OI: Any) -> Any:
 
 
 @kernel
-def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, given_amax: Any) -> Any:
+def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, given_amax: Any, given: Any) -> Any:
     error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
     num_rows, columns = w_OI.shape
     for r in range(scale_RC.shape[0]):
@@ -74,11 +79,12 @@ def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, 
         for c in range(scale_RC.shape[1]):
             left, right = c * width, min((c + 1) * width, columns)
             amax = given_amax
-            if given_amax < np.float32(0):
+            if given_amax < np.float32(0) and not given:
                 for o in rows:
                     amax = max(amax, largest(w_OI[o, left:right]))
             scale = round_as(w_OI, amax / np.float32(448))
             scale = epsilon(w_OI) if scale == np.float32(0) else scale
+            scale = load(scale_RC[r], c) if given else scale
             store(scale_RC[r], c, scale)
             for o in rows:
                 for begin in range(left, right, CHUNK):

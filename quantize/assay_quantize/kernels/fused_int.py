@@ -13,31 +13,33 @@ from typing import Any
 import numpy as np
 
 from assay_quantize.kernels.bits import epsilon, extent, kernel, kernel_view, largest, load, round_as, store
-from assay_quantize.kernels.rows import Array, QuantizedRows, RowErrors
+from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors
 from assay_quantize.schemes import Scheme
 
 CHUNK = 128
 """Columns worked on at a time, and the number of FP64 sums kept side by side (a single sum would not vectorize)."""
 
 
-def quantize_rows(w_OI: Array, row: Scheme) -> QuantizedRows:
-    """`kernels.quantize_rows` for the integer schemes with the min-max observer."""
+def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None) -> QuantizedRows:
+    """`kernels.quantize_rows` for the integer schemes, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
     group = columns if row.group_size is None else row.group_size
-    w = kernel_view(w_OI)
-    scale_OG = np.empty((num_rows, columns // group), w_OI.dtype)
+    w, given = kernel_view(w_OI), found is not None
+    scale_OG = np.empty((num_rows, columns // group), w_OI.dtype) if found is None else found.scale
     scale = kernel_view(scale_OG)
     if row.weight_dtype == "I8":
         q_OI = np.empty((num_rows, columns), np.int8)
-        sums = _quantize_int8(w, q_OI, scale)
+        sums = _quantize_int8(w, q_OI, scale, given)
         return QuantizedRows({"weight": q_OI, "weight_scale": scale_OG}, *sums)
     packed_OP = np.empty((num_rows, -(-columns // 8)), np.int32)
     parts: dict[str, Array] = {"weight_packed": packed_OP, "weight_scale": scale_OG}
     if row.symmetric:
-        sums = _quantize_int4(w, packed_OP.view(np.uint8), scale, group)
+        sums = _quantize_int4(w, packed_OP.view(np.uint8), scale, group, given)
     else:
         parts["weight_zero_point"] = np.zeros((-(-num_rows // 8), columns // group), np.int32)
-        sums = _quantize_int4_asymmetric(w, packed_OP.view(np.uint8), scale, parts["weight_zero_point"], group)
+        found_zero = np.zeros((0, 0), np.int16) if found is None else found.zero_point
+        zero = parts["weight_zero_point"]
+        sums = _quantize_int4_asymmetric(w, packed_OP.view(np.uint8), scale, zero, group, found_zero)
     return QuantizedRows(parts, *sums)
 
 
@@ -78,14 +80,14 @@ def _pack(codes_C: Any, num_codes: Any, out_B: Any) -> None:
 
 
 @kernel
-def _quantize_int4(w_OI: Any, packed_OB: Any, scale_OG: Any, group: Any) -> Any:
+def _quantize_int4(w_OI: Any, packed_OB: Any, scale_OG: Any, group: Any, given: Any) -> Any:
     error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
     codes_C = np.zeros(CHUNK, np.uint8)
     for o in range(w_OI.shape[0]):
         packed_OB[o, (w_OI.shape[1] + 1) // 2 :] = 0
         for g in range(scale_OG.shape[1]):
             w_g = w_OI[o, g * group : (g + 1) * group]
-            scale = symmetric_scale(w_g, np.float32(7.5))
+            scale = load(scale_OG[o], g) if given else symmetric_scale(w_g, np.float32(7.5))
             store(scale_OG[o], g, scale)
             for begin in range(0, group, CHUNK):
                 w_c = w_g[begin : begin + CHUNK]
@@ -104,9 +106,9 @@ def _quantize_int4(w_OI: Any, packed_OB: Any, scale_OG: Any, group: Any) -> Any:
 
 
 @kernel
-def asymmetric_scale(w_I: Any) -> Any:
-    """(scale, zero point) of an asymmetric INT4 group as compressed-tensors computes them; the zero point is in [-8, 7]."""
-    low, high = extent(w_I)
+def asymmetric_scale(w_I: Any, low: Any, high: Any) -> Any:
+    """(scale, zero point) of asymmetric INT4 weights of w_I's dtype from low <= 0 to high >= 0, as compressed-tensors computes
+    them; the zero point is in [-8, 7]."""
     scale = round_as(w_I, round_as(w_I, high - low) / np.float32(15))
     if scale == np.float32(0):
         # a range that underflows: -8 - low / 0; for 0/0 the definition says 0
@@ -116,15 +118,19 @@ def asymmetric_scale(w_I: Any) -> Any:
 
 
 @kernel
-def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any) -> Any:
+def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any, found_OG: Any) -> Any:
     error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
     codes_C = np.zeros(CHUNK, np.uint8)
     for o in range(w_OI.shape[0]):
         packed_OB[o, (w_OI.shape[1] + 1) // 2 :] = 0
         for g in range(scale_OG.shape[1]):
             w_g = w_OI[o, g * group : (g + 1) * group]
-            scale, zero = asymmetric_scale(w_g)
-            store(scale_OG[o], g, scale)
+            if found_OG.size:
+                scale, zero = load(scale_OG[o], g), np.float32(found_OG[o, g])
+            else:
+                low, high = extent(w_g)
+                scale, zero = asymmetric_scale(w_g, low, high)
+                store(scale_OG[o], g, scale)
             zero_PG[o // 8, g] |= np.int32(np.uint32(np.int32(zero) + 8) << np.uint32(o % 8 * 4))
             for begin in range(0, group, CHUNK):
                 w_c = w_g[begin : begin + CHUNK]
@@ -143,10 +149,10 @@ def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG:
 
 
 @kernel
-def _quantize_int8(w_OI: Any, q_OI: Any, scale_O1: Any) -> Any:
+def _quantize_int8(w_OI: Any, q_OI: Any, scale_O1: Any, given: Any) -> Any:
     error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
     for o in range(w_OI.shape[0]):
-        scale = symmetric_scale(w_OI[o], np.float32(127.5))
+        scale = load(scale_O1[o], 0) if given else symmetric_scale(w_OI[o], np.float32(127.5))
         store(scale_O1[o], 0, scale)
         for begin in range(0, w_OI.shape[1], CHUNK):
             w_c, q_c = w_OI[o, begin : begin + CHUNK], q_OI[o, begin : begin + CHUNK]

@@ -25,6 +25,7 @@ from compressed_tensors.utils import impl_backend
 from torch import Tensor
 
 from assay_quantize.kernels.rows import Array, QuantizedRows, RowErrors
+from assay_quantize.kernels.search_reference import search_scales
 from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE, compressed_tensors_scheme
 
 
@@ -55,12 +56,20 @@ def magnitude(w_OI: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def quantize_weight(w_OI: Tensor, scheme: str, *, global_scale_amax: Tensor | None = None) -> dict[str, Tensor]:
+def quantize_weight(
+    w_OI: Tensor,
+    scheme: str,
+    *,
+    global_scale_amax: Tensor | None = None,
+    observer: str = "minmax",
+    importance_I: Tensor | None = None,
+) -> dict[str, Tensor]:
     """The packed parts of a weight, by local name (`weight_packed`, `weight_scale`, ...; see schemes.py), on its device.
 
     w_OI: BF16, FP16 or FP32, finite, of a shape that `check_shape` accepts.
     global_scale_amax: largest |w| of the fused group (`magnitude`) for NVFP4, of the whole weight for schemes with one scale
         per weight; default: of w_OI alone.
+    observer: `minmax`, or `mse`: scales searched for the least error (search_reference.py), with importance_I of the columns.
     All-zero groups get a small non-zero scale. Deterministic: the same bytes on every device.
     """
     args = _scheme(scheme).weights
@@ -77,15 +86,43 @@ def quantize_weight(w_OI: Tensor, scheme: str, *, global_scale_amax: Tensor | No
             low = -high
         else:
             low, high = torch.aminmax(_blocks(w_OI, args), dim=-1)
-        scale, zero_point = calculate_qparams(low, high, args, global_scale=global_scale)
-        parts: dict[str, Tensor] = {"weight": w_OI, "weight_scale": scale.to(w_OI.dtype)}
-        if not args.symmetric:
-            # 0/0 above: the zero point of a group whose range underflows would be NaN cast to an integer, which is undefined
-            undefined = (low >= 0) & (high.clamp_min(0) / 15 == 0)
-            parts["weight_zero_point"] = torch.where(undefined, torch.zeros_like(zero_point), zero_point)
-        if global_scale is not None:
-            parts["weight_global_scale"] = global_scale
-        return {name: part.contiguous() for name, part in _compressor(scheme).compress(parts, _scheme(scheme)).items()}
+        from_range = functools.partial(_min_max, args=args, dtype=w_OI.dtype, global_scale=global_scale)
+        stored = functools.partial(_stored, w_OI=w_OI, scheme=scheme, global_scale=global_scale)
+        if observer == "mse":
+            scale, zero_point = search_scales(w_OI, low, high, scheme, args, from_range, stored, importance_I)
+        else:
+            scale, zero_point = from_range(low, high)
+        return _compress(scale, zero_point, w_OI, scheme, global_scale)
+
+
+def _min_max(
+    low: Tensor, high: Tensor, *, args: QuantizationArgs, dtype: torch.dtype, global_scale: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Scale (in the weight's dtype) and, if asymmetric, zero point of weights between `low` and `high`."""
+    scale, zero_point = calculate_qparams(low, high, args, global_scale=global_scale)
+    if args.symmetric:
+        return scale.to(dtype), None
+    # 0/0 above: the zero point of a group whose range underflows would be NaN cast to an integer, which is undefined
+    undefined = (low >= 0) & (high.clamp_min(0) / 15 == 0)
+    return scale.to(dtype), torch.where(undefined, torch.zeros_like(zero_point), zero_point)
+
+
+def _compress(
+    scale: Tensor, zero_point: Tensor | None, w_OI: Tensor, scheme: str, global_scale: Tensor | None
+) -> dict[str, Tensor]:
+    parts: dict[str, Tensor] = {"weight": w_OI, "weight_scale": scale}
+    if zero_point is not None:
+        parts["weight_zero_point"] = zero_point
+    if global_scale is not None:
+        parts["weight_global_scale"] = global_scale
+    return {name: part.contiguous() for name, part in _compressor(scheme).compress(parts, _scheme(scheme)).items()}
+
+
+def _stored(scale: Tensor, zero_point: Tensor | None, *, w_OI: Tensor, scheme: str, global_scale: Tensor | None) -> Tensor:
+    """The weight as it is read back when it is stored with these scales, in the dtype it is computed in."""
+    made = _compress(scale, zero_point, w_OI, scheme, global_scale)
+    weight: Tensor = _compressor(scheme).decompress(made, _scheme(scheme))["weight"]
+    return weight
 
 
 @torch.no_grad()
@@ -140,12 +177,21 @@ def amax_rows(w_OI: Array, dtype: str) -> float:
 
 
 def quantize_rows(
-    w_OI: Array, dtype: str, scheme: str, *, amax: float | None = None, amax_dtype: str | None = None, device: str = "cpu"
+    w_OI: Array,
+    dtype: str,
+    scheme: str,
+    *,
+    amax: float | None = None,
+    amax_dtype: str | None = None,
+    observer: str = "minmax",
+    importance_I: Array | None = None,
+    device: str = "cpu",
 ) -> QuantizedRows:
-    """`kernels.quantize_rows` by the definition, min-max observer; computed on `device`, the same bytes on each."""
+    """`kernels.quantize_rows` by the definition; computed on `device`, the same bytes on each."""
     w = to_torch(w_OI, dtype).to(device)
     shared = None if amax is None else torch.tensor(amax, dtype=_TORCH_DTYPES[amax_dtype or dtype])
-    made = quantize_weight(w, scheme, global_scale_amax=shared)
+    importance = None if importance_I is None else torch.tensor(importance_I, device=device)
+    made = quantize_weight(w, scheme, global_scale_amax=shared, observer=observer, importance_I=importance)
     error = _row_errors(made, w, scheme)
     parts = {name: to_numpy(part) for name, part in made.items() if name != "weight_shape"}
     return QuantizedRows(parts, error.squared_error, error.squared_norm)

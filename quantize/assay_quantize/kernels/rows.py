@@ -33,6 +33,16 @@ class QuantizedRows:
 
 
 @dataclass(frozen=True)
+class FoundScales:
+    """What a scale search chose for a range of rows."""
+
+    scale: Array
+    """As `weight_scale` is stored."""
+    zero_point: Array
+    """Zero points of asymmetric INT4, int16, one for each scale; zeros elsewhere."""
+
+
+@dataclass(frozen=True)
 class RowErrors:
     """How far stored rows are from the weight they were made from."""
 
