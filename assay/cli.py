@@ -138,12 +138,18 @@ def quantize(
     importance: Annotated[
         Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
     ] = None,
+    stream_from: Annotated[
+        str | None,
+        typer.Option(
+            "--stream-from", help="hub: download a shard, quantize it, delete it; two shards of the source on disk at most."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. Killed at any point, the same command goes on from there."""
     from assay.targets import resolve_target
 
-    options = quantize_options(device, engine, workers, memory, importance)
+    options = quantize_options(device, engine, workers, memory, importance, stream_from)
     aim = resolve_target(target)
     names = precision_names(aim, precision, precisions, with_reference=out is None and precision is None)
     if out is not None and len(names) != 1:

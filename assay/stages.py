@@ -6,6 +6,8 @@ RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from assay.terminal import console, escape, print_verification
 if TYPE_CHECKING:
     from assay.targets import Target
     from assay_evaluate.run import Candidate
+    from assay_quantize.engine import Runner
 
 
 def precision_names(aim: Target, one: str | None, several: str | None, *, with_reference: bool) -> list[str]:
@@ -55,6 +58,8 @@ class QuantizeOptions:
 
     device: cpu, cuda or auto. engine: local or ray. workers: threads; None: every core this process may use.
     memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
+    stream_from: `hub`: each shard of the source is downloaded when it is due and deleted after; None: the source is there, or
+    is downloaded whole first.
     """
 
     device: str = "auto"
@@ -62,10 +67,11 @@ class QuantizeOptions:
     workers: int | None = None
     memory_bytes: int | None = None
     importance: Path | None = None
+    stream_from: str | None = None
 
 
 def quantize_options(
-    device: str, engine: str, workers: int | None, memory: str | None, importance: Path | None
+    device: str, engine: str, workers: int | None, memory: str | None, importance: Path | None, stream_from: str | None = None
 ) -> QuantizeOptions:  # fmt: skip
     """The command line's options, checked."""
     from assay_quantize.budget import parse_memory
@@ -74,7 +80,11 @@ def quantize_options(
         raise PlanError(f"--device {device}: say cpu, cuda or auto")
     if engine not in {"local", "ray"}:
         raise PlanError(f"--engine {engine}: say local or ray")
-    return QuantizeOptions(device, engine, workers, None if memory is None else parse_memory(memory), importance)
+    if stream_from not in {None, "hub"}:
+        raise PlanError(f"--stream-from {stream_from}: say hub, or leave it out")
+    if stream_from is not None and engine == "ray":
+        raise PlanError("--stream-from hub works with --engine local; for Ray, download into the shared file system first")
+    return QuantizeOptions(device, engine, workers, None if memory is None else parse_memory(memory), importance, stream_from)
 
 
 def with_importance(made: Plan, path: Path | None) -> Plan:
@@ -94,11 +104,9 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
 
 def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Verification:
     from assay.progress import ShardProgress
-    from assay.targets import local_checkpoint
     from assay_quantize.engine import is_complete
     from assay_quantize.engine import quantize as run_engine
 
-    source = local_checkpoint(aim.location)
     record_path = folder.parent / "verify.json"
     if is_complete(made, folder) and record_path.is_file():
         previous = Verification.load(record_path)
@@ -106,7 +114,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
             console.print(f"{made.precision:10} done before and verified: {folder}")
             return previous
     made.save(folder.parent / "plan.json")
-    with ShardProgress(console, made) as progress:
+    with _source_of(aim, made, folder, options) as (source, runner), ShardProgress(console, made) as progress:
         manifest = run_engine(
             made,
             source,
@@ -114,7 +122,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
             device=options.device,
             workers=options.workers,
             memory_bytes=options.memory_bytes,
-            runner=options.engine,
+            runner=runner,
             importance=options.importance,
             on_progress=progress,
         )
@@ -122,11 +130,27 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
         f"{made.precision:10} {manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB "
         f"in {manifest.seconds:.0f} s: {folder}"
     )
-    result = verify_one(folder, source)
+    result = verify_one(folder, None if options.stream_from else source)
     result.save(record_path)
     print_verification(result)
     write_first_card(aim, folder)
     return result
+
+
+@contextmanager
+def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Iterator[tuple[Path, str | Runner]]:
+    """The folder the engine reads, and who makes the shards."""
+    if options.stream_from is None:
+        from assay.targets import local_checkpoint
+
+        yield local_checkpoint(aim.location), options.engine
+        return
+    from assay_quantize.stream import HubStream
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with HubStream(made, folder.with_name(f".{folder.name}.source"), report=console.print) as stream:
+        yield stream.folder, stream.run
+        stream.remove()
 
 
 def verify_one(

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -98,7 +101,7 @@ class Hub:
                 assert wanted is not None
                 begin, end = int(wanted[1]), min(size, int(wanted[2]) + 1)
                 data = path.read_bytes()[begin:end]
-                is_data = end > begin and begin > 0
+                is_data = begin > 0 or end - begin > hub_download.FIRST_BYTES
                 if is_data and hub.on_data is not None:
                     hub.on_data(path.name, begin)
                 with hub._lock:
@@ -271,6 +274,32 @@ def test_killed_anywhere_it_goes_on_and_downloads_no_finished_shard(
     assert contents(tmp_path / "out") == local_bytes(model, precision, tmp_path / "local")
 
 
+def test_the_command_killed_while_it_downloads_goes_on(hub: Hub, model: Path, tmp_path: Path) -> None:
+    """SIGKILL, so that nothing is cleaned up: in the first shard, in a later one, and in what another shard shares with it."""
+    out = tmp_path / "run" / "checkpoint"
+    assay = str(Path(sys.executable).with_name("assay"))
+    command = [assay, "quantize", "org/model", "-p", "nvfp4a16", "--out", str(out), "--stream-from", "hub", "--workers", "1"]
+    due, children = 0, list[subprocess.Popen[str]]()
+
+    def kill_when_due(name: str, begin: int) -> None:
+        nonlocal due
+        due -= 1
+        if due == 0:
+            children[-1].kill()
+
+    hub.on_data = kill_when_due
+    for kill_at in (1, 5, 6, None):
+        due = kill_at or -1
+        children.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ, OMP_NUM_THREADS="1")))
+        _, said = children[-1].communicate(timeout=120)
+        assert children[-1].returncode == (0 if kill_at is None else -9), said
+        assert (out / MANIFEST).exists() == (out / "config.json").exists() == (kill_at is None)
+    made = contents(out)
+    assert b"base_model: org/model" in made.pop("README.md")
+    assert made == local_bytes(model, "nvfp4a16", tmp_path / "local")
+    assert sorted(path.name for path in out.parent.iterdir()) == ["checkpoint", "plan.json", "verify.json"]
+
+
 def test_a_download_that_was_killed_goes_on_with_the_missing_pieces(
     hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +317,7 @@ def test_a_download_that_was_killed_goes_on_with_the_missing_pieces(
     hub.on_data = die_late
     with hub_download.HubFiles("org/model", hub.commit) as files, pytest.raises(CheckpointError, match="does not send it"):
         files.download(path.name, tmp_path / path.name, size)
-    assert sent == [100_000, 200_000, 300_000]
+    assert sent == [0, 100_000, 200_000, 300_000]
     sent.clear()
     hub.on_data = lambda name, begin: sent.append(begin)
     with hub_download.HubFiles("org/model", hub.commit) as files:
@@ -308,8 +337,8 @@ def test_wrong_bytes_are_found_by_the_hash_and_fetched_again_once(hub: Hub, mode
         with pytest.raises(CheckpointError) as caught:
             files.download(path.name, tmp_path / "again", path.stat().st_size)
     assert str(caught.value) == (
-        f"org/model/{path.name}: its SHA-256 is not the one {hub.url} states, downloaded twice; something on the way changes it; "
-        "try another network, or give a local folder"
+        f"org/model/{path.name}: its SHA-256 is not the one {hub.url} states, downloaded twice; something on the way changes "
+        "it; try another network, or give a local folder"
     )
     assert not list(tmp_path.glob("*again*"))
 
