@@ -337,17 +337,19 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, tensors: Shapes, messag
 
 
 def test_lists_that_lie_are_noted(tiny_glm: Path, tmp_path: Path) -> None:
-    """Layer 3 is the MTP block: here in BF16, and not in the list, which names two modules that are FP8."""
-    listed = ["lm_head", "model.layers.0.self_attn.q_proj", "re:.*layers.1.*shared_experts.up_proj", "layers.3.eh_proj"]
+    """Layer 3 is the MTP block: here in BF16, and not in the list, which names four modules that are FP8."""
+    listed = ["lm_head", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.shared_experts", "layers.3.eh_proj"]
     folder = store_as_fp8(tiny_glm, tmp_path / "fp8", plain=r"model\.layers\.3\..*", listed=listed)
     assert open_checkpoint(folder).notes == (
-        "config.json: modules_to_not_convert lists model.layers.0.self_attn.q_proj and 1 more modules, stored as FP8 all the "
+        "config.json: modules_to_not_convert lists model.layers.0.self_attn.q_proj and 3 more modules, stored as FP8 all the "
         "same: the tensors are right",
         "config.json: modules_to_not_convert does not list model.layers.3.mlp.experts.0.down_proj and 18 more modules, stored "
         "unquantized: the tensors are right",
     )
     plan = plan_of(folder)
     assert {t.action for t in plan.tensors if t.role == "mtp"} == {"keep"}
+    patterns = store_as_fp8(tiny_glm, tmp_path / "patterns", listed=[*listed, r"re:(.*)*(.*)*\.never"])
+    assert open_checkpoint(patterns).notes == ()
     shutil.copytree(tiny_glm, tmp_path / "plain")
     shutil.copy(folder / "config.json", tmp_path / "plain")
     assert open_checkpoint(tmp_path / "plain").notes == (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +40,8 @@ PACKED_LEAVES = frozenset({
 })  # fmt: skip
 SCALE_DTYPES = ("F32", "BF16", "F16")
 DEFAULT_BLOCK = (128, 128)
+MAX_NAME_PARTS = 32
+"""No module is nested deeper; what is costs nothing to compare with a list."""
 
 
 class Companions(NamedTuple):
@@ -71,12 +73,12 @@ def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
     if method == "fp8":
         declared_block(location, config)
         return
-    how = f"config.json says quant_method {method!r}"
+    how = f"config.json says quant_method {_shown(method)}"
     if method == "compressed-tensors":
         kind = declared.get("format")
         if kind in FP8_FORMATS and all(_is_fp8(group) for group in _groups(declared)):
             return
-        how += f", format {kind!r}"
+        how += f", format {_shown(kind)}"
     raise not_readable(location, how)
 
 
@@ -109,7 +111,7 @@ def declared_block(location: str, config: Mapping[str, Any]) -> tuple[int, int]:
     if said is None:
         return DEFAULT_BLOCK
     if not isinstance(said, list) or len(said) != 2 or not all(type(n) is int and n > 0 for n in said):
-        raise CheckpointError(f"{location}: config.json: weight_block_size must be [rows, columns], got {ascii(said)[:60]}")
+        raise CheckpointError(f"{location}: config.json: weight_block_size must be [rows, columns], got {_shown(said)}")
     return said[0], said[1]
 
 
@@ -157,9 +159,7 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
     _check_fp8(location, tensors, scale_of)
     lost = next((name for name, weight in of_activations.items() if weight not in tensors), None)
     if lost is not None:
-        raise CheckpointError(
-            f"{location}: {lost} belongs to {of_activations[lost]}, not there; complete the download"
-        )
+        raise CheckpointError(f"{location}: {lost} belongs to {of_activations[lost]}, not there; complete the download")
     weight_of = {scale: weight for weight, scale in scale_of.items()} | of_activations
     return Companions(scale_of, weight_of, frozenset(of_activations))
 
@@ -183,19 +183,24 @@ def _check_fp8(location: str, tensors: Mapping[str, TensorHeader], scale_of: Map
 
 # ------------------------------------------------------------------------------------------------ lists that lie
 def list_notes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> tuple[str, ...]:
-    """Where config.json (its list of unconverted modules above all) and the tensors disagree; the tensors are right."""
+    """Where config.json (its list of unconverted modules above all) and the tensors disagree; the tensors are right.
+
+    A list with patterns is not compared: those of a stranger may take hours to match.
+    """
     declared = declared_quantization(config) or {}
     if declared and not any(header.dtype == FP8 for header in tensors.values()):
-        return (f"config.json: quant_method {declared.get('quant_method')!r}, but no weight is FP8: the tensors are right",)
+        return (
+            f"config.json: quant_method {_shown(declared.get('quant_method'))}, but no weight is FP8: the tensors are right",
+        )
     key = next((k for k in ("modules_to_not_convert", "ignored_layers", "ignore") if declared.get(k)), None)
-    if key is None or not isinstance(declared[key], list):
+    if key is None or not isinstance(declared[key], list) or any(str(entry).startswith("re:") for entry in declared[key]):
         return ()
-    listed = _Listed([entry for entry in declared[key] if isinstance(entry, str)])
+    listed = {entry.strip(".") for entry in declared[key] if isinstance(entry, str)}
     modules = {name.removesuffix(".weight"): h for name, h in tensors.items() if name.endswith(".weight") and len(h.shape) == 2}
     fp8 = [module for module, header in modules.items() if header.dtype == FP8]
     forms = {_numberless(module) for module in fp8}
-    wrong = [module for module in fp8 if module in listed]
-    left_out = [m for m, h in modules.items() if h.dtype != FP8 and _numberless(m) in forms and m not in listed]
+    wrong = [module for module in fp8 if _is_listed(module, listed)]
+    left_out = [m for m, h in modules.items() if h.dtype != FP8 and _numberless(m) in forms and not _is_listed(m, listed)]
     notes = []
     if wrong:
         notes.append(f"config.json: {key} lists {_some(wrong)}, stored as FP8 all the same: the tensors are right")
@@ -204,26 +209,14 @@ def list_notes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -
     return tuple(notes)
 
 
-class _Listed:
-    """transformers' and compressed-tensors' reading of such a list: a name, the start or the end of one, or `re:` a pattern."""
-
-    def __init__(self, entries: list[str]) -> None:
-        self.names = {entry.strip(".") for entry in entries if not entry.startswith("re:")}
-        self.patterns = [re.compile(entry[3:]) for entry in entries if entry.startswith("re:") and _compiles(entry[3:])]
-
-    def __contains__(self, module: str) -> bool:
-        parts = module.split(".")
-        pieces = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-        pieces |= {".".join(parts[begin:]) for begin in range(len(parts))}
-        return not self.names.isdisjoint(pieces) or any(pattern.match(module) for pattern in self.patterns)
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
+def _is_listed(module: str, names: Set[str]) -> bool:
+    """As transformers reads such a list: by the whole name, its start or its end."""
+    parts = module.split(".")
+    if len(parts) > MAX_NAME_PARTS:
         return False
-    return True
+    pieces = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    pieces |= {".".join(parts[begin:]) for begin in range(len(parts))}
+    return not names.isdisjoint(pieces)
 
 
 def _numberless(name: str) -> str:
@@ -232,3 +225,7 @@ def _numberless(name: str) -> str:
 
 def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more modules"
+
+
+def _shown(value: Any) -> str:
+    return ascii(value)[:60]
