@@ -99,7 +99,9 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
             f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
             "`observer: mse`, or leave the option out"
         )
-    return made.model_copy(update={"importance_sha256": load_importance(path).sha256})
+    loaded = load_importance(path)
+    console.print(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 
 def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Verification:

@@ -1,9 +1,9 @@
 """Channel weights for the scale search (`assay quantize --importance FILE`): how much each input channel of a weight matters.
 
-The file is one safetensors file: for every weight, under the weight's own name (`model.layers.3.mlp.experts.0.down_proj.weight`),
-an FP32 vector of one number per input channel, its length the weight's columns: the mean over calibration tokens of the squared
-activation, which is what llama.cpp calls an importance matrix. Numbers are finite and >= 0; only their ratios within one weight
-matter. Weights the file does not name are searched unweighted (experts no calibration token reached, say).
+The file is one safetensors file. Under the name of a weight (`model.layers.3.mlp.experts.0.down_proj.weight`) it has an FP32
+vector of one number for each input channel, as many as the weight has columns: the mean over calibration tokens of the squared
+activation, which is what llama.cpp calls an importance matrix. Numbers are finite and >= 0; only their ratios within a weight
+matter. Weights the file does not name are searched unweighted (experts that no calibration token reached, say).
 
 Values are read when they are asked for: for a model of 744 B parameters they are a gigabyte.
 """
@@ -58,13 +58,24 @@ class Importance:
             raise PlanError(f"{self.path}: {name} has values that are negative or not finite; mean squares are neither")
         return values
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of the weights `names` that will be searched unweighted, sorted."""
-        return sorted(set(names) - set(self.headers))
+    def coverage(self, names: Iterable[str]) -> str:
+        """One line: how many of the weights `names` the file names. Raises PlanError when it names none of them."""
+        wanted = sorted(set(names))
+        left = [name for name in wanted if name not in self.headers]
+        if wanted and len(left) == len(wanted):
+            raise PlanError(
+                f"{self.path}: it names none of the {len(wanted)} quantized weights (the first is {wanted[0]}, its own first "
+                f"{min(self.headers, default='nothing')}); tensors must have the weights' names"
+            )
+        found = f"{self.path.name}: channel weights for {len(wanted) - len(left)} of {len(wanted)} quantized weights"
+        return f"{found}; searched unweighted: {left[0]}{f' and {len(left) - 1} more' if left[1:] else ''}" if left else found
 
 
 def load_importance(path: Path) -> Importance:
-    """Open a calibration file; reads its header only. Raises PlanError: no such file, damaged, tensors that are not FP32 vectors."""
+    """Open a calibration file; reads its header only.
+
+    Raises PlanError: no such file, a damaged one, tensors that are not FP32 vectors.
+    """
     if not path.is_file():
         raise PlanError(f"{path}: there is no such file; --importance takes a safetensors file of FP32 vectors, one per weight")
     try:
@@ -74,7 +85,7 @@ def load_importance(path: Path) -> Importance:
     for header in headers.values():
         if header.dtype != "F32" or len(header.shape) != 1:
             raise PlanError(
-                f"{path}: {header.name} is {header.dtype} {list(header.shape)}; every tensor must be an F32 vector, one number for "
-                "each input channel of the weight of that name"
+                f"{path}: {header.name} is {header.dtype} {list(header.shape)}; every tensor must be an F32 vector, one number "
+                "for each input channel of the weight of that name"
             )
     return Importance(path, headers)
