@@ -72,36 +72,34 @@ def symmetric_scale(w_I: Any, half_range: Any) -> Any:
 
 
 @kernel
-def _pack(codes_C: Any, num_codes: Any, out_B: Any) -> None:
-    """Codes 0-15, one a byte -> two a byte; codes_C has zeros behind an odd number of them."""
-    pairs = codes_C.view(np.uint16)
-    for i in range((num_codes + 1) // 2):
-        out_B[i] = np.uint8(pairs[i] | (pairs[i] >> np.uint16(4)))
+def _pack(codes_I: Any, packed_B: Any) -> None:
+    """A row of codes 0-15, one a byte, zeros behind the last -> two a byte. By the row: bytes just written are slow to read."""
+    pairs = codes_I.view(np.uint16)
+    for i in range(packed_B.size):
+        packed_B[i] = np.uint8(pairs[i] | (pairs[i] >> np.uint16(4)))
 
 
 @kernel
 def _quantize_int4(w_OI: Any, packed_OB: Any, scale_OG: Any, group: Any, given: Any) -> Any:
     error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
-    codes_C = np.zeros(CHUNK, np.uint8)
+    codes_I = np.zeros(packed_OB.shape[1] * 2, np.uint8)
     for o in range(w_OI.shape[0]):
-        packed_OB[o, (w_OI.shape[1] + 1) // 2 :] = 0
         for g in range(scale_OG.shape[1]):
             w_g = w_OI[o, g * group : (g + 1) * group]
             scale = load(scale_OG[o], g) if given else symmetric_scale(w_g, np.float32(7.5))
             store(scale_OG[o], g, scale)
             for begin in range(0, group, CHUNK):
                 w_c = w_g[begin : begin + CHUNK]
+                codes_c = codes_I[g * group + begin : g * group + begin + w_c.size]
                 for i in range(w_c.size):
                     w = load(w_c, i)
                     q = round_as(w_c, w / scale)
                     q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
-                    codes_C[i] = np.uint8(np.int32(q) + np.int32(8))
+                    codes_c[i] = np.uint8(np.int32(q) + np.int32(8))
                     error = np.float64(round_as(w_c, q * scale) - w)
                     error_C[i] += error * error
                     norm_C[i] += np.float64(w) * np.float64(w)
-                if w_c.size % 2:
-                    codes_C[w_c.size] = 0
-                _pack(codes_C, w_c.size, packed_OB[o, (g * group + begin) // 2 :])
+        _pack(codes_I, packed_OB[o])
     return total(error_C), total(norm_C)
 
 
@@ -120,9 +118,8 @@ def asymmetric_scale(w_I: Any, low: Any, high: Any) -> Any:
 @kernel
 def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any, found_OG: Any) -> Any:
     error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
-    codes_C = np.zeros(CHUNK, np.uint8)
+    codes_I = np.zeros(packed_OB.shape[1] * 2, np.uint8)
     for o in range(w_OI.shape[0]):
-        packed_OB[o, (w_OI.shape[1] + 1) // 2 :] = 0
         for g in range(scale_OG.shape[1]):
             w_g = w_OI[o, g * group : (g + 1) * group]
             if found_OG.size:
@@ -134,17 +131,16 @@ def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG:
             zero_PG[o // 8, g] |= np.int32(np.uint32(np.int32(zero) + 8) << np.uint32(o % 8 * 4))
             for begin in range(0, group, CHUNK):
                 w_c = w_g[begin : begin + CHUNK]
+                codes_c = codes_I[g * group + begin : g * group + begin + w_c.size]
                 for i in range(w_c.size):
                     w = load(w_c, i)
                     q = round_as(w_c, round_as(w_c, w / scale) + zero)
                     q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
-                    codes_C[i] = np.uint8(np.int32(q) + np.int32(8))
+                    codes_c[i] = np.uint8(np.int32(q) + np.int32(8))
                     error = np.float64(round_as(w_c, (q - zero) * scale) - w)
                     error_C[i] += error * error
                     norm_C[i] += np.float64(w) * np.float64(w)
-                if w_c.size % 2:
-                    codes_C[w_c.size] = 0
-                _pack(codes_C, w_c.size, packed_OB[o, (g * group + begin) // 2 :])
+        _pack(codes_I, packed_OB[o])
     return total(error_C), total(norm_C)
 
 
