@@ -507,7 +507,7 @@ def test_what_is_printed(tiny_glm: Path) -> None:
     assert "MTP: layer 3 (34 tensors, 2.17 MB) is kept, 33 BF16 as is, 1 F32 as is" in text
     assert "ignore: 4 patterns" in text
     assert r"re:.*layers\.3\..*$" in text
-    assert re.search(r"│ 4xh200 +│ 4 x 141 │ +507.6 │", text)
+    assert re.search(r"│ 4xh200 +│ +508 │ +0.0 │ yes │", text)
 
 
 @pytest.mark.parametrize(

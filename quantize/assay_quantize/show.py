@@ -30,7 +30,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_fit_table(rows))
     shares = ", ".join(sorted({f"{row.utilization:.0%}" for row in rows}))
     console.print(
-        f"usable: {shares} of the memory (gpu-memory-utilization). + KV: with the cache of one sequence of {KV_TOKENS:,} "
+        f"usable: {shares} of the memory (gpu-memory-utilization). fit + KV: with the cache of one sequence of {KV_TOKENS:,} "
         "tokens. KV tokens: what the rest holds, all sequences together. An estimate: weights count as evenly split."
     )
 
@@ -85,20 +85,17 @@ def mtp_line(plan: Plan) -> str:
 
 def _fit_table(rows: list[Fit]) -> Table:
     table = Table(title="does it fit (GB)", title_justify="left")
-    for heading in ("profile", "memory", "usable", "weights", "left", "weights fit", "+ KV", "KV tokens", "KV dtype"):
-        words = heading in ("profile", "KV dtype")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "profile")
+    for heading in ("profile", "usable", "weights", "fit", "left", "fit + KV", "KV tokens"):
+        table.add_column(heading, justify="left" if heading == "profile" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.profile,
-            f"{row.num_gpus} x {row.memory_bytes_each / 1e9:.0f}",
-            f"{row.usable_bytes / 1e9:.1f}",
-            f"{row.weight_bytes / 1e9:.1f}",
-            f"{row.free_bytes / 1e9:.1f}",
+            f"{row.usable_bytes / 1e9:,.0f}",
+            f"{row.weight_bytes / 1e9:,.1f}",
             _yes(row.fits),
+            f"{row.free_bytes / 1e9:,.0f}",
             _yes(row.fits_with_kv),
-            f"{row.kv_tokens / 1e6:.2f} M",
-            row.kv_dtype,
+            f"{row.kv_tokens / 1e6:.2f} M {row.kv_dtype}",
         )
     return table
 
