@@ -100,7 +100,7 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
             "`observer: mse`, or leave the option out"
         )
     loaded = load_importance(path)
-    console.print(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    console.print(escape(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize")))
     return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 
