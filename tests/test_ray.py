@@ -107,6 +107,14 @@ def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_glm4_moe(folder, hidden=512, moe_intermediate=512, num_experts=8, shards=2, mtp=False)
 
 
+def is_being_written(folder: Path, min_bytes: int = 0) -> bool:
+    """Whether some attempt at a shard in `folder` has `min_bytes` or more."""
+    try:
+        return any(path.stat().st_size >= min_bytes for path in folder.glob(".ray-*/*/.*.partial"))
+    except FileNotFoundError:
+        return False
+
+
 def writers_in(folder: Path, min_bytes: int = 0) -> list[int]:
     """Ids of the other processes that have a file of an attempt below `folder` open, of `min_bytes` or more."""
     found = set()
@@ -128,19 +136,20 @@ class Killer(threading.Thread):
         self.stop = threading.Event()
 
     def run(self) -> None:
-        while self.left and not self.stop.is_set():
+        while self.left and not self.stop.wait(0.01):
+            if not is_being_written(self.folder, 1 << 20):
+                continue
             for pid in writers_in(self.folder, 1 << 20)[: self.left]:
                 if pid not in self.killed:
                     os.kill(pid, signal.SIGKILL)
                     self.killed.append(pid)
                     self.left -= 1
-            time.sleep(0.005)
 
 
 def test_shards_of_killed_workers_are_made_again(
     local_ray: Any, slow_source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = plan_of(slow_source, "nvfp4a16")
+    plan = plan_of(slow_source, "w4a16")
     run(plan, slow_source, tmp_path / "local", "local")
     killer = Killer(tmp_path / "ray", kills=2)
     killer.start()
@@ -161,7 +170,7 @@ def test_a_shard_that_loses_every_worker_ends_the_run_in_one_line(
     killer = Killer(tmp_path / "out", kills=1)
     killer.start()
     with pytest.raises(QuantizeError) as caught:
-        run(plan_of(slow_source, "nvfp4a16"), slow_source, tmp_path / "out", "ray", engine="reference")
+        run(plan_of(slow_source, "w4a16"), slow_source, tmp_path / "out", "ray", engine="reference")
     killer.stop.set()
     killer.join()
     assert "its worker was lost 1 times" in str(caught.value) and "\n" not in str(caught.value)
@@ -170,11 +179,11 @@ def test_a_shard_that_loses_every_worker_ends_the_run_in_one_line(
 
 
 def test_ctrl_c_ends_the_tasks_and_leaves_nothing_half_written(local_ray: Any, slow_source: Path, tmp_path: Path) -> None:
-    plan, out = plan_of(slow_source, "nvfp4a16"), tmp_path / "out"
+    plan, out = plan_of(slow_source, "w4a16"), tmp_path / "out"
 
     def interrupt() -> None:
-        while not writers_in(out):
-            time.sleep(0.005)
+        while not is_being_written(out, 1 << 20):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt, daemon=True)
