@@ -193,6 +193,29 @@ def test_a_checkpoint_is_the_one_llm_compressor_makes(precision: str, tmp_path: 
             assert all(bytes_equal(ours[f"{pair}.{projection}_proj.{part}"], value) for part, value in want.items())
 
 
+@pytest.mark.parametrize("scheme", ["w4a16_g32", "w4a16_channel", "w4a16_asym_g64", "w4a16_asym_channel", "fp8_tensor"])
+def test_schemes_without_a_preset_go_through_and_verify(scheme: str, tmp_path: Path) -> None:
+    from assay_quantize.engine import quantize
+    from assay_quantize.verify import verify
+
+    source = make_tiny_glm4_moe(tmp_path / "source", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)
+    base = load_recipe(PrecisionRecipe, "w4a16").model_dump(by_alias=True) | {"scheme": scheme}
+    if scheme == "fp8_tensor":
+        with pytest.raises(ValueError, match=r"fp8_tensor cannot be under `quantize` for routed_expert: .*choose fp8_channel"):
+            PrecisionRecipe.model_validate(base)
+        base["quantize"] = ("attention", "dense_mlp", "shared_expert")
+        base["keep"] = {**base["keep"], "bf16": (*base["keep"]["bf16"], "routed_expert")}
+    plan = make_plan(open_checkpoint(source), PrecisionRecipe.model_validate(base), model="tiny", family=None)
+    quantize(plan, source, tmp_path / "out", device="cpu")
+    assert verify(tmp_path / "out", source=source).damages == ()
+    ours = {n: t for f in sorted((tmp_path / "out").glob("*.safetensors")) for n, t in load_file(f).items()}
+    weights = {n: t for f in sorted(source.glob("*.safetensors")) for n, t in load_file(f).items()}
+    for tensor in plan.tensors:
+        if tensor.scheme is not None:
+            want = llm_compressor(weights[tensor.name], scheme)
+            assert all(bytes_equal(ours[f"{tensor.module}.{part}"], value) for part, value in want.items()), tensor.name
+
+
 # ------------------------------------------------------------------------------------------------ vLLM itself
 VLLM_SCRIPT = """
 import json, sys, torch
