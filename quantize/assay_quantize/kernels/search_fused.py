@@ -75,6 +75,7 @@ def search_scales(
 def _kind_and_steps(row: Scheme, amax: float | None, amax_dtype: str) -> tuple[Kind, Array]:
     """The format, and what makes the candidates: factors or offsets, the first of which leaves the min-max scale as it is."""
     kind: Kind
+    steps: tuple[float, ...]
     if row.layout == "nvfp4":
         assert amax is not None
         kind, first, steps = Nvfp4(nvfp4_global_scale(amax, amax_dtype)), 0, NVFP4_OFFSETS

@@ -5,8 +5,8 @@ and each dtype of weights, and only those that are used are compiled. All of it 
 
     range_of(kind, w_I)                  -> (low, high): 0 and the largest |w|, or the range of the weights
     first_of(kind, w_I, low, high)       -> three FP32 that stand for the min-max scale
-    candidate(kind, w_I, first, step)    -> (scale, code): the scale in FP32 as it is multiplied with; the code is the stored scale
-                                            of NVFP4 and MX, the zero point of asymmetric INT4, else 0
+    candidate(kind, w_I, first, step)    -> (scale, code): the scale in FP32 as it is multiplied with; the code is the stored
+                                            scale of NVFP4 and MX, the zero point of asymmetric INT4, else 0
     error(kind, w_I, x, u, scale, code)  -> (dequantized - x)^2 * u
 
 w_I only tells the dtype, as everywhere in bits.py.
