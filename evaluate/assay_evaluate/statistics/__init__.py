@@ -1,0 +1,81 @@
+"""Intervals and tests for scores: pure functions over counts and arrays, no records read, no state, no I/O.
+
+Differences are always *reference minus candidate*: a positive number is a loss. `b` counts the items that only the
+reference gets right, `c` those that only the candidate gets right, `n` all paired items. Every interval is two-sided at
+`level`; a one-sided statement made from one end of it has a nominal error of (1 - level) / 2.
+
+    proportions  one proportion, two independent ones      paired     two paired ones: McNemar, Tango, flips
+    clustered    means and ratios of dependent values      power      what n items can show, how many a margin needs
+    decisions    non-inferiority, TOST, Holm, the verdict
+"""
+
+from assay_evaluate.statistics.clustered import (
+    bca_interval,
+    cluster_bootstrap_mean,
+    cluster_bootstrap_ratio,
+    clustered_mean,
+    clustered_standard_error,
+    graded_difference,
+    paired_mean_difference,
+)
+from assay_evaluate.statistics.decisions import (
+    Claim,
+    PairedEvidence,
+    decide,
+    equivalence_p,
+    holm,
+    inferiority_p,
+    noninferiority_p,
+    paired_evidence,
+)
+from assay_evaluate.statistics.paired import (
+    Flips,
+    count_flips,
+    discordant_counts,
+    mcnemar_midp,
+    paired_difference,
+    score_statistic,
+)
+from assay_evaluate.statistics.power import (
+    POWER,
+    detection_power,
+    items_for_margin,
+    items_needed,
+    minimum_detectable_effect,
+    noninferiority_power,
+)
+from assay_evaluate.statistics.proportions import clopper_pearson, independent_difference, normal_quantile, wilson
+
+__all__ = [
+    "POWER",
+    "Claim",
+    "Flips",
+    "PairedEvidence",
+    "bca_interval",
+    "clopper_pearson",
+    "cluster_bootstrap_mean",
+    "cluster_bootstrap_ratio",
+    "clustered_mean",
+    "clustered_standard_error",
+    "count_flips",
+    "decide",
+    "detection_power",
+    "discordant_counts",
+    "equivalence_p",
+    "graded_difference",
+    "holm",
+    "independent_difference",
+    "inferiority_p",
+    "items_for_margin",
+    "items_needed",
+    "mcnemar_midp",
+    "minimum_detectable_effect",
+    "noninferiority_p",
+    "noninferiority_power",
+    "normal_quantile",
+    "paired_difference",
+    "paired_evidence",
+    "paired_mean_difference",
+    "score_statistic",
+    "wilson",
+]

@@ -1,0 +1,100 @@
+"""From paired counts and a margin to a word: non-inferiority, equivalence (TOST), Holm, the verdict.
+
+PASS of a candidate needs every gate to pass, an intersection-union test (Berger 1982): each part is tested at the full level,
+and nothing is adjusted. FAIL needs one gate, a union: with twenty tasks a harmless candidate would fail one by chance
+every other run. Holm's step-down procedure is therefore applied to what can fail a candidate, over all its tasks.
+
+Sources: Tango 1998; Schuirmann 1987 (TOST); Holm 1979 (Scand. J. Stat. 6:65-70); Berger 1982 (Technometrics 24:295-300).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy import stats
+
+from assay.records import Interval, Status
+from assay_evaluate.statistics.paired import check_pairs, mcnemar_midp, paired_difference, score_statistic
+
+Claim = Literal["non_inferior", "equivalent"]
+"""non_inferior: the loss is below the margin. equivalent: loss and gain both are."""
+
+
+def noninferiority_p(b: int, c: int, n: int, margin: float) -> float:
+    """One-sided p of H0: loss >= margin. Small: the candidate is non-inferior. Dual to the upper end of Tango's interval."""
+    return float(stats.norm.cdf(_statistic_at(margin, b, c, n)))
+
+
+def inferiority_p(b: int, c: int, n: int, margin: float) -> float:
+    """One-sided p of H0: loss <= margin. Small: more than the margin is lost. Dual to the lower end of Tango's interval."""
+    return float(stats.norm.sf(_statistic_at(margin, b, c, n)))
+
+
+def equivalence_p(b: int, c: int, n: int, margin: float) -> float:
+    """TOST: the larger p of the two one-sided tests against +margin and -margin."""
+    return max(noninferiority_p(b, c, n, margin), inferiority_p(b, c, n, -margin))
+
+
+def _statistic_at(difference: float, b: int, c: int, n: int) -> float:
+    check_pairs(b, c, n)
+    if not -1 < difference < 1 or difference == 0:
+        raise ValueError(f"margin {difference} must lie between 0 and 1")
+    return float(score_statistic(difference, b, c, n))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm-adjusted p values, in the order given: reject where they are <= alpha, and the family-wise error is <= alpha."""
+    if any(not 0 <= p <= 1 for p in p_values):
+        raise ValueError(f"p values {list(p_values)} must lie between 0 and 1")
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+@dataclass(frozen=True)
+class PairedEvidence:
+    """What `n` paired items say about one margin."""
+
+    b: int
+    c: int
+    drop: Interval
+    margin: float
+    claim: Claim
+    p_difference: float
+    """Two-sided mid-p McNemar: is there any difference?"""
+    p_pass: float
+    """One-sided p of the claim (TOST for equivalence)."""
+    p_fail: float
+    """One-sided p of its opposite: more than the margin was lost (for equivalence: or gained)."""
+
+
+def paired_evidence(
+    b: int, c: int, n: int, margin: float, *, level: float = 0.95, claim: Claim = "non_inferior"
+) -> PairedEvidence:
+    """Interval and p values of one task against one margin. ValueError if counts or margin do not fit."""
+    drop = paired_difference(b, c, n, level)
+    worse = inferiority_p(b, c, n, margin)
+    no_worse = noninferiority_p(b, c, n, margin)
+    equivalent = claim == "equivalent"
+    return PairedEvidence(
+        b=b, c=c, drop=drop, margin=margin, claim=claim, p_difference=mcnemar_midp(b, c),
+        p_pass=equivalence_p(b, c, n, margin) if equivalent else no_worse,
+        p_fail=min(worse, noninferiority_p(b, c, n, -margin)) if equivalent else worse,
+    )  # fmt: skip
+
+
+def decide(evidence: PairedEvidence, *, min_items: int, p_fail_adjusted: float | None = None) -> Status:
+    """PASS, FAIL or UNDERPOWERED, each at one-sided level (1 - level) / 2.
+
+    FAIL if the (Holm-adjusted, where given) p of more than the margin is small enough; else PASS if the claim's p is and there
+    are at least `min_items` pairs; else UNDERPOWERED. A loss that only looks too large asks for more items, not for a verdict.
+    """
+    alpha = (1 - evidence.drop.level) / 2
+    if (evidence.p_fail if p_fail_adjusted is None else p_fail_adjusted) < alpha:
+        return "FAIL"
+    return "PASS" if evidence.p_pass < alpha and evidence.drop.n >= min_items else "UNDERPOWERED"

@@ -1,0 +1,43 @@
+"""One proportion, and the difference of two independent ones.
+
+Sources: Wilson 1927; Clopper & Pearson 1934; Newcombe 1998 (Stat. Med. 17:873-890, method 10).
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy import stats
+
+from assay.records import Interval
+
+
+def normal_quantile(level: float) -> float:
+    """z such that a two-sided interval at `level` is +-z standard errors wide: 1.96 for 0.95."""
+    return float(stats.norm.ppf(0.5 + level / 2))
+
+
+def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """Wilson's score interval of a proportion. Unlike Wald's it is right at 0 and at n. ValueError if n is 0."""
+    return _binomial_interval(successes, n, level, "wilson")
+
+
+def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """The exact interval: covers at least `level` for every true rate. For rare events (0 of n: high ~ 3.7 / n)."""
+    return _binomial_interval(successes, n, level, "exact")
+
+
+def _binomial_interval(successes: int, n: int, level: float, method: str) -> Interval:
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}: a proportion needs n >= 1 and 0 <= successes <= n")
+    interval = stats.binomtest(successes, n).proportion_ci(level, method)
+    return Interval(value=successes / n, low=float(interval.low), high=float(interval.high), n=n, level=level)
+
+
+def independent_difference(successes_a: int, n_a: int, successes_b: int, n_b: int, level: float = 0.95) -> Interval:
+    """Newcombe's hybrid score interval of p_a - p_b for two independent samples; `n` is the smaller one."""
+    a, b = wilson(successes_a, n_a, level), wilson(successes_b, n_b, level)
+    value = a.value - b.value
+    low = value - math.hypot(a.value - a.low, b.high - b.value)
+    high = value + math.hypot(a.high - a.value, b.value - b.low)
+    return Interval(value=value, low=low, high=high, n=min(n_a, n_b), level=level)
