@@ -86,6 +86,7 @@ def quantize(
         (out_folder / JOURNAL).unlink(missing_ok=True)  # killed between manifest and clean-up
         return Manifest.load(out_folder / MANIFEST)
     started = time.monotonic()
+    _check_importance(plan, importance)
     shards = planned_shards(plan)
     if source_files is None:
         source_files = stamps_of(source, sorted({tensor.shard_in for tensor in plan.tensors}))
@@ -197,6 +198,19 @@ def _runner(runner: str | Runner) -> Runner:
         run: Runner = run_ray
         return run
     raise QuantizeError(f"--engine {runner}: say local or ray")
+
+
+def _check_importance(plan: Plan, importance: Path | None) -> None:
+    found = None
+    if importance is not None:
+        from assay_quantize.importance import load_importance
+
+        found = load_importance(importance).sha256
+    if found != plan.importance_sha256:
+        raise QuantizeError(
+            f"{importance or 'no file of channel weights'}: the plan was made for {plan.importance_sha256 or 'none'}; "
+            "make the plan anew with this --importance"
+        )
 
 
 def _check_folder(plan: Plan, digest: str, folder: Path) -> None:
