@@ -15,7 +15,8 @@ from test_kernels import KINDS, assert_same_parts, weight
 from assay.errors import PlanError
 from assay.recipes import PrecisionRecipe, load_recipe
 from assay_quantize.importance import load_importance
-from assay_quantize.kernels import amax_rows, dequantize_weight, needs_amax, quantize_rows, reference, row_multiple
+from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows, reference, row_multiple
+from assay_quantize.kernels.reference import dequantize_rows
 from assay_quantize.kernels.rows import Array, QuantizedRows
 from assay_quantize.kernels.search_fused import _sum_errors
 from assay_quantize.kernels.search_grids import INT_FACTORS
@@ -63,18 +64,12 @@ def test_fused_search_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> N
             assert_same_parts(got, want, f"{kind} {shape} {importance is not None}")
 
 
-def dequantized(made: QuantizedRows, w: Array, scheme: str) -> torch.Tensor:
-    dtype = {"uint16": "BF16", "float16": "F16", "float32": "F32"}[str(w.dtype)]
-    parts = {name: reference._part_to_torch(name, part, dtype, scheme) for name, part in made.parts.items()}
-    return dequantize_weight(parts | {"weight_shape": torch.tensor(w.shape)}, scheme, torch.float32)
-
-
 def weighted_errors(made: QuantizedRows, w: Array, scheme: str, importance: Array) -> np.ndarray[tuple[int, ...], np.dtype]:
     """What the search minimises, in FP64, for each set of weights with one scale."""
     row = SCHEMES[scheme]
     wide = reference.to_torch(w, "BF16").double()
     u = torch.from_numpy(importance).double() * (wide.square() if row.weight_dtype in ("I32", "I8") else 1)
-    error = ((dequantized(made, w, scheme).double() - wide).square() * u).numpy()
+    error = ((dequantize_rows(made.parts, w, "BF16", scheme).double() - wide).square() * u).numpy()
     height = len(w) if row.per_tensor else row.block_rows
     width = w.shape[1] if row.group_size is None else row.group_size
     return error.reshape(len(w) // height, height, w.shape[1] // width, width).sum((1, 3))
@@ -151,7 +146,7 @@ def test_an_outlier_on_a_busy_channel_is_kept() -> None:
     importance[:4] = 1e4
     plain, weighted = (quantized(w, "BF16", "nvfp4a16", i) for i in (None, importance))
     wide = reference.to_torch(w, "BF16").float()
-    errors = [((dequantized(made, w, "nvfp4a16") - wide)[0, :4]).square().sum() for made in (plain, weighted)]
+    errors = [((dequantize_rows(made.parts, w, "BF16", "nvfp4a16") - wide)[0, :4]).square().sum() for made in (plain, weighted)]
     assert errors[1] < errors[0]
 
 

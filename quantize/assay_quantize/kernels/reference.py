@@ -199,10 +199,19 @@ def quantize_rows(
 
 def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> RowErrors:
     """`kernels.error_rows` by the definition."""
+    return _row_errors(_stored_parts(parts, w_OI, dtype, scheme), to_torch(w_OI, dtype), scheme)
+
+
+def dequantize_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> Tensor:
+    """`dequantize_weight` of parts in storage form, in FP32. w_OI: the rows they were made from (only their shape counts)."""
+    return dequantize_weight(_stored_parts(parts, w_OI, dtype, scheme), scheme, torch.float32)
+
+
+def _stored_parts(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> dict[str, Tensor]:
     made = {name: _part_to_torch(name, part, dtype, scheme) for name, part in parts.items()}
     if SCHEMES[scheme].layout == "int4":
         made["weight_shape"] = torch.tensor(w_OI.shape)
-    return _row_errors(made, to_torch(w_OI, dtype), scheme)
+    return made
 
 
 def _row_errors(made: dict[str, Tensor], w: Tensor, scheme: str) -> RowErrors:
@@ -221,6 +230,11 @@ def to_torch(array: Array, dtype: str) -> Tensor:
     if not array.flags.writeable:
         array = array.copy()
     return torch.from_numpy(array).view(_TORCH_DTYPES[dtype])
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """safetensors name of a weight's dtype -> torch's."""
+    return _TORCH_DTYPES[dtype]
 
 
 def to_numpy(part: Tensor) -> Array:

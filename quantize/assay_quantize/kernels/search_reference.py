@@ -37,6 +37,9 @@ Stored = Callable[[Tensor, Tensor | None], Tensor]
 FromRange = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """`from_range(low, high)` -> min-max scale and zero point of weights between them."""
 
+SQUARED = (QuantizationType.INT,)
+"""Types of codes whose errors are weighted by w^2."""
+
 
 def search_scales(
     w_OI: Tensor,
@@ -55,7 +58,7 @@ def search_scales(
     """
     wide = w_OI.float()
     u_OI = torch.ones_like(wide) if importance_I is None else importance_I.to(wide).expand_as(wide)
-    if args.type == QuantizationType.INT:
+    if args.type in SQUARED:
         u_OI = u_OI * (wide * wide)
     best_scale, best_zero = from_range(low, high)
     least = torch.full_like(best_scale, torch.nan, dtype=torch.float32)
