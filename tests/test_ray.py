@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -104,7 +107,7 @@ def test_a_run_begun_with_one_engine_is_finished_by_the_other(
 def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Large enough for the reference kernels to be at work on a shard for about a second."""
     folder = tmp_path_factory.mktemp("slow") / "tiny"
-    return make_tiny_glm4_moe(folder, hidden=512, moe_intermediate=512, num_experts=8, shards=2, mtp=False)
+    return make_tiny_glm4_moe(folder, hidden=512, moe_intermediate=256, num_experts=8, shards=2, mtp=False)
 
 
 def is_being_written(folder: Path, min_bytes: int = 0) -> bool:
@@ -128,7 +131,7 @@ def writers_in(folder: Path, min_bytes: int = 0) -> list[int]:
 
 
 class Killer(threading.Thread):
-    """Sends SIGKILL to the first `kills` processes that have written a MiB of an attempt at a shard in `folder`."""
+    """Sends SIGKILL to the first `kills` processes that have written 256 KiB of an attempt at a shard in `folder`."""
 
     def __init__(self, folder: Path, kills: int) -> None:
         super().__init__(daemon=True)
@@ -137,9 +140,9 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while self.left and not self.stop.wait(0.01):
-            if not is_being_written(self.folder, 1 << 20):
+            if not is_being_written(self.folder, 1 << 18):
                 continue
-            for pid in writers_in(self.folder, 1 << 20)[: self.left]:
+            for pid in writers_in(self.folder, 1 << 18)[: self.left]:
                 if pid not in self.killed:
                     os.kill(pid, signal.SIGKILL)
                     self.killed.append(pid)
@@ -182,7 +185,7 @@ def test_ctrl_c_ends_the_tasks_and_leaves_nothing_half_written(local_ray: Any, s
     plan, out = plan_of(slow_source, "w4a16"), tmp_path / "out"
 
     def interrupt() -> None:
-        while not is_being_written(out, 1 << 20):
+        while not is_being_written(out, 1 << 18):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -235,11 +238,31 @@ def test_a_node_that_does_not_see_the_folders(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(QuantizeError) as caught:
         run(plan_of(source, "w4a16"), source, tmp_path / "out", "ray")
     assert str(caught.value) == "--engine ray: Ray is not installed; pip install 'assay[ray]', or take --engine local"
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Path) -> None:
+    """In a process of its own: here Ray is connected already."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        assay = str(Path(sys.executable).with_name("assay"))
+        child = subprocess.run(
+            [assay, "quantize", str(source), "-p", "w4a16", "--out", str(tmp_path / "out"), "--engine", "ray"],
+            env=dict(os.environ, RAY_ADDRESS=address, COLUMNS="300"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert child.returncode == 2
+    assert child.stderr.splitlines()[-1] == (
+        f"error: --engine ray: no Ray cluster at {address}: [Errno 111] Connection refused; set RAY_ADDRESS to the cluster's, "
+        "or take --engine local"
+    )
 
 
 def test_what_a_task_declares() -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
+import socket
 import sys
 import time
 import uuid
@@ -40,6 +42,7 @@ VISIBLE_WITHIN_S = 60.0
 """How long a node may take to see a file another one made: network file systems cache what is not there."""
 
 CANCEL_WITHIN_S = 20.0
+CONNECT_WITHIN_S = 10.0
 POLL_S = 1.0
 _OBJECT_STORE_BYTES = 256 << 20
 """Of a cluster of our own: it holds the plan and nothing else."""
@@ -274,6 +277,9 @@ def _connect(ray: ModuleType, address: str, needs: TaskNeeds) -> None:
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
     try:
+        if found := re.fullmatch(r"([\w.-]+):(\d+)", address):
+            # Ray itself would try for minutes
+            socket.create_connection((found[1], int(found[2])), CONNECT_WITHIN_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
