@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from assay import __version__
 from assay.errors import AssayError, PlanError
 from assay.recipes import PrecisionRecipe, load_recipe, recipe_names
 from assay.stages import (
+    estimate_for,
     judge_and_write,
     load_measurements,
     plan_for,
@@ -101,17 +103,34 @@ def _root(
 def plan(
     target: TargetArgument,
     precision: Annotated[str, typer.Option("--precision", "-p", help="A name of recipes/precisions/, or a YAML file.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            help="Hours and bytes on a machine, extrapolated: workstation, server, cloud, 8xh200, 8xb200, `this` (measures two "
+            "seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB per second).",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The layer map: what will happen to every tensor, bytes per role, and where the result fits. Reads headers only."""
+    """The layer map: what will happen to every tensor, bytes per role, and where the result fits. Reads headers only.
+
+    With --json and --hardware: an object with the keys `plan` and `estimate`.
+    """
     from assay.targets import resolve_target
     from assay_quantize.show import print_plan
 
     made = plan_for(resolve_target(target), load_recipe(PrecisionRecipe, precision))
+    estimate = None if hardware is None else estimate_for(made, hardware)
     if as_json:
-        emit(made)
-    else:
-        print_plan(made, Console(highlight=False))
+        emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})
+        return
+    out = Console(highlight=False)
+    print_plan(made, out)
+    if estimate is not None:
+        from assay_quantize.show_hardware import print_estimate
+
+        print_estimate(estimate, out)
 
 
 @app.command()

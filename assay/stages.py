@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from assay.targets import Target
     from assay_evaluate.run import Candidate
     from assay_quantize.engine import Runner
+    from assay_quantize.hardware_time import Estimate
 
 
 def precision_names(aim: Target, one: str | None, several: str | None, *, with_reference: bool) -> list[str]:
@@ -50,6 +51,18 @@ def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
     for note in checkpoint.notes:
         console.print(f"note: {escape(note)}")
     return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
+
+
+def estimate_for(made: Plan, hardware: str) -> Estimate:
+    """Time, disk and memory on the hardware that is named; `this` measures this machine and the working directory's disk."""
+    from assay_quantize.hardware_time import estimate, measured_rates, parse_hardware
+
+    if hardware.split(",")[0].strip() != "this":
+        return estimate(made, parse_hardware(hardware), measured_rates(made))
+    from assay_quantize.calibrate_machine import calibrate
+
+    here, rates = calibrate(made, Path.cwd())
+    return estimate(made, parse_hardware(hardware, here), rates)
 
 
 @dataclass(frozen=True)
