@@ -250,6 +250,11 @@ class ScoreGate(Section):
     task: str
     max_drop: float = Field(gt=0, lt=1)
     """In accuracy: 0.02 = two points."""
+    claim: Literal["non_inferior", "equivalent"] = "non_inferior"
+    """equivalent: a gain of `max_drop` must be excluded too (TOST)."""
+    max_truncated: float | None = Field(default=None, ge=0, le=1)
+    """Share of replies cut off, on either side, above which this task is NOT MEASURED. Default: the truncation gate's; without
+    one, 5 %."""
 
 
 class DivergenceGate(Section):
@@ -282,6 +287,21 @@ class TruncationGate(Section):
 class GateRecipe(Recipe):
     gates: tuple[Annotated[ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)
+    """Of every interval: a PASS, and a FAIL of one task, has an error of at most about (1 - level) / 2."""
+    adjust: Literal["holm", "none"] = "holm"
+    """Over the score gates of one candidate, for what can fail it. A PASS needs every gate, so nothing is adjusted there."""
+    max_excluded: float = Field(default=0.01, ge=0, lt=1)
+    """Share of items without a reply on either side above which a task is NOT MEASURED."""
+    min_items: int = Field(default=30, ge=1)
+    """Fewer paired items never PASS, whatever the margin."""
+
+    @model_validator(mode="after")
+    def _one_gate_per_task(self) -> Self:
+        tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]
+        twice = [task for task in tasks if tasks.count(task) > 1]
+        if twice:
+            raise ValueError(f"two score gates for task {twice[0]}; write one margin and one claim per task")
+        return self
 
 
 # ------------------------------------------------------------------------------------------------ loading

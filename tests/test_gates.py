@@ -12,7 +12,14 @@ from assay.errors import MeasureError
 from assay.recipes import GateRecipe, SuiteRecipe, load_recipe
 from assay.records import Acceptance, GateReport, Interval, ItemResult, Measurement, Status, Verdict
 from assay_evaluate.gates import judge
-from assay_evaluate.statistics import minimum_detectable_effect, paired_difference
+from assay_evaluate.statistics import (
+    inferiority_p,
+    items_for_margin,
+    mcnemar_midp,
+    minimum_detectable_effect,
+    paired_difference,
+    paired_mean_difference,
+)
 
 SUITE = load_recipe(SuiteRecipe, "quick")
 Change = Callable[[Measurement], Measurement]
@@ -68,6 +75,7 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
     report = judged(reference, candidate, recipe(SCORE))
     drop = paired_difference(only_reference, only_candidate, n)
     verdict = report.verdicts[0]
+    needed = max(30, items_for_margin(only_reference, only_candidate, n, 0.05))
     assert verdict.model_dump(exclude={"detail"}) == {
         "gate": "score arithmetic",
         "candidate": "w4a16",
@@ -76,30 +84,151 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
         "limit": 0.05,
         "minimum_detectable_effect": minimum_detectable_effect(only_reference, only_candidate, n),
         "discordant": (only_reference, only_candidate),
+        "num_wrong_to_other_wrong": 0,
+        "p_value": mcnemar_midp(only_reference, only_candidate),
+        "p_value_holm": mcnemar_midp(only_reference, only_candidate),
+        "items_needed": needed,
+        "mean_output_tokens": (30.0, 30.0),
+        "extra_output_tokens": {"value": 0.0, "low": 0.0, "high": 0.0, "n": n, "level": 0.95},
     }
     assert report.overall == {"w4a16": status}
     assert (drop.high < 0.05, drop.low > 0.05) == (status == "PASS", status == "FAIL")
 
 
 def test_whole_verdict_of_a_score() -> None:
-    report = judged(
-        measured("fp8", answers(200)), measured("w4a16", answers(200, range(6), failed=range(190, 200))), recipe(SCORE)
+    theirs = tuple(
+        item.model_copy(update={"output_tokens": 30 + 2 * (i % 2), "answer": "2" if i < 4 else "1"})
+        for i, item in enumerate(answers(200, range(6), failed=range(198, 200)))
     )
-    assert report.verdicts == (
-        Verdict(
-            gate="score arithmetic",
-            candidate="w4a16",
-            status="UNDERPOWERED",
-            observed=paired_difference(6, 0, 190),
-            limit=0.05,
-            detail=(
-                "+3.2 points lost (95 % interval +1.1 to +6.7) over 190 paired items, 6 right in fp8 only and 0 in w4a16 only, "
-                "10 without a reply left out: 5 points can be neither excluded nor shown."
-            ),
-            minimum_detectable_effect=minimum_detectable_effect(6, 0, 190),
-            discordant=(6, 0),
+    report = judged(measured("fp8", answers(200, range(2))), measured("w4a16", theirs), recipe(SCORE))
+    verdict = report.verdicts[0]
+    extra = paired_mean_difference([30 + 2 * (i % 2) for i in range(200)], [30] * 200)
+    assert verdict == Verdict(
+        gate="score arithmetic",
+        candidate="w4a16",
+        status="UNDERPOWERED",
+        observed=paired_difference(4, 0, 198),
+        limit=0.05,
+        detail=(
+            "+2.0 points lost (95 % interval +0.1 to +5.1) over 198 paired items, 4 right in fp8 only and 0 in w4a16 only, "
+            "2 wrong in another way, 2 without a reply left out: 5 points can be neither excluded nor shown; "
+            "about 337 items would decide if what is seen is the true loss. "
+            "McNemar mid-p 0.062. 31.0 tokens a reply, 30.0 in fp8 (+1.0, 95 % interval +0.9 to +1.1)."
         ),
+        minimum_detectable_effect=minimum_detectable_effect(4, 0, 198),
+        discordant=(4, 0),
+        num_wrong_to_other_wrong=2,
+        p_value=mcnemar_midp(4, 0),
+        p_value_holm=mcnemar_midp(4, 0),
+        items_needed=items_for_margin(4, 0, 198, 0.05),
+        mean_output_tokens=(30.0, 31.0),
+        extra_output_tokens=extra,
     )
+
+
+@pytest.mark.parametrize(
+    ("failed", "max_excluded", "status"),
+    [(2, 0.01, "PASS"), (3, 0.01, "NOT MEASURED"), (3, 0.02, "PASS"), (1, 0.0, "NOT MEASURED")],
+)
+@pytest.mark.parametrize("side", ["fp8", "w4a16"])
+def test_too_many_excluded_items_are_not_measured(failed: int, max_excluded: float, status: Status, side: str) -> None:
+    gates = recipe(SCORE, {"kind": "truncation", "max_share": 1.0}).model_copy(update={"max_excluded": max_excluded})
+    sides = {label: measured(label, answers(200, failed=range(failed if label == side else 0))) for label in ("fp8", "w4a16")}
+    verdict = judged(sides["fp8"], sides["w4a16"], gates).verdicts[0]
+    assert verdict.status == status
+    if status == "NOT MEASURED":
+        assert verdict.detail == (
+            f"{failed} of 200 items of arithmetic have no reply on one side or both ({failed / 2:g} %, allowed "
+            f"{100 * max_excluded:g} %): what is left may not be a fair sample; run the evaluation again, it asks only what is "
+            "missing."
+        )
+
+
+@pytest.mark.parametrize(("max_drop", "n", "status"), [(0.5, 10, "UNDERPOWERED"), (0.5, 29, "UNDERPOWERED"), (0.5, 30, "PASS")])
+def test_few_items_never_pass_whatever_the_margin(max_drop: float, n: int, status: Status) -> None:
+    assert paired_difference(0, 0, n).high < max_drop  # by the interval alone it would
+    report = judged(measured("fp8", answers(n)), measured("w4a16", answers(n)), recipe({**SCORE, "max_drop": max_drop}))
+    assert report.verdicts[0].status == status
+    assert ("fewer than 30 items never pass" in report.verdicts[0].detail) == (status != "PASS")
+
+
+@pytest.mark.parametrize("discordant", [0, 4, 12])
+def test_the_proposed_number_of_items_passes_an_equal_candidate(discordant: int) -> None:
+    """What an UNDERPOWERED verdict proposes, asked: the copy passes, at the same share of discordant pairs."""
+    few = 60
+    half = discordant // 2
+    first = judged(
+        measured("fp8", answers(few, range(half))), measured("w4a16", answers(few, range(half, 2 * half))), recipe(SCORE)
+    )
+    assert first.verdicts[0].status == "UNDERPOWERED"
+    needed = first.verdicts[0].items_needed
+    assert needed is not None
+    assert f"about {needed} items would decide" in first.verdicts[0].detail
+    more = round(needed * half / few)
+    again = judged(
+        measured("fp8", answers(needed, range(more))), measured("w4a16", answers(needed, range(more, 2 * more))), recipe(SCORE)
+    )
+    assert again.verdicts[0].status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("only_reference", "only_candidate", "status"),
+    [(0, 0, "PASS"), (0, 40, "FAIL"), (40, 0, "FAIL"), (0, 8, "UNDERPOWERED"), (8, 0, "UNDERPOWERED")],
+)
+def test_equivalence_looks_both_ways(only_reference: int, only_candidate: int, status: Status) -> None:
+    gates = recipe({**SCORE, "claim": "equivalent"})
+    reference = measured("fp8", answers(200, range(only_candidate)))
+    candidate = measured("w4a16", answers(200, range(200 - only_reference, 200)))
+    verdict = judged(reference, candidate, gates).verdicts[0]
+    assert verdict.status == status
+    assert verdict.items_needed == items_for_margin(only_reference, only_candidate, 200, 0.05, power=0.9)
+
+
+def several(label: str, wrong: dict[str, int]) -> Measurement:
+    tasks = tuple(task_of(name, "arithmetic", list(answers(200, range(count)))) for name, count in wrong.items())
+    return measured(label, ()).model_copy(update={"tasks": tasks})
+
+
+def test_one_bad_task_among_many_may_be_chance() -> None:
+    """18 of 200 lost: beyond five points at one-sided 2.5 % alone, not among ten tasks."""
+    names = [f"t{i}" for i in range(10)]
+    gates = recipe(*({"kind": "score", "task": name, "max_drop": 0.05} for name in names))
+    wrong = {name: 18 if name == "t3" else 0 for name in names}
+    reference, candidate = several("fp8", dict.fromkeys(names, 0)), several("w4a16", wrong)
+    assert inferiority_p(18, 0, 200, 0.05) < 0.025 < 10 * inferiority_p(18, 0, 200, 0.05)
+    report = judged(reference, candidate, gates)
+    assert [v.status for v in report.verdicts] == ["PASS" if name != "t3" else "UNDERPOWERED" for name in names]
+    assert "more than 5 points by itself, but among 10 tasks that may be chance (Holm)" in report.verdicts[3].detail
+    assert report.verdicts[3].p_value_holm == pytest.approx(10 * mcnemar_midp(18, 0))
+    plain = judged(reference, candidate, gates.model_copy(update={"adjust": "none"}))
+    assert plain.verdicts[3].status == "FAIL"
+    worse = judged(reference, several("w4a16", {**wrong, "t3": 30}), gates)
+    assert worse.verdicts[3].status == "FAIL"
+
+
+def test_a_task_that_was_not_measured_costs_the_others_nothing() -> None:
+    names = ["t0", "t1"]
+    gates = recipe(*({"kind": "score", "task": name, "max_drop": 0.05} for name in names))
+    report = judged(several("fp8", {"t0": 0}), several("w4a16", {"t0": 18}), gates)
+    assert [v.status for v in report.verdicts] == ["FAIL", "NOT MEASURED"]
+
+
+def test_the_gate_file_is_identified() -> None:
+    gates = recipe(SCORE)
+    sides = [measured(label, answers(200)) for label in ("fp8", "w4a16")]
+    report = judge(sides, gates, model="tiny-glm", registered_sha256="a" * 64)
+    assert (report.gate_recipe_sha256, report.registered_sha256) == (gates.sha256, "a" * 64)
+    assert judge(sides, recipe({**SCORE, "max_drop": 0.06}), model="tiny-glm").gate_recipe_sha256 != gates.sha256
+    with pytest.raises(ValueError, match="two score gates for task arithmetic"):
+        recipe(SCORE, SCORE)
+
+
+def test_a_gate_file_without_a_truncation_gate_still_limits_it() -> None:
+    reference, candidate = measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=11))
+    assert judged(reference, candidate, recipe(SCORE)).verdicts[0].status == "NOT MEASURED"
+    assert judged(reference, candidate, recipe({**SCORE, "max_truncated": 0.06})).verdicts[0].status == "PASS"
+    strict = recipe({**SCORE, "max_truncated": 0.01}, {"kind": "truncation", "max_share": 0.2})
+    assert judged(reference, candidate, strict).verdicts[0].status == "NOT MEASURED"
 
 
 @pytest.mark.parametrize("side", ["fp8", "w4a16"])

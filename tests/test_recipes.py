@@ -125,8 +125,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
          "num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
         ("precisions", "w4a16", ["scheme"], "schema_",
-         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, keep, mtp, name, quantize, schema, "
-         "scheme"),
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, keep, mtp, name, observer, "
+         "quantize, schema, scheme"),
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
@@ -139,9 +139,10 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: languages, max_tokens, num_documents, "
          "position_buckets, top_k"),
         ("gates", "default", ["gates", 0, "max_drop"], "max_dropp",
-         "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: kind, max_drop, task"),
+         "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, task"),
         ("gates", "default", ["level"], "levl",
-         "unknown key 'levl'; did you mean 'level'? Allowed: description, gates, level, name, schema"),
+         "unknown key 'levl'; did you mean 'level'? Allowed: adjust, description, gates, level, max_excluded, "
+         "min_items, name, schema"),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_names_file_key_and_the_nearest(

@@ -2,11 +2,11 @@
 
 The rules, in the order in which they are tried:
 
-- **NOT MEASURED**: the number is missing, or cannot be believed (too many replies cut off by the budget; positions without a
-  finite log-probability). Missing is never zero and never a pass.
+- **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many replies cut
+  off by the budget, on either side; positions without a finite log-probability). Missing is never zero and never a pass.
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
-  PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it, UNDERPOWERED otherwise: a drop that
-  looks too large but may be chance asks for more items, not for a verdict.
+  PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
+  UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
 - **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
   (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
 - **Overall** is the worst: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS.
@@ -17,41 +17,27 @@ The reference's own repeat (the noise floor) is judged like a candidate: if it d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from assay.errors import MeasureError
 from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate
-from assay.records import GateReport, Interval, ItemResult, Measurement, Status, TaskResult, Verdict
-from assay_evaluate.statistics import (
-    discordant_counts,
-    independent_difference,
-    items_for_margin,
-    minimum_detectable_effect,
-    paired_difference,
-    wilson,
-)
+from assay.records import GateReport, Interval, Measurement, Status, Verdict
+from assay_evaluate.score_gates import Pairs, find_task, judge_scores, pair_items, percent, points, truncation_share
+from assay_evaluate.statistics import independent_difference, wilson
 
+__all__ = ["Pairs", "check_comparable", "find_reference", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
 NOT_COMPARED = ("checkpoint_flags", "emulated", "kernels", "system_fingerprint")
 """Fields of a serving fingerprint in which reference and candidate may differ."""
 
 
-class Pairs(NamedTuple):
-    """Answers to the same items by reference and candidate. `num_excluded`: items without a reply on either side."""
-
-    reference: list[bool]
-    candidate: list[bool]
-    num_excluded: int
-
-    @property
-    def n(self) -> int:
-        return len(self.reference)
-
-
 # ------------------------------------------------------------------------------------------------ the judgement
-def judge(measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model: str) -> GateReport:
+def judge(
+    measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model: str, registered_sha256: str | None = None
+) -> GateReport:
     """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
 
+    `registered_sha256`: `GateRecipe.sha256` as it stood when measuring began; None if nobody wrote it down.
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
     """
@@ -72,16 +58,27 @@ def judge(measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model
     overall: dict[str, Status] = {}
     for candidate in candidates:
         check_comparable(reference, candidate)
-        judged = [_judge_gate(gate, reference, candidate, gate_recipe) for gate in gate_recipe.gates]
+        judged = _judge_candidate(gate_recipe, reference, candidate)
         verdicts += judged
         overall[candidate.label] = _overall(judged, reference, candidate)
     return GateReport(
         model=model,
         reference=reference.label,
         gate_recipe=gate_recipe.model_dump(mode="json", by_alias=True),
+        gate_recipe_sha256=gate_recipe.sha256,
+        registered_sha256=registered_sha256,
         verdicts=tuple(verdicts),
         overall=overall,
     )
+
+
+def _judge_candidate(recipe: GateRecipe, reference: Measurement, candidate: Measurement) -> list[Verdict]:
+    """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
+    scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe)
+    return [
+        scores[gate.task] if isinstance(gate, ScoreGate) else _judge_other(gate, reference, candidate, recipe.level)
+        for gate in recipe.gates
+    ]
 
 
 def find_reference(measurements: Iterable[Measurement]) -> Measurement:
@@ -132,116 +129,19 @@ def _differences(reference: Any, candidate: Any, path: str) -> list[str]:
     return [] if reference == candidate else [f"{path} ({reference}, candidate {candidate})"]
 
 
-def _judge_gate(
-    gate: ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate,
-    reference: Measurement,
-    candidate: Measurement,
-    recipe: GateRecipe,
+def _judge_other(
+    gate: DivergenceGate | AcceptanceGate | TruncationGate, reference: Measurement, candidate: Measurement, level: float
 ) -> Verdict:
     match gate:
-        case ScoreGate():
-            return _judge_score(gate, reference, candidate, recipe)
         case DivergenceGate():
             return _judge_divergence(gate, candidate)
         case AcceptanceGate():
-            return _judge_acceptance(gate, reference, candidate, recipe.level)
+            return _judge_acceptance(gate, reference, candidate, level)
         case TruncationGate():
-            return _judge_truncation(gate, reference, candidate, recipe.level)
-
-
-# ------------------------------------------------------------------------------------------------ score
-def _judge_score(gate: ScoreGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> Verdict:
-    def verdict(status: Status, detail: str, **more: Any) -> Verdict:
-        return Verdict(
-            gate=f"score {gate.task}", candidate=candidate.label, status=status, limit=gate.max_drop, detail=detail,
-            observed=more.pop("observed", None), **more,
-        )  # fmt: skip
-
-    tasks = [find_task(side, gate.task) for side in (reference, candidate)]
-    for side, task in zip((reference, candidate), tasks, strict=True):
-        if task is None or task.accuracy is None:
-            note = task.note if task is not None else None
-            reason = note or side.not_measured.get(gate.task) or "the suite did not ask it"
-            return verdict("NOT MEASURED", f"{gate.task} has no score for {side.label}: {reason}.")
-    ours, theirs = tasks
-    assert ours is not None and theirs is not None
-    pairs = pair_items(ours, theirs)
-    if pairs.n == 0:
-        return verdict("NOT MEASURED", f"No item of {gate.task} was answered by both sides.")
-    b, c = discordant_counts(pairs.reference, pairs.candidate)
-    drop = paired_difference(b, c, pairs.n, recipe.level)
-    numbers: dict[str, Any] = {
-        "observed": drop,
-        "discordant": (b, c),
-        "minimum_detectable_effect": minimum_detectable_effect(b, c, pairs.n, recipe.level),
-    }
-    cut = _too_much_truncation(recipe, (reference, ours), (candidate, theirs))
-    if cut is not None:
-        return verdict("NOT MEASURED", cut, **numbers)
-    seen = (
-        f"{_points(drop.value)} points lost ({_percent(drop.level)} interval {_points(drop.low)} to {_points(drop.high)}) "
-        f"over {pairs.n} paired items, {b} right in {reference.label} only and {c} in {candidate.label} only"
-        + (f", {pairs.num_excluded} without a reply left out" if pairs.num_excluded else "")
-    )
-    margin = f"{_points(gate.max_drop, sign=False)} points"
-    if drop.high < gate.max_drop:
-        return verdict("PASS", f"{seen}: less than {margin}.", **numbers)
-    if drop.low > gate.max_drop:
-        return verdict("FAIL", f"{seen}: more than {margin}.", **numbers)
-    needed = items_for_margin(b, c, pairs.n, gate.max_drop, recipe.level)
-    more_items = f"; about {needed} items would decide if nothing was lost" if needed > pairs.n else ""
-    return verdict("UNDERPOWERED", f"{seen}: {margin} can be neither excluded nor shown{more_items}.", **numbers)
-
-
-def find_task(measurement: Measurement, name: str) -> TaskResult | None:
-    """The task called `name`, or None."""
-    return next((task for task in measurement.tasks if task.task == name), None)
-
-
-def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
-    """Answers paired by item; an item that either side has no reply to is left out and counted.
-
-    MeasureError if an item id occurs twice on one side: pairing would then be arbitrary.
-    """
-    sides = [_by_item(reference), _by_item(candidate)]
-    items = list(dict.fromkeys([*sides[0], *sides[1]]))
-    answers = [(_correct(sides[0].get(item)), _correct(sides[1].get(item))) for item in items]
-    both = [(r, k) for r, k in answers if r is not None and k is not None]
-    return Pairs([r for r, _ in both], [k for _, k in both], num_excluded=len(items) - len(both))
-
-
-def _by_item(task: TaskResult) -> dict[str, ItemResult]:
-    found = {item.item: item for item in task.items}
-    if len(found) != len(task.items):
-        raise MeasureError(f"task {task.task}: an item id occurs twice, so items cannot be paired; measure it again")
-    return found
-
-
-def _correct(item: ItemResult | None) -> bool | None:
-    return None if item is None else item.correct
+            return _judge_truncation(gate, reference, candidate, level)
 
 
 # ------------------------------------------------------------------------------------------------ truncation
-def truncation_share(task: TaskResult) -> float | None:
-    """Truncated replies / replies. None without any reply."""
-    replies = task.num_items - task.num_failed
-    return task.num_truncated / replies if replies > 0 else None
-
-
-def _too_much_truncation(recipe: GateRecipe, *sides: tuple[Measurement, TaskResult]) -> str | None:
-    """The sentence that says why the score cannot be believed, if it cannot."""
-    limits = [gate.max_share for gate in recipe.gates if isinstance(gate, TruncationGate)]
-    for measurement, task in sides:
-        share = truncation_share(task)
-        if limits and share is not None and share > min(limits):
-            return (
-                f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {measurement.label} to {task.task} "
-                f"were cut off at {task.max_tokens} tokens ({_percent(share)}, allowed {_percent(min(limits))}): "
-                "the score would measure the budget, not the model; raise max_tokens."
-            )
-    return None
-
-
 def _judge_truncation(gate: TruncationGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
     def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
         return Verdict(
@@ -259,9 +159,9 @@ def _judge_truncation(gate: TruncationGate, reference: Measurement, candidate: M
     share, label, task = max(shares, key=lambda found: found[0])
     replies = task.num_items - task.num_failed
     detail = (
-        f"At most {_percent(share)} of the replies of a task were cut off"
+        f"At most {percent(share)} of the replies of a task were cut off"
         + (f" ({task.num_truncated} of {replies}, {label}, {task.task})" if task.num_truncated else "")
-        + f"; allowed {_percent(gate.max_share)}."
+        + f"; allowed {percent(gate.max_share)}."
     )
     status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
     return verdict(status, detail, wilson(task.num_truncated, replies, level))
@@ -292,7 +192,7 @@ def _judge_divergence(gate: DivergenceGate, candidate: Measurement) -> Verdict:
     unit = "" if gate.metric == "top1_agreement" else " nats"
     if isinstance(seen, Interval):
         low, high, observed = seen.low, seen.high, seen
-        text = f"{gate.metric} {seen.value:.4g}{unit} ({_percent(seen.level)} interval {low:.4g} to {high:.4g})"
+        text = f"{gate.metric} {seen.value:.4g}{unit} ({percent(seen.level)} interval {low:.4g} to {high:.4g})"
     else:
         low = high = float(seen)
         observed = None
@@ -326,23 +226,13 @@ def _judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: M
         ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
     )
     seen = (
-        f"{_percent(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {reference.label}, "
-        f"{_percent(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {candidate.label}: {_points(drop.value)} points "
-        f"lost ({_percent(level)} interval {_points(drop.low)} to {_points(drop.high)})"
+        f"{percent(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {reference.label}, "
+        f"{percent(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {candidate.label}: {points(drop.value)} points "
+        f"lost ({percent(level)} interval {points(drop.low)} to {points(drop.high)})"
     )
-    margin = f"{_points(gate.max_drop, sign=False)} points"
+    margin = f"{points(gate.max_drop, sign=False)} points"
     if drop.high < gate.max_drop:
         return verdict("PASS", f"{seen}, less than {margin}.", drop)
     if drop.low > gate.max_drop:
         return verdict("FAIL", f"{seen}, more than {margin}.", drop)
     return verdict("UNDERPOWERED", f"{seen}: {margin} can be neither excluded nor shown.", drop)
-
-
-def _points(share: float, *, sign: bool = True) -> str:
-    """0.021 -> +2.1 (percentage points)."""
-    text = f"{100 * share:+.1f}" if sign else f"{100 * share:.1f}".removesuffix(".0")
-    return "0.0" if text in {"+0.0", "-0.0"} else text
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %".replace(".0 %", " %")

@@ -12,8 +12,8 @@ from typing import Any
 
 from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, Verification
 from assay_evaluate.gates import find_task, pair_items, truncation_share
+from assay_evaluate.score_gates import output_tokens
 from assay_evaluate.statistics import (
-    cluster_bootstrap_mean,
     discordant_counts,
     independent_difference,
     mcnemar_midp,
@@ -133,7 +133,7 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -
                 "discordant": (b, c),
                 "mcnemar_midp": mcnemar_midp(b, c),
                 "minimum_detectable_effect": minimum_detectable_effect(b, c, pairs.n, level),
-                "extra_output_tokens": _extra_tokens(reference, task, level),
+                "extra_output_tokens": tokens.extra if (tokens := output_tokens(reference, task, level)) else None,
             }
     return TaskNumbers(
         task=task.task,
@@ -153,13 +153,6 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -
         by_language=tuple(_languages(reference, task, level)),
         **comparison,
     )
-
-
-def _extra_tokens(reference: TaskResult, task: TaskResult, level: float) -> Interval | None:
-    before = {item.item: item.output_tokens for item in reference.items}
-    pairs = [(before.get(item.item), item.output_tokens) for item in task.items]
-    extra = [after - ours for ours, after in pairs if ours is not None and after is not None]
-    return cluster_bootstrap_mean(extra, range(len(extra)), level=level) if len(extra) > 1 else None
 
 
 def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> list[LanguageNumbers]:

@@ -1,0 +1,305 @@
+"""Score gates: paired items of reference and candidate -> verdicts of all tasks of one candidate.
+
+In the order in which they are tried: NOT MEASURED (no score, too many items excluded, too many replies cut off), then
+`statistics.decide` on Tango's interval, with what can FAIL a candidate Holm-adjusted over its tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from assay.errors import MeasureError
+from assay.recipes import GateRecipe, ScoreGate, TruncationGate
+from assay.records import Interval, ItemResult, Measurement, Status, TaskResult, Verdict
+from assay_evaluate.statistics import (
+    POWER,
+    Flips,
+    PairedEvidence,
+    count_flips,
+    decide,
+    holm,
+    items_for_margin,
+    items_needed,
+    minimum_detectable_effect,
+    paired_evidence,
+    paired_mean_difference,
+)
+
+DEFAULT_MAX_TRUNCATED = 0.05
+"""Where a gate file sets no limit: a score whose replies were cut off must not pass for want of a line in it."""
+
+
+class Pairs(NamedTuple):
+    """Answers to the same items by reference and candidate. `num_excluded`: items without a reply on either side."""
+
+    reference: list[bool]
+    candidate: list[bool]
+    num_excluded: int
+    reference_answers: list[str | None]
+    candidate_answers: list[str | None]
+
+    @property
+    def n(self) -> int:
+        return len(self.reference)
+
+    @property
+    def excluded_share(self) -> float:
+        """Of all items that either side was asked; 0 without any."""
+        return self.num_excluded / max(self.n + self.num_excluded, 1)
+
+    @property
+    def flips(self) -> Flips:
+        return count_flips(self.reference, self.candidate, self.reference_answers, self.candidate_answers)
+
+
+class TokenCost(NamedTuple):
+    """Length of the replies to the items for which both sides report it."""
+
+    reference_mean: float
+    candidate_mean: float
+    extra: Interval
+    """Candidate minus reference, per item."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One task that both sides answered, held against its margin."""
+
+    reference: TaskResult
+    candidate: TaskResult
+    pairs: Pairs
+    evidence: PairedEvidence
+    tokens: TokenCost | None
+
+
+# ------------------------------------------------------------------------------------------------ the judgement
+def judge_scores(
+    gates: Sequence[ScoreGate], reference: Measurement, candidate: Measurement, recipe: GateRecipe
+) -> dict[str, Verdict]:
+    """Task -> verdict, for every score gate of the recipe."""
+    verdicts: dict[str, Verdict] = {}
+    scored: dict[str, Scored] = {}
+    unbelievable: dict[str, str] = {}
+    for gate in gates:
+        found = _score(gate, reference, candidate, recipe)
+        if isinstance(found, str):
+            verdicts[gate.task] = Verdict(
+                gate=f"score {gate.task}", candidate=candidate.label, status="NOT MEASURED", observed=None,
+                limit=gate.max_drop, detail=found,
+            )  # fmt: skip
+            continue
+        scored[gate.task] = found
+        why = _too_many_excluded(gate, found.pairs, recipe) or _too_much_truncation(
+            gate, recipe, (reference, found.reference), (candidate, found.candidate)
+        )
+        if why is not None:
+            unbelievable[gate.task] = why
+    believed = [task for task in scored if task not in unbelievable]
+    adjusted = _adjusted([scored[task].evidence.p_fail for task in believed], recipe)
+    p_fail = dict(zip(believed, adjusted, strict=True))
+    p_difference = dict(zip(believed, holm([scored[task].evidence.p_difference for task in believed]), strict=True))
+    for gate in gates:
+        if gate.task not in scored:
+            continue
+        one = scored[gate.task]
+        if gate.task in unbelievable:
+            verdicts[gate.task] = _verdict(gate, one, candidate, recipe, "NOT MEASURED", unbelievable[gate.task], None)
+            continue
+        status = decide(one.evidence, min_items=recipe.min_items, p_fail_adjusted=p_fail[gate.task])
+        detail = _sentences(one, reference, candidate, recipe, status, p_difference[gate.task], len(believed))
+        verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
+    return verdicts
+
+
+def _adjusted(p_values: list[float], recipe: GateRecipe) -> list[float]:
+    return holm(p_values) if recipe.adjust == "holm" else p_values
+
+
+def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> Scored | str:
+    """The task's evidence, or the sentence that says why there is none."""
+    ours, theirs = find_task(reference, gate.task), find_task(candidate, gate.task)
+    for side, task in ((reference, ours), (candidate, theirs)):
+        if task is None or task.accuracy is None:
+            note = task.note if task is not None else None
+            reason = note or side.not_measured.get(gate.task) or "the suite did not ask it"
+            return f"{gate.task} has no score for {side.label}: {reason}."
+    assert ours is not None and theirs is not None
+    pairs = pair_items(ours, theirs)
+    if pairs.n == 0:
+        return f"No item of {gate.task} was answered by both sides."
+    flips = pairs.flips
+    evidence = paired_evidence(
+        flips.right_to_wrong, flips.wrong_to_right, pairs.n, gate.max_drop, level=recipe.level, claim=gate.claim
+    )  # fmt: skip
+    return Scored(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
+
+
+def _verdict(
+    gate: ScoreGate, one: Scored, candidate: Measurement, recipe: GateRecipe, status: Status, detail: str, p_holm: float | None
+) -> Verdict:
+    evidence, tokens = one.evidence, one.tokens
+    return Verdict(
+        gate=f"score {gate.task}",
+        candidate=candidate.label,
+        status=status,
+        observed=evidence.drop,
+        limit=gate.max_drop,
+        detail=detail,
+        minimum_detectable_effect=minimum_detectable_effect(evidence.b, evidence.c, one.pairs.n, recipe.level),
+        discordant=(evidence.b, evidence.c),
+        num_wrong_to_other_wrong=one.pairs.flips.wrong_to_other_wrong,
+        p_value=evidence.p_difference,
+        p_value_holm=p_holm,
+        items_needed=_items_needed(evidence, recipe),
+        mean_output_tokens=None if tokens is None else (tokens.reference_mean, tokens.candidate_mean),
+        extra_output_tokens=None if tokens is None else tokens.extra,
+    )
+
+
+def _items_needed(evidence: PairedEvidence, recipe: GateRecipe) -> int:
+    """TOST must pass on both sides: each may miss half as often."""
+    power = POWER if evidence.claim == "non_inferior" else (1 + POWER) / 2
+    needed = items_for_margin(evidence.b, evidence.c, evidence.drop.n, evidence.margin, recipe.level, power)
+    return max(needed, recipe.min_items)
+
+
+# ------------------------------------------------------------------------------------------------ what it says
+def _sentences(
+    one: Scored, reference: Measurement, candidate: Measurement, recipe: GateRecipe, status: Status, p_holm: float, family: int
+) -> str:
+    """What was compared, with the numbers; whether there is a difference at all; what the replies cost."""
+    evidence, flips = one.evidence, one.pairs.flips
+    drop = evidence.drop
+    seen = (
+        f"{points(drop.value)} points lost ({percent(drop.level)} interval {points(drop.low)} to {points(drop.high)}) "
+        f"over {drop.n} paired items, {evidence.b} right in {reference.label} only and {evidence.c} in {candidate.label} only"
+        + (f", {flips.wrong_to_other_wrong} wrong in another way" if flips.wrong_to_other_wrong else "")
+        + (f", {one.pairs.num_excluded} without a reply left out" if one.pairs.num_excluded else "")
+    )
+    tests = f"McNemar mid-p {evidence.p_difference:.2g}" + (f", Holm over {family} tasks {p_holm:.2g}" if family > 1 else "")
+    return f"{seen}: {_conclusion(evidence, recipe, status, family)}. {tests}.{_token_sentence(one.tokens, reference.label)}"
+
+
+def _conclusion(evidence: PairedEvidence, recipe: GateRecipe, status: Status, family: int) -> str:
+    margin = f"{points(evidence.margin, sign=False)} points"
+    equivalent = evidence.claim == "equivalent"
+    if status == "PASS":
+        return f"equivalent within {margin}" if equivalent else f"less than {margin}"
+    beyond = evidence.p_fail < (1 - evidence.drop.level) / 2
+    if status == "FAIL":
+        return f"differs by more than {margin}" if equivalent else f"more than {margin}"
+    if beyond:
+        return f"more than {margin} by itself, but among {family} tasks that may be chance (Holm)"
+    needed = _items_needed(evidence, recipe)
+    if evidence.drop.n < recipe.min_items:
+        return f"fewer than {recipe.min_items} items never pass; about {needed} would decide if nothing was lost"
+    if needed > evidence.drop.n:
+        return f"{margin} can be neither excluded nor shown; about {needed} items would decide if nothing was lost"
+    return f"{margin} can be neither excluded nor shown{_if_the_loss_is_real(evidence)}"
+
+
+def _if_the_loss_is_real(evidence: PairedEvidence) -> str:
+    """Items so that the loss that was seen, taken for the true one, would pass; nothing close to the margin or beyond it."""
+    drop = evidence.drop
+    if not 0 < drop.value < 0.9 * evidence.margin:
+        return ""
+    needed = items_needed(evidence.margin, (evidence.b + evidence.c) / drop.n, loss=drop.value, level=drop.level)
+    return f"; about {needed} items would decide if what is seen is the true loss"
+
+
+def _token_sentence(tokens: TokenCost | None, reference: str) -> str:
+    if tokens is None:
+        return ""
+    extra = tokens.extra
+    return (
+        f" {tokens.candidate_mean:.1f} tokens a reply, {tokens.reference_mean:.1f} in {reference} "
+        f"({extra.value:+.1f}, {percent(extra.level)} interval {extra.low:+.1f} to {extra.high:+.1f})."
+    )
+
+
+def points(share: float, *, sign: bool = True) -> str:
+    """0.021 -> +2.1 (percentage points)."""
+    text = f"{100 * share:+.1f}" if sign else f"{100 * share:.1f}".removesuffix(".0")
+    return "0.0" if text in {"+0.0", "-0.0"} else text
+
+
+def percent(share: float) -> str:
+    """0.052 -> 5.2 %."""
+    return f"{100 * share:.1f} %".replace(".0 %", " %")
+
+
+# ------------------------------------------------------------------------------------------------ items
+def find_task(measurement: Measurement, name: str) -> TaskResult | None:
+    """The task called `name`, or None."""
+    return next((task for task in measurement.tasks if task.task == name), None)
+
+
+def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
+    """Answers paired by item; an item that either side has no reply to is left out and counted.
+
+    MeasureError if an item id occurs twice on one side: pairing would then be arbitrary.
+    """
+    ours, theirs = _by_item(reference), _by_item(candidate)
+    items = list(dict.fromkeys([*ours, *theirs]))
+    both = [
+        (r.correct, k.correct, r.answer, k.answer)
+        for item in items
+        if (r := ours.get(item)) is not None and (k := theirs.get(item)) is not None
+        if r.correct is not None and k.correct is not None
+    ]
+    return Pairs(
+        [r for r, _, _, _ in both], [k for _, k, _, _ in both], len(items) - len(both),
+        [before for _, _, before, _ in both], [after for _, _, _, after in both],
+    )  # fmt: skip
+
+
+def _by_item(task: TaskResult) -> dict[str, ItemResult]:
+    found = {item.item: item for item in task.items}
+    if len(found) != len(task.items):
+        raise MeasureError(f"task {task.task}: an item id occurs twice, so items cannot be paired; measure it again")
+    return found
+
+
+def output_tokens(reference: TaskResult, candidate: TaskResult, level: float = 0.95) -> TokenCost | None:
+    """Length of replies on both sides with a paired BCa interval. None with fewer than two items that both sides counted."""
+    before = {item.item: item.output_tokens for item in reference.items}
+    pairs = [(before.get(item.item), item.output_tokens) for item in candidate.items]
+    ours = [ours for ours, theirs in pairs if ours is not None and theirs is not None]
+    theirs = [theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+    if len(ours) < 2:
+        return None
+    extra = paired_mean_difference(theirs, ours, level=level)
+    return TokenCost(sum(ours) / len(ours), sum(theirs) / len(theirs), extra)
+
+
+# ------------------------------------------------------------------------------------------------ what cannot be believed
+def truncation_share(task: TaskResult) -> float | None:
+    """Truncated replies / replies. None without any reply."""
+    replies = task.num_items - task.num_failed
+    return task.num_truncated / replies if replies > 0 else None
+
+
+def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str | None:
+    if pairs.excluded_share <= recipe.max_excluded:
+        return None
+    return (
+        f"{pairs.num_excluded} of {pairs.n + pairs.num_excluded} items of {gate.task} have no reply on one side or both "
+        f"({percent(pairs.excluded_share)}, allowed {percent(recipe.max_excluded)}): what is left may not be a fair sample; "
+        "run the evaluation again, it asks only what is missing."
+    )
+
+
+def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Measurement, TaskResult]) -> str | None:
+    shared = [one.max_share for one in recipe.gates if isinstance(one, TruncationGate)]
+    limit = gate.max_truncated if gate.max_truncated is not None else min(shared, default=DEFAULT_MAX_TRUNCATED)
+    for measurement, task in sides:
+        share = truncation_share(task)
+        if share is not None and share > limit:
+            return (
+                f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {measurement.label} to {task.task} "
+                f"were cut off at {task.max_tokens} tokens ({percent(share)}, allowed {percent(limit)}): "
+                "the score would measure the budget, not the model; raise max_tokens."
+            )
+    return None
