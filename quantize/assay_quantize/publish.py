@@ -18,6 +18,7 @@ from typing import Any
 
 from assay.families import MTP_CONFIG_KEYS
 from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
+from assay.safe_files import stays_inside
 from assay_quantize.config_groups import quantization_config
 from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
 
@@ -49,20 +50,13 @@ def files_to_copy(source: Path) -> list[Path]:
             continue
         if path.suffix == ".py":
             log.warning("%s is not copied: it is code; a model that needs it gets it from its own repository", path)
-        elif not _stays_inside(path, source):
+        elif not stays_inside(path, source):
             log.warning("%s is not copied: it is a link that leads out of the folder", path)
         elif path.stat().st_size > MAX_COPIED_BYTES:
             log.warning("%s is not copied: larger than %d MiB", path, MAX_COPIED_BYTES >> 20)
         else:
             chosen.append(path)
     return chosen
-
-
-def _stays_inside(path: Path, source: Path) -> bool:
-    """Whether `path`, links followed, lies in the folder, or in the blobs of the same Hugging Face cache entry."""
-    folder, target = source.resolve(), path.resolve()
-    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
-    return target.is_relative_to(folder) or (blobs is not None and target.is_relative_to(blobs))
 
 
 def config_json(plan: Plan) -> dict[str, Any]:
