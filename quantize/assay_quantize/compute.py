@@ -18,7 +18,7 @@ Engine = Literal["fused", "reference"]
 
 @dataclass(frozen=True)
 class Computer:
-    """Rows in, parts out, on one device. device: `cpu` or `cuda` (the reference, whatever `engine` says)."""
+    """Rows in, parts out, on one device. device: `cpu` or `cuda` (torch, whatever `engine` says)."""
 
     device: str = "cpu"
     engine: Engine = "fused"
@@ -44,9 +44,9 @@ class Computer:
                 w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, observer=observer, importance_I=importance_I,
                 engine=self.engine,
             )  # fmt: skip
-        from assay_quantize.kernels import reference
+        from assay_quantize.kernels import compiled
 
-        return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, device=self.device)
+        return compiled.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, device=self.device)
 
     @contextmanager
     def ready(self) -> Iterator[None]:
