@@ -21,6 +21,7 @@ from assay_quantize import verify_contents
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import quantize
 from assay_quantize.plan import make_plan
+from assay_quantize.schemes import SCHEMES
 from assay_quantize.verify import num_bytes_of, verify
 from assay_quantize.verify_files import HASH_PIECE_BYTES, StoredReader, hash_file
 from assay_quantize.verify_slabs import ScaleCounts, count_bad_scales
@@ -114,6 +115,28 @@ def test_findings_do_not_depend_on_slabs_and_workers(
         assert found(cut) == found(whole) and cut.checks == whole.checks
         assert cut.worst_relative_error == pytest.approx(whole.worst_relative_error, rel=1e-9)
         assert cut.mean_relative_error == pytest.approx(whole.mean_relative_error, rel=1e-9)
+
+
+EXPERTS = {"routed_expert", "shared_expert"}
+
+
+@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"nvfp4"}))
+def test_every_scheme_in_ragged_slabs(tiny: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load_recipe(PrecisionRecipe, "w4a16")
+    moved = EXPERTS if scheme == "fp8_tensor" else set()  # vLLM has no experts with one scale per weight
+    recipe = PrecisionRecipe.model_validate({
+        **base.model_dump(by_alias=True), "scheme": scheme, "quantize": [r for r in base.quantize if r not in moved],
+        "keep": {**base.keep, "bf16": [*base.keep.get("bf16", ()), *sorted(moved)]},
+    })  # fmt: skip
+    plan = make_plan(open_checkpoint(tiny), recipe, model="tiny", family=None)
+    quantize(plan, tiny, tmp_path / "made", device="cpu")
+    results = [verify(tmp_path / "made", source=tiny)]
+    monkeypatch.setattr(verify_contents, "SLAB_BYTES", 5_000)
+    results += [verify(tmp_path / "made", source=tiny), verify(tmp_path / "made")]
+    assert [found(result) for result in results] == [[], [], []]
+    count = sum(tensor.action == "quantize" for tensor in plan.tensors)
+    assert [result.checks.get("error", 0) for result in results] == [count, count, 0]
+    assert results[0].mean_relative_error == pytest.approx(results[1].mean_relative_error, rel=1e-9)
 
 
 def test_the_error_is_the_frobenius_norm_that_pytorch_computes(tiny: Path, tmp_path: Path) -> None:
