@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -199,6 +200,15 @@ def test_a_shard_that_is_a_link_out_of_the_folder(tiny: Path, tmp_path: Path) ->
     result = verify(made.folder, source=tiny)
     assert ("headers", "model-00001-of-00002.safetensors") in [(check, where) for check, where, _ in found(result)]
     assert not result.passed
+
+
+@pytest.mark.parametrize("name", ["assay_manifest.json", "config.json", "model.safetensors.index.json", "tokenizer.json"])
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(tiny: Path, tmp_path: Path, name: str) -> None:
+    made = quantized(tiny, tmp_path / "made", "fp8")
+    (made.folder / name).unlink()
+    os.mkfifo(made.folder / name)
+    result = verify(made.folder, source=tiny)
+    assert not result.passed and name in [where for _, where, _ in found(result)]
 
 
 # ------------------------------------------------------------------------------------------------ FP8 and fused sources

@@ -93,7 +93,7 @@ def verify(
 
 
 def num_bytes_of(folder: Path) -> int:
-    """Bytes of all shards in a checkpoint folder: what `on_progress` of `verify` adds up to, headers apart."""
+    """Bytes of all shards in a folder: what `on_progress` of `verify` adds up to, headers apart."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
 
 
@@ -129,11 +129,15 @@ def _verification(
 # ------------------------------------------------------------------------------------------------ files
 def _manifest(folder: Path, findings: Findings) -> Manifest | None:
     findings.look("manifest")
-    try:
-        return Manifest.load(folder / MANIFEST)
-    except AssayError as problem:
-        what = "is missing: quantization did not finish" if not (folder / MANIFEST).exists() else str(problem)
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = "is no regular file" if path.exists() else "is missing: quantization did not finish"
         findings.damage("manifest", MANIFEST, what)
+        return None
+    try:
+        return Manifest.load(path)
+    except AssayError as problem:
+        findings.damage("manifest", MANIFEST, str(problem))
         return None
 
 
