@@ -106,24 +106,26 @@ class Seen:
         self.finished = {}
 
 
+def start(plan: Path, source: Path, out: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    arguments = [str(plan), str(source), str(out)]
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, *arguments], env=environment, cwd=plan.parent, stderr=subprocess.PIPE
+    )  # fmt: skip
+
+
 def test_kill_at_random_moments(tmp_path: Path) -> None:
     source = make_tiny_glm4_moe(tmp_path / "source", shards=SHARDS, num_experts=8, hidden=512, moe_intermediate=256)
     plan: Plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, "nvfp4a16"), model="tiny", family=None)
-    plan.save(tmp_path / "plan.json")
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-
-    def start(out: Path) -> subprocess.Popen[bytes]:
-        arguments = [str(tmp_path / "plan.json"), str(source), str(out)]
-        return subprocess.Popen([sys.executable, "-c", CHILD, *arguments], env=environment, cwd=tmp_path)
-
+    plan.save(path := tmp_path / "plan.json")
     begun = time.monotonic()
-    assert start(tmp_path / "whole").wait(120) == 0
+    assert start(path, source, tmp_path / "whole").wait(120) == 0
     duration_s = time.monotonic() - begun
     whole = contents(tmp_path / "whole")
     rng, seen, number = random.Random(3), Seen(), 0
     while len(seen.hits) < KILLS:
         out = tmp_path / f"out-{number}"
-        child = start(out)
+        child = start(path, source, out)
         try:
             assert child.wait(rng.uniform(0, duration_s)) == 0
         except subprocess.TimeoutExpired:
@@ -133,6 +135,23 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
             continue
         seen.finish(out, whole)
         number += 1
-    assert start(tmp_path / f"out-{number}").wait(120) == 0
+    assert start(path, source, tmp_path / f"out-{number}").wait(120) == 0
     seen.finish(tmp_path / f"out-{number}", whole)
     assert seen.hits.count("in the middle of a shard") >= 3, seen.hits
+
+
+def test_ctrl_c_ends_it_soon_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    source = make_tiny_glm4_moe(tmp_path / "source", shards=SHARDS, num_experts=8, hidden=512, moe_intermediate=256)
+    plan: Plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, "w4a16"), model="tiny", family=None)
+    plan.save(path := tmp_path / "plan.json")
+    out = tmp_path / "out"
+    child = start(path, source, out)
+    deadline = time.monotonic() + 60
+    while not list(out.glob(".model-*.partial")) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    child.send_signal(signal.SIGINT)
+    _, printed = child.communicate(timeout=60)
+    assert child.returncode != 0 and b"KeyboardInterrupt" in printed
+    assert list(out.glob(".*.partial")) == [] and not (out / "config.json").exists()
+    assert start(path, source, out).wait(60) == 0
+    assert len(Manifest.load(out / "assay_manifest.json").shards) == SHARDS

@@ -187,7 +187,7 @@ import json, os, signal, sys
 from pathlib import Path
 from assay.records import Plan
 from assay_quantize.engine import quantize
-import assay_quantize.kernels.reference, assay_quantize.local_engine  # once, before the forks: it takes the longest
+import assay_quantize.kernels.fused_fp4, assay_quantize.local_engine  # once, before the forks: numba takes the longest
 
 plan, source = Plan.load(Path(sys.argv[1])), Path(sys.argv[2])
 
@@ -280,8 +280,8 @@ def interrupted(made: Made, out: Path, precision: str = "w4a16") -> None:
 def test_a_torn_journal_line_and_a_spoilt_shard_are_made_again(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "out"
     interrupted(made, out)
-    with (out / JOURNAL).open("a") as journal:
-        journal.write('{"name": "model-00002-of')
+    with (out / JOURNAL).open("ab") as journal:
+        journal.write('{"name": "modèle'.encode()[:-3])  # inside a character
     data = bytearray((out / SHARDS[0]).read_bytes())
     data[-1] ^= 1
     (out / SHARDS[0]).write_bytes(data)

@@ -24,7 +24,7 @@ from assay_quantize.kernels import dequantize_weight, magnitude, quantize_weight
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import config_json
 from assay_quantize.schemes import SCHEMES, check_shape, compressed_tensors_scheme, output_tensors
-from assay_quantize.shards import TORCH_DTYPES
+from assay_quantize.torch_tensors import TORCH_DTYPES
 from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, is_ignored, loads_quantized, runtime_modules
 
 ROOT = Path(__file__).parent.parent

@@ -42,7 +42,8 @@ def plan_sha256(plan: Plan) -> str:
 @contextmanager
 def locked_journal(folder: Path) -> Iterator[TextIO]:
     """The journal, open for reading and appending, locked against a second process."""
-    with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
+    # a torn line may end inside a character
+    with (folder / JOURNAL).open("a+", encoding="utf-8", errors="backslashreplace") as journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from assay.errors import QuantizeError
 from assay.records import Plan, ShardRecord, TensorPlan
@@ -225,14 +225,3 @@ def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.E
             raise
     if work.writer.error is not None:
         raise work.writer.error
-
-
-_MOVED = frozenset({"TORCH_DTYPES", "bytes_tensor", "cast", "one_thread_per_operation", "read_tensor"})
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        from assay_quantize import torch_tensors
-
-        return getattr(torch_tensors, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,12 @@
-"""Tensors of a checkpoint in torch, for those who need it: the reference, verification, tests."""
+"""Tensors of a checkpoint in torch, for those who compute with them: benchmarks and tests."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from assay.errors import QuantizeError
-from assay.records import OutputTensor
 from assay_quantize.checkpoint import Checkpoint
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -41,22 +37,3 @@ def bytes_tensor(data: Buffer) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(data, dtype=torch.uint8)
-
-
-@contextmanager
-def one_thread_per_operation() -> Iterator[None]:
-    """Inside, PyTorch computes every operation on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def cast(value: Tensor, output: OutputTensor) -> Tensor:
-    """`value` in the planned dtype. Raises QuantizeError where a finite number would become infinite."""
-    made = value.to(TORCH_DTYPES[output.dtype])
-    if made.is_floating_point() and bool((~torch.isfinite(made) & torch.isfinite(value)).any()):
-        raise QuantizeError(f"{output.name}: some values do not fit {output.dtype}; keep its role in `source` dtype")
-    return made
