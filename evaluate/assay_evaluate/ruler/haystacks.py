@@ -30,8 +30,8 @@ def noise(num_sentences: int) -> list[str]:
 
 def repeated(sentences: Sequence[str], num_sentences: int) -> list[str]:
     """The first `num_sentences` of `sentences`, begun again as often as needed."""
-    times = -(-num_sentences // len(sentences))
-    return (list(sentences) * times)[:num_sentences]
+    times, rest = divmod(num_sentences, len(sentences))
+    return [*sentences] * times + [*sentences[:rest]]
 
 
 def generated(seed: str, language: Language = "en") -> Sentences:

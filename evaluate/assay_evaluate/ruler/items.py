@@ -135,7 +135,9 @@ def _fit(
     trial: Blueprint | None = blueprint
     while trial is not None:
         counter = _Counter(trial, style, count_tokens)
-        fitted = largest_fitting(counter.of_units, room_tokens, trial.least, trial.most)
+        # a unit is a token at least, so there is no need to look further than one for each
+        last = min(trial.most, trial.least + max(room_tokens, 0))
+        fitted = largest_fitting(counter.of_units, room_tokens, trial.least, last)
         if fitted is not None:
             return trial, fitted
         trial = trial.smaller

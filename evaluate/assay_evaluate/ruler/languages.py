@@ -133,8 +133,8 @@ _ES = Wording(
             after=", ",
         ),
         _group(
-            """el viejo pescador|la joven maestra|el escritor paciente|la médica del barrio
-            |el inventor terco|una vecina curiosa|el nuevo aprendiz|la ingeniera cansada|un viajero sin rumbo|la dueña del mercado
+            """el viejo pescador|la joven maestra|el escritor paciente|la médica del barrio|el inventor terco
+            |una vecina curiosa|el nuevo aprendiz|la ingeniera cansada|un viajero sin rumbo|la dueña del mercado
             |el bibliotecario|una pintora famosa""",
             after=" ",
         ),
@@ -149,7 +149,7 @@ _ES = Wording(
             |los errores de siempre|el ruido de las máquinas""",
             after=" ",
         ),
-        _group("porque|aunque|hasta que un día|justo cuando|mientras|y por eso", before=" ", after=" "),
+        _group("porque|aunque|hasta que un día|justo cuando|mientras|y por eso", after=" "),
         _group(
             """nadie pregunta nada|todos están de acuerdo|cambia el viento|falta tiempo|la respuesta parece clara
             |el mercado cierra|llega el otoño|la gente escucha|sobra paciencia|todo sigue igual""",
