@@ -26,6 +26,7 @@ from assay.stages import (
     plan_for,
     precision_names,
     profile_for,
+    register_gates,
     quantize_one,
     quantize_options,
     run_candidates,
@@ -277,6 +278,7 @@ def evaluate(
         candidates = two_checkpoints(reference, candidate)
     chosen = profile_for(aim, profile)
     chosen_suite = suite_for(aim, suite, chosen)
+    register_gates(aim.recipe.gates, run_dir)
     measurements = run_suite(
         aim.recipe.name,
         candidates,

@@ -287,7 +287,7 @@ class TruncationGate(Section):
 class GateRecipe(Recipe):
     gates: tuple[Annotated[ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)
-    """Of every interval: a PASS, and a FAIL of one task, has an error of at most about (1 - level) / 2."""
+    """Of every interval. The chance of a PASS when the margin is truly lost is about (1 - level) / 2 at most."""
     adjust: Literal["holm", "none"] = "holm"
     """Over the score gates of one candidate, for what can fail it. A PASS needs every gate, so nothing is adjusted there."""
     max_excluded: float = Field(default=0.01, ge=0, lt=1)

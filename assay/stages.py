@@ -6,6 +6,7 @@ RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe
-from assay.records import GateReport, Measurement, Plan, Verification
+from assay.records import GateReport, Measurement, Plan, Verification, canonical_json, write_text_atomically
 from assay.terminal import console, escape, print_verification
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from assay_evaluate.run import Candidate
     from assay_quantize.engine import Runner
     from assay_quantize.hardware_time import Estimate
+
+REGISTERED_GATES = "gates.registered.json"
+"""In a run's folder: the limits as they stood when measuring began."""
 
 
 def precision_names(aim: Target, one: str | None, several: str | None, *, with_reference: bool) -> list[str]:
@@ -289,12 +293,34 @@ def load_measurements(run_dir: Path) -> list[Measurement]:
     return found
 
 
+def register_gates(gates: str, run_dir: Path) -> None:
+    """Write down which limits stood before anything was measured; kept for the life of the run, whatever the file says later.
+
+    A run that has measurements and no such note gets none: nobody could say any more that the limits came first.
+    """
+    path = run_dir / REGISTERED_GATES
+    if not path.exists() and not any((run_dir / "measurements").glob("*.json")):
+        recipe = load_recipe(GateRecipe, gates)
+        write_text_atomically(path, canonical_json({"name": recipe.name, "sha256": recipe.sha256}) + "\n")
+
+
+def registered_gates_sha256(run_dir: Path) -> str | None:
+    """`GateRecipe.sha256` that `register_gates` wrote down. None: it was never called for this run."""
+    path = run_dir / REGISTERED_GATES
+    return str(json.loads(path.read_text(encoding="utf-8"))["sha256"]) if path.is_file() else None
+
+
 def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) -> GateReport:
     """Verdicts, then everything that is written from records: gates.json, report, cards."""
     from assay_evaluate.gates import judge
     from assay_reports.report import write_report
 
-    judged = judge(measurements, load_recipe(GateRecipe, gates), model=measurements[0].model)
+    judged = judge(
+        measurements,
+        load_recipe(GateRecipe, gates),
+        model=measurements[0].model,
+        registered_sha256=registered_gates_sha256(run_dir),
+    )
     judged.save(run_dir / "gates.json")
     write_cards(run_dir)
     write_report(run_dir)

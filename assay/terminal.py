@@ -50,5 +50,7 @@ def print_verdicts(gates: GateReport) -> None:
     else:
         for one in gates.verdicts:
             console.print(f"{one.candidate:16} {one.gate:26} {one.status:12} {escape(one.detail)}")
+    if gates.registered_sha256 not in (None, gates.gate_recipe_sha256):
+        console.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
     for candidate, status in gates.overall.items():
         console.print(f"{candidate:16} [bold {colours[status]}]{status}[/]")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from synthetic_run import make_divergence, make_measurement, make_measurements, 
 from assay.errors import MeasureError
 from assay.recipes import GateRecipe, SuiteRecipe, load_recipe
 from assay.records import Acceptance, GateReport, Interval, ItemResult, Measurement, Status, Verdict
+from assay.stages import register_gates, registered_gates_sha256
 from assay_evaluate.gates import judge
 from assay_evaluate.statistics import (
     inferiority_p,
@@ -221,6 +224,19 @@ def test_the_gate_file_is_identified() -> None:
     assert judge(sides, recipe({**SCORE, "max_drop": 0.06}), model="tiny-glm").gate_recipe_sha256 != gates.sha256
     with pytest.raises(ValueError, match="two score gates for task arithmetic"):
         recipe(SCORE, SCORE)
+
+
+def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path) -> None:
+    loose = tmp_path / "loose.yaml"
+    shipped = load_recipe(GateRecipe, "default")
+    loose.write_text(json.dumps({**shipped.model_dump(mode="json", by_alias=True), "level": 0.8}))
+    first, late = tmp_path / "first", tmp_path / "late"
+    register_gates("default", first)
+    register_gates(str(loose), first)
+    assert registered_gates_sha256(first) == shipped.sha256 != load_recipe(GateRecipe, str(loose)).sha256
+    measured("fp8", answers(9)).save(late / "measurements" / "fp8.json")
+    register_gates("default", late)
+    assert registered_gates_sha256(late) is None
 
 
 def test_a_gate_file_without_a_truncation_gate_still_limits_it() -> None:

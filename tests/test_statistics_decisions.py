@@ -1,0 +1,374 @@
+"""Coverage, errors of a verdict, sample sizes, Holm, TOST, flips and clustered errors: published examples and exact chances."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import special, stats
+from statsmodels.api import OLS
+from statsmodels.stats.multitest import multipletests
+
+from assay_evaluate.statistics import (
+    Flips,
+    bca_interval,
+    cluster_bootstrap_mean,
+    cluster_bootstrap_ratio,
+    clustered_mean,
+    clustered_standard_error,
+    count_flips,
+    decide,
+    equivalence_p,
+    graded_difference,
+    holm,
+    inferiority_p,
+    items_for_margin,
+    items_needed,
+    mcnemar_midp,
+    noninferiority_p,
+    noninferiority_power,
+    paired_difference,
+    paired_evidence,
+    paired_mean_difference,
+    score_statistic,
+)
+
+Z = float(stats.norm.ppf(0.975))
+
+
+# ------------------------------------------------------------------------------------------------ coverage
+def tables(most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every (b, c) with b + c <= most."""
+    totals = np.arange(most + 1)
+    b = np.concatenate([np.arange(total + 1) for total in totals])
+    return b, np.repeat(totals, totals + 1) - b
+
+
+def chances(b: np.ndarray, c: np.ndarray, n: int, p_b: float, p_c: float) -> np.ndarray:
+    """Trinomial probability of every table."""
+    rest = n - b - c
+    ways = special.gammaln(n + 1) - special.gammaln(b + 1) - special.gammaln(c + 1) - special.gammaln(rest + 1)
+    return np.exp(ways + special.xlogy(b, p_b) + special.xlogy(c, p_c) + special.xlog1py(rest, -(p_b + p_c)))
+
+
+def exact_coverages(n: int, fewest: float, most: float, num_designs: int = 60) -> np.ndarray:
+    """Chance that Tango's 95 % interval holds the truth, for designs drawn with `fewest` to `most` expected discordant pairs.
+
+    Summed over all tables; by duality the interval holds d exactly where the score statistic at d is within +-z.
+    """
+    rng = np.random.default_rng(11)
+    expected = np.exp(rng.uniform(math.log(fewest), math.log(most), num_designs))
+    share = rng.uniform(0, 1, num_designs)
+    b, c = tables(int(stats.binom.isf(1e-8, n, most / n)))
+    found = []
+    for discordant, part in zip(expected / n, share, strict=True):
+        p_b, p_c = discordant * part, discordant * (1 - part)
+        holds = np.abs(score_statistic(p_b - p_c, b, c, n)) <= Z
+        found.append(chances(b, c, n, p_b, p_c)[holds].sum())
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(0, 0, 80), (3, 0, 200), (0, 9, 50), (25, 12, 200), (300, 280, 1319)])
+def test_the_interval_is_what_the_score_test_does_not_reject(b: int, c: int, n: int) -> None:
+    """What makes coverage countable without a single root search."""
+    found = paired_difference(b, c, n)
+    assert [float(score_statistic(end, b, c, n)) for end in (found.low, found.high)] == pytest.approx([Z, -Z], abs=1e-6)
+    assert float(score_statistic(0.0, b, c, n)) == pytest.approx((b - c) / math.sqrt(b + c) if b + c else 0.0)
+
+
+@pytest.mark.parametrize("n", [80, 200, 1319])
+def test_coverage_with_many_discordant_pairs(n: int) -> None:
+    found = exact_coverages(n, 10, 30)
+    assert 0.945 <= found.mean() <= 0.955
+    assert found.min() >= 0.935
+    assert found.max() <= 0.965
+
+
+@pytest.mark.parametrize("n", [80, 200, 1319])
+def test_coverage_with_few_discordant_pairs(n: int) -> None:
+    five = exact_coverages(n, 5, 10)
+    assert 0.945 <= five.mean() <= 0.96
+    assert five.min() >= 0.925
+    assert five.max() <= 0.975
+    three = exact_coverages(n, 3, 5)
+    assert 0.93 <= three.mean() <= 0.97
+    assert three.min() >= 0.925
+
+
+@pytest.mark.parametrize("n", [80, 200, 1319])
+def test_coverage_with_hardly_any_discordant_pair_errs_on_the_safe_side(n: int) -> None:
+    """No interval that means anything can do otherwise: see the next test."""
+    assert exact_coverages(n, 0.05, 1).min() >= 0.995
+    assert exact_coverages(n, 1, 3).min() >= 0.96
+
+
+@pytest.mark.parametrize(("expected", "least"), [(0.5, 0.9999), (2, 0.997), (4, 0.98), (5, 0.975)])
+def test_no_interval_that_agrees_with_the_exact_test_covers_less(expected: float, least: float) -> None:
+    """Without a true difference an interval misses 0 only where it claims one; mid-p McNemar forbids that below 5 : 0."""
+    n = 500
+    b, c = tables(40)
+    unclaimed = np.array([mcnemar_midp(int(x), int(y)) > 0.05 for x, y in zip(b, c, strict=True)])
+    assert chances(b, c, n, expected / n / 2, expected / n / 2)[unclaimed].sum() >= least
+
+
+@pytest.mark.parametrize(
+    ("p_b", "p_c", "low", "high"),
+    [
+        (0.0, 0.0, 1.0, 1.0),  # no discordant pair ever: the interval always holds 0
+        (0.012, 0.008, 0.93, 0.97),  # six expected
+        (0.02, 0.0, 0.93, 0.97),  # six, all of them losses
+        (0.10, 0.08, 0.93, 0.97),
+        (0.30, 0.25, 0.93, 0.97),
+    ],
+)
+def test_coverage_by_simulation(p_b: float, p_c: float, low: float, high: float) -> None:
+    draws = np.random.default_rng(20).multinomial(300, [p_b, p_c, 1 - p_b - p_c], size=20_000)
+    covered = float((np.abs(score_statistic(p_b - p_c, draws[:, 0], draws[:, 1], 300)) <= Z).mean())
+    assert low <= covered <= high
+
+
+# ------------------------------------------------------------------------------------------------ non-inferiority, TOST
+def test_noninferiority_of_published_example() -> None:
+    """Tango 1998, cross-over trial of contact-lens cleaning (Miyanaga 1994): 43, 0, 1, 0; margin 0.1: Z = 1.709, p = 0.044."""
+    p = noninferiority_p(1, 0, 44, 0.1)
+    assert (round(float(stats.norm.isf(p)), 3), round(p, 3)) == (1.709, 0.044)
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(0, 0, 72), (0, 0, 73), (6, 0, 200), (20, 3, 200), (40, 40, 400), (30, 2, 150)])
+def test_p_values_and_interval_say_the_same(b: int, c: int, n: int) -> None:
+    drop, margin = paired_difference(b, c, n), 0.05
+    assert (noninferiority_p(b, c, n, margin) < 0.025) == (drop.high < margin)
+    assert (inferiority_p(b, c, n, margin) < 0.025) == (drop.low > margin)
+    assert (equivalence_p(b, c, n, margin) < 0.025) == (-margin < drop.low and drop.high < margin)
+    assert noninferiority_p(b, c, n, margin) + inferiority_p(b, c, n, margin) == pytest.approx(1)
+    assert inferiority_p(b, c, n, -margin) == pytest.approx(noninferiority_p(c, b, n, margin))
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize("n", [80, 200, 500, 1319])
+def test_a_loss_of_the_margin_hardly_ever_passes(margin: float, n: int) -> None:
+    """Exact, at every discordant rate: the error that a gate exists to avoid, nominally 2.5 %."""
+    worst = max(noninferiority_power(margin, margin + more, n, loss=margin) for more in (0.0, *np.geomspace(5e-4, 0.3, 30)))
+    assert worst <= 0.027
+
+
+def test_a_loss_of_the_margin_is_rarely_called_equivalent() -> None:
+    draws = np.random.default_rng(4).multinomial(400, [0.07, 0.02, 0.91], size=20_000)
+    b, c = draws[:, 0], draws[:, 1]
+    passed = (score_statistic(0.05, b, c, 400) < -Z) & (score_statistic(-0.05, b, c, 400) > Z)
+    assert 0.01 <= passed.mean() <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("counts", "claim", "status"),
+    [
+        ((0, 0, 10), "non_inferior", "UNDERPOWERED"),
+        ((0, 0, 73), "non_inferior", "PASS"),
+        ((0, 40, 200), "non_inferior", "PASS"),
+        ((0, 40, 200), "equivalent", "FAIL"),
+        ((40, 0, 200), "equivalent", "FAIL"),
+        ((2, 2, 200), "equivalent", "PASS"),
+        ((40, 40, 200), "equivalent", "UNDERPOWERED"),
+    ],
+)
+def test_decisions(counts: tuple[int, int, int], claim: str, status: str) -> None:
+    evidence = paired_evidence(*counts, 0.05, claim="equivalent" if claim == "equivalent" else "non_inferior")
+    assert decide(evidence, min_items=30) == status
+    assert decide(evidence, min_items=counts[2] + 1) == ("UNDERPOWERED" if status == "PASS" else status)
+    if status == "FAIL":
+        assert decide(evidence, min_items=30, p_fail_adjusted=0.0251) == "UNDERPOWERED"
+
+
+@pytest.mark.parametrize("margin", [0.0, 1.0, -1.0])
+def test_margins_that_mean_nothing_are_refused(margin: float) -> None:
+    with pytest.raises(ValueError, match="margin"):
+        noninferiority_p(1, 1, 10, margin)
+
+
+# ------------------------------------------------------------------------------------------------ Holm
+def test_holm_of_a_worked_example() -> None:
+    """0.01, 0.04, 0.03, 0.005 at 5 %: the second and third are not rejected (the usual textbook example of Holm 1979)."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    with pytest.raises(ValueError):
+        holm([0.5, 1.2])
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    rng = np.random.default_rng(6)
+    for size in (1, 2, 13, 40):
+        p = rng.beta(0.3, 2, size)
+        assert holm(list(p)) == pytest.approx(multipletests(p, method="holm")[1])
+
+
+def test_holm_keeps_a_harmless_candidate_from_failing_by_chance() -> None:
+    """Thirteen tasks that all lose exactly the margin: at least one FAIL in 1 of 4 runs unadjusted, in 1 of 40 adjusted."""
+    draws = np.random.default_rng(8).multinomial(500, [0.08, 0.03, 0.89], size=(2000, 13))
+    p = stats.norm.sf(score_statistic(0.05, draws[..., 0], draws[..., 1], 500))
+    assert (p.min(axis=1) < 0.025).mean() > 0.2
+    adjusted = np.array([min(holm(list(row))) for row in p])
+    assert (adjusted < 0.025).mean() <= 0.04
+
+
+# ------------------------------------------------------------------------------------------------ power, sample size
+@pytest.mark.parametrize("loss", [0.0, 0.05, -0.03, 0.12])
+def test_power_is_the_sum_over_every_table(loss: float) -> None:
+    n, discordance, margin = 60, 0.12, 0.15
+    b, c = tables(n)
+    passes = np.array([paired_difference(int(x), int(y), n).high < margin for x, y in zip(b, c, strict=True)])
+    expected = chances(b, c, n, (discordance + loss) / 2, (discordance - loss) / 2)[passes].sum()
+    assert noninferiority_power(margin, discordance, n, loss=loss) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("margin", "discordance", "approximation"),
+    [(0.01, 0.05, 3924), (0.01, 0.10, 7849), (0.02, 0.17, 3336), (0.005, 0.02, 6279)],
+)
+def test_items_needed_agree_with_the_normal_approximation(margin: float, discordance: float, approximation: int) -> None:
+    """(z_a + z_b)^2 D / margin^2 (Connor 1987 without a true difference), which the exact number exceeds a little."""
+    z = Z + float(stats.norm.ppf(0.8))
+    assert math.ceil(z**2 * discordance / margin**2) == pytest.approx(approximation, abs=1)
+    assert approximation <= items_needed(margin, discordance) <= 1.04 * approximation
+
+
+@pytest.mark.parametrize(
+    ("margin", "discordance", "power", "loss"), [(0.05, 0.0, 0.8, 0.0), (0.05, 0.1, 0.8, 0.0), (0.02, 0.06, 0.9, 0.005)]
+)
+def test_items_needed_give_the_power_and_fewer_do_not(margin: float, discordance: float, power: float, loss: float) -> None:
+    needed = items_needed(margin, discordance, power, loss=loss)
+    draws = np.random.default_rng(9).multinomial(
+        needed, [(discordance + loss) / 2, (discordance - loss) / 2, 1 - discordance], size=20_000
+    )
+    passed = (score_statistic(margin, draws[:, 0], draws[:, 1], needed) < -Z).mean()
+    assert passed >= power - 0.01
+    assert noninferiority_power(margin, discordance, needed, loss=loss) >= power
+    assert noninferiority_power(margin, discordance, needed - 1, loss=loss) < power
+    assert noninferiority_power(margin, discordance, math.floor(needed * 0.8), loss=loss) < power - 0.05
+
+
+def test_items_needed_grow_with_discordance_and_shrink_with_the_margin() -> None:
+    by_rate = [items_needed(0.02, rate) for rate in (0.0, 0.02, 0.05, 0.1, 0.3)]
+    assert all(few < more for few, more in pairwise(by_rate))
+    assert items_needed(0.05, 0.0) == items_for_margin(0, 0, 10, 0.05) == 73
+
+
+@pytest.mark.parametrize(
+    ("margin", "discordance", "power", "loss"),
+    [(0.05, 0.1, 0.8, 0.06), (0.05, 0.1, 0.8, 0.05), (0.05, 0.01, 0.8, 0.02), (0.0, 0.1, 0.8, 0.0), (0.1, 0.1, 1.0, 0.0)],
+)
+def test_designs_without_an_answer_are_refused(margin: float, discordance: float, power: float, loss: float) -> None:
+    with pytest.raises(ValueError):
+        items_needed(margin, discordance, power, loss=loss)
+
+
+# ------------------------------------------------------------------------------------------------ flips
+def test_flips_count_every_direction() -> None:
+    found = count_flips(
+        [True, True, False, False, False, False, False],
+        [True, False, True, False, False, False, False],
+        ["4", "4", "5", "6", "6", None, None],
+        ["4", "5", "4", "6", "7", "9", None],
+    )
+    assert found == Flips(right_to_wrong=1, wrong_to_right=1, wrong_to_other_wrong=2, n=7)
+    assert (found.rate, found.rate_of_all) == (2 / 7, 4 / 7)
+    with pytest.raises(ValueError):
+        count_flips([], [], [], [])
+
+
+# ------------------------------------------------------------------------------------------------ clusters
+SPATIAL_TEST_A = [48, 36, 20, 29, 42, 42, 20, 42, 22, 41, 45, 14, 6, 0, 33, 28, 34, 4, 32, 24, 47, 41, 24, 26, 30, 41]
+
+
+def test_bca_of_published_example() -> None:
+    """Efron & Tibshirani 1993, table 14.2: variance of 26 test scores, 171.5; 90 % BCa interval 115.8 to 259.6."""
+    scores = np.array(SPATIAL_TEST_A, dtype=np.float64)
+    assert scores.var() == pytest.approx(171.5, abs=0.05)
+    drawn = np.random.default_rng(0).integers(0, 26, (40_000, 26))
+    left_out = np.array([np.delete(scores, i).var() for i in range(26)])
+    low, high = bca_interval(scores[drawn].var(axis=1), float(scores.var()), left_out, 0.90)
+    assert (low, high) == pytest.approx((115.8, 259.6), rel=0.025)
+
+
+def clustered(rng: np.random.Generator, num_clusters: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values whose clusters share half of the variance; true mean 0."""
+    labels = np.repeat(np.arange(num_clusters), size)
+    return rng.normal(size=num_clusters)[labels] + rng.normal(size=len(labels)), labels
+
+
+def test_clustered_standard_error_is_that_of_statsmodels() -> None:
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 17, 200)
+    values = rng.normal(size=200) + rng.normal(size=17)[labels]
+    fit = OLS(values, np.ones(200)).fit(cov_type="cluster", cov_kwds={"groups": labels, "use_correction": False})
+    assert clustered_standard_error(values, labels) == pytest.approx(float(fit.bse[0]))
+    alone = clustered_standard_error(values, np.arange(200))
+    assert alone == pytest.approx(values.std() / math.sqrt(200))
+    # Miller 2024: the usual variance plus the sum of products of deviations within clusters
+    deviations = values - values.mean()
+    within = sum(deviations[i] * deviations[j] for i in range(200) for j in range(200) if i != j and labels[i] == labels[j])
+    assert clustered_standard_error(values, labels) == pytest.approx(math.sqrt(alone**2 + within / 200**2))
+
+
+def test_clustered_mean_of_equal_clusters_is_the_t_interval_of_their_means() -> None:
+    values, labels = clustered(np.random.default_rng(2), 12, 5)
+    means = values.reshape(12, 5).mean(axis=1)
+    t = stats.t.interval(0.9, 11, loc=means.mean(), scale=stats.sem(means))
+    found = clustered_mean(values, labels, 0.9)
+    assert (found.low, found.high, found.n) == (pytest.approx(t[0]), pytest.approx(t[1]), 12)
+
+
+@pytest.mark.parametrize("method", ["t", "BCa"])
+def test_clustered_intervals_cover_by_simulation(method: str) -> None:
+    rng = np.random.default_rng(3)
+    covered = independent = 0
+    for trial in range(600):
+        values, labels = clustered(rng, 40, 6)
+        if method == "t":
+            found = clustered_mean(values, labels)
+        else:
+            found = cluster_bootstrap_mean(values, labels, seed=trial, num_resamples=600)
+        covered += found.low <= 0 <= found.high
+        naive = clustered_mean(values, np.arange(len(values)))
+        independent += naive.low <= 0 <= naive.high
+    assert 0.93 <= covered / 600 <= 0.97
+    assert independent / 600 < 0.85  # what taking them for independent would do
+
+
+def test_ratio_covers_by_simulation() -> None:
+    """A candidate that writes 10 % more tokens on average, lengths being skewed and shared with the reference."""
+    rng = np.random.default_rng(5)
+    covered = 0
+    for trial in range(500):
+        length = rng.lognormal(6, 0.6, 120)
+        ours, theirs = length * rng.lognormal(0, 0.2, 120), 1.1 * length * rng.lognormal(0, 0.2, 120)
+        found = cluster_bootstrap_ratio(theirs, ours, np.arange(120), seed=trial, num_resamples=600)
+        covered += found.low <= 1.1 <= found.high
+    assert 0.92 <= covered / 500 <= 0.975
+    with pytest.raises(ValueError, match="more than 0"):
+        cluster_bootstrap_ratio([1, 2], [0, 1], [0, 1])
+
+
+def test_paired_means_use_the_pairing() -> None:
+    rng = np.random.default_rng(7)
+    ours = rng.lognormal(6, 1, 200)
+    theirs = ours + rng.normal(5, 1, 200)
+    found = paired_mean_difference(theirs, ours)
+    assert found == cluster_bootstrap_mean(theirs - ours, np.arange(200))
+    assert found.high - found.low < 0.4  # the lengths themselves have a standard error of about 60
+    with pytest.raises(ValueError, match="paired"):
+        paired_mean_difference([1.0, 2.0], [1.0])
+
+
+def test_graded_scores_without_a_difference_are_not_certainty() -> None:
+    least = Z**2 / (10 + Z**2)
+    found = graded_difference([0.5] * 10, [0.5] * 10)
+    assert (found.value, found.low, found.high, found.n) == (0.0, pytest.approx(-least), pytest.approx(least), 10)
+    clusters = np.repeat(np.arange(10), 50)
+    assert graded_difference([0.5] * 500, [0.5] * 500, clusters).high == pytest.approx(least)  # ten documents, not 500 items
+    rng = np.random.default_rng(12)
+    ours, theirs = rng.uniform(size=400), rng.uniform(size=400)
+    assert graded_difference(ours, theirs) == paired_mean_difference(ours, theirs)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        graded_difference([1.2, 0.0], [0.0, 0.0])
