@@ -229,7 +229,7 @@ def test_the_gate_file_is_identified() -> None:
 def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path) -> None:
     loose = tmp_path / "loose.yaml"
     shipped = load_recipe(GateRecipe, "default")
-    loose.write_text(json.dumps({**shipped.model_dump(mode="json", by_alias=True), "level": 0.8}))
+    loose.write_text(json.dumps({**shipped.model_dump(mode="json", by_alias=True), "name": "loose", "level": 0.8}))
     first, late = tmp_path / "first", tmp_path / "late"
     register_gates("default", first)
     register_gates(str(loose), first)
