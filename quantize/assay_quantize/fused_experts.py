@@ -47,9 +47,7 @@ def split_experts(
                 raise CheckpointError(f"{location}: {part.name} is there on its own and inside {name}; download it again")
             made[part.name] = part
     count = len(made) - len(tensors) + len(fused)
-    return made, (
-        f"{len(fused):,} tensors hold all experts of a layer; they are read as {count:,} tensors of single experts",
-    )
+    return made, (f"{len(fused):,} tensors hold all experts of a layer; they are read as {count:,} tensors of single experts",)
 
 
 def _split(
