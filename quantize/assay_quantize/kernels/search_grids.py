@@ -14,7 +14,8 @@ FP8_FACTORS = (0.97, 1.06, 1.12, 1.18, 1.25, 1.33, 1.42, 1.5, 1.6, 1.75, 1.9)
 """E4M3 looks alike in every octave: one is scanned, upwards, since clipping costs; from 0.966 on the largest weight is not
 clipped but rounds to 448."""
 NVFP4_OFFSETS = (-3, -2, -1, 1, 2, 3, 4, 5, 6)
-"""Neighbouring E4M3 scales, eight an octave. +4 and +5 make the largest weight 4 instead of 6 (known as "four over six")."""
+"""Neighbouring E4M3 scales, eight an octave. +4 and +5 make the largest weight 4 instead of 6 ("four over six",
+arXiv 2512.02010)."""
 MX_OFFSETS = (-1, 1)
 """Half and double."""
 CHUNK = 128
