@@ -277,6 +277,11 @@ class Interval(Part):
     level: float = 0.95
 
 
+Truncation = Literal["length", "budget", "context", "empty"]
+"""Why a reply counts as cut off. budget, context: it reached its budget, or the model's longest text, whatever the server
+says. length: only the server says so. empty: the end came inside thinking, no answer was begun."""
+
+
 class ItemResult(Part):
     """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong."""
 
@@ -291,13 +296,19 @@ class ItemResult(Part):
     output_tokens: int | None
     answer: str | None
     error: str | None = None
+    truncated_by: Truncation | None = None
+    """None: not truncated, or recorded before reasons were."""
+    thinking_tokens: int | None = None
+    """Part of `output_tokens`. None: the server does not say."""
+    score: float | None = None
+    """0..1, of tasks with partial credit; `correct` is then whether it is 1. None: right or wrong is all there is."""
 
 
 class TaskResult(Part):
     """One task of a suite on one checkpoint."""
 
     task: str
-    kind: Literal["arithmetic", "needle", "lm_eval"]
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler"]
     num_items: int
     num_failed: int
     """Items without a reply (infrastructure): excluded, and shown."""
@@ -308,6 +319,14 @@ class TaskResult(Part):
     items: tuple[ItemResult, ...]
     note: str | None = None
     """Why it was not measured, when it was not."""
+    truncated_by: dict[Truncation, int] = {}
+    """Truncated items by reason; adds up to `num_truncated`."""
+    thinking_budget_tokens: int | None = None
+    """Tokens of `max_tokens` after which the server ends the thinking. None: thinking and answer share the budget."""
+    num_thinking_cut: int | None = None
+    """Replies whose thinking was ended so; they are not truncated if an answer follows. None: no such budget, or not known."""
+    mean_score: Interval | None = None
+    """Of `ItemResult.score`. None: no partial credit."""
 
 
 class PositionBucket(Part):

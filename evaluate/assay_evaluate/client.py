@@ -20,6 +20,7 @@ import numpy as np
 
 from assay.errors import MeasureError, ServeError
 from assay_evaluate.journal import Identity, Journal, Reply, Request, TokenLogprobs
+from assay_evaluate.truncation import truncated_by
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 """HTTP statuses that say nothing about the request itself."""
@@ -220,6 +221,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         finish_reason=choice.get("finish_reason"),
         prompt_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens"),
+        thinking_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else tuple(prompt_ids),
         token_ids=None if token_ids is None else tuple(token_ids),
@@ -269,16 +271,8 @@ def _read_logprobs(rows: list[dict[str, Any] | None], request: Request) -> Token
 
 
 def is_truncated(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> bool:
-    """Whether the reply was cut off. `finish_reason` alone does not tell: tool calls and parsers overwrite or hide it.
-
-    Truncated if the server says `length`, or the tokens reach min(max_tokens, max_model_len - prompt), or a reasoning parser
-    is on and the content is empty without a tool call (the end came inside thinking).
-    """
-    room = max_tokens
-    if max_model_len is not None and reply.prompt_tokens is not None:
-        room = min(room, max_model_len - reply.prompt_tokens)
-    return (
-        reply.finish_reason == "length"
-        or (reply.output_tokens is not None and reply.output_tokens >= room)
-        or (has_reasoning_parser and not reply.text.strip() and not reply.has_tool_calls)
-    )
+    """Whether the reply was cut off; `truncation.truncated_by` says by what."""
+    found = truncated_by(
+        reply, max_tokens=max_tokens, max_model_len=max_model_len, has_reasoning_parser=has_reasoning_parser
+    )  # fmt: skip
+    return found is not None

@@ -111,6 +111,8 @@ class Reply:
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    thinking_tokens: int | None = None
+    """Part of `output_tokens`; only servers with a reasoning parser count it."""
     prompt_token_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     speculation: dict[str, int] | None = None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from assay.records import ItemResult, TaskResult
+from assay.records import Interval, ItemResult, TaskResult
 from assay_evaluate.acceptance import Tally
-from assay_evaluate.client import Client, is_truncated
+from assay_evaluate.client import Client
 from assay_evaluate.dialect import Dialect, Messages, seed_of
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.language import is_wrong_script
-from assay_evaluate.statistics import wilson
+from assay_evaluate.statistics import cluster_bootstrap_mean, wilson
+from assay_evaluate.truncation import count_thinking_cut, count_truncations, truncated_by
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Session:
         temperature: float,
         repeat: int = 0,
         with_ids: bool = False,
+        more: Mapping[str, Any] | None = None,
     ) -> Request:
-        """A request for one reply; `repeat` counts samples of the same question."""
+        """A request for one reply; `repeat` counts samples of the same question. more: parameters put over the usual ones."""
         room = max_tokens if self.max_model_len is None else min(max_tokens, self.max_model_len)  # more is refused
         seed = seed_of(self.seed, task, item, repeat) if self.sends_seeds else None
         path, body = self.dialect.generation(messages, max_tokens=room, temperature=temperature, seed=seed, with_ids=with_ids)
+        body.update(more or {})
         return Request(task, item if repeat == 0 else f"{item}#{repeat}", self.sample, path, body)
 
     def result(
@@ -67,10 +70,11 @@ class Session:
         correct: bool,
         answer: str | None,
         max_tokens: int,
+        score: float | None = None,
     ) -> ItemResult:
-        """An item's result; without a reply, neither right nor wrong."""
+        """An item's result; without a reply, neither right nor wrong. score: 0..1, where there is partial credit."""
         answered = reply.status == "answered"
-        truncated = answered and is_truncated(
+        cut_by = truncated_by(
             reply,
             max_tokens=max_tokens,
             max_model_len=self.max_model_len,
@@ -80,7 +84,10 @@ class Session:
             item=item,
             language=language,
             correct=correct if answered else None,
-            truncated=truncated,
+            truncated=cut_by is not None,
+            truncated_by=cut_by,
+            thinking_tokens=reply.thinking_tokens,
+            score=score if answered else None,
             wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),
             finish_reason=reply.finish_reason,
             prompt_tokens=reply.prompt_tokens,
@@ -92,12 +99,16 @@ class Session:
 
 def task_result(
     task: str,
-    kind: Literal["arithmetic", "needle", "lm_eval"],
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler"],
     items: Sequence[ItemResult],
     max_tokens: int,
     note: str | None = None,
+    thinking_budget_tokens: int | None = None,
 ) -> TaskResult:
-    """All items of a task as one record. Accuracy is over items with a reply; truncated ones count as scored."""
+    """All items of a task as one record. Accuracy is over items with a reply; truncated ones count as scored.
+
+    thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
+    """
     scored = [item.correct for item in items if item.correct is not None]
     tokens = [item.output_tokens for item in items if item.output_tokens is not None]
     return TaskResult(
@@ -111,7 +122,17 @@ def task_result(
         max_tokens=max_tokens,
         items=tuple(items),
         note=note if scored or note else _why_nothing(items),
+        truncated_by=count_truncations(items),
+        thinking_budget_tokens=thinking_budget_tokens,
+        num_thinking_cut=count_thinking_cut(items, thinking_budget_tokens),
+        mean_score=_mean_score(items),
     )
+
+
+def _mean_score(items: Sequence[ItemResult]) -> Interval | None:
+    """Of tasks with partial credit, with a BCa interval; None without such scores, or with fewer than two."""
+    scores = [item.score for item in items if item.score is not None]
+    return cluster_bootstrap_mean(scores, range(len(scores))) if len(scores) > 1 else None
 
 
 def _why_nothing(items: Sequence[ItemResult]) -> str:
