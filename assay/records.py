@@ -282,6 +282,73 @@ Truncation = Literal["length", "budget", "context", "empty"]
 says. length: only the server says so. empty: the end came inside thinking, no answer was begun."""
 
 
+class ToolItem(Part):
+    """What a reply did with the tools it was offered."""
+
+    num_tools: int
+    prompt_tokens: int | None
+    """Length that the prompt was filled up to with other dialogue. None: not filled."""
+    expected_tool: str | None
+    """The one that is right. None: a plain answer is."""
+    called: tuple[str, ...]
+    """Names of the calls the server's parser found, in order; empty for a plain reply."""
+    left_in_text: bool
+    """A call stands in the reply's text: the parser missed it, or it was malformed."""
+    schema_valid: bool | None
+    """Every call names a tool that was offered, with arguments of its JSON schema. None: nothing was called."""
+    arguments_equal: bool | None
+    """The first call of the right tool has exactly the arguments asked for. None: the right tool was not called."""
+
+
+class TriggerFidelity(Part):
+    """Does the candidate call a tool where the reference does? The reference is the truth here, right or wrong."""
+
+    num_both: int
+    num_reference_only: int
+    num_candidate_only: int
+    num_neither: int
+    precision: Interval | None
+    """Of the candidate's triggers, those where the reference triggers too. None: it triggered nowhere."""
+    recall: Interval | None
+    f1: float | None
+    p_value: float
+    """Two-sided mid-p McNemar: does one side trigger more often?"""
+
+
+class ToolFigures(Part):
+    """Shares over the answered items of one cell, or of all. None: nothing to take a share of."""
+
+    num_items: int
+    trigger_precision: Interval | None
+    """Of the replies that call a tool, those where a tool is right."""
+    trigger_recall: Interval | None
+    """Of the items where a tool is right, those where one is called."""
+    right_tool: Interval | None
+    """Of the items where a tool is right and one is called, those with one call, of that tool."""
+    schema_valid: Interval | None
+    """Of the replies that call a tool, those where every call is valid."""
+    arguments_equal: Interval | None
+    """Of the replies that call the right tool, those with exactly the arguments asked for."""
+    num_left_in_text: int
+
+
+class ToolCell(ToolFigures):
+    """Items with so many tools in a prompt of so many tokens."""
+
+    num_tools: int
+    prompt_tokens: int | None
+    """None: as long as it is."""
+
+
+class ToolCalls(Part):
+    """How well tools are called, over all items and by number of tools and length of the prompt."""
+
+    overall: ToolFigures
+    cells: tuple[ToolCell, ...]
+    against_reference: TriggerFidelity | None
+    """None: this is the reference, or the journal does not have its replies."""
+
+
 class ItemResult(Part):
     """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong."""
 
@@ -296,6 +363,8 @@ class ItemResult(Part):
     output_tokens: int | None
     answer: str | None
     error: str | None = None
+    tool: ToolItem | None = None
+    """Of tasks that offer tools."""
     truncated_by: Truncation | None = None
     """None: not truncated, or recorded before reasons were."""
     thinking_tokens: int | None = None
@@ -308,7 +377,7 @@ class TaskResult(Part):
     """One task of a suite on one checkpoint."""
 
     task: str
-    kind: Literal["arithmetic", "needle", "lm_eval", "ruler"]
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools"]
     num_items: int
     num_failed: int
     """Items without a reply (infrastructure): excluded, and shown."""
@@ -319,6 +388,8 @@ class TaskResult(Part):
     items: tuple[ItemResult, ...]
     note: str | None = None
     """Why it was not measured, when it was not."""
+    tools: ToolCalls | None = None
+    """Of tasks that offer tools."""
     truncated_by: dict[Truncation, int] = {}
     """Truncated items by reason; adds up to `num_truncated`."""
     thinking_budget_tokens: int | None = None

@@ -218,6 +218,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         text=message.get("content") or "",
         reasoning=message.get("reasoning") or message.get("reasoning_content"),
         has_tool_calls=bool(message.get("tool_calls")),
+        tool_calls=tuple(message["tool_calls"]) if message.get("tool_calls") else None,
         finish_reason=choice.get("finish_reason"),
         prompt_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens"),

@@ -108,6 +108,8 @@ class Reply:
     text: str = ""
     reasoning: str | None = None
     has_tool_calls: bool = False
+    tool_calls: tuple[dict[str, Any], ...] | None = None
+    """As the server's parser found them, in the API's own shape. None: no call, or kept before calls were."""
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -163,8 +165,8 @@ class Journal:
         if not rows:
             return None
         data = json.loads(_unpack(rows[0][0]))
-        for name in ("token_ids", "prompt_token_ids"):
-            data[name] = None if data[name] is None else tuple(data[name])
+        for name in ("token_ids", "prompt_token_ids", "tool_calls"):
+            data[name] = None if data.get(name) is None else tuple(data[name])
         return Reply(**data, logprobs=None if rows[0][1] is None else TokenLogprobs.unpack(rows[0][1]))
 
     def write_request(self, key: str, request: Request, who: Identity) -> None:

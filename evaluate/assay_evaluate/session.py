@@ -99,7 +99,7 @@ class Session:
 
 def task_result(
     task: str,
-    kind: Literal["arithmetic", "needle", "lm_eval", "ruler"],
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools"],
     items: Sequence[ItemResult],
     max_tokens: int,
     note: str | None = None,
