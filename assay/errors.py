@@ -30,5 +30,9 @@ class ServeError(AssayError):
     """vLLM could not be started or died; the message carries the tail of its log."""
 
 
+class UnreachableError(ServeError):
+    """A server that was not started here does not answer: it may come back."""
+
+
 class MeasureError(AssayError):
     """A measurement could not be taken or must not be compared: unlike fingerprints, no reference, endpoint gone."""

@@ -73,7 +73,7 @@ class FakeServer:
         self._at_once = 0
         self._lock = threading.Lock()
         self._dead = False
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
@@ -88,6 +88,10 @@ class FakeServer:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        return (self.base_url,)
 
     def die(self) -> None:
         """From now on connections are closed unanswered and `check_alive` raises."""
@@ -189,6 +193,10 @@ class FakeServer:
             )
         choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": rows}
         return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": 1}}
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # five, the default, makes the sixth of several connections at once wait for a second
 
 
 def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:

@@ -78,8 +78,8 @@ def test_client_killed_midway_asks_only_the_rest(tmp_path: Path) -> None:
     raise_in_client = threading.Event()
 
     class Interrupted(Journal):
-        def write_reply(self, key: str, reply: Reply) -> None:
-            super().write_reply(key, reply)
+        def write_reply(self, key: str, reply: Reply, num_attempts: int = 1) -> None:
+            super().write_reply(key, reply, num_attempts)
             if raise_in_client.is_set():
                 raise KeyboardInterrupt
 

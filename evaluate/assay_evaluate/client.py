@@ -1,4 +1,4 @@
-"""Puts requests to an OpenAI-compatible server, several at a time, through the journal.
+"""Puts requests to OpenAI-compatible servers, many at a time, through the journal.
 
 What the journal holds is not asked again. Connection errors, 429 and 5xx are tried again with back-off and, if that does not
 help while the server lives, recorded as failed: infrastructure, never a wrong answer. A dead server stops everything with
@@ -7,18 +7,23 @@ the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
-import threading
+import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
 import numpy as np
 
-from assay.errors import MeasureError, ServeError
+from assay.errors import MeasureError, ServeError, UnreachableError
+from assay_evaluate.connection import Connection, TransportError
+from assay_evaluate.dispatch import Dispatcher, Flight, Job
 from assay_evaluate.journal import Identity, Journal, Reply, Request, TokenLogprobs
 from assay_evaluate.truncation import truncated_by
 
@@ -27,6 +32,10 @@ TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 MISCONFIGURED = frozenset({401, 403, 404, 405})
 """HTTP statuses that every other request would get as well."""
 PROGRESS_EVERY_S = 10.0
+IDLE_EVERY_S = 0.05
+LONGEST_BACKOFF_S = 30.0
+WINDOW = 64
+"""Requests per server and per request in flight that `ask_each` has under way: one long reply must not hold up the others."""
 
 
 class NotMeasured(MeasureError):
@@ -39,15 +48,22 @@ class Endpoint(Protocol):
     @property
     def base_url(self) -> str: ...
     @property
+    def base_urls(self) -> Sequence[str]:
+        """All servers that share the work, `base_url` first."""
+
+    @property
     def model(self) -> str: ...
     @property
     def max_model_len(self) -> int | None: ...
     def check_alive(self) -> None:
-        """Raise ServeError, with the tail of the log, if the server is gone."""
+        """Raise ServeError, with the tail of the log, if the server is gone; UnreachableError if it may come back."""
 
 
 class Client:
-    """Asks one server on behalf of one checkpoint. Use as a context manager: it closes its connections."""
+    """Asks the servers of one checkpoint. Use as a context manager: it closes its connections.
+
+    After an error it is of no more use: its threads have ended.
+    """
 
     def __init__(
         self,
@@ -62,41 +78,104 @@ class Client:
         timeout_s: float = 3600.0,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """concurrency: requests in flight. newest_first: send in reverse order (another batch composition)."""
+        """concurrency: requests in flight per server. newest_first: send in reverse order (another batch composition)."""
         self.endpoint = endpoint
         self.journal = journal
         self.who = who
-        self.num_sent = 0
+        self.flight = Flight()
+        self._urls = [root_url(url) for url in endpoint.base_urls]
         self._concurrency = concurrency
         self._newest_first = newest_first
         self._max_attempts = max_attempts
         self._backoff_s = backoff_s
+        self._timeout_s = timeout_s
         self._on_progress = on_progress
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        limits = httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency + 1)
-        timeout = httpx.Timeout(timeout_s, connect=10.0)
+        self._open: dict[str, Job] = {}
+        self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work)
         # trust_env=False: a proxy setting of the machine must not come between us and the loopback.
-        self._http = httpx.Client(base_url=root_url(endpoint), timeout=timeout, limits=limits, trust_env=False)
+        self._http = httpx.Client(base_url=self._urls[0], timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._dispatcher.stop()
         self._http.close()
 
-    def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Replies in the order of `requests`, from the journal where it has them, else from the server.
+    # ------------------------------------------------------------------------------------------------ what others call
+    @property
+    def num_sent(self) -> int:
+        """Requests sent so far, repeats of failed ones among them."""
+        return self.flight.num_sent
 
-        Raises MeasureError if the server is gone or refuses everything; replies that came before are in the journal.
+    @property
+    def is_hungry(self) -> bool:
+        """Whether threads will soon have nothing left to send."""
+        return self._dispatcher.num_waiting <= 2 * self._concurrency * len(self._urls)
+
+    def ask(self, requests: Sequence[Request], on_hungry: Callable[[], bool] | None = None) -> list[Reply]:
+        """Replies in the order of `requests`, from the journal where it has them, else from the servers.
+
+        on_hungry: called while waiting, in the caller's thread, when threads run out of work; it may `submit` requests that
+        will be asked for later, and says whether it did. Raises MeasureError if a server is gone or refuses everything;
+        replies that came before are in the journal.
         """
+        jobs = self.submit(requests)
+        num_missing = sum(job.reply is None for job in jobs)
+        started = last_line = time.monotonic()
+        replies = []
+        try:
+            for job in jobs:
+                while (reply := self._wait(job, on_hungry)) is None:
+                    if on_hungry is not None and self.is_hungry and not on_hungry():
+                        on_hungry = None  # nothing is left to come
+                    if time.monotonic() - last_line >= PROGRESS_EVERY_S:
+                        last_line = time.monotonic()
+                        num_done = sum(one.reply is not None for one in jobs)
+                        self._on_progress(f"{requests[0].task}: {num_done}/{len(jobs)}, {last_line - started:.0f} s")
+                replies.append(reply)
+        except BaseException:
+            self._dispatcher.stop()  # after an error or Ctrl-C the threads end with the request they have in flight
+            raise
+        if num_missing:
+            self._on_progress(f"{requests[0].task}: all {len(jobs)}, {time.monotonic() - started:.0f} s")
+        return replies
+
+    def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Like `ask`, one reply at a time: memory does not grow with the number of requests, if theirs does not."""
+        coming = iter(requests)
+        under_way: deque[Job] = deque()
+        most = WINDOW * self._concurrency * len(self._urls)
+        try:
+            while True:
+                if len(under_way) <= most // 2:
+                    under_way.extend(self.submit(list(itertools.islice(coming, most - len(under_way)))))
+                if not under_way:
+                    return
+                job = under_way.popleft()
+                while (reply := self._wait(job, None)) is None:
+                    pass
+                yield reply
+        except BaseException:
+            self._dispatcher.stop()
+            raise
+
+    def submit(self, requests: Sequence[Request]) -> list[Job]:
+        """Put what is neither answered nor under way in line; a job for each request, in their order."""
         keys = [request.key(self.who) for request in requests]
-        replies = {key: reply for key in keys if (reply := self.journal.find(key)) is not None}
-        missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in replies}
-        if missing:
-            order = list(missing.items())
-            self._ask_server(order[::-1] if self._newest_first else order, replies, len(requests))
-        return [replies[key] for key in keys]
+        known = {key: Job(key, request, reply) for key, request, reply in self._known(keys, requests)}
+        lanes: list[list[Job]] = [[] for _ in self._urls]
+        for key, request in zip(keys, requests, strict=True):
+            if key not in known and key not in self._open:
+                self._open[key] = Job(key, request)
+                lanes[self._lane_of(request)].append(self._open[key])
+        jobs = [known[key] if key in known else self._open[key] for key in keys]
+        if any(lanes):
+            self._check_alive()
+        for number, missing in enumerate(lanes):
+            if missing:
+                self._dispatcher.submit(number, missing[::-1] if self._newest_first else missing)
+        return jobs
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """A question about the server itself: sent once, not journaled. MeasureError if it cannot be reached."""
@@ -106,102 +185,105 @@ class Client:
             self._check_alive()
             raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
 
-    def _ask_server(self, missing: list[tuple[str, Request]], replies: dict[str, Reply], num_wanted: int) -> None:
-        self._check_alive()
-        self._stop.clear()
-        queue = iter(missing)
-        started = last_line = time.monotonic()
-        num_done = num_wanted - len(missing)
+    # ------------------------------------------------------------------------------------------------ in the caller's thread
+    def _known(self, keys: Sequence[str], requests: Sequence[Request]) -> Iterator[tuple[str, Request, Reply]]:
+        found = self.journal.find_all([key for key in keys if key not in self._open])
+        return ((key, request, found[key]) for key, request in zip(keys, requests, strict=True) if key in found)
 
-        def work() -> None:
-            nonlocal last_line, num_done
-            for key, request in self._take(queue):
-                reply = self._put(key, request)
-                with self._lock:
-                    replies[key] = reply
-                    num_done += 1
-                    now = time.monotonic()
-                    line = f"{request.task}: {num_done}/{num_wanted}, {now - started:.0f} s"
-                    due = now - last_line >= PROGRESS_EVERY_S
-                    last_line = now if due else last_line
-                if due:
-                    self._on_progress(line)
+    def _wait(self, job: Job, on_hungry: Callable[[], bool] | None) -> Reply | None:
+        """The reply, or None after a while, so that the caller can do something else meanwhile."""
+        if job.reply is None:
+            self._dispatcher.wait(job, PROGRESS_EVERY_S if on_hungry is None else IDLE_EVERY_S)
+        if job.reply is not None:
+            self._open.pop(job.key, None)
+        return job.reply
 
-        with ThreadPoolExecutor(min(self._concurrency, len(missing)), "assay-client") as pool:
-            futures = [pool.submit(work) for _ in range(min(self._concurrency, len(missing)))]
-            try:
-                for future in futures:
-                    future.result()
-            finally:
-                self._stop.set()  # after an error or Ctrl-C the others end with the request they have in flight
-        task = missing[0][1].task
-        self._on_progress(f"{task}: all {num_wanted}, {time.monotonic() - started:.0f} s")
+    def _lane_of(self, request: Request) -> int:
+        """Always the same server for an item and its repeats: their prompt may still be in its cache."""
+        if len(self._urls) == 1:
+            return 0
+        item = f"{request.task}\0{request.item.partition('#')[0]}"
+        return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(self._urls)
 
-    def _take(self, queue: Iterator[tuple[str, Request]]) -> Iterator[tuple[str, Request]]:
-        while not self._stop.is_set():
-            with self._lock:
-                taken = next(queue, None)
-            if taken is None:
-                return
-            yield taken
+    # ------------------------------------------------------------------------------------------------ in the threads
+    def _write_requests(self, jobs: Sequence[Job]) -> None:
+        self.journal.write_requests([(job.key, job.request) for job in jobs], self.who)
 
-    def _put(self, key: str, request: Request) -> Reply:
-        """Send one request until it is answered, refused, or out of attempts; journal before and after."""
-        reply = Reply(status="failed", error="not sent")
-        for attempt in range(self._max_attempts):
-            if attempt:
-                self._stop.wait(min(30.0, self._backoff_s * 2 ** (attempt - 1)))
-                if self._stop.is_set():
-                    break
-            self.journal.write_request(key, request, self.who)
-            with self._lock:
-                self.num_sent += 1
-            reply = self._send(request)
+    def _work(self, lane: int, jobs: Iterator[Job]) -> Iterator[tuple[Job, Reply]]:
+        with closing(Connection(self._urls[lane], read_s=self._timeout_s)) as connection:
+            for job in jobs:
+                yield job, self._put(connection, job)
+
+    def _put(self, connection: Connection, job: Job) -> Reply:
+        """Send one request until it is answered, refused, or out of attempts, and keep what came."""
+        for attempt in itertools.count(1):
+            with self.flight.one():
+                reply = self._send(connection, job.request)
             if reply.status != "failed":
                 break
-            self._check_alive()
-        self.journal.write_reply(key, reply)
+            is_last = attempt == self._max_attempts
+            self._check_alive(is_patient=not is_last)
+            # The jitter is the request's own: the same in every run, and no two requests come back at the same moment.
+            jitter = random.Random(f"{job.key}:{attempt}").uniform(0.5, 1.0)
+            backoff_s = jitter * min(LONGEST_BACKOFF_S, self._backoff_s * 2 ** (attempt - 1))
+            if is_last or self._dispatcher.stopped.wait(backoff_s):
+                break
+        self.journal.write_reply(job.key, reply, attempt)
         return reply
 
-    def _send(self, request: Request) -> Reply:
+    def _send(self, connection: Connection, request: Request) -> Reply:
+        body = json.dumps({"model": self.endpoint.model, **request.body}, ensure_ascii=False, separators=(",", ":"))
         started = time.monotonic()
         try:
-            response = self._http.post(request.path, json={"model": self.endpoint.model, **request.body})
-        except httpx.TransportError as error:
-            return Reply(status="failed", error=f"{type(error).__name__}: {error}", latency_s=time.monotonic() - started)
+            response = connection.post(request.path, body.encode())
+        except TransportError as error:
+            return Reply(status="failed", error=str(error), latency_s=time.monotonic() - started)
         latency_s = time.monotonic() - started
-        status = response.status_code
+        status = response.status
         if status == 200:
             try:
-                return read_reply(response.json(), request, latency_s)
+                return read_reply(json.loads(response.body), request, latency_s)
             except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
                 what = f"reply is not what the API promises: {type(error).__name__}: {error}"
                 return Reply(status="failed", error=what, http_status=status, latency_s=latency_s)
-        message = error_message(response)
+        message = message_in(response.text)
         if status in MISCONFIGURED:
-            raise MeasureError(f"{self._http.base_url}{request.path.lstrip('/')}: HTTP {status}: {message}")
+            raise MeasureError(f"{root_url(self.endpoint.base_url)}{request.path}: HTTP {status}: {message}")
         kind: Any = "failed" if status in TRY_AGAIN else "refused"
         return Reply(status=kind, error=f"HTTP {status}: {message}", http_status=status, latency_s=latency_s)
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, *, is_patient: bool = False) -> None:
+        """MeasureError if the server is gone. is_patient: not if it is one that may come back."""
         try:
             self.endpoint.check_alive()
+        except UnreachableError as error:
+            if not is_patient:
+                raise MeasureError(_gone(error)) from None
         except ServeError as error:
-            raise MeasureError(f"the server is gone, what was answered is kept, run again to go on: {error}") from None
+            raise MeasureError(_gone(error)) from None
 
 
-def root_url(endpoint: Endpoint) -> str:
+def _gone(error: ServeError) -> str:
+    return f"the server is gone, what was answered is kept, run again to go on: {error}"
+
+
+def root_url(url: str) -> str:
     """The server's address without a trailing /v1: `/tokenize` is beside the versioned API, not under it."""
-    return endpoint.base_url.rstrip("/").removesuffix("/v1")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def error_message(response: httpx.Response) -> str:
     """The server's own words about an error, on one line of at most 300 characters."""
+    return message_in(response.text)
+
+
+def message_in(text: str) -> str:
+    """The same, of an error's body."""
     try:
-        data = response.json()
+        data = json.loads(text)
         text = str(data.get("error", data).get("message", data))
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
-        text = response.text
+    except (json.JSONDecodeError, AttributeError):
+        pass
     return " ".join(text.split())[:300]
 
 
@@ -226,6 +308,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else tuple(prompt_ids),
         token_ids=None if token_ids is None else tuple(token_ids),
+        usage=data.get("usage"),
         speculation=_read_speculation(data),
         http_status=200,
         latency_s=latency_s,

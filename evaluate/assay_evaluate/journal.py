@@ -1,8 +1,9 @@
 """The journal: every request before it is sent, every reply as it comes. SQLite in WAL mode, one file per run.
 
-A reply is found again by the SHA-256 of everything that could change it: task, item, sample, the request itself, the
-checkpoint's hash and the serving fingerprint. A reply of another checkpoint, other flags or other sampling therefore has
-another key and can never be taken for this one's. Killing the program loses nothing that was answered.
+A reply is found again by the SHA-256 of everything that could change it: suite, task, item, sample, the request itself with
+all its sampling parameters, the checkpoint's hash and the serving fingerprint. A reply of another checkpoint, other flags or
+other sampling therefore has another key and can never be taken for this one's. Killing the program loses nothing that was
+answered.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,10 +29,12 @@ from assay.records import canonical_json, sha256_of, sha256_of_file
 
 LONG_TEXT = 4096
 """Characters above which a request or reply is stored compressed (zlib) instead of as readable text."""
+MOST_KEYS = 500
+"""Keys looked up in one statement; SQLite takes at most 999 values in its older versions."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
-    key TEXT PRIMARY KEY, task TEXT NOT NULL, item TEXT NOT NULL, sample INTEGER NOT NULL,
+    key TEXT PRIMARY KEY, suite TEXT NOT NULL DEFAULT '', task TEXT NOT NULL, item TEXT NOT NULL, sample INTEGER NOT NULL,
     checkpoint_sha256 TEXT NOT NULL, fingerprint_sha256 TEXT NOT NULL, path TEXT NOT NULL, body NOT NULL,
     status TEXT NOT NULL, num_attempts INTEGER NOT NULL DEFAULT 0, asked_at REAL NOT NULL,
     http_status INTEGER, latency_s REAL, finish_reason TEXT, prompt_tokens INTEGER, output_tokens INTEGER,
@@ -46,10 +50,12 @@ ReplyStatus = Literal["answered", "refused", "failed"]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who is asked: the checkpoint's hash, and the part of the serving fingerprint that must be alike to compare."""
+    """Who is asked: the checkpoint's hash, and what of the serving fingerprint could change a reply; and for which suite."""
 
     checkpoint_sha256: str
     fingerprint_sha256: str
+    suite: str = ""
+    """Its name."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ class Request:
 
     def key(self, who: Identity) -> str:
         """SHA-256 (hex) under which the reply is kept."""
-        return sha256_of([*dataclasses.astuple(self), *dataclasses.astuple(who)])
+        what = [self.task, self.item, self.sample, self.path, self.body, self.logprobs_from]
+        return sha256_of([*what, who.checkpoint_sha256, who.fingerprint_sha256, who.suite])
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +124,17 @@ class Reply:
     """Part of `output_tokens`; only servers with a reasoning parser count it."""
     prompt_token_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
+    usage: dict[str, Any] | None = None
+    """All that the server counted, in the API's own shape."""
     speculation: dict[str, int] | None = None
     """num_drafts, num_draft_tokens, num_accepted_tokens of this reply, where the server says."""
     http_status: int | None = None
     latency_s: float | None = None
     error: str | None = None
     logprobs: TokenLogprobs | None = None
+
+
+_REPLY_FIELDS = tuple(f.name for f in dataclasses.fields(Reply) if f.name != "logprobs")
 
 
 class Journal:
@@ -137,6 +149,8 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")  # survives a killed process; one fsync per checkpoint of the WAL
             self._db.executescript(SCHEMA)
+            if "suite" not in {row[1] for row in self._db.execute("PRAGMA table_info(requests)")}:  # of an earlier version
+                self._db.execute("ALTER TABLE requests ADD COLUMN suite TEXT NOT NULL DEFAULT ''")
         except sqlite3.DatabaseError as error:
             raise MeasureError(f"{path}: not a journal ({error}); move the file away to start a new one") from None
 
@@ -152,45 +166,74 @@ class Journal:
             self._db.close()
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock:
-            try:
-                return self._db.execute(statement, values).fetchall()
-            except sqlite3.OperationalError as error:  # disk full, locked by another process
-                raise MeasureError(f"{self._path}: cannot be written: {error}") from None
+        with self._lock, self._errors_named():
+            return self._db.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # disk full, locked by another process
+            raise MeasureError(f"{self._path}: cannot be written: {error}") from None
 
     # -------------------------------------------------------------------------------------------- requests
     def find(self, key: str) -> Reply | None:
         """The final reply under `key`, or None: never asked, asked but not answered, or failed."""
-        rows = self._execute("SELECT reply, logprobs FROM requests WHERE key = ? AND status IN ('answered', 'refused')", (key,))
-        if not rows:
-            return None
-        data = json.loads(_unpack(rows[0][0]))
-        for name in ("token_ids", "prompt_token_ids", "tool_calls"):
-            data[name] = None if data.get(name) is None else tuple(data[name])
-        return Reply(**data, logprobs=None if rows[0][1] is None else TokenLogprobs.unpack(rows[0][1]))
+        return self.find_all([key]).get(key)
+
+    def find_all(self, keys: Sequence[str]) -> dict[str, Reply]:
+        """Final replies by key; what was never asked, not answered, or failed is left out."""
+        found = {}
+        for first in range(0, len(keys), MOST_KEYS):
+            some = keys[first : first + MOST_KEYS]
+            for key, reply, logprobs in self._execute(
+                f"SELECT key, reply, logprobs FROM requests WHERE key IN ({','.join('?' * len(some))})"
+                " AND status IN ('answered', 'refused')",
+                some,
+            ):
+                found[key] = _read_reply(reply, logprobs)
+        return found
+
+    def write_requests(self, requests: Sequence[tuple[str, Request]], who: Identity) -> None:
+        """Note, in one transaction, that these requests are about to be sent, each under its key."""
+        now = time.time()
+        rows = [
+            (
+                *(key, who.suite, request.task, request.item, request.sample, who.checkpoint_sha256, who.fingerprint_sha256),
+                *(request.path, _pack(canonical_json(request.body)), now),
+            )
+            for key, request in requests
+        ]
+        with self._lock, self._errors_named():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(
+                    "INSERT INTO requests (key, suite, task, item, sample, checkpoint_sha256, fingerprint_sha256, path, body,"
+                    " status, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'asked', ?)"
+                    " ON CONFLICT (key) DO UPDATE SET status = 'asked', asked_at = excluded.asked_at"
+                    " WHERE status NOT IN ('answered', 'refused')",
+                    rows,
+                )
+            except sqlite3.Error:
+                if self._db.in_transaction:  # a full disk has rolled it back already
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
 
     def write_request(self, key: str, request: Request, who: Identity) -> None:
         """Note that `request` is about to be sent."""
-        self._execute(
-            "INSERT INTO requests (key, task, item, sample, checkpoint_sha256, fingerprint_sha256, path, body, status,"
-            " num_attempts, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'asked', 1, ?)"
-            " ON CONFLICT (key) DO UPDATE SET status = 'asked', num_attempts = num_attempts + 1",
-            (
-                *(key, request.task, request.item, request.sample, who.checkpoint_sha256, who.fingerprint_sha256),
-                *(request.path, _pack(canonical_json(request.body)), time.time()),
-            ),
-        )
+        self.write_requests([(key, request)], who)
 
-    def write_reply(self, key: str, reply: Reply) -> None:
-        """Keep what came back for the request under `key`."""
-        fields = {f.name: getattr(reply, f.name) for f in dataclasses.fields(reply) if f.name != "logprobs"}
+    def write_reply(self, key: str, reply: Reply, num_attempts: int = 1) -> None:
+        """Keep what came back for the request under `key`. num_attempts: how often it was sent for that; they add up."""
+        fields = {name: getattr(reply, name) for name in _REPLY_FIELDS}
         self._execute(
             "UPDATE requests SET status = ?, http_status = ?, latency_s = ?, finish_reason = ?, prompt_tokens = ?,"
-            " output_tokens = ?, error = ?, reply = ?, logprobs = ? WHERE key = ?",
+            " output_tokens = ?, error = ?, reply = ?, logprobs = ?, num_attempts = num_attempts + ? WHERE key = ?",
             (
                 *(reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens),
                 *(reply.output_tokens, reply.error, _pack(canonical_json(fields))),
-                *(None if reply.logprobs is None else reply.logprobs.pack(), key),
+                *(None if reply.logprobs is None else reply.logprobs.pack(), num_attempts, key),
             ),
         )
 
@@ -232,6 +275,13 @@ class Journal:
         values = (str(path), stat.st_size, stat.st_mtime_ns, digest)
         self._execute("INSERT OR REPLACE INTO file_hashes VALUES (?, ?, ?, ?)", values)
         return digest
+
+
+def _read_reply(stored: str | bytes, logprobs: bytes | None) -> Reply:
+    data = json.loads(_unpack(stored))
+    for name in ("token_ids", "prompt_token_ids", "tool_calls"):
+        data[name] = None if data.get(name) is None else tuple(data[name])
+    return Reply(**data, logprobs=None if logprobs is None else TokenLogprobs.unpack(logprobs))
 
 
 def _pack(text: str) -> str | bytes:

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from assay.errors import ServeError
+from assay.errors import ServeError, UnreachableError
 from assay.recipes import ProfileRecipe, Serving, recipes_dir
 from assay.records import Fingerprint
 from assay_evaluate.hardware import describe_hardware
@@ -67,6 +67,13 @@ class Server:
     fingerprint: Fingerprint
     log_path: Path | None
     process: SupervisedProcess | None = field(default=None, repr=False)
+    others: tuple[str, ...] = ()
+    """More servers of the same checkpoint, each asked its share of the items."""
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """All servers that share the work, `base_url` first."""
+        return (self.base_url, *self.others)
 
     @property
     def pid(self) -> int | None:
@@ -76,13 +83,14 @@ class Server:
     def check_alive(self) -> None:
         """Raise ServeError, with the tail of the log, if the server is gone; also if it ended with status 0."""
         if self.process is None:
-            _get(self.base_url, "/health", what="the server of `base_url`")
+            for url in self.base_urls:
+                _get(url, "/health", what="the server of `base_url`")
         elif (status := self.process.exit_status()) is not None:
             raise ServeError(_post_mortem(f"vLLM stopped while serving (exit status {status})", self.process))
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's counters and gauges, summed over labels: `vllm:spec_decode_num_accepted_tokens_total`..."""
-        return sum_metrics(_get(self.base_url, "/metrics", what="vLLM's metrics").text)
+        """vLLM's counters and gauges, summed over labels and servers: `vllm:spec_decode_num_accepted_tokens_total`..."""
+        return sum_metrics("\n".join(_get(url, "/metrics", what="vLLM's metrics").text for url in self.base_urls))
 
 
 @contextmanager
@@ -308,9 +316,10 @@ def _get(base_url: str, path: str, *, what: str) -> httpx.Response:
     try:
         reply = httpx.get(base_url + path, timeout=60, trust_env=False)
     except httpx.HTTPError as error:
-        raise ServeError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
+        raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
     if reply.status_code != 200:
-        raise ServeError(f"{what} answers {reply.status_code} at {base_url}{path}: {reply.text[:200]}")
+        kind = UnreachableError if reply.status_code >= 500 else ServeError
+        raise kind(f"{what} answers {reply.status_code} at {base_url}{path}: {reply.text[:200]}")
     return reply
 
 

@@ -1,0 +1,166 @@
+"""Requests waiting for their turn, threads that send them, and how busy that kept the servers.
+
+One lane per server, each with its own threads; first come, first served, so that the requests of a task that is put in line
+early follow the last ones of the task before without a gap.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from assay_evaluate.journal import Reply, Request
+
+WRITE_AHEAD = 64
+"""Requests noted in the journal in one transaction, before the first of them is sent."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request on its way. `reply` is set when it is final for this session."""
+
+    key: str
+    request: Request
+    reply: Reply | None = None
+    is_written: bool = False
+    is_awaited: bool = False
+
+
+class Flight:
+    """How long at least one request was in flight, and how many were on average. Times in seconds."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self._lock = threading.Lock()
+        self._started = self._changed = time.monotonic()
+        self._now = 0
+        self._busy_s = self._request_s = 0.0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While a request is with a server."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            since_s = now - self._changed
+            self._busy_s += since_s if self._now else 0.0
+            self._request_s += since_s * self._now
+            self._now += change
+            self.num_sent += max(0, change)
+            self._changed = now
+
+    def shares(self) -> tuple[float, float] | None:
+        """(share of the time since this was made with a request in flight, mean number in flight); None: nothing was sent."""
+        self._count(0)
+        with self._lock:
+            whole_s = self._changed - self._started
+            return (self._busy_s / whole_s, self._request_s / whole_s) if self._request_s else None
+
+
+@dataclass(eq=False)
+class _Lane:
+    queue: deque[Job] = field(default_factory=deque)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    num_workers: int = 0
+
+
+class Dispatcher:
+    """Hands jobs to threads: `concurrency` per lane at most, started when there is work."""
+
+    def __init__(
+        self,
+        num_lanes: int,
+        concurrency: int,
+        write: Callable[[Sequence[Job]], None],
+        work: Callable[[int, Iterator[Job]], Iterator[tuple[Job, Reply]]],
+    ) -> None:
+        """write: note requests before they are sent. work(lane, jobs): take jobs as they come, give each with its reply."""
+        self.stopped = threading.Event()
+        self._concurrency = concurrency
+        self._write, self._work = write, work
+        self._lanes = [_Lane() for _ in range(num_lanes)]
+        self._pool = ThreadPoolExecutor(num_lanes * concurrency, "assay-client")
+        self._answered = threading.Condition()
+        self._error: BaseException | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs no thread has taken yet."""
+        return sum(len(lane.queue) for lane in self._lanes)
+
+    def submit(self, number: int, jobs: Sequence[Job]) -> None:
+        """Put jobs at the end of a lane."""
+        if self._error is not None:
+            raise self._error
+        lane = self._lanes[number]
+        with lane.changed:
+            lane.queue.extend(jobs)
+            for _ in range(min(len(jobs), self._concurrency - lane.num_workers)):
+                lane.num_workers += 1
+                self._pool.submit(self._run, number).add_done_callback(self._ended)
+            lane.changed.notify(len(jobs))
+
+    def wait(self, job: Job, timeout_s: float | None) -> Reply | None:
+        """The job's reply; None if it did not come in time. Raises what stopped the threads, if something did."""
+        with self._answered:
+            job.is_awaited = True
+            self._answered.wait_for(lambda: job.reply is not None or self._error is not None, timeout_s)
+            if job.reply is None and self._error is not None:
+                raise self._error
+            return job.reply
+
+    def stop(self) -> None:
+        """Let every thread end with the request it has in flight; return when they have."""
+        self.stopped.set()
+        for lane in self._lanes:
+            with lane.changed:
+                lane.queue.clear()
+                lane.changed.notify_all()
+        self._pool.shutdown()
+
+    def _run(self, number: int) -> None:
+        for job, reply in self._work(number, self._take(self._lanes[number])):
+            with self._answered:
+                job.reply = reply
+                if job.is_awaited:
+                    self._answered.notify_all()
+
+    def _take(self, lane: _Lane) -> Iterator[Job]:
+        while True:
+            with lane.changed:
+                while not lane.queue and not self.stopped.is_set():
+                    lane.changed.wait()
+                if self.stopped.is_set():
+                    return
+                if not lane.queue[0].is_written:
+                    ahead = list(itertools.islice(lane.queue, WRITE_AHEAD))
+                    self._write(ahead)
+                    for one in ahead:
+                        one.is_written = True
+                job = lane.queue.popleft()
+            yield job
+
+    def _ended(self, worker: Future[None]) -> None:
+        """A thread that ends with an error ends them all; whoever waits gets the error."""
+        error = worker.exception()
+        if error is None:
+            return
+        with self._answered:
+            self._error = self._error or error
+            self.stopped.set()
+            self._answered.notify_all()
+        for lane in self._lanes:
+            with lane.changed:
+                lane.changed.notify_all()
