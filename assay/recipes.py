@@ -183,7 +183,30 @@ class TaskBase(Section):
     name: str
     max_tokens: int = Field(ge=1)
     """Budget of the whole reply, thinking included."""
+    thinking_tokens: int | None = Field(default=None, ge=1)
+    """Of `max_tokens`: after so many the server ends the thinking, the rest is left for the answer. Needs a reasoning parser,
+    and is left out without one. None: one budget for both."""
     temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    """-1: all tokens. Every other sampling parameter is pinned to its neutral value in every request."""
+
+    @model_validator(mode="after")
+    def _leaves_room_for_an_answer(self) -> Self:
+        if self.thinking_tokens is not None and self.thinking_tokens >= self.max_tokens:
+            raise ValueError(
+                f"thinking_tokens {self.thinking_tokens} leaves no room for an answer; it is part "
+                f"of max_tokens ({self.max_tokens})"
+            )
+        return self
+
+
+RulerTaskName = Literal[
+    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2", "needle_grid",
+]  # fmt: skip
+RULER_TASKS: tuple[RulerTaskName, ...] = get_args(RulerTaskName)[:-1]
+"""The published thirteen."""
 
 
 class ArithmeticTask(TaskBase):
@@ -211,6 +234,41 @@ class LmEvalTask(TaskBase):
     limit: int | None = None
     num_fewshot: int | None = None
     include_path: str | None = None
+    """Folder with task files of one's own; they may read local data files."""
+    stop_strings: Literal["auto", "always", "never"] = "auto"
+    """The task's own, cut from finished replies and never sent: a server would stop at them inside the thinking. auto: only
+    where the checkpoint has no chat template, and replies run on."""
+    metric: str | None = None
+    """Of each document, right or wrong. None: the first the task lists."""
+    filter: str | None = None
+    """How the answer is taken from the reply, by lm-eval's name. None: `flexible-extract`, if there is that, or the first."""
+    allow_code_execution: bool = False
+    """Run what the model wrote on this machine, without a sandbox; tasks that score code need it."""
+
+
+class RulerTask(TaskBase):
+    """RULER's tasks, and the needle grid, generated for the reference's tokenizer and chat template."""
+
+    kind: Literal["ruler"]
+    tasks: tuple[RulerTaskName, ...] = RULER_TASKS
+    lengths_tokens: tuple[int, ...]
+    num_items: int = Field(ge=1)
+    """Per task and length; of the needle grid, per cell."""
+    style: Literal["auto", "base", "chat", "prefill"] = "auto"
+    """auto: `chat` with a chat template, `base` without. prefill: the reply begins with the published words; a model that
+    thinks first then cannot."""
+    reply_within_length: bool = False
+    """True: `max_tokens` are taken from the length. False: only the published 30 to 128 are, and the budget lies beyond it."""
+    essays: str | None = None
+    """Folder of .txt files to hide needles in. None: generated text."""
+    squad: str | None = None
+    """SQuAD JSON file for qa_1. None: generated questions."""
+    hotpotqa: str | None = None
+    """HotpotQA JSON file for qa_2. None: generated questions."""
+    depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Of the needle grid: 0 the front, 1 the end."""
+    languages: tuple[Literal["en", "zh", "es", "ru"], ...] = ("en",)
+    """Of the needle grid."""
 
 
 class DivergenceSpec(Section):
@@ -227,9 +285,12 @@ class DivergenceSpec(Section):
 class SuiteRecipe(Recipe):
     seed: str
     """Items are drawn from this; it begins with `eval`, which training data never does."""
-    tasks: tuple[Annotated[ArithmeticTask | NeedleTask | LmEvalTask, Field(discriminator="kind")], ...]
+    tasks: tuple[Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask, Field(discriminator="kind")], ...]
     divergence: DivergenceSpec | None = None
     acceptance: bool = True
+    files_sha256: dict[str, str] = {}
+    """Local files and folders that tasks name -> hash of what is in them. Filled in when the suite is read for a run: other
+    data are another suite."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:

@@ -6,19 +6,15 @@ known only to us, and kept beside its scores. lm-eval is imported inside functio
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import httpx
 
 from assay.recipes import ArithmeticTask, LmEvalTask
 from assay.records import ItemResult, TaskResult
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.items import Item, arithmetic_item, extract_answer, score
 from assay_evaluate.journal import Reply
+from assay_evaluate.lm_eval_tasks import code_execution, load_tasks, quiet_lm_eval
 from assay_evaluate.session import Session, task_result
 
 if TYPE_CHECKING:
@@ -27,11 +23,11 @@ if TYPE_CHECKING:
 
 def run_arithmetic(session: Session, task: ArithmeticTask, items: Sequence[Item]) -> TaskResult:
     """Our generated word problems as an lm-eval task, scored by our own `score`."""
-    with _quiet_lm_eval():
+    with quiet_lm_eval():
         from lm_eval.evaluator import evaluate
 
         lm_task = _task_of_items(task.name, items)
-        model = _model(session, task.name, task.max_tokens, task.temperature, {i: item.id for i, item in enumerate(items)})
+        model = _model(session, task, {i: item.id for i, item in enumerate(items)})
         samples = evaluate(
             model, {"tasks": {task.name: lm_task}}, apply_chat_template=True, log_samples=True, bootstrap_iters=0
         )["samples"][task.name]
@@ -51,7 +47,7 @@ def run_arithmetic(session: Session, task: ArithmeticTask, items: Sequence[Item]
                 max_tokens=task.max_tokens,
             )
         )
-    return task_result(task.name, "arithmetic", results, task.max_tokens)
+    return task_result(task.name, "arithmetic", results, task.max_tokens, None, session.thinking_budget_tokens(task))
 
 
 def arithmetic_items(task: ArithmeticTask, seed: str) -> list[Item]:
@@ -88,67 +84,45 @@ def _task_of_items(name: str, items: Sequence[Item]) -> Any:
 
 
 def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
-    """Any task (or group, or tag) of lm-eval by name. What cannot be loaded is not measured, with the reason as note."""
-    with _quiet_lm_eval():
+    """Any task (or group, or tag) of lm-eval by name. What cannot be loaded or scored is not measured: the note says why."""
+    budget = session.thinking_budget_tokens(task)
+    with quiet_lm_eval():
         try:
-            loaded = _load(task)
-        except (OSError, ValueError, LookupError, RuntimeError, ImportError, httpx.HTTPError) as error:
-            why = " ".join(str(error).split())[:300]
-            note = f"{', '.join(task.tasks)}: cannot be loaded: {type(error).__name__}: {why}"
-            return task_result(task.name, "lm_eval", [], task.max_tokens, note)
-        for name, lm_task in loaded["tasks"].items():
-            if lm_task.OUTPUT_TYPE != "generate_until":
-                note = f"{name} is scored by {lm_task.OUTPUT_TYPE}; only tasks that generate a reply are measured"
-                return task_result(task.name, "lm_eval", [], task.max_tokens, note)
-        from lm_eval.evaluator import evaluate
-
-        model = _model(session, task.name, task.max_tokens, task.temperature, None)
-        try:
-            samples = evaluate(
-                model,
-                loaded,
-                limit=task.limit,
-                apply_chat_template=True,
-                fewshot_as_multiturn=True,
-                log_samples=True,
-                bootstrap_iters=0,
-            )["samples"]
-            scored = [_score_named(session, task, name, loaded, rows, model) for name, rows in samples.items()]
+            loaded = load_tasks(task)
+            results, how = _ask_and_score(session, task, loaded)
         except NotMeasured as error:
-            return task_result(task.name, "lm_eval", [], task.max_tokens, str(error))
-    results = [result for items, _ in scored for result in items]
-    return task_result(task.name, "lm_eval", results, task.max_tokens, "; ".join(how for _, how in scored))
+            return task_result(task.name, "lm_eval", [], task.max_tokens, str(error), budget)
+    return task_result(task.name, "lm_eval", results, task.max_tokens, how, budget)
 
 
-def _load(task: LmEvalTask) -> Any:
-    """lm-eval's task dictionary, with the fewshot settings its command line would make."""
-    loaded = _task_manager(task.include_path).load(list(task.tasks))
-    for lm_task in loaded["tasks"].values():
-        default = lm_task.get_config("num_fewshot")
-        if task.num_fewshot is not None and default != 0:  # lm-eval: a task that says 0 means it
-            lm_task.set_config(key="num_fewshot", value=task.num_fewshot)
-        elif default is None:
-            lm_task.set_config(key="num_fewshot", value=0)
-        lm_task.set_fewshot_seed(seed=1234)  # lm-eval's own default
-    return loaded
+def _ask_and_score(session: Session, task: LmEvalTask, loaded: Any) -> tuple[list[ItemResult], str]:
+    """Results of all documents, and how they were scored."""
+    from lm_eval.evaluator import evaluate
 
-
-@functools.cache
-def _task_manager(include_path: str | None) -> Any:
-    """Indexing lm-eval's thousands of YAML files takes seconds: once per process and path."""
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=include_path)
+    model = _model(session, task, None)
+    with code_execution(task.allow_code_execution):
+        samples = evaluate(
+            model,
+            loaded,
+            limit=task.limit,
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
+            log_samples=True,
+            bootstrap_iters=0,
+            confirm_run_unsafe_code=task.allow_code_execution,
+        )["samples"]
+    scored = [_score_named(session, task, name, loaded, rows, model) for name, rows in samples.items()]
+    how = [how for _, how in scored]
+    if model.num_cut_at_stops:
+        how.append(f"{model.num_cut_at_stops} finished replies were cut at the task's stop strings")
+    return [result for items, _ in scored for result in items], "; ".join(how)
 
 
 def _score_named(
     session: Session, task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]], model: JournaledLM
 ) -> tuple[list[ItemResult], str]:
-    """(results, how it was scored): the task's first metric, after `flexible-extract` if it has that, else its first filter."""
-    filters = list(dict.fromkeys(row["filter"] for row in rows))
-    chosen = "flexible-extract" if "flexible-extract" in filters else filters[0]
-    config = loaded["tasks"][name].config
-    metric = config.metric_list[0]["metric"] if config.metric_list else rows[0]["metrics"][0]
+    """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
+    chosen, metric = _filter_and_metric(task, name, loaded, rows)
     results = []
     for row in rows:
         if row["filter"] != chosen:
@@ -172,41 +146,39 @@ def _score_named(
     return results, f"{name} scored by {metric} after {chosen}"
 
 
-def _model(session: Session, task: str, max_tokens: int, temperature: float, item_ids: dict[int, str] | None) -> JournaledLM:
+def _filter_and_metric(task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the suite asks for; else `flexible-extract` if the task has that, or its first filter, and its first metric."""
+    filters = list(dict.fromkeys(row["filter"] for row in rows))
+    metrics = list(dict.fromkeys(metric for row in rows for metric in row["metrics"]))
+    for what, wanted, known in (("filter", task.filter, filters), ("metric", task.metric, metrics)):
+        if wanted is not None and wanted not in known:
+            raise NotMeasured(f"{name} has no {what} {wanted!r}; it has {', '.join(known)}")
+    config = loaded["tasks"][name].config
+    listed = [one["metric"] for one in config.metric_list or () if one["metric"] in metrics]  # the others are functions
+    chosen = "flexible-extract" if "flexible-extract" in filters else filters[0]
+    return task.filter or chosen, task.metric or [*listed, *metrics][0]
+
+
+def _model(session: Session, task: ArithmeticTask | LmEvalTask, item_ids: dict[int, str] | None) -> JournaledLM:
     """lm-eval's model for one task. item_ids: names of its documents; default: lm-eval's task name and number."""
     from assay_evaluate.lm_eval_model import JournaledLM
 
     def ask(questions: Sequence[Question]) -> list[Reply]:
         requests = [
             session.request(
-                task,
+                task.name,
                 f"{q.task}/{q.doc_id}" if item_ids is None else item_ids[q.doc_id],
                 q.messages,
-                max_tokens=max_tokens,
-                temperature=temperature,
+                max_tokens=task.max_tokens,
+                temperature=task.temperature,
                 repeat=q.repeat,
+                more=session.parameters(task),
             )
             for q in questions
         ]
         return session.ask(requests)
 
-    return JournaledLM(ask)
-
-
-@contextmanager
-def _quiet_lm_eval() -> Iterator[None]:
-    """lm-eval and datasets log advice for a command line and draw bars of their own; errors still show."""
-    import datasets
-    import lm_eval.api.task as task_module
-
-    logger, bars = logging.getLogger("lm_eval"), task_module.tqdm
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
-    task_module.tqdm = functools.partial(bars, disable=True)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        datasets.enable_progress_bars()
-        task_module.tqdm = bars
+    cuts = isinstance(task, LmEvalTask) and (
+        task.stop_strings == "always" or (task.stop_strings == "auto" and not session.dialect.is_chat)
+    )
+    return JournaledLM(ask, cuts_at_stops=cuts)

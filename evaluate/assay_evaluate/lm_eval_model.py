@@ -1,6 +1,7 @@
 """The model class lm-eval talks to: chat over HTTP through the journal, keeping what lm-eval throws away.
 
-Unlike lm-eval's own API models it sends no stop strings (they fire inside thinking), never cuts a prompt, takes its budget
+Unlike lm-eval's own API models it sends no stop strings (they fire inside thinking; where a task needs them they are applied
+to the finished reply), never cuts a prompt, takes its budget
 from the suite instead of the task, lets the *server* apply the chat template, and remembers finish reasons and token
 counts. Importing this module imports lm-eval, which is slow: do it inside functions.
 """
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -35,16 +37,24 @@ class Question:
 class JournaledLM(LM):  # type: ignore[misc]  # lm_eval has no types
     """lm-eval's view of a served checkpoint."""
 
-    def __init__(self, ask: Callable[[Sequence[Question]], list[Reply]]) -> None:
-        """ask: gives the replies to questions, in order; one that failed has a status other than `answered`."""
+    def __init__(self, ask: Callable[[Sequence[Question]], list[Reply]], *, cuts_at_stops: bool = False) -> None:
+        """ask: gives the replies to questions, in order; one that failed has a status other than `answered`.
+
+        cuts_at_stops: cut finished replies where the task's stop strings would have ended them.
+        """
         super().__init__()
         self._ask = ask
+        self._cuts_at_stops = cuts_at_stops
+        self.num_cut_at_stops = 0
         self.replies: dict[tuple[str, int], list[Reply]] = {}
         """(task name, document id) -> replies, one per repeat."""
         self.prompts: dict[tuple[str, int], str] = {}
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Replies to `requests`; the task's own generation arguments (stop strings, budgets) are ignored by design."""
+        """Replies to `requests`. The task's own budget and sampling are ignored by design, its stop strings are never sent.
+
+        What is returned, and scored, may be cut at them; `replies` holds what the model said.
+        """
         seen: Counter[tuple[str, int]] = Counter()
         questions = []
         for request in requests:
@@ -59,7 +69,14 @@ class JournaledLM(LM):  # type: ignore[misc]  # lm_eval has no types
         replies = self._ask(questions)
         for question, reply in zip(questions, replies, strict=True):
             self.replies.setdefault((question.task, question.doc_id), []).append(reply)
-        return [reply.text for reply in replies]
+        return [self._cut(reply.text, request.args[1]) for request, reply in zip(requests, replies, strict=True)]
+
+    def _cut(self, text: str, generation: Mapping[str, Any]) -> str:
+        if not self._cuts_at_stops:
+            return text
+        cut = cut_at_stops(text, stop_strings(generation))
+        self.num_cut_at_stops += len(cut) < len(text)
+        return cut
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Not offered: the likelihood of given answers says little about a model that thinks first. Callers check."""
@@ -75,3 +92,15 @@ class JournaledLM(LM):  # type: ignore[misc]  # lm_eval has no types
     def tokenizer_name(self) -> str:
         """lm-eval names request caches after it; we use none."""
         return "applied-by-the-server"
+
+
+def stop_strings(generation: Mapping[str, Any]) -> tuple[str, ...]:
+    """`until` of a task's generation arguments: a string, a list, or nothing."""
+    until = generation.get("until") or ()
+    return (until,) if isinstance(until, str) else tuple(until)
+
+
+def cut_at_stops(text: str, stops: Sequence[str]) -> str:
+    """`text` up to the first place where any stop string begins: what a server would have returned had it been sent them."""
+    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else text

@@ -69,6 +69,7 @@ def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskRes
             [{"role": "user", "content": item.prompt}],
             max_tokens=task.max_tokens,
             temperature=task.temperature,
+            more=session.parameters(task),
         )
         for item in stacks.items
     ]
@@ -86,4 +87,4 @@ def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskRes
         for item, reply in zip(stacks.items, session.ask(requests), strict=True)
     ]
     note = "; ".join(f"not measured at {length} tokens: {why}" for length, why in stacks.skipped.items())
-    return task_result(task.name, "needle", results, task.max_tokens, note or None)
+    return task_result(task.name, "needle", results, task.max_tokens, note or None, session.thinking_budget_tokens(task))

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from assay.recipes import TaskBase
 from assay.records import Interval, ItemResult, TaskResult
 from assay_evaluate.acceptance import Tally
 from assay_evaluate.client import Client
 from assay_evaluate.dialect import Dialect, Messages, seed_of
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.language import is_wrong_script
+from assay_evaluate.look_ahead import InLine, LookAhead
 from assay_evaluate.statistics import cluster_bootstrap_mean, wilson
 from assay_evaluate.truncation import count_thinking_cut, count_truncations, truncated_by
 
@@ -29,14 +31,28 @@ class Session:
     sends_seeds: bool = True
     tally: Tally = field(default_factory=Tally)
     """Speculation of all replies to the tasks."""
+    ahead: LookAhead = field(default_factory=LookAhead)
 
     @property
     def max_model_len(self) -> int | None:
         return self.client.endpoint.max_model_len
 
+    def thinking_budget_tokens(self, task: TaskBase) -> int | None:
+        """What the server is told; without a reasoning parser vLLM refuses to be told, and the budget is one."""
+        return task.thinking_tokens if self.has_reasoning_parser else None
+
+    def parameters(self, task: TaskBase) -> dict[str, Any]:
+        """Parameters of a task's requests beyond budget and temperature."""
+        budget = self.thinking_budget_tokens(task)
+        thinking = {} if budget is None else {"thinking_token_budget": budget}
+        return {"top_p": task.top_p, "top_k": task.top_k, **thinking}
+
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Replies to a task's requests, in order; their speculation is added up."""
-        replies = self.client.ask(requests)
+        if self.ahead.is_looking:
+            self.client.submit(requests)
+            raise InLine
+        replies = self.client.ask(requests, self.ahead.begin_next)
         self.tally.add(replies)
         return replies
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.recipes import ArithmeticTask, DivergenceSpec, LmEvalTask, NeedleTask, Serving, SuiteRecipe
+from assay.recipes import ArithmeticTask, DivergenceSpec, LmEvalTask, NeedleTask, RulerTask, Serving, SuiteRecipe, TaskBase
 from assay.records import Acceptance, Divergence, TaskResult
 from assay_evaluate.acceptance import acceptance, server_counters
 from assay_evaluate.client import Client, NotMeasured
@@ -17,6 +17,7 @@ from assay_evaluate.divergence import summarize
 from assay_evaluate.documents import Document, find_documents, find_scores, pair_scores, scoring_requests, write_documents
 from assay_evaluate.journal import Identity, Journal, Reply
 from assay_evaluate.needle import haystacks, run_needle
+from assay_evaluate.ruler_task import run_ruler
 from assay_evaluate.serve import Server
 from assay_evaluate.session import Session, task_result
 from assay_evaluate.vllm_command import read_config
@@ -82,7 +83,7 @@ def measure_suite(
         session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None, seeds)
         notes = [] if dialect.is_chat else [NO_TEMPLATE]
         reference = who if text is None else text.who
-        tasks, accepted = _run_tasks(session, suite, server, who, reference)
+        tasks, accepted = _run_tasks(session, suite, server, who, reference, checkpoint)
         not_measured |= {task.task: task.note or "" for task in tasks if task.accuracy is None}
         if suite.acceptance and accepted is None:
             drafts = server.fingerprint.speculation is not None
@@ -103,18 +104,16 @@ def measure_suite(
 
 
 def _run_tasks(
-    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity
+    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity, checkpoint: Path
 ) -> tuple[list[TaskResult], Acceptance | None]:
     key = f"{suite.sha256}:{who.checkpoint_sha256}:{who.fingerprint_sha256}:{session.sample}"
     journal = session.client.journal
     with server_counters(server.metrics, journal, key):
-        tasks = [_run_task(session, suite, task, reference) for task in suite.tasks]
+        tasks = [_run_task(session, suite, task, reference, checkpoint) for task in suite.tasks]
     return tasks, acceptance(session.tally, journal.counters(key))
 
 
-def _run_task(
-    session: Session, suite: SuiteRecipe, task: ArithmeticTask | NeedleTask | LmEvalTask, reference: Identity
-) -> TaskResult:
+def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path) -> TaskResult:
     if isinstance(task, ArithmeticTask):
         return run_arithmetic(session, task, arithmetic_items(task, suite.seed))
     if isinstance(task, NeedleTask):
@@ -131,6 +130,9 @@ def _run_task(
             return run_needle(session, task, haystacks(session, task, made_from))
         except NotMeasured as error:
             return task_result(task.name, "needle", [], task.max_tokens, str(error))
+    if isinstance(task, RulerTask):
+        return run_ruler(session, task, checkpoint, reference.checkpoint_sha256)
+    assert isinstance(task, LmEvalTask)
     return run_lm_eval(session, task)
 
 
