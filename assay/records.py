@@ -479,6 +479,10 @@ class Measurement(Record):
     """Whose texts and haystacks were used; the checkpoint's own hash for the reference."""
     notes: tuple[str, ...] = ()
     """How it was measured, where that is not the usual way (no chat template, how an lm-eval task was scored...)."""
+    requests_in_flight_share: float | None = None
+    """Part of the wall time of the suite with at least one request in flight. None: the journal had it all."""
+    mean_requests_in_flight: float | None = None
+    """Over the same time."""
 
 
 # ------------------------------------------------------------------------------------------------ verdicts

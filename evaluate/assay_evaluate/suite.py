@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def measure_suite(
     concurrency: int,
     on_progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Fields `tasks, divergence, acceptance, not_measured, notes` of a Measurement.
+    """Fields `tasks, divergence, acceptance, not_measured, notes` and how busy the servers were, of a Measurement.
 
     text: what the reference wrote; None if this is the reference, which then writes and scores it. The noise-floor pass asks
     everything again in another batch composition: other concurrency, reverse order.
@@ -94,7 +95,10 @@ def measure_suite(
                 divergence = _diverge(session, suite, suite.divergence, who, text, checkpoint)
             except NotMeasured as error:
                 not_measured["divergence"] = str(error)
+        shares = client.flight.shares() or (None, None)
     return {
+        "requests_in_flight_share": shares[0],
+        "mean_requests_in_flight": shares[1],
         "tasks": tuple(tasks),
         "divergence": divergence,
         "acceptance": accepted if suite.acceptance else None,
@@ -109,7 +113,9 @@ def _run_tasks(
     key = f"{suite.sha256}:{who.checkpoint_sha256}:{who.fingerprint_sha256}:{session.sample}"
     journal = session.client.journal
     with server_counters(server.metrics, journal, key):
-        tasks = [_run_task(session, suite, task, reference, checkpoint) for task in suite.tasks]
+        tasks = session.ahead.run(
+            [functools.partial(_run_task, session, suite, task, reference, checkpoint) for task in suite.tasks]
+        )
     return tasks, acceptance(session.tally, journal.counters(key))
 
 
