@@ -24,6 +24,9 @@ SLAB_BYTES = 8 << 20
 RUNTIME_BYTES = 224 << 20
 """What importing numba, compiling the kernels and writing config.json take beyond what the process holds at the start."""
 
+FRESH_PROCESS_BYTES = 256 << 20
+"""What a Ray worker holds when a task begins: interpreter, Ray, the plan of 60,000 tensors."""
+
 SCRATCH_SLABS: Mapping[str, float] = {"fused": 0.5, "reference": 14.0}
 """Engine -> scratch of a worker, in slabs of BF16. The reference holds quotients, masks and rounded values in FP32 and more."""
 

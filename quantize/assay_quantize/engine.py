@@ -19,7 +19,14 @@ from pathlib import Path
 
 from assay.errors import AssayError, QuantizeError
 from assay.records import Manifest, Plan, ShardRecord
-from assay_quantize.budget import DEFAULT_MEMORY_BYTES, default_workers, plan_budget
+from assay_quantize.budget import (
+    DEFAULT_MEMORY_BYTES,
+    FRESH_PROCESS_BYTES,
+    RUNTIME_BYTES,
+    default_workers,
+    plan_budget,
+    resident_bytes,
+)
 from assay_quantize.journal import JOURNAL, append, locked_journal, plan_sha256, resume, size_of
 from assay_quantize.publish import MANIFEST, files_to_copy, publish
 from assay_quantize.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
@@ -92,6 +99,7 @@ def quantize(
         source_files = stamps_of(source, sorted({tensor.shard_in for tensor in plan.tensors}))
     options = shard_options(
         plan,
+        runs_elsewhere=runner == "ray",
         device=device,
         workers=workers,
         memory_bytes=memory_bytes,
@@ -140,6 +148,7 @@ def quantize(
 def shard_options(
     plan: Plan,
     *,
+    runs_elsewhere: bool = False,
     device: str = "auto",
     workers: int | None = None,
     memory_bytes: int | None = None,
@@ -147,14 +156,21 @@ def shard_options(
     importance: Path | None = None,
     source_files: Mapping[str, FileStamp] | None = None,
 ) -> ShardOptions:
-    """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory."""
+    """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory.
+
+    runs_elsewhere: the work is done by other processes, so what this one holds does not count against their memory.
+    memory_bytes None: the device's default, and in a process that already holds much (a notebook) half as much beside it.
+    """
     device = resolve_device(device)
     if engine not in ("fused", "reference"):
         raise QuantizeError(f"kernels {engine}: say fused or reference")
-    bound = DEFAULT_MEMORY_BYTES[device] if memory_bytes is None else memory_bytes
+    held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
+    default = DEFAULT_MEMORY_BYTES[device]
+    bound = max(default, held + default // 2) if memory_bytes is None else memory_bytes
     budget = plan_budget(
         bound,
         default_workers() if workers is None else workers,
+        base_bytes=held + RUNTIME_BYTES,
         least_slab_bytes=least_slab_bytes(plan),
         held_bytes=max((held_bytes(tensors) for tensors in planned_shards(plan).values()), default=0),
         engine=engine if device == "cpu" else "reference",
