@@ -171,11 +171,27 @@ class ProfileRecipe(Recipe):
     environment: dict[str, str] = {}
     startup_timeout_s: float = Field(default=600.0, gt=0)
     concurrency: int = Field(default=8, ge=1)
-    """Requests in flight while measuring."""
+    """Requests in flight while measuring, per server."""
     interpreter: str | None = None
     """Python of another environment that has vLLM; default: `.venv-serve`."""
     base_url: str | None = None
     """A server that runs already (one checkpoint only); nothing is started then."""
+    base_urls: tuple[str, ...] = ()
+    """Several such servers of the same checkpoint: they share the items, each item always goes to the same one."""
+
+    @model_validator(mode="after")
+    def _one_way_to_name_servers(self) -> Self:
+        if self.base_url is not None and self.base_urls:
+            raise ValueError("say either `base_url` or `base_urls`")
+        twice = sorted({url for url in self.base_urls if self.base_urls.count(url) > 1})
+        if twice:
+            raise ValueError(f"`base_urls` names {twice[0]} twice")
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Servers that run already; empty: one is started."""
+        return self.base_urls if self.base_url is None else (self.base_url,)
 
 
 # ------------------------------------------------------------------------------------------------ suites

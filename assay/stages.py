@@ -253,7 +253,7 @@ def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
     if wanted is None:
         return choose_profile(aim.recipe)
     profile = load_recipe(ProfileRecipe, wanted)
-    if profile.base_url is None and not fits(profile.hardware, find_gpus()):
+    if not profile.urls and not fits(profile.hardware, find_gpus()):
         needed = f"{profile.hardware.num_gpus}x {profile.hardware.gpu or 'NVIDIA GPU'}"
         raise AssayError(
             f"profile {profile.name} needs {needed}, this machine has {describe_hardware().get('gpus', 'no GPU')}; "

@@ -38,13 +38,16 @@ class Tally:
 
 @contextmanager
 def server_counters(metrics: Callable[[], dict[str, float]], journal: Journal, key: str) -> Iterator[None]:
-    """Add what the server counted in the meantime to the journal's sums under `key`; nothing if it does not count."""
+    """Add what the server counted in the meantime to the journal's sums under `key`.
+
+    Nothing if it does not count, or counts less than before: it was started anew.
+    """
     before = _read(metrics)
     try:
         yield
     finally:
         after = _read(metrics)
-        if before and after:
+        if before and after.keys() == before.keys() and all(after[name] >= before[name] for name in after):
             journal.add_counters(key, {name: after[name] - before[name] for name in after})
 
 

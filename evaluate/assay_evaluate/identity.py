@@ -16,10 +16,15 @@ FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
 
 
-def identity(checkpoint: str, fingerprint: Fingerprint) -> Identity:
-    """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too."""
+def identity(checkpoint: str, fingerprint: Fingerprint, suite: str) -> Identity:
+    """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too.
+
+    Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows.
+    """
     how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
-    return Identity(checkpoint, sha256_of(how))
+    if fingerprint.engine == "external":
+        how.append(fingerprint.system_fingerprint)
+    return Identity(checkpoint, sha256_of(how), suite)
 
 
 def checkpoint_sha256(folder: Path, journal: Journal) -> str:

@@ -17,7 +17,7 @@ from assay.errors import AssayError, MeasureError
 from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
 from assay.records import Fingerprint, Measurement
 from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
-from assay_evaluate.journal import Journal
+from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.serve import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.suite import ReferenceText, measure_suite, reference_text
 
@@ -92,6 +92,9 @@ class _Run:
             log_path=self.run_dir / "logs" / f"vllm-{one.label}.log",
         )
 
+    def who(self, checkpoint: str, fingerprint: Fingerprint) -> Identity:
+        return identity(checkpoint, fingerprint, self.suite.name)
+
     def check_alike(self, reference: Candidate, others: Sequence[Candidate]) -> None:
         """Refuse an unlike comparison before any server is started, where that can be foreseen."""
         ours = self.foresee(self.spec(reference))
@@ -109,7 +112,7 @@ class _Run:
         planned = self.foresee(self.spec(one))
         same = (
             planned is not None
-            and identity(checkpoint, planned) == identity(checkpoint, found.fingerprint)
+            and self.who(checkpoint, planned) == self.who(checkpoint, found.fingerprint)
             and (found.checkpoint_sha256, found.suite_sha256) == (checkpoint, self.suite.sha256)
             and (found.reference_checkpoint_sha256, found.model) == (reference, self.model)
         )
@@ -146,7 +149,7 @@ class _Run:
 
     def text_of(self, reference: Measurement) -> ReferenceText | None:
         """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
-        who = identity(reference.checkpoint_sha256, reference.fingerprint)
+        who = self.who(reference.checkpoint_sha256, reference.fingerprint)
         return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
 
     def measure(
@@ -161,7 +164,7 @@ class _Run:
     ) -> Measurement:
         """Run the suite on `server` and write the measurement. text: None for the reference, which writes it."""
         started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-        who = identity(checkpoint, server.fingerprint)
+        who = self.who(checkpoint, server.fingerprint)
         self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
         results = measure_suite(
             self.suite,

@@ -3,15 +3,13 @@
     with serve(ServerSpec(checkpoint=..., profile=..., serving=..., speculate=True, log_path=...)) as server:
         httpx.post(f"{server.base_url}/v1/chat/completions", ...)
 
-A profile with `base_url` starts nothing: the server that runs there is used, and its fingerprint says "external".
+A profile with `base_url` (or several, `base_urls`) starts nothing: what runs there is used, its fingerprint says "external".
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import os
-import re
 import socket
 import subprocess
 import time
@@ -19,13 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from assay.errors import ServeError, UnreachableError
+from assay.errors import ServeError
 from assay.recipes import ProfileRecipe, Serving, recipes_dir
 from assay.records import Fingerprint
+from assay_evaluate.external import get, meet_server, require_same, sum_metrics
 from assay_evaluate.hardware import describe_hardware
 from assay_evaluate.kernel_evidence import cause_of_death, kernels_in, tail
 from assay_evaluate.process import SupervisedProcess
@@ -40,7 +38,6 @@ for name in sys.argv[1:]:
     except m.PackageNotFoundError: pass
 print(json.dumps(found))
 """
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
 
 @dataclass(frozen=True)
@@ -84,21 +81,21 @@ class Server:
         """Raise ServeError, with the tail of the log, if the server is gone; also if it ended with status 0."""
         if self.process is None:
             for url in self.base_urls:
-                _get(url, "/health", what="the server of `base_url`")
+                get(url, "/health", what="the server of `base_url`")
         elif (status := self.process.exit_status()) is not None:
             raise ServeError(_post_mortem(f"vLLM stopped while serving (exit status {status})", self.process))
 
     def metrics(self) -> dict[str, float]:
         """vLLM's counters and gauges, summed over labels and servers: `vllm:spec_decode_num_accepted_tokens_total`..."""
-        return sum_metrics("\n".join(_get(url, "/metrics", what="vLLM's metrics").text for url in self.base_urls))
+        return sum_metrics("\n".join(get(url, "/metrics", what="vLLM's metrics").text for url in self.base_urls))
 
 
 @contextmanager
 def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) -> Iterator[Server]:
     """Yield a server that is ready. ServeError: it could not start (cause and tail of its log), or must not be used."""
     report = on_progress or (lambda line: None)
-    if spec.profile.base_url is not None:
-        yield _external(spec, spec.profile.base_url)
+    if spec.profile.urls:
+        yield _external(spec)
         return
     interpreter = _interpreter_of(spec)
     versions = _versions(interpreter)
@@ -217,7 +214,7 @@ def _introduce(
     process: SupervisedProcess, base_url: str, spec: ServerSpec, command: VllmCommand, versions: dict[str, str]
 ) -> Server:
     """Make sure that it is our server and that it can speak; read its fingerprint."""
-    model = _get(base_url, "/v1/models", what="vLLM").json()["data"][0]
+    model = get(base_url, "/v1/models", what="vLLM").json()["data"][0]
     if Path(model["root"]) != spec.checkpoint.resolve():
         raise ServeError(f"{base_url} serves {model['root']}, not {spec.checkpoint}: another server took the port; try again")
     request = {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
@@ -237,11 +234,11 @@ def _introduce(
 def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
     """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint.
 
-    Of a server that runs already (`base_url`) the one it has; None if it does not answer.
+    Of servers that run already (`base_url`, `base_urls`) the one they have; None if one does not answer.
     """
-    if spec.profile.base_url is not None:
+    if spec.profile.urls:
         try:
-            return _external(spec, spec.profile.base_url).fingerprint
+            return _external(spec).fingerprint
         except ServeError:
             return None
     versions = _versions(_interpreter_of(spec))
@@ -282,52 +279,11 @@ def _post_mortem(what: str, process: SupervisedProcess) -> str:
     return f"{what}: {cause}\n  last lines of {process.log_path}:\n{tail(lines)}"
 
 
-# ------------------------------------------------------------------------------------------------ a server that runs already
-def _external(spec: ServerSpec, url: str) -> Server:
-    base_url = url.rstrip("/").removesuffix("/v1")
-    what = f"the server of profile {spec.profile.name} (`base_url: {url}`)"
-    models: list[dict[str, Any]] = _get(base_url, "/v1/models", what=what).json()["data"]
-    model = next((m for m in models if m["id"] == spec.served_model_name), models[0])
-    root = Path(model.get("root") or model["id"])
-    if root.is_dir() and spec.checkpoint.is_dir() and not os.path.samefile(root, spec.checkpoint):
-        raise ServeError(f"{url} serves {root}, not {spec.checkpoint}; start it on that checkpoint, or leave `base_url` out")
-    try:
-        versions = {"vllm": str(_get(base_url, "/version", what=what).json()["version"])}
-    except (ServeError, KeyError, json.JSONDecodeError):
-        versions = {}  # not vLLM, or a gateway in front of it
-    fingerprint = Fingerprint(
-        engine="external",
-        versions=versions,
-        hardware={},
-        profile=spec.profile.name,
-        flags={},
-        environment={},
-        speculation=None,
-        checkpoint_flags={},
-        emulated=None,
-        kernels=(),
-    )
-    if model.get("max_model_len") is None:
-        raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
-    return Server(base_url, model["id"], int(model["max_model_len"]), fingerprint, None)
-
-
-def _get(base_url: str, path: str, *, what: str) -> httpx.Response:
-    try:
-        reply = httpx.get(base_url + path, timeout=60, trust_env=False)
-    except httpx.HTTPError as error:
-        raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
-    if reply.status_code != 200:
-        kind = UnreachableError if reply.status_code >= 500 else ServeError
-        raise kind(f"{what} answers {reply.status_code} at {base_url}{path}: {reply.text[:200]}")
-    return reply
-
-
-def sum_metrics(text: str) -> dict[str, float]:
-    """Prometheus text -> name -> value summed over labels; histogram buckets and creation times are left out."""
-    totals: dict[str, float] = {}
-    for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if match and not match["name"].endswith(("_bucket", "_created")):
-            totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
-    return totals
+def _external(spec: ServerSpec) -> Server:
+    """Servers that run already, as one."""
+    meet = functools.partial(meet_server, checkpoint=spec.checkpoint, profile=spec.profile, wanted_model=spec.served_model_name)
+    first, *others = (meet(url) for url in spec.profile.urls)
+    for one in others:
+        require_same(first, one)
+    urls = tuple(one.base_url for one in others)
+    return Server(first.base_url, first.model, first.max_model_len, first.fingerprint, None, None, urls)
