@@ -287,6 +287,19 @@ class RulerTask(TaskBase):
     """Of the needle grid."""
 
 
+class ToolsTask(TaskBase):
+    """Generated questions with tools to call, or not to: one cell for every number of tools and length of prompt."""
+
+    kind: Literal["tools"]
+    num_tools: tuple[Annotated[int, Field(ge=1, le=128)], ...] = (1, 8, 32, 128)
+    prompt_tokens: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """Of the whole prompt, tools included; dialogue before the question fills it. 0: no dialogue."""
+    num_items: int = Field(ge=1)
+    """Per cell."""
+    share_without_tool: float = Field(default=0.25, ge=0, le=1)
+    """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
+
+
 class DivergenceSpec(Section):
     """Next-token divergence on replies the reference samples at T=1."""
 
@@ -301,7 +314,7 @@ class DivergenceSpec(Section):
 class SuiteRecipe(Recipe):
     seed: str
     """Items are drawn from this; it begins with `eval`, which training data never does."""
-    tasks: tuple[Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask, Field(discriminator="kind")], ...]
+    tasks: tuple[Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask, Field(discriminator="kind")], ...]
     divergence: DivergenceSpec | None = None
     acceptance: bool = True
     files_sha256: dict[str, str] = {}

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.recipes import ArithmeticTask, DivergenceSpec, LmEvalTask, NeedleTask, RulerTask, Serving, SuiteRecipe, TaskBase
+from assay.recipes import (
+    ArithmeticTask,
+    DivergenceSpec,
+    LmEvalTask,
+    NeedleTask,
+    RulerTask,
+    Serving,
+    SuiteRecipe,
+    TaskBase,
+    ToolsTask,
+)
 from assay.records import Acceptance, Divergence, TaskResult
 from assay_evaluate.acceptance import acceptance, server_counters
 from assay_evaluate.client import Client, NotMeasured
@@ -21,6 +31,7 @@ from assay_evaluate.needle import haystacks, run_needle
 from assay_evaluate.ruler_task import run_ruler
 from assay_evaluate.serve import Server
 from assay_evaluate.session import Session, task_result
+from assay_evaluate.tools.task import grammar_notes, run_tools
 from assay_evaluate.vllm_command import read_config
 
 NO_TEMPLATE = "the checkpoint has no chat template: questions were asked as plain completions"
@@ -83,6 +94,7 @@ def measure_suite(
         seeds = takes_seeds(server.fingerprint)
         session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None, seeds)
         notes = [] if dialect.is_chat else [NO_TEMPLATE]
+        notes += grammar_notes(suite, server.fingerprint)
         reference = who if text is None else text.who
         tasks, accepted = _run_tasks(session, suite, server, who, reference, checkpoint)
         not_measured |= {task.task: task.note or "" for task in tasks if task.accuracy is None}
@@ -138,6 +150,8 @@ def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: I
             return task_result(task.name, "needle", [], task.max_tokens, str(error))
     if isinstance(task, RulerTask):
         return run_ruler(session, task, checkpoint, reference.checkpoint_sha256)
+    if isinstance(task, ToolsTask):
+        return run_tools(session, task, reference)
     assert isinstance(task, LmEvalTask)
     return run_lm_eval(session, task)
 
