@@ -283,7 +283,7 @@ class RulerTask(TaskBase):
     """HotpotQA JSON file for qa_2. None: generated questions."""
     depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Of the needle grid: 0 the front, 1 the end."""
-    languages: tuple[Literal["en", "zh", "es", "ru"], ...] = ("en",)
+    languages: tuple[Literal["en", "zh", "es", "ru", "ja"], ...] = ("en",)
     """Of the needle grid."""
 
 
