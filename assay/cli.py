@@ -20,6 +20,7 @@ from assay import __version__
 from assay.errors import AssayError, PlanError
 from assay.recipes import PrecisionRecipe, load_recipe, recipe_names
 from assay.stages import (
+    check_budgets_of,
     estimate_for,
     judge_and_write,
     load_measurements,
@@ -256,6 +257,13 @@ def evaluate(
     suite: Annotated[str | None, typer.Option("--suite", help="A name of recipes/suites/, or a YAML file.")] = None,
     profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
     runs: RunsOption = Path("runs"),
+    budget_check: Annotated[
+        bool,
+        typer.Option(
+            "--budget-check",
+            help="Only ask the reference twenty items of every task, and say whether the token budgets suffice; exit 1 if not.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the reference and every candidate alike, measure, judge; report and cards are written from the records.
@@ -278,6 +286,13 @@ def evaluate(
         candidates = two_checkpoints(reference, candidate)
     chosen = profile_for(aim, profile)
     chosen_suite = suite_for(aim, suite, chosen)
+    if budget_check:
+        checked = check_budgets_of(aim, candidates[0], chosen_suite, chosen, run_dir)
+        if as_json:
+            emit(checked)
+        if not checked.suffices:
+            raise typer.Exit(1)
+        return
     register_gates(aim.recipe.gates, run_dir)
     measurements = run_suite(
         aim.recipe.name,

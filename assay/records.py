@@ -485,6 +485,42 @@ class Measurement(Record):
     """Over the same time."""
 
 
+class TaskBudget(Part):
+    """Whether one task's token budget suffices, by a few of its items on the reference."""
+
+    task: str
+    max_tokens: int
+    thinking_budget_tokens: int | None
+    num_replies: int
+    num_truncated: int
+    truncated_by: dict[Truncation, int]
+    num_thinking_cut: int | None
+    truncated_share: Interval | None
+    """Clopper-Pearson. None: no reply came."""
+    max_truncated_share: float
+    """What the gates allow."""
+    longest_reply_tokens: int | None
+    suffices: bool
+    detail: str
+    """One sentence, with the numbers."""
+
+
+class BudgetCheck(Record):
+    """Before a run: a few items of every task of a suite, on the reference."""
+
+    kind: Literal["budget_check"] = "budget_check"
+    model: str
+    label: str
+    checkpoint_sha256: str
+    suite: str
+    suite_sha256: str
+    tasks: tuple[TaskBudget, ...]
+
+    @property
+    def suffices(self) -> bool:
+        return all(task.suffices for task in self.tasks)
+
+
 # ------------------------------------------------------------------------------------------------ verdicts
 class Verdict(Part):
     """One gate on one candidate."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe
-from assay.records import GateReport, Measurement, Plan, Verification, canonical_json, write_text_atomically
+from assay.records import BudgetCheck, GateReport, Measurement, Plan, Verification, canonical_json, write_text_atomically
 from assay.terminal import console, escape, print_verification
 
 if TYPE_CHECKING:
@@ -272,6 +272,28 @@ def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteR
         )
         return load_recipe(SuiteRecipe, "quick")
     return load_recipe(SuiteRecipe, aim.recipe.suite)
+
+
+def check_budgets_of(
+    aim: Target, reference: Candidate, suite: SuiteRecipe, profile: ProfileRecipe, run_dir: Path
+) -> BudgetCheck:  # fmt: skip
+    """A few items of every task on the reference; one line a task, then what to do."""
+    from assay_evaluate.budget_check import check_budgets
+
+    checked = check_budgets(
+        aim.recipe.name,
+        reference,
+        suite=suite,
+        gates=load_recipe(GateRecipe, aim.recipe.gates),
+        profile=profile,
+        serving=aim.recipe.serving,
+        run_dir=run_dir,
+        on_progress=lambda line: console.print(escape(line)),
+    )
+    for task in checked.tasks:
+        mark = "[green]ok   [/]" if task.suffices else "[red]short[/]"
+        console.print(f"{mark} {task.task:16} {escape(task.detail)}")
+    return checked
 
 
 def run_folder(run: str, runs: Path) -> Path:

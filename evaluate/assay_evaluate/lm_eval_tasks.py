@@ -55,6 +55,11 @@ def load_tasks(task: LmEvalTask) -> Any:
     return loaded
 
 
+def count_tasks(task: LmEvalTask) -> int:
+    """How many tasks are behind the names, groups and tags opened; 0 if none is known."""
+    return len(_configs(_manager_for(task), task.tasks))
+
+
 def _manager_for(task: LmEvalTask) -> Any:
     """A folder of one's own alone is indexed at once; lm-eval's thousands of files take seconds, once per process."""
     if task.include_path is not None:

@@ -281,6 +281,13 @@ def truncation_share(task: TaskResult) -> float | None:
     return task.num_truncated / replies if replies > 0 else None
 
 
+def truncation_limit(recipe: GateRecipe, task: str) -> float:
+    """Share of a task's replies that may be cut off: its own limit, or that for all, or DEFAULT_MAX_TRUNCATED."""
+    own = [one.max_truncated for one in recipe.gates if isinstance(one, ScoreGate) and one.task == task]
+    shared = [one.max_share for one in recipe.gates if isinstance(one, TruncationGate)]
+    return own[0] if own and own[0] is not None else min(shared, default=DEFAULT_MAX_TRUNCATED)
+
+
 def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str | None:
     if pairs.excluded_share <= recipe.max_excluded:
         return None
@@ -292,8 +299,7 @@ def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str
 
 
 def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Measurement, TaskResult]) -> str | None:
-    shared = [one.max_share for one in recipe.gates if isinstance(one, TruncationGate)]
-    limit = gate.max_truncated if gate.max_truncated is not None else min(shared, default=DEFAULT_MAX_TRUNCATED)
+    limit = truncation_limit(recipe, gate.task)
     for measurement, task in sides:
         share = truncation_share(task)
         if share is not None and share > limit:
