@@ -452,6 +452,18 @@ class Acceptance(Part):
     """1 + accepted / drafts: tokens per verification step."""
 
 
+class AskedWith(Part):
+    """What stands between a question and the tokens the model sees."""
+
+    is_chat: bool
+    chat_template_sha256: str | None
+    """Of the template's text. None: none was found in the checkpoint."""
+    chat_template_kwargs: dict[str, Any]
+    reasoning_parser: str | None
+    tool_call_parser: str | None
+    sends_seeds: bool
+
+
 class Measurement(Record):
     """Everything one suite measured on one checkpoint under one fingerprint."""
 
@@ -479,6 +491,8 @@ class Measurement(Record):
     """Whose texts and haystacks were used; the checkpoint's own hash for the reference."""
     notes: tuple[str, ...] = ()
     """How it was measured, where that is not the usual way (no chat template, how an lm-eval task was scored...)."""
+    asked_with: AskedWith | None = None
+    """None: recorded before this was."""
     requests_in_flight_share: float | None = None
     """Part of the wall time of the suite with at least one request in flight. None: the journal had it all."""
     mean_requests_in_flight: float | None = None

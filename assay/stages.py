@@ -263,15 +263,17 @@ def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
 
 
 def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteRecipe:
+    from assay.suite_files import with_files_hashed
+
     if wanted is not None:
-        return load_recipe(SuiteRecipe, wanted)
+        return with_files_hashed(load_recipe(SuiteRecipe, wanted))
     if aim.recipe.suite != "quick" and profile.hardware.device == "cpu":
         console.print(
             f"suite quick, not {aim.recipe.suite}, which has budgets of thousands of tokens an item and needs GPUs; "
             f"--suite {aim.recipe.suite} insists"
         )
         return load_recipe(SuiteRecipe, "quick")
-    return load_recipe(SuiteRecipe, aim.recipe.suite)
+    return with_files_hashed(load_recipe(SuiteRecipe, aim.recipe.suite))
 
 
 def check_budgets_of(

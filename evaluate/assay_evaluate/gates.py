@@ -112,6 +112,12 @@ def check_comparable(reference: Measurement, candidate: Measurement) -> None:
             "",
         )
         raise MeasureError(f"{where}: served differently: {'; '.join(fields)}; measure both again with one profile")
+    if reference.asked_with is not None and candidate.asked_with is not None and reference.asked_with != candidate.asked_with:
+        fields = _differences(reference.asked_with.model_dump(mode="json"), candidate.asked_with.model_dump(mode="json"), "")
+        raise MeasureError(
+            f"{where}: asked differently: {'; '.join(fields)}; the same questions gave other prompts; give both "
+            "checkpoints one chat template and measure both again"
+        )
     divergence = candidate.divergence
     if divergence is not None and divergence.reference_checkpoint_sha256 != reference.checkpoint_sha256:
         raise MeasureError(

@@ -21,6 +21,7 @@ from assay.recipes import (
 )
 from assay.records import Acceptance, Divergence, TaskResult
 from assay_evaluate.acceptance import acceptance, server_counters
+from assay_evaluate.asked_with import describe
 from assay_evaluate.client import Client, NotMeasured
 from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
 from assay_evaluate.dialect import learn_dialect, takes_seeds
@@ -95,6 +96,7 @@ def measure_suite(
         session = Session(client, dialect, suite.seed, int(is_noise_floor), serving.reasoning_parser is not None, seeds)
         notes = [] if dialect.is_chat else [NO_TEMPLATE]
         notes += grammar_notes(suite, server.fingerprint)
+        asked_with = describe(checkpoint, serving, server.fingerprint, dialect, seeds)
         reference = who if text is None else text.who
         tasks, accepted = _run_tasks(session, suite, server, who, reference, checkpoint)
         not_measured |= {task.task: task.note or "" for task in tasks if task.accuracy is None}
@@ -111,12 +113,24 @@ def measure_suite(
     return {
         "requests_in_flight_share": shares[0],
         "mean_requests_in_flight": shares[1],
+        "asked_with": asked_with,
         "tasks": tuple(tasks),
         "divergence": divergence,
         "acceptance": accepted if suite.acceptance else None,
         "not_measured": not_measured,
-        "notes": (*notes, *(f"{task.task}: {task.note}" for task in tasks if task.note and task.accuracy is not None)),
+        "notes": (*notes, *(note for task in tasks for note in _task_notes(task))),
     }
+
+
+def _task_notes(task: TaskResult) -> list[str]:
+    """How a measured task was measured, and how often its thinking was ended by the budget."""
+    found = [f"{task.task}: {task.note}"] if task.note and task.accuracy is not None else []
+    if task.num_thinking_cut:
+        found.append(
+            f"{task.task}: thinking was ended at its {task.thinking_budget_tokens} tokens in {task.num_thinking_cut} of "
+            f"{task.num_items - task.num_failed} replies"
+        )
+    return found
 
 
 def _run_tasks(
