@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,17 +75,23 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path, reference_sha
         "chat_template_kwargs": session.dialect.chat_template_kwargs, "generator": GENERATOR_VERSION,
     }  # fmt: skip
     maker = _Maker(session, task, style, sources, made_from, checkpoint)
-    results: list[ItemResult] = []
     notes: dict[str, None] = {}
-    for cell in _cells(task):
-        try:
-            items = [maker.item(cell, index) for index in range(task.num_items)]
-        except (RulerError, NotMeasured) as error:
-            notes[f"not measured: {error}"] = None
-            continue
-        replies = session.ask([_request(session, task, item) for item in items])
-        results += [_result(session, task, item, reply) for item, reply in zip(items, replies, strict=True)]
-        notes |= {f"not comparable with published scores: {item.note}": None for item in items if item.note}
+    under_way: deque[RulerItem] = deque()
+
+    def requests() -> Iterator[Request]:
+        for cell in _cells(task):
+            try:
+                items = [maker.item(cell, index) for index in range(task.num_items)]
+            except (RulerError, NotMeasured) as error:
+                notes[f"not measured: {error}"] = None
+                continue
+            for item in items:
+                under_way.append(item)
+                if item.note:
+                    notes[f"not comparable with published scores: {item.note}"] = None
+                yield _request(session, task, item)
+
+    results = [_result(session, task, under_way.popleft(), reply) for reply in session.ask_each(requests())]
     return task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ from assay_evaluate.language import is_wrong_script
 from assay_evaluate.look_ahead import InLine, LookAhead
 from assay_evaluate.statistics import cluster_bootstrap_mean, wilson
 from assay_evaluate.truncation import count_thinking_cut, count_truncations, truncated_by
+
+FIRST_IN_LINE = 32
+"""Requests that a streamed task puts in line when it is begun early."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,15 @@ class Session:
         replies = self.client.ask(requests, self.ahead.begin_next)
         self.tally.add(replies)
         return replies
+
+    def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Like `ask`, one reply at a time; `requests` are made while earlier ones are under way. Read it to its end."""
+        if self.ahead.is_looking:
+            self.client.submit(list(itertools.islice(requests, FIRST_IN_LINE)))
+            raise InLine
+        for reply in self.client.ask_each(requests):
+            self.tally.add([reply])
+            yield reply
 
     def request(
         self,
