@@ -123,8 +123,13 @@ def measure_suite(
 
 
 def _task_notes(task: TaskResult) -> list[str]:
-    """How a measured task was measured, and how often its thinking was ended by the budget."""
+    """How a measured task was measured, its partial credit, and how often its thinking was ended by the budget."""
     found = [f"{task.task}: {task.note}"] if task.note and task.accuracy is not None else []
+    if task.mean_score is not None:
+        mean = task.mean_score
+        found.append(
+            f"{task.task}: mean score {mean.value:.3f} (95 % interval {mean.low:.3f} to {mean.high:.3f}), with partial credit"
+        )
     if task.num_thinking_cut:
         found.append(
             f"{task.task}: thinking was ended at its {task.thinking_budget_tokens} tokens in {task.num_thinking_cut} of "
