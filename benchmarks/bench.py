@@ -19,7 +19,7 @@ from assay_evaluate.hardware import find_gpus
 from assay_quantize.schemes import SCHEMES
 
 GROUPS = {
-    "part": "Side by side with llm-compressor\nThe same checkpoint, one shard. `mse`: with scale search.",
+    "part": "Side by side with llm-compressor\nThe same checkpoint, in four shards. `mse`: with scale search.",
     "whole": "This engine against a copy\nThe larger checkpoint. `cold`: the source was evicted from the page cache before.",
     "memory": "Peak memory with giant shards\nA checkpoint of one shard; from 4 GB on with two tensors of 1.2 GB in it.",
     "verify": "Verifying\nThe w4a16 checkpoint. GB are of its BF16 source with errors, of the files read otherwise.",
@@ -58,7 +58,7 @@ class Bench:
             self.results.fail(Job(f"{name}: as a whole", "", {}, 0, name), f"{error.strerror or error}")
 
     def part(self, until: float) -> None:
-        source = self.jobs.checkpoint("part", self.args.part, one_shard=True)
+        source = self.jobs.checkpoint("part", self.args.part, num_shards=4)
         self.side_by_side(source, "part", "cpu", until)
         shutil.rmtree(source)
 
@@ -118,7 +118,7 @@ class Bench:
 
     def memory(self, until: float) -> None:
         for size in self.args.giant:
-            source = self.jobs.checkpoint("giant", size, one_shard=True)
+            source = self.jobs.checkpoint("giant", size, num_shards=1)
             jobs = [
                 self.jobs.assay(f"memory: assay {scheme}, {size:g} GB shard", "memory", source, scheme)
                 for scheme in MEMORY_SCHEMES if scheme in self.args.schemes

@@ -39,13 +39,15 @@ class Jobs:
         path = self.folder / "tiny-source"
         return path if path.is_dir() else make_checkpoint(path, TINY)
 
-    def checkpoint(self, name: str, gigabytes: float, *, one_shard: bool = False) -> Path:
-        """The generated checkpoint of that name, made when it is not there; in shards of 1 GB, or of a third of a small one."""
+    def checkpoint(self, name: str, gigabytes: float, *, num_shards: int | None = None) -> Path:
+        """The generated checkpoint of that name, made when missing; in `num_shards`, else in shards of 1 GB (small: thirds)."""
         path = self.folder / name
         if not path.is_dir():
             num_bytes = round(gigabytes * 1e9)
             is_small = num_bytes < SMALL_BYTES
-            shard_bytes = 2 * num_bytes if one_shard else num_bytes // 3 if is_small else 10**9
+            shard_bytes = num_bytes // 3 if is_small else 10**9
+            if num_shards is not None:
+                shard_bytes = 2 * num_bytes if num_shards == 1 else num_bytes // num_shards
             shape = small(num_bytes, shard_bytes) if is_small else Shape(num_bytes, shard_bytes)
             if num_bytes >= GIANT_BYTES:
                 shape = replace(shape, vocab_size=LARGE_VOCABULARY)
