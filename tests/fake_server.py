@@ -64,6 +64,7 @@ class FakeServer:
         chat_template: bool = True,
         tokenize: bool = True,
         token_ids: bool = True,
+        port: int = 0,
     ) -> None:
         self.reply, self.logits, self.max_model_len = reply, logits, max_model_len
         self.chat_template, self.tokenize, self.token_ids = chat_template, tokenize, token_ids
@@ -73,7 +74,7 @@ class FakeServer:
         self._at_once = 0
         self._lock = threading.Lock()
         self._dead = False
-        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
+        self._server = _Server(("127.0.0.1", port), _handler_of(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
@@ -108,6 +109,15 @@ class FakeServer:
     def count(self, path: str) -> int:
         """Requests received on `path`."""
         return sum(seen == path for seen, _ in self.requests)
+
+    def wrote(self, path: str, body: dict[str, Any]) -> None:
+        """A reply has been handed to the network; nothing to do here."""
+
+    def tell(self, path: str) -> tuple[int, dict[str, Any]]:
+        """What vLLM says of itself."""
+        model = {"id": self.model, "max_model_len": self.max_model_len}
+        known = {"/health": {}, "/version": {"version": "0"}, "/v1/models": {"data": [model]}}
+        return (200, known[path]) if path in known else (404, {"error": {"message": "Not Found"}})
 
     # ---------------------------------------------------------------------------------------- answering
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
@@ -210,7 +220,13 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             if answered is None:
                 self.close_connection = True
                 return
-            status, data = answered
+            self.send(*answered)
+            server.wrote(self.path, body)
+
+        def do_GET(self) -> None:
+            self.send(*server.tell(self.path))
+
+        def send(self, status: int, data: dict[str, Any]) -> None:
             payload = json.dumps(data).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

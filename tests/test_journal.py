@@ -73,6 +73,7 @@ def test_long_text_is_kept_whole(tmp_path: Path) -> None:
         (dataclasses.replace(REQUEST, body={**REQUEST.body, "messages": [{"role": "user", "content": "x"}]}), WHO),
         (REQUEST, Identity("checkpoint-b", "fingerprint-a")),
         (REQUEST, Identity("checkpoint-a", "fingerprint-b")),
+        (REQUEST, Identity("checkpoint-a", "fingerprint-a", "another suite")),
     ],
 )
 def test_stale_reply_is_never_found(tmp_path: Path, request_: Request, who: Identity) -> None:
@@ -137,6 +138,36 @@ def test_file_hash_follows_the_file(tmp_path: Path) -> None:
         assert journal.file_sha256(shard) == sha256_of_file(shard)
         shard.write_bytes(b"other")
         assert journal.file_sha256(shard) == sha256_of_file(shard)
+
+
+def test_journal_of_an_earlier_version_is_read_and_written(tmp_path: Path) -> None:
+    """It had no column for the suite; what stands in it keeps its key."""
+    with Journal(tmp_path / "journal.db") as journal:
+        journal.write_request(REQUEST.key(WHO), REQUEST, WHO)
+        journal.write_reply(REQUEST.key(WHO), REPLY)
+        journal._execute("ALTER TABLE requests DROP COLUMN suite")
+    other = dataclasses.replace(REQUEST, item="en/2")
+    with Journal(tmp_path / "journal.db") as journal:
+        assert journal.find(REQUEST.key(WHO)) == REPLY
+        journal.write_request(other.key(WHO), other, WHO)
+        assert journal._execute("SELECT item, suite FROM requests ORDER BY item") == [("en/1", ""), ("en/2", "")]
+
+
+def test_many_requests_in_one_transaction_and_many_replies_in_one_look(tmp_path: Path) -> None:
+    requests = [dataclasses.replace(REQUEST, item=str(i)) for i in range(1203)]
+    keys = [request.key(WHO) for request in requests]
+    with Journal(tmp_path / "journal.db") as journal:
+        journal.write_requests(list(zip(keys, requests, strict=True)), WHO)
+        for key in keys[::3]:
+            journal.write_reply(key, REPLY, num_attempts=2)
+        journal.write_requests([(keys[0], requests[0])], WHO)  # answered already: it stays so
+        assert journal.find_all(keys) == dict.fromkeys(keys[::3], REPLY)
+        assert journal.find_all([]) == {}
+        assert (journal.count("answered"), journal.count("asked")) == (401, 802)
+        assert journal._execute("SELECT DISTINCT status, num_attempts FROM requests ORDER BY 1") == [
+            ("answered", 2),
+            ("asked", 0),
+        ]
 
 
 def test_write_ahead_log_and_a_file_that_is_no_journal(tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
-import numpy as np
 
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay_evaluate.connection import Connection, TransportError
 from assay_evaluate.dispatch import Dispatcher, Flight, Job
-from assay_evaluate.journal import Identity, Journal, Reply, Request, TokenLogprobs
+from assay_evaluate.journal import Identity, Journal, Reply, Request
+from assay_evaluate.replies import message_in, read_reply
 from assay_evaluate.truncation import truncated_by
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
@@ -91,6 +91,7 @@ class Client:
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._open: dict[str, Job] = {}
+        self._called: str | None = None
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work)
         # trust_env=False: a proxy setting of the machine must not come between us and the loopback.
         self._http = httpx.Client(base_url=self._urls[0], timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
@@ -124,7 +125,7 @@ class Client:
         num_missing = sum(job.reply is None for job in jobs)
         started = last_line = time.monotonic()
         replies = []
-        try:
+        with self._stopped_by_errors():
             for job in jobs:
                 while (reply := self._wait(job, on_hungry)) is None:
                     if on_hungry is not None and self.is_hungry and not on_hungry():
@@ -134,19 +135,16 @@ class Client:
                         num_done = sum(one.reply is not None for one in jobs)
                         self._on_progress(f"{requests[0].task}: {num_done}/{len(jobs)}, {last_line - started:.0f} s")
                 replies.append(reply)
-        except BaseException:
-            self._dispatcher.stop()  # after an error or Ctrl-C the threads end with the request they have in flight
-            raise
         if num_missing:
             self._on_progress(f"{requests[0].task}: all {len(jobs)}, {time.monotonic() - started:.0f} s")
         return replies
 
     def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Like `ask`, one reply at a time: memory does not grow with the number of requests, if theirs does not."""
+        """Like `ask`, one reply at a time: memory does not grow with the number of requests. Not to be left half-read."""
         coming = iter(requests)
         under_way: deque[Job] = deque()
         most = WINDOW * self._concurrency * len(self._urls)
-        try:
+        with self._stopped_by_errors():
             while True:
                 if len(under_way) <= most // 2:
                     under_way.extend(self.submit(list(itertools.islice(coming, most - len(under_way)))))
@@ -156,9 +154,6 @@ class Client:
                 while (reply := self._wait(job, None)) is None:
                     pass
                 yield reply
-        except BaseException:
-            self._dispatcher.stop()
-            raise
 
     def submit(self, requests: Sequence[Request]) -> list[Job]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
@@ -171,21 +166,34 @@ class Client:
                 lanes[self._lane_of(request)].append(self._open[key])
         jobs = [known[key] if key in known else self._open[key] for key in keys]
         if any(lanes):
-            self._check_alive()
+            self._check_alive(is_patient=True)
         for number, missing in enumerate(lanes):
             if missing:
                 self._dispatcher.submit(number, missing[::-1] if self._newest_first else missing)
         return jobs
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """A question about the server itself: sent once, not journaled. MeasureError if it cannot be reached."""
-        try:
-            return self._http.post(path, json={"model": self.endpoint.model, **body})
-        except httpx.TransportError as error:
-            self._check_alive()
-            raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
+        """A question about the server itself: not journaled. MeasureError if it cannot be reached."""
+        for attempt in itertools.count(1):
+            try:
+                return self._http.post(path, json={"model": self.endpoint.model, **body})
+            except httpx.TransportError as error:
+                is_last = attempt == self._max_attempts
+                self._check_alive(is_patient=not is_last)
+                if is_last:
+                    raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
+            time.sleep(self._backoff_of(path, attempt))
+        raise AssertionError("the last attempt returns or raises")
 
     # ------------------------------------------------------------------------------------------------ in the caller's thread
+    @contextmanager
+    def _stopped_by_errors(self) -> Iterator[None]:
+        """After an error or Ctrl-C the threads end with the request they have in flight."""
+        with ExitStack() as stack:
+            stack.callback(self._dispatcher.stop)
+            yield
+            stack.pop_all()
+
     def _known(self, keys: Sequence[str], requests: Sequence[Request]) -> Iterator[tuple[str, Request, Reply]]:
         found = self.journal.find_all([key for key in keys if key not in self._open])
         return ((key, request, found[key]) for key, request in zip(keys, requests, strict=True) if key in found)
@@ -223,10 +231,7 @@ class Client:
                 break
             is_last = attempt == self._max_attempts
             self._check_alive(is_patient=not is_last)
-            # The jitter is the request's own: the same in every run, and no two requests come back at the same moment.
-            jitter = random.Random(f"{job.key}:{attempt}").uniform(0.5, 1.0)
-            backoff_s = jitter * min(LONGEST_BACKOFF_S, self._backoff_s * 2 ** (attempt - 1))
-            if is_last or self._dispatcher.stopped.wait(backoff_s):
+            if is_last or self._dispatcher.stopped.wait(self._backoff_of(job.key, attempt)):
                 break
         self.journal.write_reply(job.key, reply, attempt)
         return reply
@@ -242,7 +247,9 @@ class Client:
         status = response.status
         if status == 200:
             try:
-                return read_reply(json.loads(response.body), request, latency_s)
+                data = json.loads(response.body)
+                self._check_same(data.get("system_fingerprint"))
+                return read_reply(data, request, latency_s)
             except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
                 what = f"reply is not what the API promises: {type(error).__name__}: {error}"
                 return Reply(status="failed", error=what, http_status=status, latency_s=latency_s)
@@ -251,6 +258,21 @@ class Client:
             raise MeasureError(f"{root_url(self.endpoint.base_url)}{request.path}: HTTP {status}: {message}")
         kind: Any = "failed" if status in TRY_AGAIN else "refused"
         return Reply(status=kind, error=f"HTTP {status}: {message}", http_status=status, latency_s=latency_s)
+
+    def _check_same(self, told: str | None) -> None:
+        """MeasureError if the server was started anew in another way while we asked: its replies are of somebody else."""
+        if told is None:
+            return
+        before = self._called = self._called or told  # whoever comes first: all servers must agree
+        if told != before:
+            raise MeasureError(
+                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed"
+            )
+
+    def _backoff_of(self, key: str, attempt: int) -> float:
+        """Seconds to wait after an attempt. The jitter is the request's own: no two come back at the same moment."""
+        jitter = random.Random(f"{key}:{attempt}").uniform(0.5, 1.0)
+        return jitter * min(LONGEST_BACKOFF_S, self._backoff_s * 2.0 ** (attempt - 1))
 
     def _check_alive(self, *, is_patient: bool = False) -> None:
         """MeasureError if the server is gone. is_patient: not if it is one that may come back."""
@@ -275,83 +297,6 @@ def root_url(url: str) -> str:
 def error_message(response: httpx.Response) -> str:
     """The server's own words about an error, on one line of at most 300 characters."""
     return message_in(response.text)
-
-
-def message_in(text: str) -> str:
-    """The same, of an error's body."""
-    try:
-        data = json.loads(text)
-        text = str(data.get("error", data).get("message", data))
-    except (json.JSONDecodeError, AttributeError):
-        pass
-    return " ".join(text.split())[:300]
-
-
-def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:
-    """An API response as a Reply. LookupError or TypeError if it is not shaped as the API promises."""
-    choice = data["choices"][0]
-    message = choice.get("message", {"content": choice.get("text")})
-    usage = data.get("usage") or {}
-    prompt_ids = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
-    token_ids = choice.get("token_ids")
-    logprobs = choice.get("prompt_logprobs")
-    return Reply(
-        status="answered",
-        text=message.get("content") or "",
-        reasoning=message.get("reasoning") or message.get("reasoning_content"),
-        has_tool_calls=bool(message.get("tool_calls")),
-        tool_calls=tuple(message["tool_calls"]) if message.get("tool_calls") else None,
-        finish_reason=choice.get("finish_reason"),
-        prompt_tokens=usage.get("prompt_tokens"),
-        output_tokens=usage.get("completion_tokens"),
-        thinking_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
-        # A scoring request carries its own ids; keeping them twice would only swell the journal.
-        prompt_token_ids=None if prompt_ids is None or logprobs is not None else tuple(prompt_ids),
-        token_ids=None if token_ids is None else tuple(token_ids),
-        usage=data.get("usage"),
-        speculation=_read_speculation(data),
-        http_status=200,
-        latency_s=latency_s,
-        logprobs=None if logprobs is None else _read_logprobs(logprobs, request),
-    )
-
-
-def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
-    """vLLM's `--per-request-spec-decode-metrics`, when on."""
-    stats = (data.get("metrics") or {}).get("speculative_decoding")
-    if not stats:
-        return None
-    return {
-        "num_drafts": stats["num_spec_steps"],
-        "num_draft_tokens": stats["num_draft_tokens"],
-        "num_accepted_tokens": stats["num_accepted_draft_tokens"],
-    }
-
-
-def _read_logprobs(rows: list[dict[str, Any] | None], request: Request) -> TokenLogprobs:
-    """vLLM's `prompt_logprobs`: per position, id -> log-probability of the k most likely and of the token that stands there."""
-    top_k, first = request.body["prompt_logprobs"], request.logprobs_from
-    tokens_P = np.asarray(request.body["prompt"][first:], np.int32)
-    p = len(tokens_P)
-    ids_PK = np.full((p, top_k), -1, np.int32)
-    logprobs_PK = np.full((p, top_k), np.nan, np.float32)
-    chosen_P = np.full(p, np.nan, np.float32)
-    if len(rows) != len(request.body["prompt"]):
-        raise LookupError(f"{len(rows)} rows of prompt_logprobs for {len(request.body['prompt'])} tokens")
-    for row, entries in enumerate(rows[first:]):
-        if entries is None:
-            continue  # nothing predicts the first token
-        standing = str(tokens_P[row])
-        chosen_P[row] = entries[standing]["logprob"]
-        ranked = [
-            (-entry["logprob"], entry.get("rank") or 0, int(token_id))
-            for token_id, entry in entries.items()
-            if len(entries) <= top_k or token_id != standing  # one entry too many: the token is outside the top k
-        ]
-        ranked.sort()
-        ids_PK[row, : len(ranked)] = [token_id for _, _, token_id in ranked]
-        logprobs_PK[row, : len(ranked)] = [-negative for negative, _, _ in ranked]
-    return TokenLogprobs(tokens_P, ids_PK, logprobs_PK, chosen_P)
 
 
 def is_truncated(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> bool:

@@ -104,6 +104,7 @@ class Dispatcher:
         """Put jobs at the end of a lane."""
         if self._error is not None:
             raise self._error
+        assert not self.stopped.is_set(), "asked after the end"
         lane = self._lanes[number]
         with lane.changed:
             lane.queue.extend(jobs)
