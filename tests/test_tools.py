@@ -348,4 +348,6 @@ def test_recipes() -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ToolsTask.model_validate({"kind": "tools", "name": "t", "num_items": 1, "max_tokens": 1, **wrong})
     full = [task for task in load_recipe(SuiteRecipe, "full").tasks if isinstance(task, ToolsTask)]
-    assert [one.name for one in full] in ([], ["tools"])
+    assert [(one.name, one.num_tools, one.prompt_tokens, one.num_items) for one in full] == [
+        ("tools", (1, 8, 32, 128), (0, 65536), 50)
+    ]

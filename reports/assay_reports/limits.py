@@ -15,7 +15,7 @@ from assay_evaluate.statistics import discordant_counts, minimum_detectable_effe
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
 
-GENERATED_KINDS = ("arithmetic", "needle")
+GENERATED_KINDS = ("arithmetic", "needle", "tools")
 
 
 def find_limits(run: Run) -> tuple[Limit, ...]:

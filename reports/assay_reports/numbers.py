@@ -151,6 +151,7 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -
         reference_num_truncated=reference.num_truncated if reference else None,
         reference_mean_output_tokens=reference.mean_output_tokens if reference else None,
         by_language=tuple(_languages(reference, task, level)),
+        tools=task.tools,
         **comparison,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, Verdict
+from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, ToolCalls, Verdict
 
 
 class Limit(Part):
@@ -51,6 +51,8 @@ class TaskNumbers(Part):
     extra_output_tokens: Interval | None
     """Candidate minus reference, per paired item: + means longer replies."""
     by_language: tuple[LanguageNumbers, ...]
+    tools: ToolCalls | None = None
+    """Of tasks that offer tools."""
 
 
 class Row(Part):
