@@ -130,8 +130,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
-         "unknown key 'concurency'; did you mean 'concurrency'? Allowed: base_url, base_urls, concurrency, description, emulate, "
-         "environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
+         "unknown key 'concurency'; did you mean 'concurrency'? Allowed: base_url, base_urls, concurrency, description, "
+         "emulate, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
          "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
          "num_items, num_steps, temperature, thinking_tokens, top_k, top_p"),
