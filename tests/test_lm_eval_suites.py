@@ -212,3 +212,12 @@ def test_unknown_metric_or_filter(tmp_path: Path, gsm8k_folder: Path, more: dict
     with FakeServer() as server, session_with(server, tmp_path) as session:
         result = run_lm_eval(session, task)
     assert (result.num_items, result.note) == (0, note)
+
+
+@pytest.mark.parametrize(
+    ("dataset_name", "language"), [("zh", "zh"), ("main", "und"), ("default", "und"), (None, "und"), ("de", "de")]
+)
+def test_language_of_a_part(dataset_name: str | None, language: str) -> None:
+    from assay_evaluate.cot import _language
+
+    assert _language(dataset_name) == language

@@ -189,3 +189,14 @@ def test_thinking_and_answer_have_budgets_of_their_own_where_the_server_can(tmp_
     assert {body.get("thinking_token_budget") for body in bodies} == {None if parser is None else 40}
     assert {m.tasks[0].thinking_budget_tokens for m in measurements} == {None if parser is None else 40}
     assert measurements[0].suite_recipe["tasks"][0]["thinking_tokens"] == 40
+
+
+def test_the_report_says_what_a_greater_budget_would_not_mend() -> None:
+    from synthetic_run import make_measurements
+
+    from assay_reports.limits import _reasons
+
+    task = make_measurements()[0].tasks[0]
+    cut = task.model_copy(update={"truncated_by": {"budget": 4, "context": 2, "empty": 1}})
+    assert _reasons(cut) == ", 2 ended by the context, 1 ended inside thinking"
+    assert _reasons(task) == ""

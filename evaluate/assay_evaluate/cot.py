@@ -123,6 +123,7 @@ def _score_named(
 ) -> tuple[list[ItemResult], str]:
     """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
     chosen, metric = _filter_and_metric(task, name, loaded, rows)
+    language = _language(loaded["tasks"][name].config.dataset_name)
     results = []
     for row in rows:
         if row["filter"] != chosen:
@@ -135,7 +136,7 @@ def _score_named(
             session.result(
                 model.replies[doc][0],
                 item=f"{name}/{row['doc_id']}",
-                language=str(row["doc"].get("language", "und")),
+                language=str(row["doc"].get("language") or language),
                 prompt=model.prompts[doc],
                 expected=str(row["target"]),
                 correct=bool(value),
@@ -144,6 +145,12 @@ def _score_named(
             )
         )
     return results, f"{name} scored by {metric} after {chosen}"
+
+
+def _language(dataset_name: str | None) -> str:
+    """Multilingual data sets name their parts by language (`zh`, `pt`); `und` where that is not so."""
+    name = dataset_name or ""
+    return name if len(name) == 2 and name.isalpha() and name.islower() else "und"
 
 
 def _filter_and_metric(task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:

@@ -76,12 +76,20 @@ def one_seed(run: Run) -> str | None:
 
 def truncation(run: Run) -> str | None:
     cut = [
-        f"{task.num_truncated} of {task.num_items} for {m.label} in {task.task} (budget {task.max_tokens} tokens)"
+        f"{task.num_truncated} of {task.num_items} for {m.label} in {task.task} "
+        f"(budget {task.max_tokens} tokens{_reasons(task)})"
         for m in run.measurements
         for task in m.tasks
         if task.num_truncated
     ]
     return f"Replies cut off by the token budget are scored as they stand: {'; '.join(cut)}." if cut else None
+
+
+def _reasons(task: TaskResult) -> str:
+    """Cuts that a greater budget would not mend, or that the server did not admit."""
+    words = {"context": "ended by the context", "empty": "ended inside thinking"}
+    seen = [f"{task.truncated_by[reason]} {words[reason]}" for reason in ("context", "empty") if reason in task.truncated_by]
+    return "".join(f", {one}" for one in seen)
 
 
 def failures(run: Run) -> str | None:
