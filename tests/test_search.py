@@ -64,14 +64,27 @@ def test_fused_search_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> N
             assert_same_parts(got, want, f"{kind} {shape} {importance is not None}")
 
 
-def weighted_errors(made: QuantizedRows, w: Array, scheme: str, importance: Array) -> np.ndarray[tuple[int, ...], np.dtype]:
+@pytest.mark.parametrize("scheme", ["w4a16_channel", "w4a16_asym_channel", "w8a8", "fp8_channel"])
+def test_rows_of_more_than_one_piece(scheme: str) -> None:
+    w = weight("normal", (6, 128 * 128 + 136), "BF16")
+    for importance in (None, channel_weights(w.shape[1])):
+        want = quantized(w, "BF16", scheme, importance, engine="reference")
+        assert_same_parts(quantized(w, "BF16", scheme, importance), want, scheme)
+
+
+def weighted_errors(
+    made: QuantizedRows, w: Array, scheme: str, importance: Array | None
+) -> np.ndarray[tuple[int, ...], np.dtype]:
     """What the search minimises, in FP64, for each set of weights with one scale."""
     row = SCHEMES[scheme]
     wide = reference.to_torch(w, "BF16").double()
-    u = torch.from_numpy(importance).double() * (wide.square() if row.weight_dtype in ("I32", "I8") else 1)
-    error = ((dequantize_rows(made.parts, w, "BF16", scheme).double() - wide).square() * u).numpy()
     height = len(w) if row.per_tensor else row.block_rows
     width = w.shape[1] if row.group_size is None else row.group_size
+    u = torch.ones_like(wide) if importance is None else torch.from_numpy(importance).double().expand_as(wide)
+    if row.weight_dtype in ("I32", "I8"):
+        mean = wide.square().reshape(len(w), -1, width).mean(-1).repeat_interleave(width, 1)
+        u = u * (wide.square() + (0 if importance is None else mean))
+    error = ((dequantize_rows(made.parts, w, "BF16", scheme).double() - wide).square() * u).numpy()
     return error.reshape(len(w) // height, height, w.shape[1] // width, width).sum((1, 3))
 
 
@@ -79,9 +92,9 @@ def weighted_errors(made: QuantizedRows, w: Array, scheme: str, importance: Arra
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_scale_is_worse_than_min_max_and_most_are_better(scheme: str, weighted: bool) -> None:
     w = weight("normal", (256, 512), "BF16")
-    importance = channel_weights(512) if weighted else np.ones(512, np.float32)
+    importance = channel_weights(512) if weighted else None
     before = weighted_errors(quantized(w, "BF16", scheme, observer="minmax"), w, scheme, importance)
-    after = weighted_errors(quantized(w, "BF16", scheme, importance if weighted else None), w, scheme, importance)
+    after = weighted_errors(quantized(w, "BF16", scheme, importance), w, scheme, importance)
     assert (after <= before * (1 + 1e-6)).all()
     # an MX scale is a power of two: twice or half of it is rarely better, and for FP8 never
     assert (after < before).mean() > {"mxfp4": 0.03, "mxfp8": -1}.get(scheme, 0.5)
@@ -99,7 +112,7 @@ def test_the_chosen_int4_scale_is_the_best_of_a_brute_force() -> None:
         codes = (groups / scale).bfloat16().double().round().clamp(-8, 7)
         errors.append((((codes * scale).bfloat16().double() - groups).square() * groups.square()).sum(-1))
     least = torch.stack(errors).amin(0).numpy()
-    found = weighted_errors(made, w, "w4a16", np.ones(256, np.float32))
+    found = weighted_errors(made, w, "w4a16", None)
     np.testing.assert_allclose(found, least, rtol=1e-5)
 
 

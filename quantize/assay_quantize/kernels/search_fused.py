@@ -50,12 +50,11 @@ def search_scales(
     num_rows, columns = w_OI.shape
     importance = np.ones(columns, np.float32) if importance_I is None else np.ascontiguousarray(importance_I, np.float32)
     kind, steps = _kind_and_steps(row, amax, amax_dtype)
-    squared = isinstance(kind, Int | IntAsymmetric)
+    weighted, squared = importance_I is not None, isinstance(kind, Int | IntAsymmetric)
     w = kernel_view(w_OI)
     if row.group_size is not None and row.block_rows == 1:
         shape = (num_rows, columns // row.group_size)
         scale, code = np.empty(shape, np.float32), np.empty(shape, np.int16)
-        weighted = importance_I is not None
         _search_groups(
             kind, w.reshape(-1), importance, weighted, squared, row.group_size, steps, scale.reshape(-1), code.reshape(-1)
         )
@@ -65,7 +64,7 @@ def search_scales(
         shape = (-(-num_rows // height), -(-columns // width))
         scale, code = np.empty(shape, np.float32), np.empty(shape, np.int16)
         given = np.float32(amax if row.per_tensor else -1)
-        _search_units(kind, w, importance, squared, height, width, given, steps, scale, code)
+        _search_units(kind, w, importance, weighted, squared, height, width, given, steps, scale, code)
     if isinstance(kind, Nvfp4 | Mxfp4 | Mxfp8):
         return FoundScales(code.astype(np.uint8), np.zeros_like(code))
     stored = (scale.view(np.uint32) >> 16).astype(np.uint16) if dtype == np.uint16 else scale.astype(dtype)
@@ -123,11 +122,21 @@ def _fold(e_JL: Any, f_JL: Any) -> None:
 
 
 @kernel
-def _times_square(u_JL: Any, x_JL: Any) -> None:
+def _add_squares(x_JL: Any, e_JL: Any, f_JL: Any) -> None:
+    """Sums of x^2 over J into e_JL[0]."""
+    for j in range(e_JL.shape[0]):
+        x_L, y_L, e_L = x_JL[2 * j], x_JL[2 * j + 1], e_JL[j]
+        for i in range(e_L.size):
+            e_L[i] = x_L[i] * x_L[i] + y_L[i] * y_L[i]
+    _fold(e_JL, f_JL)
+
+
+@kernel
+def _times_square(u_JL: Any, x_JL: Any, mean_L: Any) -> None:
     for j in range(x_JL.shape[0]):
         u_L, x_L = u_JL[j], x_JL[j]
         for i in range(x_L.size):
-            u_L[i] *= x_L[i] * x_L[i]
+            u_L[i] *= x_L[i] * x_L[i] + mean_L[i]
 
 
 # ------------------------------------------------------------------------------------------------ groups
@@ -139,7 +148,7 @@ def _search_groups(
     e_JL, f_JL = np.empty((group // 2, LANES), np.float32), np.empty((group // 2, LANES), np.float32)
     row_LJ = np.zeros((LANES, group + 16), np.float32)  # the padding keeps its columns from meeting in one cache set
     a_L, b_L, c_L = np.ones(LANES, np.float32), np.ones(LANES, np.float32), np.ones(LANES, np.float32)
-    scale_L, code_L = np.empty(LANES, np.float32), np.empty(LANES, np.int16)
+    scale_L, code_L, mean_L = np.empty(LANES, np.float32), np.empty(LANES, np.int16), np.zeros(LANES, np.float32)
     best_L, least_L = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for begin in range(0, scale_T.size, LANES):
         lanes = min(LANES, scale_T.size - begin)
@@ -157,9 +166,12 @@ def _search_groups(
                 row_LJ[i, :group] = importance_I[first : first + group]
             _transpose(row_LJ, u_JL)
         if squared:
-            if not weighted:
+            if weighted:
+                _add_squares(x_JL, e_JL, f_JL)
+                mean_L[:] = e_JL[0] / np.float32(group)
+            else:
                 u_JL[:] = np.float32(1)
-            _times_square(u_JL, x_JL)
+            _times_square(u_JL, x_JL, mean_L)
         for k in range(steps_K.size):
             for i in range(LANES):
                 scale_L[i], code_L[i] = candidate(kind, w_N, (a_L[i], b_L[i], c_L[i]), steps_K[k])
@@ -184,8 +196,8 @@ def _transpose(row_LJ: Any, x_JL: Any) -> None:
 # ------------------------------------------------------------------------------------------------ rows, blocks, whole weights
 @kernel
 def _search_units(
-    kind: Any, w_OI: Any, importance_I: Any, squared: Any, height: Any, width: Any, given_amax: Any, steps_K: Any,
-    scale_RC: Any, code_RC: Any,
+    kind: Any, w_OI: Any, importance_I: Any, weighted: Any, squared: Any, height: Any, width: Any, given_amax: Any,
+    steps_K: Any, scale_RC: Any, code_RC: Any,
 ) -> None:  # fmt: skip
     num_rows, columns = w_OI.shape
     chunks_wide = (width + CHUNK - 1) // CHUNK
@@ -194,7 +206,7 @@ def _search_units(
     x_JL, u_JL = np.empty((2 * half, CHUNK), np.float32), np.empty((2 * half, CHUNK), np.float32)
     e_JL, f_JL = np.empty((half, CHUNK), np.float32), np.empty((half, CHUNK), np.float32)
     sum_KPL, scratch_PL = np.empty((steps_K.size, num_pieces, CHUNK), np.float32), np.empty((num_pieces, CHUNK), np.float32)
-    scale_L, code_L = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int16)
+    scale_L, code_L, mean_L = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int16), np.zeros(CHUNK, np.float32)
     for r in range(scale_RC.shape[0]):
         bottom = min((r + 1) * height, num_rows)
         for c in range(scale_RC.shape[1]):
@@ -205,14 +217,16 @@ def _search_units(
                     lower, higher = range_of(kind, w_OI[o, left:right])
                     low, high = min(low, lower), max(high, higher)
             first = first_of(kind, w_OI, low, high)
+            if weighted and squared:
+                for p in range(num_pieces):
+                    _load_piece(w_OI, importance_I, r * height, bottom, left, right, p * CHUNK, chunks_wide, x_JL, u_JL)
+                    _add_squares(x_JL, e_JL, f_JL)
+                    sum_KPL[0, p] = e_JL[0]
+                mean_L[:] = _total(sum_KPL[0], scratch_PL) / np.float32(right - left)
             for p in range(num_pieces):
-                for j in range(2 * half):
-                    o = r * height + (p * CHUNK + j) // chunks_wide
-                    begin = left + (p * CHUNK + j) % chunks_wide * CHUNK
-                    size = max(0, min(CHUNK, right - begin)) if o < bottom else 0
-                    _load_chunk(w_OI[min(o, num_rows - 1)], importance_I, begin, size, x_JL[j], u_JL[j])
+                _load_piece(w_OI, importance_I, r * height, bottom, left, right, p * CHUNK, chunks_wide, x_JL, u_JL)
                 if squared:
-                    _times_square(u_JL, x_JL)
+                    _times_square(u_JL, x_JL, mean_L)
                 for k in range(steps_K.size):
                     scale, code = candidate(kind, w_OI, first, steps_K[k])
                     scale_L[:], code_L[:] = scale, code
@@ -223,22 +237,36 @@ def _search_units(
 
 
 @kernel
-def _load_chunk(w_I: Any, importance_I: Any, begin: Any, size: Any, x_L: Any, u_L: Any) -> None:
-    for i in range(size):
-        x_L[i] = load(w_I, begin + i)
-        u_L[i] = importance_I[begin + i]
-    x_L[size:], u_L[size:] = np.float32(0), np.float32(0)
+def _load_piece(
+    w_OI: Any, importance_I: Any, top: Any, bottom: Any, left: Any, right: Any, first: Any, chunks_wide: Any,
+    x_JL: Any, u_JL: Any,
+) -> None:  # fmt: skip
+    """Chunks from number `first` on of w_OI[top:bottom, left:right] and their channel weights; zeros behind the last."""
+    for j in range(x_JL.shape[0]):
+        o, begin = top + (first + j) // chunks_wide, left + (first + j) % chunks_wide * CHUNK
+        size = max(0, min(CHUNK, right - begin)) if o < bottom else 0
+        w_I, x_L, u_L = w_OI[min(o, bottom - 1)], x_JL[j], u_JL[j]
+        for i in range(size):
+            x_L[i] = load(w_I, begin + i)
+            u_L[i] = importance_I[begin + i]
+        x_L[size:], u_L[size:] = np.float32(0), np.float32(0)
+
+
+@kernel
+def _total(sum_PL: Any, scratch_PL: Any) -> Any:
+    """The sum over pieces, then columns."""
+    _fold(sum_PL, scratch_PL)
+    sum_L1 = sum_PL[0].copy().reshape(CHUNK, 1)
+    _fold(sum_L1, np.empty((CHUNK, 1), np.float32))
+    return sum_L1[0, 0]
 
 
 @kernel
 def _least(sum_KPL: Any, scratch_PL: Any) -> Any:
-    """The first k with the smallest sum over pieces and columns."""
+    """The first k with the smallest sum."""
     best, least = 0, np.float32(0)
-    scratch_L1 = np.empty((CHUNK, 1), np.float32)
     for k in range(sum_KPL.shape[0]):
-        _fold(sum_KPL[k], scratch_PL)
-        sum_L1 = sum_KPL[k, 0].copy().reshape(CHUNK, 1)
-        _fold(sum_L1, scratch_L1)
-        if k == 0 or sum_L1[0, 0] < least:
-            best, least = k, sum_L1[0, 0]
+        found = _total(sum_KPL[k], scratch_PL)
+        if k == 0 or found < least:
+            best, least = k, found
     return best

@@ -8,7 +8,8 @@ tie the first. The first candidate is the min-max scale, so the error is never l
                  are codes (NVFP4's E4M3, MX's exponents): the code plus each of the offsets. A candidate that is not a
                  positive finite number is replaced by the first; a min-max scale that overflows stays.
     error        sum of (dequantized - w)^2 * u, with what would be stored and read back, every rounding included
-    u            importance of the input channel (1 if there is none); for integers times w^2
+    u            without channel weights 1, for integers w^2; with them the channel's weight, for integers times w^2 + the mean
+                 of w^2 over all that share the scale (a sum as below, over their number)
     sum          in FP32, over chunks of 128 columns (or the group), as a tree: neighbours are added, then neighbours of these
                  sums, and so on (`fold`); first over the chunks, then over the columns of a chunk; zeros where no weight is
 
@@ -17,7 +18,7 @@ where the outlier is clipped. But the model needs just these: on tiny-glm the pl
 the KL, all of it in the down projections of two experts, whose largest weights are 12 times the root mean square and meet the
 largest activations (the "super weights" of arXiv 2411.07191). ggml weighs INT4 by w^2, too (`make_qx_quants`, rmse_type 1).
 FP4 and FP8 have fine steps near zero and coarse ones far out, and groups of 16 or 32: there the plain error is better.
-benchmarks/scale_search.py shows it.
+benchmarks/scale_search.py shows it. Where channel weights say which inputs are large, w^2 need not stand in for it alone.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def search_scales(
     wide = w_OI.float()
     u_OI = torch.ones_like(wide) if importance_I is None else importance_I.to(wide).expand_as(wide)
     if args.type in SQUARED:
-        u_OI = u_OI * (wide * wide)
+        u_OI = u_OI * (wide * wide + (0 if importance_I is None else _mean_square(wide, scheme)))
     best_scale, best_zero = from_range(low, high)
     least = torch.full_like(best_scale, torch.nan, dtype=torch.float32)
     for number, (scale, zero) in enumerate(_candidates(low, high, scheme, args, from_range)):
@@ -107,6 +108,13 @@ def fold(x: Tensor) -> Tensor:
     while x.shape[-1] > 1:
         x = x[..., 0::2] + x[..., 1::2]
     return x[..., 0]
+
+
+def _mean_square(w_OI: Tensor, scheme: str) -> Tensor:
+    """Mean of w^2 over all weights that share a scale (of a group or a row), for each weight."""
+    sums_RC = _error_of_scales(w_OI * w_OI, scheme)
+    width = w_OI.shape[1] // sums_RC.shape[1]
+    return (sums_RC / width).repeat_interleave(width, 1)
 
 
 def _error_of_scales(e_OI: Tensor, scheme: str) -> Tensor:
