@@ -109,7 +109,8 @@ def test_servers_are_named_in_one_way(tmp_path: Path, urls: str, message: str) -
 
 
 # ------------------------------------------------------------------------------------------------ never idle
-def test_the_next_task_is_in_line_before_the_last_reply_of_this_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_next_task_is_in_line_before_the_last_reply_of_this_one(tmp_path: Path, streams: bool) -> None:
     """The first task's last reply is held back until the second task's request arrives."""
     second_came = threading.Event()
 
@@ -126,7 +127,8 @@ def test_the_next_task_is_in_line_before_the_last_reply_of_this_one(tmp_path: Pa
     def task(name: str, questions: int) -> Callable[[], list[str]]:
         def run() -> list[str]:
             order.append(name)
-            return [reply.text for reply in session.ask([request(name, str(i)) for i in range(questions)])]
+            asked = [request(name, str(i)) for i in range(questions)]
+            return [reply.text for reply in (session.ask_each(iter(asked)) if streams else session.ask(asked))]
 
         return run
 

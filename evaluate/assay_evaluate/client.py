@@ -139,20 +139,23 @@ class Client:
             self._on_progress(f"{requests[0].task}: all {len(jobs)}, {time.monotonic() - started:.0f} s")
         return replies
 
-    def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
+    def ask_each(self, requests: Iterable[Request], on_hungry: Callable[[], bool] | None = None) -> Iterator[Reply]:
         """Like `ask`, one reply at a time: memory does not grow with the number of requests. Not to be left half-read."""
         coming = iter(requests)
         under_way: deque[Job] = deque()
-        most = WINDOW * self._concurrency * len(self._urls)
+        most, is_whole = WINDOW * self._concurrency * len(self._urls), False
         with self._stopped_by_errors():
             while True:
-                if len(under_way) <= most // 2:
-                    under_way.extend(self.submit(list(itertools.islice(coming, most - len(under_way)))))
+                if not is_whole and len(under_way) <= most // 2:
+                    more = list(itertools.islice(coming, most - len(under_way)))
+                    under_way.extend(self.submit(more))
+                    is_whole = not more
                 if not under_way:
                     return
                 job = under_way.popleft()
-                while (reply := self._wait(job, None)) is None:
-                    pass
+                while (reply := self._wait(job, on_hungry)) is None:
+                    if on_hungry is not None and is_whole and self.is_hungry and not on_hungry():
+                        on_hungry = None  # nothing is left to come
                 yield reply
 
     def submit(self, requests: Sequence[Request]) -> list[Job]:

@@ -65,7 +65,7 @@ class Session:
         if self.ahead.is_looking:
             self.client.submit(list(itertools.islice(requests, FIRST_IN_LINE)))
             raise InLine
-        for reply in self.client.ask_each(requests):
+        for reply in self.client.ask_each(requests, self.ahead.begin_next):
             self.tally.add([reply])
             yield reply
 
