@@ -27,12 +27,15 @@ from assay_quantize.plan import make_plan
 KILLS = 20
 SHARDS = 6
 CHILD = """
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from assay.records import Plan
 from assay_quantize.engine import quantize
 from assay_quantize.local_engine import run_local
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a script
 
 def run(plan, names, source, out, options, on_progress):  # slabs of a few rows: slow enough to be hit everywhere
     return run_local(plan, names, source, out, replace(options, slab_bytes=4096), on_progress)
