@@ -14,11 +14,12 @@ tie the first. The first candidate is the min-max scale, so the error is never l
                  sums, and so on (`fold`); first over the chunks, then over the columns of a chunk; zeros where no weight is
 
 Why w^2 for integers: their grid is even, so one far outlier makes the error of all others large and the plain error is smallest
-where the outlier is clipped. But the model needs just these: on tiny-glm the plain search lowers the weight error and doubles
-the KL, all of it in the down projections of two experts, whose largest weights are 12 times the root mean square and meet the
-largest activations (the "super weights" of arXiv 2411.07191). ggml weighs INT4 by w^2, too (`make_qx_quants`, rmse_type 1).
-FP4 and FP8 have fine steps near zero and coarse ones far out, and groups of 16 or 32: there the plain error is better.
-benchmarks/scale_search.py shows it. Where channel weights say which inputs are large, w^2 need not stand in for it alone.
+where the outlier is clipped. But the model needs just these: on tiny-glm the plain search lowers the weight error and raises
+the KL, nearly all of it in the down projections of a few experts, whose largest weights are 12 times the root mean square and
+meet the largest activations (the "super weights" of arXiv 2411.07191). ggml weighs INT4 by w^2, too (`make_qx_quants`,
+rmse_type 1). FP4 has fine steps near zero, coarse ones far out and groups of 16: there the plain error is better. FP8 gains
+little either way. benchmarks/scale_search.py has the figures. Where channel weights say which inputs are large, w^2 need not
+stand in for it alone.
 """
 
 from __future__ import annotations
