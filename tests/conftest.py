@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay import cli
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
 def tiny_glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GLM-4-MoE with an MTP block: 3 layers, first dense, 4 experts, two shards. Read only; copy it to damage it."""
     return make_tiny_glm4_moe(tmp_path_factory.mktemp("tiny") / "tiny-glm4-moe")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """`run("plan", folder, ...)` -> (exit code, stdout, stderr), in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call

@@ -20,24 +20,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`run("plan", folder, ...)` -> (exit code, stdout, stderr), in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return make_tiny_glm4_moe(tmp_path / "source")

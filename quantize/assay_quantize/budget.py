@@ -106,18 +106,17 @@ def slab_budget_bytes(workers: int, slab_bytes: int, engine: str) -> int:
 
 
 def plan_budget(
-    memory_bytes: int, workers: int, *, least_slab_bytes: int, held_bytes: int, engine: str, base_bytes: int | None = None
+    memory_bytes: int, workers: int, *, least_slab_bytes: int, held_bytes: int, engine: str, base_bytes: int
 ) -> Budget:
     """The most workers and the largest slabs that fit into `memory_bytes`: fewer workers first, then smaller slabs.
 
     least_slab_bytes: the smallest slab that can be cut of every tensor (a row, 128 rows for FP8 blocks...). held_bytes: what
-    waits in memory for its place in a file. base_bytes: what the process holds without slabs (default: measured).
+    waits in memory for its place in a file. base_bytes: what the process holds without slabs.
     Raises QuantizeError with the least bound that would do.
     """
     if workers < 1:
         raise QuantizeError(f"--workers {workers}: at least 1 is needed")
-    base = resident_bytes() + RUNTIME_BYTES if base_bytes is None else base_bytes
-    free = memory_bytes - base - held_bytes
+    free = memory_bytes - base_bytes - held_bytes
     slab_bytes = max(SLAB_BYTES, least_slab_bytes)
     budget = Budget(workers, slab_bytes, memory_bytes)
     while slab_budget_bytes(budget.workers, budget.slab_bytes, engine) > free:
@@ -126,7 +125,7 @@ def plan_budget(
         elif budget.slab_bytes > least_slab_bytes and budget.slab_bytes > 1 << 16:
             budget = replace(budget, slab_bytes=max(least_slab_bytes, budget.slab_bytes // 2))
         else:
-            least = base + held_bytes + slab_budget_bytes(1, budget.slab_bytes, engine)
+            least = base_bytes + held_bytes + slab_budget_bytes(1, budget.slab_bytes, engine)
             raise QuantizeError(
                 f"--memory {_mib(memory_bytes)}MiB: too little for one worker with the smallest slabs; "
                 f"at least {_mib(least + (1 << 20) - 1)}MiB are needed here"
