@@ -14,9 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
+from assay.divergence_records import Drift, ExactDivergence
 from assay.errors import AssayError
+from assay.record_base import Interval as Interval
+from assay.record_base import Part as Part
 
 Role = Literal[
     "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
@@ -59,12 +62,6 @@ def write_text_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-class Part(BaseModel):
-    """Base of everything inside a record: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Record(Part):
@@ -267,16 +264,6 @@ class Fingerprint(Part):
 
 
 # ------------------------------------------------------------------------------------------------ measurements
-class Interval(Part):
-    """A number with its confidence interval (95 % unless `level` says otherwise) and the n behind it."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-    level: float = 0.95
-
-
 Truncation = Literal["length", "budget", "context", "empty"]
 """Why a reply counts as cut off. budget, context: it reached its budget, or the model's longest text, whatever the server
 says. length: only the server says so. empty: the end came inside thinking, no answer was begun."""
@@ -390,7 +377,7 @@ class TaskResult(Part):
     """Why it was not measured, when it was not."""
     tools: ToolCalls | None = None
     """Of tasks that offer tools."""
-    truncated_by: dict[Truncation, int] = {}
+    truncated_by: dict[Truncation, int] = Field(default_factory=dict)
     """Truncated items by reason; adds up to `num_truncated`."""
     thinking_budget_tokens: int | None = None
     """Tokens of `max_tokens` after which the server ends the thinking. None: thinking and answer share the budget."""
@@ -438,6 +425,12 @@ class Divergence(Part):
     top1_agreement: Interval
     by_position: tuple[PositionBucket, ...]
     by_language: dict[str, Interval]
+    drift: tuple[Drift, ...] = ()
+    """Of each set of texts, and of all sampled ones first. Empty: recorded before this was."""
+    exact: ExactDivergence | None = None
+    """None: exact mode was not asked for, or could not be (the measurement's `not_measured` says why)."""
+    scored_by: Literal["top_k", "exact_ids"] = "top_k"
+    """exact_ids: the server gave the candidate's log-probability of every id of the reference's top k."""
 
 
 class Acceptance(Part):

@@ -38,7 +38,7 @@ from tokenizers import Tokenizer  # noqa: E402
 
 from assay.recipes import DivergenceSpec, PrecisionRecipe, load_recipe  # noqa: E402
 from assay.records import Plan  # noqa: E402
-from assay_evaluate.documents import document_items  # noqa: E402
+from assay_evaluate.divergence.documents import document_items  # noqa: E402
 from assay_evaluate.statistics import cluster_bootstrap_mean  # noqa: E402
 from assay_quantize.checkpoint import open_checkpoint  # noqa: E402
 from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows, search_reference  # noqa: E402

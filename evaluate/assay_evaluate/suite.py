@@ -26,7 +26,14 @@ from assay_evaluate.client import Client, NotMeasured
 from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
 from assay_evaluate.dialect import learn_dialect, takes_seeds
 from assay_evaluate.divergence import summarize
-from assay_evaluate.documents import Document, find_documents, find_scores, pair_scores, scoring_requests, write_documents
+from assay_evaluate.divergence.documents import (
+    Document,
+    find_documents,
+    find_scores,
+    pair_scores,
+    scoring_requests,
+    write_documents,
+)
 from assay_evaluate.journal import Identity, Journal, Reply
 from assay_evaluate.needle import haystacks, run_needle
 from assay_evaluate.ruler_task import run_ruler

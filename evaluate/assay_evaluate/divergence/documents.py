@@ -14,7 +14,7 @@ from typing import Any
 from assay.recipes import DivergenceSpec
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.dialect import COMPLETIONS, sampling
-from assay_evaluate.divergence import ScoredDocument
+from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.items import Item, arithmetic_item, writing_item
 from assay_evaluate.journal import Identity, Journal, Reply, Request
 from assay_evaluate.session import Session

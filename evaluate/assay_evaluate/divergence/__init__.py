@@ -1,0 +1,14 @@
+"""Next-token divergence of a candidate from its reference; all in nats.
+
+positions    two sides' log-probabilities of one text -> values per position: the lower bound and the unbiased estimate
+drift        values per position of many texts -> statistics, by span, confidence, domain, language and part
+summary      all texts of a measurement -> the Divergence record
+documents    texts the reference writes, and held-out texts; how both sides are asked to score them
+phase        the part of a suite's run that does it
+hidden_states, exact  the full-vocabulary KL from hidden states and the output matrix
+"""
+
+from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument, position_divergence, sampling_gap
+from assay_evaluate.divergence.summary import summarize
+
+__all__ = ["PositionDivergence", "ScoredDocument", "position_divergence", "sampling_gap", "summarize"]
