@@ -1,0 +1,143 @@
+"""Who is there and what it offers: asked with a dozen small requests, believed only when the reply shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import MeasureError, ServeError
+from assay.probe_records import Offer
+from assay_evaluate.client import root_url
+from assay_evaluate.dialect import CHAT, COMPLETIONS
+from assay_evaluate.external import get, sum_metrics
+from assay_evaluate.probes.asking import Ask, Asker, Exchange
+
+QUESTION = [{"role": "user", "content": "1 + 1"}]
+EXTENDED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server and what it was found to offer. `base_url` has no /v1 at its end."""
+
+    base_url: str
+    model: str
+    max_model_len: int | None
+    offer: Offer
+    system_fingerprint: str | None = None
+    checkpoint_sha256: str | None = None
+    """Of a checkpoint that was served for the probes."""
+
+    def metrics(self) -> dict[str, float]:
+        """The server's counters, summed over labels; empty if it has none."""
+        return _metrics(self.base_url)
+
+
+def find_endpoint(url: str, model: str | None = None, *, timeout_s: float = 600.0) -> Endpoint:
+    """Ask the server at `url` who it is and what it offers. model: its name there; None: the first one listed.
+
+    MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
+    """
+    base_url = root_url(url)
+    listed = _listed(base_url)
+    names = [one["id"] for one in listed]
+    if model is not None and model not in names:
+        raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(names) or 'none'}")
+    if not listed:
+        raise MeasureError(f"{url}: /v1/models lists no model; start the server with one")
+    about = next(one for one in listed if model is None or one["id"] == model)
+    length = about.get("max_model_len")
+    with Asker(base_url, about["id"], timeout_s=timeout_s) as asker:
+        return Endpoint(
+            base_url=base_url,
+            model=about["id"],
+            max_model_len=length if isinstance(length, int) else None,
+            offer=_find_offer(asker),
+            system_fingerprint=asker.system_fingerprint,
+        )
+
+
+def _listed(base_url: str) -> list[dict[str, Any]]:
+    try:
+        data = get(base_url, "/v1/models", what="the endpoint").json()["data"]
+    except (json.JSONDecodeError, LookupError, TypeError):
+        raise MeasureError(f"{base_url}/v1/models: no list of models there; give an OpenAI-compatible server") from None
+    except ServeError as error:
+        raise MeasureError(str(error)) from None
+    return list(data)
+
+
+def _find_offer(asker: Asker) -> Offer:
+    def said(path: str, **body: Any) -> Exchange:
+        [exchange] = asker.ask([Ask(f"find/{path}", path, {"max_tokens": 1, "temperature": 0, **body})], 1)
+        return exchange
+
+    chat = said(CHAT, messages=QUESTION).is_answered
+    completions = said(COMPLETIONS, prompt="1 + 1").is_answered
+    if not chat and not completions:
+        errors = ", ".join(f"{error} ({count})" for error, count in asker.errors.items())
+        raise MeasureError(f"{asker.base_url}: answers neither {CHAT} nor {COMPLETIONS}: {errors}")
+    path = CHAT if chat else COMPLETIONS
+    base: dict[str, Any] = {"messages": QUESTION} if chat else {"prompt": "1 + 1"}
+
+    def most_logprobs() -> int | None:
+        for k in (128, 64, 20, 5, 1):
+            wish = {"logprobs": True, "top_logprobs": k} if chat else {"logprobs": k}
+            rows = said(path, **base, **wish).rows
+            if rows and rows[0].top:
+                return min(k, len(rows[0].top))
+        return None
+
+    def most_prompt_logprobs() -> int | None:
+        for k in (128, 64, 20, 5):
+            scored = said(COMPLETIONS, prompt=[1, 2, 3], prompt_logprobs=k).reply.logprobs
+            if scored is not None:
+                return int(scored.ids_PK.shape[1])
+        return None
+
+    with_ids = said(path, **base, return_token_ids=True)
+    token_ids = with_ids.reply.token_ids is not None and with_ids.reply.prompt_token_ids is not None
+    counters = _metrics(asker.base_url)
+    version = _version(asker.base_url)
+    return Offer(
+        is_vllm=version is not None and any(name.startswith("vllm:") for name in counters),
+        version=version,
+        chat=chat,
+        completions=completions,
+        logprobs=most_logprobs(),
+        prompt_logprobs=most_prompt_logprobs() if completions and token_ids else None,
+        token_ids=token_ids,
+        extended_sampling=token_ids and said(path, **base, **EXTENDED).is_answered,
+        tokenize=_answers(asker, "/tokenize", {"prompt": "1 + 1"}),
+        metrics=bool(counters),
+        counts_nans="vllm:corrupted_requests_total" in counters,
+        speculation=with_ids.reply.speculation is not None or "vllm:spec_decode_num_drafts_total" in counters,
+        routed_experts=with_ids.routed_experts is not None,
+        cache_salt=token_ids and said(path, **base, cache_salt="probe").is_answered,
+        streams=_streams(asker, path, base),
+    )
+
+
+def _answers(asker: Asker, path: str, body: dict[str, Any]) -> bool:
+    status = asker.send(Ask("find", path, body)).reply.http_status
+    return status == 200
+
+
+def _streams(asker: Asker, path: str, base: dict[str, Any]) -> bool:
+    body = {"max_tokens": 2, "temperature": 0, **base}
+    return bool(asker.send(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
+
+
+def _version(base_url: str) -> str | None:
+    try:
+        return str(get(base_url, "/version", what="the endpoint").json()["version"])
+    except (ServeError, KeyError, TypeError, json.JSONDecodeError):
+        return None
+
+
+def _metrics(base_url: str) -> dict[str, float]:
+    try:
+        return sum_metrics(get(base_url, "/metrics", what="the endpoint's metrics").text)
+    except (ServeError, ValueError):
+        return {}

@@ -1,0 +1,78 @@
+"""All probes, and one run of some of them against an endpoint."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from assay.errors import MeasureError
+from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings
+from assay_evaluate.probes.argmax import probe_argmax
+from assay_evaluate.probes.asking import Asker
+from assay_evaluate.probes.endpoint import Endpoint
+from assay_evaluate.probes.session import Session
+
+Probe = Callable[[Session], ProbeResult]
+
+PROBES: dict[str, Probe] = {
+    "argmax": probe_argmax,
+}
+
+
+def run_probes(
+    endpoint: Endpoint,
+    settings: ProbeSettings | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    label: str | None = None,
+    without_speculation: Callable[[], Endpoint | None] = lambda: None,
+    ledger: Path | None = None,
+    asker: Asker | None = None,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> ProbeReport:
+    """Run the probes called `names` (None: all), in the order of `PROBES`, and report.
+
+    without_speculation: called when the pair is to be run; the same checkpoint on a server that drafts nothing, or None.
+    ledger: every request and reply, JSON lines, appended. asker: one of the caller's, who then has `asker.exchanges`, all that
+    was sent and came back, afterwards. MeasureError: a name that is not in the table, or the server is gone.
+    """
+    settings = settings or ProbeSettings()
+    wanted = list(PROBES) if names is None else list(names)
+    unknown = [name for name in wanted if name not in PROBES]
+    if unknown:
+        raise MeasureError(f"no probe called {unknown[0]!r}; there are: {', '.join(PROBES)}")
+    if asker is None:
+        with Asker(
+            endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress
+        ) as own:
+            return run_probes(
+                endpoint, settings, wanted, label=label, without_speculation=without_speculation, asker=own,
+                on_progress=on_progress,
+            )  # fmt: skip
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    session = Session(endpoint, settings, asker, without_speculation, on_progress)
+    results = []
+    for name in PROBES:
+        if name in wanted:
+            begun = time.monotonic()
+            results.append(PROBES[name](session))
+            mark = "ALARM: " if results[-1].status == "alarm" else ""
+            on_progress(f"{name}: {mark}{results[-1].sentence} ({time.monotonic() - begun:.0f} s)")
+    return ProbeReport(
+        label=label or endpoint.model,
+        base_url=endpoint.base_url,
+        model=endpoint.model,
+        checkpoint_sha256=endpoint.checkpoint_sha256,
+        max_model_len=endpoint.max_model_len,
+        offer=endpoint.offer,
+        settings=settings,
+        results=tuple(results),
+        num_requests=asker.num_requests,
+        num_failed=asker.num_failed,
+        errors=dict(sorted(asker.errors.items())),
+        system_fingerprint=asker.system_fingerprint,
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 3),
+    )
