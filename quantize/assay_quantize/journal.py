@@ -22,7 +22,8 @@ from pydantic import ValidationError
 
 from assay.errors import QuantizeError
 from assay.records import Plan, ShardRecord, sha256_of
-from assay_quantize.shard_files import fsync_folder, planned_shards, sha256_and_size
+from assay_quantize.hash_files import MOST_LANES, FileHasher
+from assay_quantize.shard_files import fsync_folder, planned_shards
 from assay_quantize.source_files import FileStamp, check_stamps
 
 JOURNAL = "assay_journal.jsonl"
@@ -110,7 +111,7 @@ def resume(
 
     def is_as_written(record: ShardRecord) -> bool:
         path = folder / record.name
-        is_same = size_of(path) == record.num_bytes and sha256_and_size(path)[0] == record.sha256
+        is_same = size_of(path) == record.num_bytes and hasher.sha256(folder, record.name) == record.sha256
         if not is_same:
             log.warning("%s: not as it was written; it is made again", path)
         elif on_progress is not None:
@@ -118,7 +119,8 @@ def resume(
                 on_progress(f"{record.name} (done before)", sum(tensor.num_bytes for tensor in planned[record.name]))
         return is_same
 
-    with ThreadPoolExecutor(workers) as pool:
+    lanes = min(workers, MOST_LANES)
+    with FileHasher(lanes) as hasher, ThreadPoolExecutor(lanes) as pool:
         kept = list(pool.map(is_as_written, claimed.values()))
     return {record.name: record for record, keep in zip(claimed.values(), kept, strict=True) if keep}
 

@@ -1,7 +1,7 @@
 """Contents of a checkpoint and hashes of its shards, checked side by side on worker threads.
 
 The hash of a shard comes first and its tensors right after it, so that a file is read from the disk once: the second reading
-comes from the page cache.
+comes from the page cache. Where only hashes are asked for, files are read past the cache (`hash_files.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from assay.errors import CheckpointError
 from assay.records import Manifest, Plan, TensorPlan
 from assay_quantize.budget import SLAB_BYTES
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
+from assay_quantize.hash_files import MOST_LANES, FileHasher
 from assay_quantize.slabs import cut
 from assay_quantize.sources import SourceReader
 from assay_quantize.verify_files import StoredReader, hash_file
@@ -78,6 +79,10 @@ def check_files_and_contents(
     """
     listed = {shard.name: shard for shard in manifest.shards} if manifest is not None and hashes else {}
     expected = {name: shard.sha256 for name, shard in listed.items() if _size(folder / name) == shard.num_bytes}
+    if not tensors:
+        for name, found in _hashes(folder, sorted(expected), workers, _Teller(on_progress)):
+            _judge_hash(name, expected[name], found, findings)
+        return
     reader = None if source is None else SourceReader(source)
     made = StoredReader(folder, stored)
     jobs = _jobs(folder, expected, tensors, SlabChecks(made, reader), _Teller(on_progress))
@@ -100,7 +105,7 @@ def _jobs(
     """(shard, its hash), then (tensor, one of its slabs) for all tensors in it, shard by shard."""
     for shard in sorted({*hashed, *tensors}):
         if shard in hashed:
-            yield shard, partial(_hash, folder, shard, None if tensors else tell)
+            yield shard, partial(_hash, folder, shard, hash_file)
         for tensor in tensors.get(shard, ()):
             num_bytes = sum(output.num_bytes for output in tensor.outputs)
             slabs = list(cut(tensor, SLAB_BYTES, "minmax"))
@@ -110,9 +115,21 @@ def _jobs(
                 yield tensor, partial(_look, checks, tensor, begin, end, share, tell)
 
 
-def _hash(folder: Path, name: str, tell: _Teller | None) -> HashFound:
+def _hashes(folder: Path, names: list[str], workers: int, tell: _Teller) -> Iterator[tuple[str, HashFound]]:
+    """The hash of each file, in that order, and nothing else."""
+    # one more than there are cores for: it hashes while another waits for the disk, or is the last one left
+    lanes = min(workers + 1, MOST_LANES, len(names) or 1)
+    with FileHasher(lanes) as hasher:
+
+        def sha256(folder: Path, name: str) -> str:
+            return hasher.sha256(folder, name, partial(tell, name))
+
+        yield from in_order(((name, partial(_hash, folder, name, sha256)) for name in names), lanes)
+
+
+def _hash(folder: Path, name: str, sha256: Callable[[Path, str], str]) -> HashFound:
     try:
-        found = HashFound(hash_file(folder, name, None if tell is None else partial(tell, name)), None)
+        found = HashFound(sha256(folder, name), None)
     except OSError as problem:
         found = HashFound(None, f"cannot be read: {problem.strerror}")
     except CheckpointError as problem:

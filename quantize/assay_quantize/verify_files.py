@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +60,9 @@ class StoredReader:
             return self._descriptors[shard]
 
 
-def hash_file(folder: Path, name: str, on_piece: Callable[[int], None] | None = None) -> str:
-    """SHA-256 (hex) of a file, read once, with read-ahead. OSError or CheckpointError when it cannot be read.
-
-    on_piece: called with the number of bytes of every piece that was hashed.
-    """
+def hash_file(folder: Path, name: str) -> str:
+    """SHA-256 (hex) of a file whose pages are needed again soon, through the page cache. OSError or CheckpointError when it
+    cannot be read."""
     digest, buffer = hashlib.sha256(), bytearray(HASH_PIECE_BYTES)
     view, position = memoryview(buffer), 0
     with open_inside(folder, name) as file:
@@ -74,6 +72,4 @@ def hash_file(folder: Path, name: str, on_piece: Callable[[int], None] | None = 
                 os.posix_fadvise(descriptor, position + got, 2 * READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
             digest.update(view[:got])
             position += got
-            if on_piece is not None:
-                on_piece(got)
     return digest.hexdigest()
