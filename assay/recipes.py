@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from assay.errors import RecipeError
 from assay.records import Role, sha256_of
+from assay.swe_recipe import SweOptions
 
 ROLES: tuple[str, ...] = get_args(Role)
 Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
@@ -300,6 +301,12 @@ class ToolsTask(TaskBase):
     """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
 
 
+class SweTask(TaskBase, SweOptions):
+    """SWE-bench: an agent's whole trajectories, graded by the official harness. `max_tokens` is the budget of one reply."""
+
+    kind: Literal["swe"]
+
+
 class DivergenceSpec(Section):
     """Next-token divergence on replies the reference samples at T=1."""
 
@@ -314,7 +321,10 @@ class DivergenceSpec(Section):
 class SuiteRecipe(Recipe):
     seed: str
     """Items are drawn from this; it begins with `eval`, which training data never does."""
-    tasks: tuple[Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask, Field(discriminator="kind")], ...]
+    tasks: tuple[
+        Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask | SweTask, Field(discriminator="kind")],
+        ...,
+    ]
     divergence: DivergenceSpec | None = None
     acceptance: bool = True
     files_sha256: dict[str, str] = {}

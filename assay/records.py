@@ -20,6 +20,7 @@ from assay.divergence_records import Drift, ExactDivergence
 from assay.errors import AssayError
 from assay.record_base import Interval as Interval
 from assay.record_base import Part as Part
+from assay.swe_records import SweFigures
 
 Role = Literal[
     "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
@@ -358,13 +359,15 @@ class ItemResult(Part):
     """Part of `output_tokens`. None: the server does not say."""
     score: float | None = None
     """0..1, of tasks with partial credit; `correct` is then whether it is 1. None: right or wrong is all there is."""
+    cluster: str | None = None
+    """Items of one cluster (a repository) rise and fall together. None: each stands for itself."""
 
 
 class TaskResult(Part):
     """One task of a suite on one checkpoint."""
 
     task: str
-    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools"]
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools", "swe"]
     num_items: int
     num_failed: int
     """Items without a reply (infrastructure): excluded, and shown."""
@@ -385,6 +388,8 @@ class TaskResult(Part):
     """Replies whose thinking was ended so; they are not truncated if an answer follows. None: no such budget, or not known."""
     mean_score: Interval | None = None
     """Of `ItemResult.score`. None: no partial credit."""
+    swe: SweFigures | None = None
+    """Of SWE-bench tasks: how the trajectories ended and what they cost."""
 
 
 class PositionBucket(Part):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.errors import RecipeError
-from assay.recipes import LmEvalTask, RulerTask, SuiteRecipe
+from assay.recipes import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.records import sha256_of, sha256_of_file
 
 DATA_SUFFIXES = frozenset({".yaml", ".yml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst"})
@@ -29,6 +29,8 @@ def named_files(suite: SuiteRecipe) -> list[str]:
             found.add(task.include_path)
         elif isinstance(task, RulerTask):
             found |= {task.essays, task.squad, task.hotpotqa}
+        elif isinstance(task, SweTask):
+            found |= set(task.local_paths)
     return sorted(path for path in found if path is not None)
 
 

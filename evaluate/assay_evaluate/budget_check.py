@@ -19,6 +19,7 @@ from assay.recipes import (
     RulerTask,
     Serving,
     SuiteRecipe,
+    SweTask,
     ToolsTask,
 )
 from assay.records import BudgetCheck, TaskBudget, TaskResult
@@ -128,8 +129,8 @@ def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_trunc
 
 # ------------------------------------------------------------------------------------------------ a few items
 def first_items(suite: SuiteRecipe, num_items: int) -> SuiteRecipe:
-    """The suite with at least `num_items` items of every task, where it has so many; scores only."""
-    tasks = tuple(_first_items(task, num_items) for task in suite.tasks)
+    """The suite with at least `num_items` items of every task, where it has so many; scores only. A trajectory is no reply."""
+    tasks = tuple(_first_items(task, num_items) for task in suite.tasks if not isinstance(task, SweTask))
     return suite.model_copy(update={"tasks": tasks, "divergence": None, "acceptance": False})
 
 

@@ -154,6 +154,11 @@ class Journal:
         except sqlite3.DatabaseError as error:
             raise MeasureError(f"{path}: not a journal ({error}); move the file away to start a new one") from None
 
+    @property
+    def path(self) -> Path:
+        """The file; what a run keeps outside of it lies beside it."""
+        return self._path
+
     def __enter__(self) -> Self:
         return self
 
