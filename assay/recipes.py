@@ -316,6 +316,23 @@ class DivergenceSpec(Section):
     max_tokens: int = Field(ge=1)
     top_k: int = Field(default=64, ge=1)
     position_buckets: tuple[int, ...] = (0, 32, 64, 128, 256, 512, 1024, 4096, 32768)
+    spans: tuple[int, ...] = (0, 4096, 32768)
+    """First positions of the spans that gates can judge one by one, prompt included."""
+    suite_documents: int = Field(default=0, ge=0)
+    """Of every task: so many of its questions are answered once more at T=1, and the replies scored, thinking included."""
+    held_out_documents: int = Field(default=0, ge=0)
+    """Texts of `held_out_tokens` tokens that no model here wrote; generated ones per language."""
+    held_out_tokens: int = Field(default=1024, ge=2)
+    held_out: str | None = None
+    """Folder of .txt files to take them from. None: generated sentences."""
+    exact: bool = False
+    """Also the full-vocabulary KL, from hidden states; needs one more start of a server per checkpoint."""
+
+    @model_validator(mode="after")
+    def _spans_ascend(self) -> Self:
+        if not self.spans or self.spans[0] != 0 or list(self.spans) != sorted(set(self.spans)):
+            raise ValueError(f"spans {list(self.spans)} must begin with 0 and ascend")
+        return self
 
 
 class SuiteRecipe(Recipe):
@@ -361,14 +378,24 @@ class DivergenceGate(Section):
     """Can fail a candidate, never certify it."""
 
     kind: Literal["divergence"]
-    metric: Literal["kl_mean", "kl_p99", "top1_agreement"]
+    metric: Literal[
+        "kl_mean", "kl_p99", "top1_agreement", "kl_unbiased_mean", "kl_p999", "kl_cvar95", "perplexity_ratio", "kl_exact_mean",
+    ]  # fmt: skip
     max: float | None = None
     min: float | None = None
+    texts: Literal["sampled", "held_out", "every"] = "sampled"
+    """every: sampled and held-out ones, the worse of the two."""
+    over: Literal["all", "spans"] = "all"
+    """spans: every span of positions by itself, the worst of them: short texts cannot dilute what goes wrong in long ones."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         if (self.max is None) == (self.min is None):
             raise ValueError("say either `max` or `min`")
+        if self.over == "spans" and self.metric != "kl_mean":
+            raise ValueError("`over: spans` judges kl_mean")
+        if self.texts != "sampled" and self.metric in {"kl_unbiased_mean", "kl_exact_mean"}:
+            raise ValueError(f"{self.metric} is of sampled texts")
         return self
 
 

@@ -31,6 +31,8 @@ def named_files(suite: SuiteRecipe) -> list[str]:
             found |= {task.essays, task.squad, task.hotpotqa}
         elif isinstance(task, SweTask):
             found |= set(task.local_paths)
+    if suite.divergence is not None:
+        found.add(suite.divergence.held_out)
     return sorted(path for path in found if path is not None)
 
 

@@ -136,8 +136,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
          "num_items, num_steps, temperature, thinking_tokens, top_k, top_p"),
         ("suites", "quick", ["divergence", "top_k"], "topk",
-         "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: languages, max_tokens, num_documents, "
-         "position_buckets, top_k"),
+         "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
+         "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),
         ("gates", "default", ["gates", 0, "max_drop"], "max_dropp",
          "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, task"),
         ("gates", "default", ["level"], "levl",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from assay.divergence_records import TextSet
 from assay_evaluate.journal import TokenLogprobs
 
 Floats = npt.NDArray[np.float64]
@@ -37,6 +38,13 @@ class ScoredDocument:
     reference: TokenLogprobs
     candidate: TokenLogprobs | None
     """None: the candidate's log-probabilities were not finite, so the server could not write them down."""
+    texts: TextSet = "replies"
+    domain: str = ""
+    """What the text is about, or the task it answers."""
+    first_position: int = 0
+    """Tokens before the first of the P positions: the prompt's."""
+    num_thinking: int | None = None
+    """The first so many of the P are thinking, the others the answer. None: not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +60,15 @@ class PositionDivergence:
     agrees_P: Bools
     """Both give the same id the largest probability."""
     finite_P: Bools
+    confidence_P: Floats
+    """Largest probability the reference gives."""
+    swap_margin_P: Floats
+    """Where they disagree, by how much the reference prefers its own first: p(its first) - p(the candidate's first); if that
+    is outside the reference's top k, the least it can be. Elsewhere 0."""
+    ln_ratio_P: Floats
+    """ln p(x) - ln q(x) of the token that stands there."""
+    probability_change_P: Floats
+    """q(x) - p(x) of the token that stands there."""
 
 
 def position_divergence(reference: TokenLogprobs, candidate: TokenLogprobs) -> PositionDivergence:
@@ -91,7 +108,26 @@ def position_divergence(reference: TokenLogprobs, candidate: TokenLogprobs) -> P
     ln_tail_ratio = np.log(np.maximum(p_tail_P[outside_P], np.exp(ln_px)))
     ln_tail_ratio -= np.log(np.maximum(q_tail_P[outside_P], np.exp(ln_qx)))
     corrected_P[outside_P] += ln_px - ln_qx - ln_tail_ratio
-    return PositionDivergence(kl_P, corrected_P, tail_mass_P, agrees_P & finite_P, finite_P)
+    agrees_P &= finite_P
+    ln_x, ln_y = (np.where(finite_P, side.chosen_P.astype(np.float64), 0.0) for side in (reference, candidate))
+    return PositionDivergence(
+        kl_P,
+        corrected_P,
+        tail_mass_P,
+        agrees_P,
+        finite_P,
+        confidence_P=p_PK[:, 0],
+        swap_margin_P=np.where(finite_P & ~agrees_P, p_PK[:, 0] - _preferred(reference, candidate, p_PK), 0.0),
+        ln_ratio_P=ln_x - ln_y,
+        probability_change_P=np.exp(ln_y) - np.exp(ln_x),
+    )
+
+
+def _preferred(reference: TokenLogprobs, candidate: TokenLogprobs, p_PK: Floats) -> Floats:
+    """Reference probability of the candidate's first choice; if it is outside the top k, the most it can be."""
+    is_it_PK = reference.ids_PK == candidate.ids_PK[:, :1]
+    least_P = np.where(reference.ids_PK >= 0, p_PK, np.inf).min(axis=1)
+    return np.asarray(np.where(is_it_PK.any(axis=1), np.where(is_it_PK, p_PK, 0.0).sum(axis=1), least_P))
 
 
 def sampling_gap(reference: TokenLogprobs) -> Floats:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from assay.divergence_records import Drift, TextSet
 from assay.records import Divergence, Interval, PositionBucket
 from assay_evaluate.client import NotMeasured
-from assay_evaluate.divergence.positions import Bools, Floats, ScoredDocument, position_divergence, sampling_gap
+from assay_evaluate.divergence.drift import SPANS, Positions, drift_of, gather
+from assay_evaluate.divergence.positions import (
+    Floats,
+    PositionDivergence,
+    ScoredDocument,
+    position_divergence,
+    sampling_gap,
+)
 from assay_evaluate.statistics import cluster_bootstrap_mean
+
+Scored = tuple[ScoredDocument, PositionDivergence]
 
 
 def summarize(
@@ -19,80 +29,109 @@ def summarize(
     reference_checkpoint_sha256: str,
     top_k: int,
     position_buckets: Sequence[int],
+    spans: Sequence[int] = SPANS,
+    scored_by: Literal["top_k", "exact_ids"] = "top_k",
     level: float = 0.95,
     seed: int = 0,
 ) -> Divergence:
-    """All documents as one Divergence record.
+    """All documents as one Divergence record. Held-out texts count in `drift` only, all other numbers are of sampled ones.
 
-    position_buckets: first positions of the buckets, ascending; the last one is open. Documents count at every position
-    that is finite; the others are counted in `num_non_finite`. NotMeasured if fewer than two documents have any.
+    position_buckets, spans: first positions, ascending; the last one is open. Documents count at every position that is
+    finite; the others are counted in `num_non_finite`. NotMeasured if fewer than two sampled documents have any.
     """
     scored = [(doc, position_divergence(doc.reference, doc.candidate)) for doc in documents if doc.candidate is not None]
-    num_positions = sum(len(doc.reference.tokens_P) for doc in documents)
-    num_finite = sum(int(one.finite_P.sum()) for _, one in scored)
-    usable = [(doc.language, one) for doc, one in scored if one.finite_P.any()]
+    sampled = [doc for doc in documents if doc.texts != "held_out"]
+    usable = _usable(scored, sampled)
+    num_positions = sum(len(doc.reference.tokens_P) for doc in sampled)
+    num_non_finite = num_positions - sum(int(one.finite_P.sum()) for _, one in usable)
     if len(usable) < 2:
         raise NotMeasured(
-            f"{num_positions - num_finite} of {num_positions} positions have no finite log-probability and fewer than two"
+            f"{num_non_finite} of {num_positions} positions have no finite log-probability and fewer than two"
             " documents are left; the model computes NaN or infinity"
         )
-    finite = [one.finite_P for _, one in usable]
+    found = gather(usable)
 
-    def interval(values: list[npt.NDArray[np.float64]], chosen: list[int]) -> Interval:
+    def mean(values_N: Floats) -> Interval:
         """Tokens of one text are not independent: whole documents are resampled."""
-        values_N = np.concatenate([values[i][finite[i]] for i in chosen])
-        document_N = np.concatenate([np.full(int(finite[i].sum()), i) for i in chosen])
-        return cluster_bootstrap_mean(values_N, document_N, level=level, seed=seed)
+        return cluster_bootstrap_mean(values_N, found.document_N, level=level, seed=seed)
 
-    every = list(range(len(usable)))
-    kl = [one.kl_P for _, one in usable]
-    gap = [sampling_gap(doc.reference) for doc, one in scored if one.finite_P.any()]
     by_language = {
-        language: interval(kl, chosen)
-        for language in sorted({language for language, _ in usable})
-        if len(chosen := [i for i in every if usable[i][0] == language]) >= 2
+        language: cluster_bootstrap_mean(found.kl_N[inside_N], found.document_N[inside_N], level=level, seed=seed)
+        for language in sorted({doc.language for doc, _ in usable})
+        if len(np.unique(found.document_N[inside_N := found.labels_N["language"] == language])) >= 2
     }
-    kl_N = np.concatenate([one.kl_P[one.finite_P] for _, one in usable])
-    agrees_N = np.concatenate([one.agrees_P[one.finite_P] for _, one in usable])
-    position_N = np.concatenate([np.flatnonzero(mask) for mask in finite])
-    tail_N = np.concatenate([one.tail_mass_P[one.finite_P] for _, one in usable])
-    median, p90, p99 = np.quantile(kl_N, [0.5, 0.9, 0.99])
+    median, p90, p99 = np.quantile(found.kl_N, [0.5, 0.9, 0.99])
     return Divergence(
         reference_checkpoint_sha256=reference_checkpoint_sha256,
         top_k=top_k,
-        num_documents=len(documents),
+        num_documents=len(sampled),
         num_positions=num_positions,
-        num_non_finite=num_positions - num_finite,
-        kl_mean=interval(kl, every),
+        num_non_finite=num_non_finite,
+        kl_mean=mean(found.kl_N),
         kl_median=median,
         kl_p90=p90,
         kl_p99=p99,
-        kl_max=kl_N.max(),
-        kl_corrected_mean=interval([one.corrected_P for _, one in usable], every),
-        tail_mass_mean=tail_N.mean(),
-        sampling_gap=interval(gap, every),
-        top1_agreement=interval([one.agrees_P.astype(np.float64) for _, one in usable], every),
-        by_position=_by_position(kl_N, agrees_N, position_N, position_buckets),
+        kl_max=found.kl_N.max(),
+        kl_corrected_mean=mean(found.unbiased_N),
+        tail_mass_mean=found.tail_mass_N.mean(),
+        sampling_gap=mean(np.concatenate([sampling_gap(doc.reference)[one.finite_P] for doc, one in usable])),
+        top1_agreement=mean(found.agrees_N.astype(np.float64)),
+        by_position=_by_position(found, position_buckets),
         by_language=by_language,
+        drift=drifts(documents, scored, spans=spans, level=level, seed=seed),
+        scored_by=scored_by,
     )
 
 
-def _by_position(
-    kl_N: Floats, agrees_N: Bools, position_N: npt.NDArray[np.intp], firsts: Sequence[int]
-) -> tuple[PositionBucket, ...]:
+def drifts(
+    documents: Sequence[ScoredDocument], scored: Sequence[Scored], *, spans: Sequence[int], level: float, seed: int
+) -> tuple[Drift, ...]:
+    """Of all sampled texts, of each of their sets if there are two, and of held-out texts; sets of one are left out."""
+    sets: list[tuple[str, set[str]]] = [("all", {"replies", "suite_replies"})]
+    there = {doc.texts for doc in documents}
+    names = [name for name in get_args(TextSet) if name in there]
+    sets += [(name, {name}) for name in names if name == "held_out" or {"replies", "suite_replies"} <= there]
+    found = []
+    for name, members in sets:
+        chosen = [doc for doc in documents if doc.texts in members]
+        usable = _usable(scored, chosen)
+        if len(usable) >= 2:
+            found.append(
+                drift_of(
+                    name,
+                    usable,
+                    num_documents=len(chosen),
+                    num_positions=sum(len(doc.reference.tokens_P) for doc in chosen),
+                    is_sampled=name != "held_out",
+                    spans=spans,
+                    level=level,
+                    seed=seed,
+                )
+            )
+    return tuple(found)
+
+
+def _usable(scored: Sequence[Scored], chosen: Sequence[ScoredDocument]) -> list[Scored]:
+    """Those of the chosen documents that have a finite position."""
+    wanted = {id(doc) for doc in chosen}
+    return [(doc, one) for doc, one in scored if id(doc) in wanted and one.finite_P.any()]
+
+
+def _by_position(found: Positions, firsts: Sequence[int]) -> tuple[PositionBucket, ...]:
     """Buckets that have positions; `last` of the open one is the last position seen."""
     buckets = []
     for first, end in zip(firsts, [*firsts[1:], None], strict=True):
-        inside_N = (position_N >= first) & (position_N < (np.inf if end is None else end))
+        inside_N = (found.position_N >= first) & (found.position_N < (np.inf if end is None else end))
         if inside_N.any():
+            inside = found.only(inside_N)
             buckets.append(
                 PositionBucket(
                     first=first,
-                    last=int(position_N.max()) if end is None else end - 1,
-                    n=int(inside_N.sum()),
-                    kl_mean=kl_N[inside_N].mean(),
-                    kl_p99=np.quantile(kl_N[inside_N], 0.99),
-                    top1_agreement=agrees_N[inside_N].mean(),
+                    last=int(found.position_N.max()) if end is None else end - 1,
+                    n=len(inside.kl_N),
+                    kl_mean=inside.kl_N.mean(),
+                    kl_p99=np.quantile(inside.kl_N, 0.99),
+                    top1_agreement=inside.agrees_N.mean(),
                 )
             )
     return tuple(buckets)
