@@ -30,9 +30,12 @@ Action = Literal["keep", "cast", "dequantize", "quantize", "consume", "drop"]
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def canonical_json(data: Any) -> str:
     """`data` as JSON with sorted keys and no spaces: the text that is hashed."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _CANONICAL.encode(data)
 
 
 def sha256_of(data: Any) -> str:

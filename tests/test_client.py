@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def test_client_killed_midway_asks_only_the_rest(tmp_path: Path) -> None:
     raise_in_client = threading.Event()
 
     class Interrupted(Journal):
-        def write_reply(self, key: str, reply: Reply, num_attempts: int = 1) -> None:
-            super().write_reply(key, reply, num_attempts)
+        def write_replies(self, replies: Sequence[tuple[str, Reply, int]]) -> None:
+            super().write_replies(replies)
             if raise_in_client.is_set():
                 raise KeyboardInterrupt
 

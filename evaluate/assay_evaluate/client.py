@@ -22,7 +22,7 @@ import httpx
 
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay_evaluate.connection import Connection, TransportError
-from assay_evaluate.dispatch import Dispatcher, Flight, Job
+from assay_evaluate.dispatch import Answered, Dispatcher, Flight, Job
 from assay_evaluate.journal import Identity, Journal, Reply, Request
 from assay_evaluate.replies import message_in, read_reply
 from assay_evaluate.truncation import truncated_by
@@ -84,6 +84,7 @@ class Client:
         self.who = who
         self.flight = Flight()
         self._urls = [root_url(url) for url in endpoint.base_urls]
+        self._model_json = json.dumps(endpoint.model, ensure_ascii=False)
         self._concurrency = concurrency
         self._newest_first = newest_first
         self._max_attempts = max_attempts
@@ -92,7 +93,7 @@ class Client:
         self._on_progress = on_progress
         self._open: dict[str, Job] = {}
         self._called: str | None = None
-        self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work)
+        self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         # trust_env=False: a proxy setting of the machine must not come between us and the loopback.
         self._http = httpx.Client(base_url=self._urls[0], timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
 
@@ -220,13 +221,16 @@ class Client:
     def _write_requests(self, jobs: Sequence[Job]) -> None:
         self.journal.write_requests([(job.key, job.request) for job in jobs], self.who)
 
-    def _work(self, lane: int, jobs: Iterator[Job]) -> Iterator[tuple[Job, Reply]]:
+    def _keep(self, answered: Sequence[Answered]) -> None:
+        self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
+
+    def _work(self, lane: int, jobs: Iterator[Job]) -> Iterator[Answered]:
         with closing(Connection(self._urls[lane], read_s=self._timeout_s)) as connection:
             for job in jobs:
-                yield job, self._put(connection, job)
+                yield self._put(connection, job)
 
-    def _put(self, connection: Connection, job: Job) -> Reply:
-        """Send one request until it is answered, refused, or out of attempts, and keep what came."""
+    def _put(self, connection: Connection, job: Job) -> Answered:
+        """Send one request until it is answered, refused, or out of attempts."""
         for attempt in itertools.count(1):
             with self.flight.one():
                 reply = self._send(connection, job.request)
@@ -236,11 +240,10 @@ class Client:
             self._check_alive(is_patient=not is_last)
             if is_last or self._dispatcher.stopped.wait(self._backoff_of(job.key, attempt)):
                 break
-        self.journal.write_reply(job.key, reply, attempt)
-        return reply
+        return Answered(job, reply, attempt)
 
     def _send(self, connection: Connection, request: Request) -> Reply:
-        body = json.dumps({"model": self.endpoint.model, **request.body}, ensure_ascii=False, separators=(",", ":"))
+        body = f'{{"model":{self._model_json},{request.body_json[1:]}'
         started = time.monotonic()
         try:
             response = connection.post(request.path, body.encode())

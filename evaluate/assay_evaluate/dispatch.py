@@ -19,6 +19,8 @@ from assay_evaluate.journal import Reply, Request
 
 WRITE_AHEAD = 64
 """Requests noted in the journal in one transaction, before the first of them is sent."""
+MOST_UNWRITTEN = 64
+"""Replies that may wait for the transaction before theirs to end; more make their threads wait, too."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +32,15 @@ class Job:
     reply: Reply | None = None
     is_written: bool = False
     is_awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A job, what came back for it, and how often it was sent for that."""
+
+    job: Job
+    reply: Reply
+    num_attempts: int
 
 
 class Flight:
@@ -84,15 +95,21 @@ class Dispatcher:
         num_lanes: int,
         concurrency: int,
         write: Callable[[Sequence[Job]], None],
-        work: Callable[[int, Iterator[Job]], Iterator[tuple[Job, Reply]]],
+        work: Callable[[int, Iterator[Job]], Iterator[Answered]],
+        keep: Callable[[Sequence[Answered]], None],
     ) -> None:
-        """write: note requests before they are sent. work(lane, jobs): take jobs as they come, give each with its reply."""
+        """write: note requests before they are sent. work(lane, jobs): take jobs as they come, give each with its reply.
+
+        keep: note replies; nobody sees one before it is noted.
+        """
         self.stopped = threading.Event()
         self._concurrency = concurrency
-        self._write, self._work = write, work
+        self._write, self._work, self._keep = write, work, keep
         self._lanes = [_Lane() for _ in range(num_lanes)]
         self._pool = ThreadPoolExecutor(num_lanes * concurrency, "assay-client")
         self._answered = threading.Condition()
+        self._unwritten: list[Answered] = []
+        self._one_keeps = threading.Lock()
         self._error: BaseException | None = None
 
     @property
@@ -132,11 +149,41 @@ class Dispatcher:
         self._pool.shutdown()
 
     def _run(self, number: int) -> None:
-        for job, reply in self._work(number, self._take(self._lanes[number])):
-            with self._answered:
-                job.reply = reply
-                if job.is_awaited:
-                    self._answered.notify_all()
+        for answered in self._work(number, self._take(self._lanes[number])):
+            self._finish(answered)
+
+    def _finish(self, answered: Answered) -> None:
+        """Have the reply noted, then handed out. What arrives while one thread notes replies, it notes next, all at once.
+
+        A transaction costs more than a row: with many requests in flight most threads only leave their reply and go on.
+        """
+        with self._answered:
+            self._unwritten.append(answered)
+            must_wait = len(self._unwritten) >= MOST_UNWRITTEN
+        while self._one_keeps.acquire(blocking=must_wait):
+            try:
+                while some := self._take_unwritten():
+                    self._keep(some)
+                    self._hand_out(some)
+            finally:
+                self._one_keeps.release()
+            must_wait = False
+            if not self._unwritten:  # else one came after the last look, and its thread found the lock taken
+                return
+
+    def _take_unwritten(self) -> list[Answered]:
+        with self._answered:
+            some, self._unwritten = self._unwritten, []
+        return some
+
+    def _hand_out(self, some: Sequence[Answered]) -> None:
+        with self._answered:
+            is_awaited = False
+            for one in some:
+                one.job.reply = one.reply
+                is_awaited |= one.job.is_awaited
+            if is_awaited:
+                self._answered.notify_all()
 
     def _take(self, lane: _Lane) -> Iterator[Job]:
         while True:

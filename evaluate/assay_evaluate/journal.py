@@ -9,6 +9,8 @@ answered.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import sqlite3
 import threading
@@ -72,10 +74,16 @@ class Request:
     logprobs_from: int = 0
     """Prompt log-probabilities are kept from this position on (only the reply's count, not the question's)."""
 
+    @functools.cached_property
+    def body_json(self) -> str:
+        """`body` as canonical JSON: what is hashed, kept and sent is one text, made once. `body` must not change after that."""
+        return canonical_json(self.body)
+
     def key(self, who: Identity) -> str:
-        """SHA-256 (hex) under which the reply is kept."""
-        what = [self.task, self.item, self.sample, self.path, self.body, self.logprobs_from]
-        return sha256_of([*what, who.checkpoint_sha256, who.fingerprint_sha256, who.suite])
+        """SHA-256 (hex) under which the reply is kept: of these values as one list in canonical JSON."""
+        before = canonical_json([self.task, self.item, self.sample, self.path])[:-1]
+        after = canonical_json([self.logprobs_from, who.checkpoint_sha256, who.fingerprint_sha256, who.suite])[1:]
+        return hashlib.sha256(f"{before},{self.body_json},{after}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +142,7 @@ class Reply:
     logprobs: TokenLogprobs | None = None
 
 
-_REPLY_FIELDS = tuple(f.name for f in dataclasses.fields(Reply) if f.name != "logprobs")
+_DEFAULTS = tuple((f.name, f.default) for f in dataclasses.fields(Reply) if f.name != "logprobs")
 
 
 class Journal:
@@ -174,6 +182,18 @@ class Journal:
         with self._lock, self._errors_named():
             return self._db.execute(statement, values).fetchall()
 
+    def _execute_all(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """The statement for every row, in one transaction: all of them or none."""
+        with self._lock, self._errors_named():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(statement, rows)
+            except sqlite3.Error:
+                if self._db.in_transaction:  # a full disk has rolled it back already
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
         try:
@@ -205,42 +225,40 @@ class Journal:
         rows = [
             (
                 *(key, who.suite, request.task, request.item, request.sample, who.checkpoint_sha256, who.fingerprint_sha256),
-                *(request.path, _pack(canonical_json(request.body)), now),
+                *(request.path, _pack(request.body_json), now),
             )
             for key, request in requests
         ]
-        with self._lock, self._errors_named():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.executemany(
-                    "INSERT INTO requests (key, suite, task, item, sample, checkpoint_sha256, fingerprint_sha256, path, body,"
-                    " status, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'asked', ?)"
-                    " ON CONFLICT (key) DO UPDATE SET status = 'asked', asked_at = excluded.asked_at"
-                    " WHERE status NOT IN ('answered', 'refused')",
-                    rows,
-                )
-            except sqlite3.Error:
-                if self._db.in_transaction:  # a full disk has rolled it back already
-                    self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        self._execute_all(
+            "INSERT INTO requests (key, suite, task, item, sample, checkpoint_sha256, fingerprint_sha256, path, body,"
+            " status, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'asked', ?)"
+            " ON CONFLICT (key) DO UPDATE SET status = 'asked', asked_at = excluded.asked_at"
+            " WHERE status NOT IN ('answered', 'refused')",
+            rows,
+        )
 
     def write_request(self, key: str, request: Request, who: Identity) -> None:
         """Note that `request` is about to be sent."""
         self.write_requests([(key, request)], who)
 
-    def write_reply(self, key: str, reply: Reply, num_attempts: int = 1) -> None:
-        """Keep what came back for the request under `key`. num_attempts: how often it was sent for that; they add up."""
-        fields = {name: getattr(reply, name) for name in _REPLY_FIELDS}
-        self._execute(
+    def write_replies(self, replies: Sequence[tuple[str, Reply, int]]) -> None:
+        """Keep, in one transaction, what came back: (key, reply, how often it was sent for that; attempts add up)."""
+        self._execute_all(
             "UPDATE requests SET status = ?, http_status = ?, latency_s = ?, finish_reason = ?, prompt_tokens = ?,"
             " output_tokens = ?, error = ?, reply = ?, logprobs = ?, num_attempts = num_attempts + ? WHERE key = ?",
-            (
-                *(reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens),
-                *(reply.output_tokens, reply.error, _pack(canonical_json(fields))),
-                *(None if reply.logprobs is None else reply.logprobs.pack(), num_attempts, key),
-            ),
+            [
+                (
+                    *(reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens),
+                    *(reply.output_tokens, reply.error, _pack(_reply_json(reply))),
+                    *(None if reply.logprobs is None else reply.logprobs.pack(), num_attempts, key),
+                )
+                for key, reply, num_attempts in replies
+            ],
         )
+
+    def write_reply(self, key: str, reply: Reply, num_attempts: int = 1) -> None:
+        """Keep what came back for the request under `key`."""
+        self.write_replies([(key, reply, num_attempts)])
 
     def count(self, status: str, task: str | None = None) -> int:
         """How many requests have `status` (asked, answered, refused, failed), of one task or of all."""
@@ -280,6 +298,12 @@ class Journal:
         values = (str(path), stat.st_size, stat.st_mtime_ns, digest)
         self._execute("INSERT OR REPLACE INTO file_hashes VALUES (?, ?, ?, ?)", values)
         return digest
+
+
+def _reply_json(reply: Reply) -> str:
+    """What differs from a reply of which nothing is known; `_read_reply` gives the rest its defaults back."""
+    values = ((name, getattr(reply, name), default) for name, default in _DEFAULTS)
+    return canonical_json({name: value for name, value, default in values if value != default})
 
 
 def _read_reply(stored: str | bytes, logprobs: bytes | None) -> Reply:
