@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.errors import QuantizeError
+from assay_quantize.direct_file import STAGE_BYTES, STAGES
 
 DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30, "cuda": 8 << 30}
 """Device -> bound of the process's memory when none is given; a CUDA context alone takes about 2 GiB of the host's."""
@@ -29,6 +30,12 @@ FRESH_PROCESS_BYTES = 256 << 20
 
 SCRATCH_SLABS: Mapping[str, float] = {"fused": 0.5, "reference": 14.0}
 """Engine -> scratch of a worker, in slabs of BF16. The reference holds quotients, masks and rounded values in FP32 and more."""
+
+WORKERS_PER_LANE = 4
+"""One SHA-256 keeps up with about so many workers; beyond, several shards are written at once."""
+
+FILES_PER_LANE = 2
+"""Shards with buffers on their way to the disk: the one that is made, and the one before it."""
 
 WAITING_SLABS = 2
 """Slabs that may be finished, or begun, ahead of the one being written, beyond one for each worker."""
@@ -100,9 +107,15 @@ def window_of(workers: int) -> int:
     return workers + WAITING_SLABS
 
 
+def lanes_of(workers: int) -> int:
+    """Shards that so many workers make at once."""
+    return max(1, workers // WORKERS_PER_LANE)
+
+
 def slab_budget_bytes(workers: int, slab_bytes: int, engine: str) -> int:
-    """What `workers` hold at the most: rows and results of every slab in flight, and their scratch."""
-    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[engine] * workers))
+    """What `workers` hold at the most: rows and results of every slab in flight, their scratch, and what is being written."""
+    staged_bytes = FILES_PER_LANE * lanes_of(workers) * STAGES * STAGE_BYTES
+    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[engine] * workers)) + staged_bytes
 
 
 def plan_budget(

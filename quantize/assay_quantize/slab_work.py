@@ -16,7 +16,8 @@ from assay.errors import QuantizeError
 from assay.records import OutputTensor, TensorPlan
 from assay_quantize.casting import cast_rows, count_not_finite
 from assay_quantize.compute import Computer
-from assay_quantize.ordered_writer import Buffer, OrderedWriter, Result
+from assay_quantize.direct_file import Buffer
+from assay_quantize.ordered_writer import OrderedWriter, Result
 from assay_quantize.schemes import module_of
 from assay_quantize.slabs import Slab, by_rows
 from assay_quantize.sources import STORAGE, SourceReader, rows_bytes
