@@ -8,15 +8,13 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from killed_runs import killed_at
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
@@ -182,38 +180,6 @@ def test_mtp_in_a_file_of_its_own_goes_into_the_index(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ killed
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from assay.records import Plan
-from assay_quantize.engine import quantize
-import assay_quantize.kernels.fused_fp4, assay_quantize.local_engine  # once, before the forks: numba takes the longest
-
-plan, source = Plan.load(Path(sys.argv[1])), Path(sys.argv[2])
-
-def run(out, kind, count):
-    seen, replace = 0, os.replace
-
-    def die(what):
-        nonlocal seen
-        seen += kind == what
-        if kind == what and seen == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def replace_or_die(*names):
-        die("rename")
-        replace(*names)
-
-    os.replace = replace_or_die
-    quantize(plan, source, Path(out), device="cpu", on_progress=lambda name, size: die("tensor"))
-
-for out, kind, count in json.loads(sys.argv[3]):
-    child = os.fork()
-    if not child:
-        run(out, kind, count)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
 MOMENTS = {
     "in the first shard": ("tensor", 20, 0),
     "before the second shard's rename": ("rename", 2, 1),
@@ -227,17 +193,8 @@ MOMENTS = {
 @pytest.fixture(scope="module")
 def killed(made: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Moment -> the folder of a process killed (-9) at it."""
-    folder = tmp_path_factory.mktemp("killed")
-    made.plans["nvfp4a16"].save(folder / "plan.json")
-    folders = {moment: folder / str(number) for number, moment in enumerate(MOMENTS)}
-    jobs = [(str(folders[moment]), kind, count) for moment, (kind, count, _) in MOMENTS.items()]
-    arguments = [str(folder / "plan.json"), str(made.source), json.dumps(jobs)]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=folder, timeout=600, capture_output=True, text=True
-    )
-    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(jobs), done.stderr
-    return folders
+    moments = {moment: (kind, count) for moment, (kind, count, _) in MOMENTS.items()}
+    return killed_at(moments, made.plans["nvfp4a16"], made.source, tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -268,7 +225,7 @@ def test_killed_and_run_again_is_bit_identical(made: Made, killed: dict[str, Pat
 def interrupted(made: Made, out: Path, precision: str = "w4a16") -> None:
     """A run that stopped after its first shard."""
 
-    def first_only(plan: Plan, names: Sequence[str], *rest: Any) -> Iterator[ShardRecord]:
+    def first_only(plan: Plan, names: Sequence[str], *rest: Any) -> Generator[ShardRecord, None, None]:
         yield from run_local(plan, names[:1], *rest)
         raise KeyboardInterrupt
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from assay.errors import AssayError, QuantizeError
@@ -36,7 +37,7 @@ from assay_quantize.source_files import FileStamp, stamps_of
 
 __all__ = ["JOURNAL", "Runner", "is_complete", "plan_sha256", "quantize"]
 
-Runner = Callable[[Plan, Sequence[str], Path, Path, ShardOptions, Progress | None], Iterator[ShardRecord]]
+Runner = Callable[[Plan, Sequence[str], Path, Path, ShardOptions, Progress | None], Generator[ShardRecord, None, None]]
 """`runner(plan, shard_names, source, out_folder, options, on_progress)`: makes the shards and yields the record of each as soon
 as its file is whole under its own name. It neither journals nor publishes. Closing it stops the work."""
 
@@ -125,9 +126,10 @@ def quantize(
                     out_folder.rmdir()
             raise
         missing = [name for name in shards if name not in done]
-        for record in run(plan, missing, source, out_folder, options, on_progress):
-            append(journal, record.model_dump(mode="json"))
-            done[record.name] = record
+        with closing(run(plan, missing, source, out_folder, options, on_progress)) as records:
+            for record in records:
+                append(journal, record.model_dump(mode="json"))
+                done[record.name] = record
         try:
             manifest = publish(
                 plan,

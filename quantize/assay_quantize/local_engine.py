@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from assay.records import Plan, ShardRecord
+from assay_quantize.budget import lanes_of
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.shards import Progress, ShardOptions, Written, discard, finish_shard, write_shard
 from assay_quantize.sources import SourceReader
-
-WORKERS_PER_LANE = 4
-"""One SHA-256 keeps up with about so many workers; beyond, several shards are written at once."""
 
 
 def run_local(
@@ -25,13 +23,13 @@ def run_local(
     out_folder: Path,
     options: ShardOptions,
     on_progress: Progress | None = None,
-) -> Iterator[ShardRecord]:
+) -> Generator[ShardRecord, None, None]:
     """Make `shard_names` and yield the record of each as it is finished, in any order.
 
     options.workers threads in all, shared by `lanes` shards in flight. While a shard waits for the disk (fsync), the next one
     is worked on. Closed early, or after an error, it stops the workers and removes what is half-written.
     """
-    lanes = min(max(1, options.workers // WORKERS_PER_LANE), len(shard_names))
+    lanes = min(lanes_of(options.workers), len(shard_names))
     if not lanes:
         return
     shares = [options.workers // lanes + (lane < options.workers % lanes) for lane in range(lanes)]
@@ -70,9 +68,9 @@ def run_local(
                 done.put(error)
 
         threads = [threading.Thread(target=lane, args=(share,), name=f"assay-lane-{n}") for n, share in enumerate(shares)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:  # inside: a Ctrl-C may come as soon as the first one runs
+                thread.start()
             for _ in shard_names:
                 result = done.get()
                 if isinstance(result, BaseException):
@@ -81,4 +79,5 @@ def run_local(
         finally:
             stop.set()
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -72,7 +72,7 @@ def run_ray(
     out_folder: Path,
     options: ShardOptions,
     on_progress: Progress | None = None,
-) -> Iterator[ShardRecord]:
+) -> Generator[ShardRecord, None, None]:
     """Make `shard_names` as Ray tasks and yield the record of each as it is finished, in any order.
 
     source and out_folder must be the same folders on every node. on_progress: called once for each shard.
@@ -127,7 +127,7 @@ class _Tasks:
         )(make_in_scratch)
         self._shard_of: dict[Any, tuple[str, int]] = {}
 
-    def run(self, shard_names: Sequence[str]) -> Iterator[ShardRecord]:
+    def run(self, shard_names: Sequence[str]) -> Generator[ShardRecord, None, None]:
         for name in shard_names:
             self._begin(name, 1)
         while self._shard_of:

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +133,7 @@ class HubStream:
         out_folder: Path,
         options: ShardOptions,
         on_progress: Progress | None = None,
-    ) -> Iterator[ShardRecord]:
+    ) -> Generator[ShardRecord, None, None]:
         """The runner for `engine.quantize`: shard by shard, the next one downloaded meanwhile, the last one deleted.
 
         Raises QuantizeError when the staged shards and what is still to be written do not fit on the disk.
