@@ -25,6 +25,8 @@ class ProbeSettings(Part):
     """Replies of the garble scan. A fault of 4 in 10,000 requests needs 7,488 to be seen once with 95 %."""
     concurrency: int = Field(default=16, ge=1)
     """Requests in flight: the server's full batch (max_num_seqs), if you know it."""
+    num_alone: int = Field(default=12, ge=1)
+    """Requests that are repeated one at a time: enough to tell a server's noise from a fault, few enough to wait for."""
     short_tokens: int = Field(default=64, ge=1)
     """Length of short prompts, about, in tokens."""
     long_tokens: int = Field(default=768, ge=1)

@@ -42,5 +42,7 @@ def probe_argmax(session: Session) -> ProbeResult:
         num_requests=looked,
         witnesses=events,
         first_event_at=first,
-        largest_gap_nats=largest if events else None,
+        details={
+            "largest_gap_nats": largest if events else None,
+        },
     )

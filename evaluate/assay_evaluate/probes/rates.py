@@ -37,7 +37,7 @@ def sentence(events: int, trials: int, unit: str, level: float = 0.95, fault: fl
     """`0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs 7,500`."""
     upper = upper_bound(events, trials, level)
     if events == 0:
-        seen = f"0 of {trials:,} {unit}s: below {_percent(upper)} at {level:.0%}"
+        seen = f"0 of {trials:,} {unit}s: below {_percent(upper)} at {level * 100:g} %"
     else:
         low = lower_bound(events, trials, level)
         seen = f"{events:,} of {trials:,} {unit}s: {_percent(events / trials)}, between {_percent(low)} and {_percent(upper)}"

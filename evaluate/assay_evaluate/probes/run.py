@@ -9,15 +9,33 @@ from pathlib import Path
 
 from assay.errors import MeasureError
 from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings
+from assay_evaluate.probes.acceptance import probe_acceptance
 from assay_evaluate.probes.argmax import probe_argmax
 from assay_evaluate.probes.asking import Asker
+from assay_evaluate.probes.consensus import probe_consensus
+from assay_evaluate.probes.determinism import probe_determinism
 from assay_evaluate.probes.endpoint import Endpoint
+from assay_evaluate.probes.garble import probe_garble
+from assay_evaluate.probes.nonfinite import probe_nonfinite
+from assay_evaluate.probes.recompute import probe_recompute
+from assay_evaluate.probes.routing import probe_routing
 from assay_evaluate.probes.session import Session
+from assay_evaluate.probes.speculation import probe_speculation
+from assay_evaluate.probes.tool_ladder import probe_tools
 
 Probe = Callable[[Session], ProbeResult]
 
 PROBES: dict[str, Probe] = {
     "argmax": probe_argmax,
+    "recompute": probe_recompute,
+    "consensus": probe_consensus,
+    "routing": probe_routing,
+    "determinism": probe_determinism,
+    "speculation": probe_speculation,
+    "acceptance": probe_acceptance,
+    "garble": probe_garble,
+    "tools": probe_tools,
+    "nonfinite": probe_nonfinite,  # last: it looks at everything that was asked
 }
 
 

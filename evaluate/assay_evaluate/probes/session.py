@@ -6,12 +6,13 @@ Replies are asked for once and kept: `session.greedy`, `session.sampled` and the
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from assay.probe_records import ProbeResult, ProbeSettings, ProbeStatus, Witness
+from assay.probe_records import Detail, ProbeResult, ProbeSettings, ProbeStatus, Witness
 from assay_evaluate.dialect import CHAT, COMPLETIONS, sampling
 from assay_evaluate.items import LANGUAGES, Language, arithmetic_item, filler_sentence, haystack, writing_item
 from assay_evaluate.journal import TokenLogprobs
@@ -53,22 +54,27 @@ class Session:
     without_speculation: Callable[[], Endpoint | None] = lambda: None
     """Another server of the same checkpoint that drafts nothing, for the pair; None: there is none."""
     on_progress: Callable[[str], None] = lambda line: None
-    first_seen: dict[str, int] = field(default_factory=dict)
+    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Of this run: makes a prompt new to a prefix cache that knows those of the run before."""
 
     # ------------------------------------------------------------------------------------------------ prompts
-    def prompts(self, what: str, count: int, num_tokens: int) -> list[Prompt]:
-        """`count` different prompts of about `num_tokens`, half English, half Chinese; the same for the same seed."""
+    def prompts(self, what: str, count: int, num_tokens: int, *, writing_only: bool = False) -> list[Prompt]:
+        """`count` different prompts of about `num_tokens`, half English, half Chinese; the same for the same seed.
+
+        Half ask for a text, half for a calculation with a short answer; all for a text if writing_only.
+        """
         room = self.room(num_tokens)
-        return [self._prompt(what, index, LANGUAGES[index % len(LANGUAGES)], room) for index in range(count)]
+        return [self._prompt(what, i, LANGUAGES[i % len(LANGUAGES)], room, writing_only) for i in range(count)]
 
     def room(self, num_tokens: int) -> int:
         """`num_tokens`, or what the model's longest text leaves beside a reply."""
         longest = self.endpoint.max_model_len
         return num_tokens if longest is None else max(1, min(num_tokens, longest - self.settings.max_tokens - 8))
 
-    def _prompt(self, what: str, index: int, language: Language, num_tokens: int) -> Prompt:
+    def _prompt(self, what: str, index: int, language: Language, num_tokens: int, writing_only: bool) -> Prompt:
         seed = f"{self.settings.seed}:{what}"
-        asked = arithmetic_item(seed, index, language, 3 + index % 3) if index % 4 >= 2 else writing_item(seed, index, language)
+        is_writing = writing_only or index % 4 < 2
+        asked = writing_item(seed, index, language) if is_writing else arithmetic_item(seed, index, language, 3 + index % 3)
         draw = random.Random(f"{seed}:{index}:{language}:notes")
         wanted = max(0, num_tokens - self._tokens_of(asked.prompt, language))
         notes: list[str] = []
@@ -102,9 +108,12 @@ class Session:
         max_tokens: int | None = None,
         temperature: float = 0.0,
         with_logprobs: bool = False,
-        **more: Any,
+        logprobs_wanted: int | None = None,
     ) -> Ask:
-        """A request for one reply to `prompt`, sampling pinned as far as the server lets it be."""
+        """A request for one reply to `prompt`, sampling pinned as far as the server lets it be.
+
+        with_logprobs: of as many tokens as the settings say; logprobs_wanted: of so many, where the server gives any.
+        """
         offer = self.endpoint.offer
         body: dict[str, Any] = {"max_tokens": max_tokens or self.settings.max_tokens}
         if offer.extended_sampling:
@@ -113,11 +122,11 @@ class Session:
             body |= {"temperature": temperature, "top_p": 1.0}
         if offer.token_ids:
             body["return_token_ids"] = True
-        if with_logprobs and (top_k := self.top_k):
+        top_k = self.top_k if with_logprobs else logprobs_wanted if self.top_k else None
+        if top_k:
             body |= {"logprobs": True, "top_logprobs": top_k} if offer.chat else {"logprobs": top_k}
             if offer.token_ids:
                 body["return_tokens_as_token_ids"] = True
-        body |= more
         if offer.chat:
             return Ask(
                 f"{what}/{prompt.id}", CHAT, {"messages": [{"role": "user", "content": prompt.text}], **body}, prompt.text
@@ -156,6 +165,28 @@ class Session:
     def sampled_scored(self) -> list[Scored]:
         return self.score(self.sampled, self.settings.concurrency)
 
+    @cached_property
+    def long_replies(self) -> list[Exchange]:
+        """Texts of a hundred tokens and more, sampled at T=1."""
+        prompts = self.prompts("long-reply", self.settings.num_requests // 2, self.settings.short_tokens, writing_only=True)
+        asks = [self.ask("long-reply", prompt, temperature=1.0) for prompt in prompts]
+        return self.asker.ask(asks, self.settings.concurrency)
+
+    @cached_property
+    def alone(self) -> list[Exchange]:
+        """Some of the greedy requests again, one at a time."""
+        return self.asker.ask(self.again(self.greedy, "alone"), 1)
+
+    @cached_property
+    def alone_scored(self) -> list[Scored]:
+        """Decoded alone and scored alone."""
+        return self.score(self.alone, 1)
+
+    def again(self, exchanges: Sequence[Exchange], what: str, **more: Any) -> list[Ask]:
+        """The first `num_alone` answered requests once more, under another id."""
+        able = [one.ask for one in exchanges if one.is_answered][: self.settings.num_alone]
+        return [replace(ask, id=f"{what}/{ask.id}", body={**ask.body, **more}) for ask in able]
+
     def score(self, exchanges: Sequence[Exchange], concurrency: int) -> list[Scored]:
         """The tokens of every answered reply, scored again by one pass over prompt and reply (vLLM's prompt_logprobs)."""
         able = [one for one in exchanges if one.is_answered and one.reply.token_ids and one.reply.prompt_token_ids]
@@ -171,6 +202,15 @@ class Session:
         body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": top_k, **sampling(0.0, None)}
         return Ask(exchange.id, COMPLETIONS, body, logprobs_from=len(prompt))
 
+    # ------------------------------------------------------------------------------------------------ counters
+    def __post_init__(self) -> None:
+        self._metrics_before = self.endpoint.metrics() if self.endpoint.offer.metrics else {}
+
+    def counted(self, name: str) -> float | None:
+        """How far a counter of the server has gone up since this session began. None: it has no such counter."""
+        now = self.endpoint.metrics()
+        return now[name] - self._metrics_before.get(name, 0.0) if name in now else None
+
     # ------------------------------------------------------------------------------------------------ results
     def result(
         self,
@@ -184,11 +224,11 @@ class Session:
         witnesses: Sequence[Witness] = (),
         first_event_at: int | None = None,
         reason: str | None = None,
-        **details: Any,
+        details: dict[str, Detail] | None = None,
     ) -> ProbeResult:
         """A probe that ran. alarm: why, or None; reason: what to know about a result that is no alarm."""
         if trials == 0:
-            return not_run(name, unit, reason or "no reply that could be looked at", num_requests, **details)
+            return not_run(name, unit, reason or "no reply that could be looked at", num_requests)
         status: ProbeStatus = "ok" if alarm is None else "alarm"
         return ProbeResult(
             name=name,
@@ -200,18 +240,18 @@ class Session:
             upper=upper_bound(events, trials, self.settings.level),
             sentence=sentence(events, trials, unit, self.settings.level),
             reason=alarm or reason,
-            details=details,
+            details=details or {},
             witnesses=tuple(witnesses[:MOST_WITNESSES]),
             first_event_at=first_event_at,
             num_requests=num_requests,
         )
 
 
-def not_run(name: str, unit: str, reason: str, num_requests: int = 0, **details: Any) -> ProbeResult:
+def not_run(name: str, unit: str, reason: str, num_requests: int = 0) -> ProbeResult:
     """A probe that could not look, and why."""
     return ProbeResult(
         name=name, status="not_run", events=None, trials=None, unit=unit, rate=None, upper=None,
-        sentence=f"not run: {reason}", reason=reason, details=details, num_requests=num_requests,
+        sentence=f"not run: {reason}", reason=reason, num_requests=num_requests,
     )  # fmt: skip
 
 
