@@ -8,10 +8,9 @@ files. Imports neither torch nor safetensors.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -63,22 +62,30 @@ class Checkpoint:
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
     revision: str | None = None
-    _maps: dict[str, mmap.mmap] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def sha256(self) -> str:
         """Identity of the headers: names, dtypes, shapes and shards of all tensors; not of the data."""
         return sha256_of([[t.name, t.dtype, list(t.shape), t.shard] for _, t in sorted(self.tensors.items())])
 
-    def read(self, name: str) -> memoryview:
-        """The bytes of one tensor, mapped read-only: pages are read when touched. CheckpointError if it is on the hub."""
+    def read(self, name: str) -> bytearray:
+        """The bytes of one tensor, all of them in memory: for tests and small tools, the engine reads slabs (`sources.py`).
+
+        Raises CheckpointError: the weights are on the hub, the file cannot be read or is shorter than its header says.
+        """
         if self.folder is None:
             raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
         header = self.tensors[name]
-        if header.shard not in self._maps:
-            with (self.folder / header.shard).open("rb") as file:
-                self._maps[header.shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return memoryview(self._maps[header.shard])[header.begin : header.end]
+        data, path, done = bytearray(header.num_bytes), self.folder / header.shard, 0
+        try:
+            with open_inside(self.folder, header.shard) as file:
+                while done < len(data) and (got := os.preadv(file.fileno(), [memoryview(data)[done:]], header.begin + done)):
+                    done += got
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if done != len(data):
+            raise CheckpointError(f"{path}: truncated: ends inside {name}; download it again")
+        return data
 
 
 # ------------------------------------------------------------------------------------------------ opening a folder

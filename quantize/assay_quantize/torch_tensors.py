@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -16,24 +14,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 """safetensors dtype name -> torch dtype."""
 
-Buffer = bytes | memoryview
-
 
 def read_tensor(source: Checkpoint, name: str, device: str = "cpu") -> Tensor:
-    """A tensor of a checkpoint on `device`; on the CPU it is a view of the mapped file: do not write to it."""
+    """A tensor of a checkpoint on `device`, in memory of its own. Raises CheckpointError (`Checkpoint.read`)."""
     header = source.tensors[name]
-    data = source.read(name)
     dtype = TORCH_DTYPES[header.dtype]
-    if not data:
-        return torch.empty(header.shape, dtype=dtype, device=device)
-    flat = bytes_tensor(data)
-    if flat.data_ptr() % dtype.itemsize:
-        flat = flat.clone()  # a hand-made file may place a tensor at an odd offset
-    return flat.view(dtype).reshape(header.shape).to(device)
-
-
-def bytes_tensor(data: Buffer) -> Tensor:
-    """`data` as U8, without a copy: do not write to it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(data, dtype=torch.uint8)
+    return torch.frombuffer(source.read(name), dtype=dtype).reshape(header.shape).to(device)
