@@ -18,6 +18,7 @@ from rich.console import Console
 
 from assay import __version__
 from assay.errors import AssayError, PlanError
+from assay.probe_command import probe
 from assay.recipes import PrecisionRecipe, load_recipe, recipe_names
 from assay.stages import (
     check_budgets_of,
@@ -308,6 +309,9 @@ def evaluate(
     console.print(f"report: {run_dir / 'report' / 'index.html'}")
     if as_json:
         emit(gates)
+
+
+app.command()(probe)
 
 
 # ------------------------------------------------------------------------------------------------ gate, report, card

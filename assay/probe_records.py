@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.records import Interval, Part, Record
+from assay.records import Fingerprint, Interval, Part, Record
 
 ProbeStatus = Literal["ok", "alarm", "not_run"]
 Value = str | int | float | bool | None
@@ -144,6 +144,8 @@ class ProbeReport(Record):
     errors: dict[str, int]
     """HTTP status or transport error -> how often."""
     system_fingerprint: str | None
+    fingerprint: Fingerprint | None = None
+    """How it was served. None: somebody else's server."""
     started: str
     seconds: float
 

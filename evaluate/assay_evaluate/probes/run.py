@@ -45,39 +45,42 @@ def run_probes(
     names: Sequence[str] | None = None,
     *,
     label: str | None = None,
-    without_speculation: Callable[[], Endpoint | None] = lambda: None,
+    without_speculation: Endpoint | None = None,
     ledger: Path | None = None,
     asker: Asker | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> ProbeReport:
     """Run the probes called `names` (None: all), in the order of `PROBES`, and report.
 
-    without_speculation: called when the pair is to be run; the same checkpoint on a server that drafts nothing, or None.
-    ledger: every request and reply, JSON lines, appended. asker: one of the caller's, who then has `asker.exchanges`, all that
-    was sent and came back, afterwards. MeasureError: a name that is not in the table, or the server is gone.
+    without_speculation: the same checkpoint on a server that drafts nothing, for the pair. ledger: every request and reply,
+    JSON lines, appended. asker: one of the caller's, who then has all that was sent and came back (`asker.exchanges`).
+    MeasureError: a name that is not in the table, or the server is gone.
     """
-    settings = settings or ProbeSettings()
-    wanted = list(PROBES) if names is None else list(names)
-    unknown = [name for name in wanted if name not in PROBES]
+    settings, wanted = settings or ProbeSettings(), checked_names(names)
+    if asker is not None:
+        return run_session(Session(endpoint, settings, asker, without_speculation, on_progress), wanted, label=label)
+    with Asker(endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as own:
+        return run_session(Session(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
+
+
+def checked_names(names: Sequence[str] | None) -> list[str]:
+    """Those that were asked for, in the order of the table. MeasureError: one that is not in it."""
+    unknown = [name for name in names or () if name not in PROBES]
     if unknown:
         raise MeasureError(f"no probe called {unknown[0]!r}; there are: {', '.join(PROBES)}")
-    if asker is None:
-        with Asker(
-            endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress
-        ) as own:
-            return run_probes(
-                endpoint, settings, wanted, label=label, without_speculation=without_speculation, asker=own,
-                on_progress=on_progress,
-            )  # fmt: skip
+    return [name for name in PROBES if names is None or name in names]
+
+
+def run_session(session: Session, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
+    """Run `names`, in their order, on a session that is open; what it was asked before is not asked again."""
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    session = Session(endpoint, settings, asker, without_speculation, on_progress)
     results = []
-    for name in PROBES:
-        if name in wanted:
-            begun = time.monotonic()
-            results.append(PROBES[name](session))
-            mark = "ALARM: " if results[-1].status == "alarm" else ""
-            on_progress(f"{name}: {mark}{results[-1].sentence} ({time.monotonic() - begun:.0f} s)")
+    for name in names:
+        begun = time.monotonic()
+        results.append(PROBES[name](session))
+        mark = "ALARM: " if results[-1].status == "alarm" else ""
+        session.on_progress(f"{name}: {mark}{results[-1].sentence} ({time.monotonic() - begun:.0f} s)")
+    endpoint, asker = session.endpoint, session.asker
     return ProbeReport(
         label=label or endpoint.model,
         base_url=endpoint.base_url,
@@ -85,7 +88,7 @@ def run_probes(
         checkpoint_sha256=endpoint.checkpoint_sha256,
         max_model_len=endpoint.max_model_len,
         offer=endpoint.offer,
-        settings=settings,
+        settings=session.settings,
         results=tuple(results),
         num_requests=asker.num_requests,
         num_failed=asker.num_failed,

@@ -51,8 +51,8 @@ class Session:
     endpoint: Endpoint
     settings: ProbeSettings
     asker: Asker
-    without_speculation: Callable[[], Endpoint | None] = lambda: None
-    """Another server of the same checkpoint that drafts nothing, for the pair; None: there is none."""
+    without_speculation: Endpoint | None = None
+    """Another server of the same checkpoint that drafts nothing, for the pair."""
     on_progress: Callable[[str], None] = lambda line: None
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     """Of this run: makes a prompt new to a prefix cache that knows those of the run before."""

@@ -10,17 +10,26 @@ from dataclasses import replace
 from assay.probe_records import ProbeResult
 from assay_evaluate.probes.asking import Asker
 from assay_evaluate.probes.divergences import arm, decision_limit, witnesses
+from assay_evaluate.probes.endpoint import Endpoint
 from assay_evaluate.probes.session import Session, not_run
+
+WHY_NO_PAIR = "no second server without speculation to compare with (--without-speculation URL)"
 
 
 def probe_speculation(session: Session) -> ProbeResult:
     """The greedy requests on both servers, in the same waves. Alarm: replies part where the one without drafts had decided."""
     if not session.endpoint.offer.speculation:
         return not_run("speculation", "prompt", "the endpoint drafts nothing, or does not say so")
+    if session.without_speculation is None:
+        return not_run("speculation", "prompt", WHY_NO_PAIR)
+    return pair_with(session, session.without_speculation)
+
+
+def pair_with(session: Session, other: Endpoint) -> ProbeResult:
+    """`session`'s greedy replies, made with drafts, against those of `other`, which drafts nothing."""
+    if other.offer.speculation:
+        return not_run("speculation", "prompt", f"{other.base_url} drafts, too: the pair needs one server without speculation")
     with_drafts = [one for one in session.greedy if one.is_answered]
-    other = session.without_speculation()
-    if other is None:
-        return not_run("speculation", "prompt", "no second server without speculation to compare with")
     asks = [replace(one.ask, id=f"undrafted/{one.ask.id}") for one in with_drafts]
     with Asker(other.base_url, other.model, timeout_s=session.settings.timeout_s) as asker:
         without = asker.ask(asks, session.settings.concurrency, in_waves=True)

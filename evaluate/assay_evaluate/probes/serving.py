@@ -1,0 +1,76 @@
+"""Probes of a checkpoint: served as an evaluation serves it, and once more without speculation for the pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from assay.probe_records import ProbeReport, ProbeSettings
+from assay.recipes import ProfileRecipe
+from assay_evaluate.probes.asking import Asker
+from assay_evaluate.probes.endpoint import Endpoint, find_endpoint
+from assay_evaluate.probes.run import checked_names, run_session
+from assay_evaluate.probes.session import Session
+from assay_evaluate.probes.speculation import pair_with
+from assay_evaluate.serve import Server, ServerSpec, serve
+
+Progress = Callable[[str], None]
+COUNT_NANS = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+"""Makes vLLM count requests whose logits held NaN; changes nothing else."""
+
+
+def probe_checkpoint(
+    spec: ServerSpec,
+    settings: ProbeSettings,
+    names: Sequence[str] | None = None,
+    *,
+    label: str,
+    checkpoint_sha256: str,
+    ledger: Path,
+    on_progress: Progress = lambda line: None,
+    start_server: Callable[[ServerSpec, Progress], AbstractContextManager[Server]] = serve,
+) -> ProbeReport:
+    """Serve `spec` and run the probes; where it drafts, serve it again without and compare. ServeError, MeasureError.
+
+    The servers run one after the other: two of them fit on no machine that is sized for one.
+    """
+    wanted = checked_names(names)
+    spec = replace(spec, profile=_counting(spec.profile))
+    with start_server(spec, on_progress) as server:
+        endpoint = replace(find_endpoint(server.base_url, server.model), checkpoint_sha256=checkpoint_sha256)
+        with Asker(
+            endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress
+        ) as asker:
+            session = Session(endpoint, settings, asker, None, on_progress)
+            report = run_session(session, wanted, label=label)
+            # A profile with an address starts nothing, so there is no other way to serve it.
+            is_pair = "speculation" in wanted and endpoint.offer.speculation and not spec.profile.urls
+            if is_pair:
+                _ = session.greedy  # asked while this server is there
+        fingerprint = server.fingerprint
+    if is_pair:
+        report = _with_pair(report, session, replace(spec, speculate=False), on_progress, start_server)
+    return report.model_copy(update={"fingerprint": fingerprint})
+
+
+def _counting(profile: ProfileRecipe) -> ProfileRecipe:
+    return profile.model_copy(update={"environment": {**COUNT_NANS, **profile.environment}})
+
+
+def _with_pair(
+    report: ProbeReport,
+    session: Session,
+    spec: ServerSpec,
+    on_progress: Progress,
+    start_server: Callable[[ServerSpec, Progress], AbstractContextManager[Server]],
+) -> ProbeReport:
+    """The report with the pair's result in place of "no second server"."""
+    spec = replace(spec, log_path=spec.log_path.with_stem(f"{spec.log_path.stem}-undrafted"))
+    with start_server(spec, on_progress) as server:
+        other: Endpoint = find_endpoint(server.base_url, server.model)
+        pair = pair_with(session, other)
+    on_progress(f"speculation: {'ALARM: ' if pair.status == 'alarm' else ''}{pair.sentence}")
+    results = tuple(pair if one.name == "speculation" else one for one in report.results)
+    return report.model_copy(update={"results": results})
