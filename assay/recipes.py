@@ -207,6 +207,14 @@ class TaskBase(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     """-1: all tokens. Every other sampling parameter is pinned to its neutral value in every request."""
+    num_samples: int = Field(default=1, ge=1)
+    """Replies to each item: the score is the mean over them (avg@k, and pass@k beside it), its interval is over items."""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError("num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike")
+        return self
 
     @model_validator(mode="after")
     def _leaves_room_for_an_answer(self) -> Self:
@@ -299,6 +307,12 @@ class ToolsTask(TaskBase):
     """Per cell."""
     share_without_tool: float = Field(default=0.25, ge=0, le=1)
     """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
+
+    @model_validator(mode="after")
+    def _one_sample(self) -> Self:
+        if self.num_samples > 1:
+            raise ValueError("tools are asked about once each: ask for more num_items, the shares of cells are over items")
+        return self
 
 
 class SweTask(TaskBase, SweOptions):

@@ -362,6 +362,8 @@ class ItemResult(Part):
     """Part of `output_tokens`. None: the server does not say."""
     score: float | None = None
     """0..1, of tasks with partial credit; `correct` is then whether it is 1. None: right or wrong is all there is."""
+    sample: int = 0
+    """Which of `TaskResult.num_samples` replies to the item."""
     cluster: str | None = None
     """Items of one cluster (a repository) rise and fall together. None: each stands for itself."""
 
@@ -391,6 +393,10 @@ class TaskResult(Part):
     """Replies whose thinking was ended so; they are not truncated if an answer follows. None: no such budget, or not known."""
     mean_score: Interval | None = None
     """Of `ItemResult.score`. None: no partial credit."""
+    num_samples: int = 1
+    """Replies to each item. Above 1 `accuracy` is avg@k: the mean of the items' means, with an interval over items."""
+    pass_at_k: Interval | None = None
+    """Share of items that at least one of `num_samples` replies got right. None: one reply each."""
     swe: SweFigures | None = None
     """Of SWE-bench tasks: how the trajectories ended and what they cost."""
 

@@ -182,7 +182,7 @@ def test_what_cannot_be_measured_says_why(tmp_path: Path, task_folder: Path, nam
 
 def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_path: Path) -> None:
     """Six items: right, cut off, wrong, refused by the server, in the wrong script, right but without an end."""
-    items = arithmetic_items(ARITHMETIC, "eval-test")
+    items = list(arithmetic_items(ARITHMETIC, "eval-test"))
     assert [i.language for i in items] == ["en"] * 3 + ["zh"] * 3
     assert items[1] == arithmetic_item("eval-test", 1, "en", 4)
     replies = {
@@ -215,7 +215,7 @@ def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_p
 
 def test_budget_is_capped_at_what_the_server_allows_and_prompts_are_never_cut(tmp_path: Path) -> None:
     """lm-eval's own API model cuts the prompt to nothing at a budget of 16,384."""
-    items = arithmetic_items(ARITHMETIC, "eval-test")
+    items = list(arithmetic_items(ARITHMETIC, "eval-test"))
     task = ARITHMETIC.model_copy(update={"max_tokens": 16384})
     with FakeServer(max_model_len=500) as server, session_with(server, tmp_path) as session:
         run_arithmetic(session, task, items)
@@ -224,7 +224,7 @@ def test_budget_is_capped_at_what_the_server_allows_and_prompts_are_never_cut(tm
 
 
 def test_noise_floor_pass_asks_again(tmp_path: Path) -> None:
-    items = arithmetic_items(ARITHMETIC, "eval-test")
+    items = list(arithmetic_items(ARITHMETIC, "eval-test"))
     with FakeServer() as server:
         for sample in (0, 1, 0, 1):
             with session_with(server, tmp_path, sample) as session:

@@ -134,7 +134,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "emulate, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
          "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
-         "num_items, num_steps, temperature, thinking_tokens, top_k, top_p"),
+         "num_items, num_samples, num_steps, temperature, thinking_tokens, top_k, top_p"),
         ("suites", "quick", ["divergence", "top_k"], "topk",
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
          "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),

@@ -1,19 +1,22 @@
-"""Chain-of-thought tasks, through lm-eval: our generated arithmetic, and any task lm-eval knows by name.
+"""Chain-of-thought tasks: our generated arithmetic, and any task lm-eval knows by name.
 
-Both go through `JournaledLM`. lm-eval builds prompts, filters replies and scores; which replies were cut off or never came is
+lm-eval's go through `JournaledLM`. It builds prompts, filters replies and scores; which replies were cut off or never came is
 known only to us, and kept beside its scores. lm-eval is imported inside functions: that takes seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assay.recipes import ArithmeticTask, LmEvalTask
 from assay.records import ItemResult, TaskResult
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.items import Item, arithmetic_item, extract_answer, score
-from assay_evaluate.journal import Reply
+from assay_evaluate.journal import Reply, Request
+from assay_evaluate.language import count_scripts, is_foreign
 from assay_evaluate.lm_eval_tasks import code_execution, load_tasks, quiet_lm_eval
 from assay_evaluate.session import Session, task_result
 
@@ -21,66 +24,42 @@ if TYPE_CHECKING:
     from assay_evaluate.lm_eval_model import JournaledLM, Question
 
 
-def run_arithmetic(session: Session, task: ArithmeticTask, items: Sequence[Item]) -> TaskResult:
-    """Our generated word problems as an lm-eval task, scored by our own `score`."""
-    with quiet_lm_eval():
-        from lm_eval.evaluator import evaluate
+def run_arithmetic(session: Session, task: ArithmeticTask, items: Iterable[Item]) -> TaskResult:
+    """Our generated word problems, scored by `items.score`; items are made as they are asked and not kept."""
 
-        lm_task = _task_of_items(task.name, items)
-        model = _model(session, task, {i: item.id for i, item in enumerate(items)})
-        samples = evaluate(
-            model, {"tasks": {task.name: lm_task}}, apply_chat_template=True, log_samples=True, bootstrap_iters=0
-        )["samples"][task.name]
-    results = []
-    for sample in samples:
-        doc = sample["doc"]
-        reply = model.replies[task.name, sample["doc_id"]][0]
-        results.append(
-            session.result(
-                reply,
-                item=doc["id"],
-                language=doc["language"],
-                prompt=doc["prompt"],
-                expected=doc["answer"] or "",
-                correct=bool(sample["correct"]),
-                answer=extract_answer(reply.text),
-                max_tokens=task.max_tokens,
-            )
+    def request(item: Item, sample: int) -> Request:
+        return session.request(
+            task.name,
+            item.id,
+            [{"role": "user", "content": item.prompt}],
+            max_tokens=task.max_tokens,
+            temperature=task.temperature,
+            repeat=sample,
+            more=session.parameters(task),
         )
+
+    results = [
+        session.result(
+            reply,
+            item=item.id,
+            sample=sample,
+            language=item.language,
+            prompt=item.prompt,
+            expected=item.answer or "",
+            correct=bool(score(item, reply.text)),
+            answer=extract_answer(reply.text),
+            max_tokens=task.max_tokens,
+        )
+        for item, sample, reply in session.ask_items(task, items, request)
+    ]
     return task_result(task.name, "arithmetic", results, task.max_tokens, None, session.thinking_budget_tokens(task))
 
 
-def arithmetic_items(task: ArithmeticTask, seed: str) -> list[Item]:
+def arithmetic_items(task: ArithmeticTask, seed: str) -> Iterator[Item]:
     """The task's questions: `num_items` per language, with the numbers of steps taken in turn."""
-    return [
-        arithmetic_item(seed, i, language, task.num_steps[i % len(task.num_steps)])
-        for language in task.languages
-        for i in range(task.num_items)
-    ]
-
-
-def _task_of_items(name: str, items: Sequence[Item]) -> Any:
-    """An lm-eval ConfigurableTask over items in memory: prompt in, `score` out."""
-    from datasets import Dataset  # type: ignore[import-untyped]
-    from lm_eval.api.task import ConfigurableTask
-
-    rows = [{"id": i.id, "language": i.language, "prompt": i.prompt, "answer": i.answer} for i in items]
-    by_id = {item.id: item for item in items}
-    task = ConfigurableTask(
-        config={
-            "task": name,
-            "output_type": "generate_until",
-            "custom_dataset": lambda **_: {"test": Dataset.from_list(rows)},
-            "test_split": "test",
-            "doc_to_text": lambda doc: doc["prompt"],
-            "doc_to_target": lambda doc: doc["answer"],
-            "process_results": lambda doc, replies: {"correct": float(bool(score(by_id[doc["id"]], replies[0])))},
-            "metric_list": [{"metric": "correct", "aggregation": "mean", "higher_is_better": True}],
-            "num_fewshot": 0,
-        }
-    )
-    task.set_fewshot_seed(seed=0)
-    return task
+    for language in task.languages:
+        for i in range(task.num_items):
+            yield arithmetic_item(seed, i, language, task.num_steps[i % len(task.num_steps)])
 
 
 def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
@@ -95,13 +74,41 @@ def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
     return task_result(task.name, "lm_eval", results, task.max_tokens, how, budget)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What stays of a reply until lm-eval has scored its text. result: all but whether it is right, in which language."""
+
+    result: ItemResult
+    asked_in: frozenset[str]
+    """Scripts of the prompt."""
+    written_in: Counter[str]
+    """Letters of the reply by script."""
+
+
 def _ask_and_score(session: Session, task: LmEvalTask, loaded: Any) -> tuple[list[ItemResult], str]:
-    """Results of all documents, and how they were scored."""
+    """Results of all documents, and how they were scored. lm-eval scores each sample by itself, as if it were the only one:
+    its tasks' own ways of choosing among samples (majority, first) would hide how often each is right."""
+    results, how, num_cut = [], dict[str, None](), 0
+    for sample in range(task.num_samples):
+        model, found = _score_sample(session, task, loaded, sample)
+        results += [result for items, _ in found for result in items]
+        how |= dict.fromkeys(text for _, text in found)
+        num_cut += model.num_cut_at_stops
+    told = list(how)
+    if num_cut:
+        told.append(f"{num_cut} finished replies were cut at the task's stop strings")
+    return results, "; ".join(told)
+
+
+def _score_sample(
+    session: Session, task: LmEvalTask, loaded: Any, sample: int
+) -> tuple[JournaledLM[_Kept], list[tuple[list[ItemResult], str]]]:
+    """One reply to every document: lm-eval's model, and of each task the results and how they were scored."""
     from lm_eval.evaluator import evaluate
 
-    model = _model(session, task, None)
+    model = _model(session, task, sample)
     with code_execution(task.allow_code_execution):
-        samples = evaluate(
+        rows_of = evaluate(
             model,
             loaded,
             limit=task.limit,
@@ -111,15 +118,17 @@ def _ask_and_score(session: Session, task: LmEvalTask, loaded: Any) -> tuple[lis
             bootstrap_iters=0,
             confirm_run_unsafe_code=task.allow_code_execution,
         )["samples"]
-    scored = [_score_named(session, task, name, loaded, rows, model) for name, rows in samples.items()]
-    how = [how for _, how in scored]
-    if model.num_cut_at_stops:
-        how.append(f"{model.num_cut_at_stops} finished replies were cut at the task's stop strings")
-    return [result for items, _ in scored for result in items], "; ".join(how)
+    return model, [_score_named(session, task, name, loaded, rows, model, sample) for name, rows in rows_of.items()]
 
 
 def _score_named(
-    session: Session, task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]], model: JournaledLM
+    session: Session,
+    task: LmEvalTask,
+    name: str,
+    loaded: Any,
+    rows: Sequence[dict[str, Any]],
+    model: JournaledLM[_Kept],
+    sample: int,
 ) -> tuple[list[ItemResult], str]:
     """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
     chosen, metric = _filter_and_metric(task, name, loaded, rows)
@@ -131,19 +140,16 @@ def _score_named(
         value = row.get(metric)
         if value not in (0, 1):  # True and False are among them
             raise NotMeasured(f"{name}: metric {metric} gives {value!r}; only right-or-wrong metrics are measured")
-        doc = name, row["doc_id"]
-        results.append(
-            session.result(
-                model.replies[doc][0],
-                item=f"{name}/{row['doc_id']}",
-                language=str(row["doc"].get("language") or language),
-                prompt=model.prompts[doc],
-                expected=str(row["target"]),
-                correct=bool(value),
-                answer=str(row["filtered_resps"][0])[:200],
-                max_tokens=task.max_tokens,
-            )
-        )
+        kept = model.kept[name, row["doc_id"]]
+        scored: dict[str, Any] = {"language": str(row["doc"].get("language") or language)}
+        if kept.result.correct is not None:
+            allowed = kept.asked_in | set(count_scripts(str(row["target"])))
+            scored |= {
+                "correct": bool(value),
+                "answer": str(row["filtered_resps"][0])[:200],
+                "wrong_script": is_foreign(kept.written_in, allowed),
+            }
+        results.append(kept.result.model_copy(update=scored))
     return results, f"{name} scored by {metric} after {chosen}"
 
 
@@ -166,26 +172,40 @@ def _filter_and_metric(task: LmEvalTask, name: str, loaded: Any, rows: Sequence[
     return task.filter or chosen, task.metric or [*listed, *metrics][0]
 
 
-def _model(session: Session, task: ArithmeticTask | LmEvalTask, item_ids: dict[int, str] | None) -> JournaledLM:
-    """lm-eval's model for one task. item_ids: names of its documents; default: lm-eval's task name and number."""
+def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept]:
+    """lm-eval's model for one reply to every document of a task."""
     from assay_evaluate.lm_eval_model import JournaledLM
 
-    def ask(questions: Sequence[Question]) -> list[Reply]:
-        requests = [
-            session.request(
-                task.name,
-                f"{q.task}/{q.doc_id}" if item_ids is None else item_ids[q.doc_id],
-                q.messages,
-                max_tokens=task.max_tokens,
-                temperature=task.temperature,
-                repeat=q.repeat,
-                more=session.parameters(task),
-            )
-            for q in questions
-        ]
-        return session.ask(requests)
+    def request(question: Question) -> Request:
+        return session.request(
+            task.name,
+            f"{question.task}/{question.doc_id}",
+            question.messages,
+            max_tokens=task.max_tokens,
+            temperature=task.temperature,
+            repeat=sample,
+            more=session.parameters(task),
+        )
 
-    cuts = isinstance(task, LmEvalTask) and (
-        task.stop_strings == "always" or (task.stop_strings == "auto" and not session.dialect.is_chat)
-    )
+    def keep(question: Question, reply: Reply) -> _Kept:
+        text = question.text
+        result = session.result(
+            reply,
+            item=f"{question.task}/{question.doc_id}",
+            sample=sample,
+            language="und",
+            prompt=text,
+            expected="",
+            correct=False,
+            answer=None,
+            max_tokens=task.max_tokens,
+        )
+        scripts = count_scripts((reply.reasoning or "") + reply.text)
+        return _Kept(result, frozenset(count_scripts(text)), scripts)
+
+    def ask(questions: Iterable[Question]) -> Iterator[tuple[str, _Kept]]:
+        for question, reply in session.ask_pairs(questions, request):
+            yield reply.text, keep(question, reply)
+
+    cuts = task.stop_strings == "always" or (task.stop_strings == "auto" and not session.dialect.is_chat)
     return JournaledLM(ask, cuts_at_stops=cuts)

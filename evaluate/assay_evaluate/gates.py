@@ -22,7 +22,8 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate
 from assay.records import GateReport, Interval, Measurement, Status, Verdict
-from assay_evaluate.score_gates import Pairs, find_task, judge_scores, pair_items, percent, points, truncation_share
+from assay_evaluate.pairs import Pairs, find_task, pair_items
+from assay_evaluate.score_gates import judge_scores, percent, points, truncation_share
 from assay_evaluate.statistics import independent_difference, wilson
 
 __all__ = ["Pairs", "check_comparable", "find_reference", "find_task", "judge", "pair_items", "truncation_share"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Collection
 
 _BLOCKS: tuple[tuple[int, int, str], ...] = (
     (0x0041, 0x024F, "Latin"), (0x0370, 0x03FF, "Greek"), (0x0400, 0x052F, "Cyrillic"), (0x0530, 0x058F, "Armenian"),
@@ -37,9 +38,12 @@ def _script(letter: str) -> str:
 
 def is_wrong_script(reply: str, *expected: str) -> bool:
     """Whether `reply` has more than a small share of letters in a script that none of the `expected` texts use."""
-    found = count_scripts(reply)
+    return is_foreign(count_scripts(reply), {script for text in expected for script in count_scripts(text)})
+
+
+def is_foreign(found: Counter[str], allowed: Collection[str]) -> bool:
+    """The same of letters that are counted already (`count_scripts`) and the scripts that may be used."""
     total = found.total()
-    allowed = {script for text in expected for script in count_scripts(text)}
     return any(
         count > total * (MAX_FOREIGN_SHARE_IN_FORMULAS if script in {"Latin", "Greek"} else MAX_FOREIGN_SHARE)
         for script, count in found.items()

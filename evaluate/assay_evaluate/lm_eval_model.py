@@ -9,36 +9,37 @@ counts. Importing this module imports lm-eval, which is slow: do it inside funct
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from assay_evaluate.journal import Reply
-
 Messages = list[dict[str, str]]
+K = TypeVar("K")
 CHAT_MARK = "\x02chat\x02"
 """Begins a context that holds a conversation as JSON rather than a plain prompt."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt of an lm-eval task. `repeat` counts samples of the same document."""
+    """One prompt of an lm-eval task."""
 
     task: str
     doc_id: int
-    repeat: int
     messages: Messages
 
+    @property
+    def text(self) -> str:
+        return "\n".join(message["content"] for message in self.messages)
 
-class JournaledLM(LM):  # type: ignore[misc]  # lm_eval has no types
+
+class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
     """lm-eval's view of a served checkpoint."""
 
-    def __init__(self, ask: Callable[[Sequence[Question]], list[Reply]], *, cuts_at_stops: bool = False) -> None:
-        """ask: gives the replies to questions, in order; one that failed has a status other than `answered`.
+    def __init__(self, ask: Callable[[Iterable[Question]], Iterator[tuple[str, K]]], *, cuts_at_stops: bool = False) -> None:
+        """ask: gives for each question, in order, the text of the reply and what is to be kept of it beside the text.
 
         cuts_at_stops: cut finished replies where the task's stop strings would have ended them.
         """
@@ -46,30 +47,22 @@ class JournaledLM(LM):  # type: ignore[misc]  # lm_eval has no types
         self._ask = ask
         self._cuts_at_stops = cuts_at_stops
         self.num_cut_at_stops = 0
-        self.replies: dict[tuple[str, int], list[Reply]] = {}
-        """(task name, document id) -> replies, one per repeat."""
-        self.prompts: dict[tuple[str, int], str] = {}
+        self.kept: dict[tuple[str, int], K] = {}
+        """(task name, document id) -> what `ask` said to keep."""
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Replies to `requests`. The task's own budget and sampling are ignored by design, its stop strings are never sent.
 
-        What is returned, and scored, may be cut at them; `replies` holds what the model said.
+        What is returned, and scored, may be cut at them. Whole replies are not held here: the journal has them.
         """
-        seen: Counter[tuple[str, int]] = Counter()
-        questions = []
-        for request in requests:
-            doc = (request.task_name, request.doc_id)
-            context = request.args[0]
-            # A context that did not go through apply_chat_template is one user message.
-            is_chat = context.startswith(CHAT_MARK)
-            messages = json.loads(context[len(CHAT_MARK) :]) if is_chat else [{"role": "user", "content": context}]
-            questions.append(Question(*doc, seen[doc], messages))
-            self.prompts[doc] = "\n".join(message["content"] for message in messages)
-            seen[doc] += 1
-        replies = self._ask(questions)
-        for question, reply in zip(questions, replies, strict=True):
-            self.replies.setdefault((question.task, question.doc_id), []).append(reply)
-        return [self._cut(reply.text, request.args[1]) for request, reply in zip(requests, replies, strict=True)]
+        docs = [(request.task_name, request.doc_id) for request in requests]
+        questions = (Question(*doc, _messages(request.args[0])) for doc, request in zip(docs, requests, strict=True))
+        texts = []
+        for doc, request, (text, kept) in zip(docs, requests, self._ask(questions), strict=True):
+            assert doc not in self.kept, "a document is asked once by each model: tasks with repeats are not loaded"
+            self.kept[doc] = kept
+            texts.append(self._cut(text, request.args[1]))
+        return texts
 
     def _cut(self, text: str, generation: Mapping[str, Any]) -> str:
         if not self._cuts_at_stops:
@@ -92,6 +85,14 @@ class JournaledLM(LM):  # type: ignore[misc]  # lm_eval has no types
     def tokenizer_name(self) -> str:
         """lm-eval names request caches after it; we use none."""
         return "applied-by-the-server"
+
+
+def _messages(context: str) -> Messages:
+    """A context that did not go through apply_chat_template is one user message."""
+    if not context.startswith(CHAT_MARK):
+        return [{"role": "user", "content": context}]
+    found: Messages = json.loads(context[len(CHAT_MARK) :])
+    return found
 
 
 def stop_strings(generation: Mapping[str, Any]) -> tuple[str, ...]:

@@ -46,6 +46,11 @@ def load_tasks(task: LmEvalTask) -> Any:
     for name, lm_task in loaded["tasks"].items():
         if lm_task.OUTPUT_TYPE != "generate_until":
             raise NotMeasured(f"{name} is scored by {lm_task.OUTPUT_TYPE}; only tasks that generate a reply are measured")
+        if (lm_task.get_config("repeats") or 1) > 1:
+            raise NotMeasured(
+                f"{name} asks every question {lm_task.get_config('repeats')} times and chooses among the replies; take its "
+                "single-reply variant and say `num_samples`, which tells how often each reply is right"
+            )
         default = lm_task.get_config("num_fewshot")
         if task.num_fewshot is not None and default != 0:  # lm-eval: a task that says 0 means it
             lm_task.set_config(key="num_fewshot", value=task.num_fewshot)

@@ -11,6 +11,7 @@ from assay.recipes import NeedleTask
 from assay.records import TaskResult
 from assay_evaluate.dialect import count_tokens
 from assay_evaluate.items import Item, extract_answer, needle_item, score
+from assay_evaluate.journal import Request
 from assay_evaluate.session import Session, task_result
 
 
@@ -62,21 +63,23 @@ def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> 
 
 def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskResult:
     """Ask every item; lengths that cannot be asked are named in the note."""
-    requests = [
-        session.request(
+
+    def request(item: Item, sample: int) -> Request:
+        return session.request(
             task.name,
             item.id,
             [{"role": "user", "content": item.prompt}],
             max_tokens=task.max_tokens,
             temperature=task.temperature,
+            repeat=sample,
             more=session.parameters(task),
         )
-        for item in stacks.items
-    ]
+
     results = [
         session.result(
             reply,
             item=item.id,
+            sample=sample,
             language=item.language,
             prompt=item.prompt,
             expected=item.answer or "",
@@ -84,7 +87,7 @@ def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskRes
             answer=extract_answer(reply.text),
             max_tokens=task.max_tokens,
         )
-        for item, reply in zip(stacks.items, session.ask(requests), strict=True)
+        for item, sample, reply in session.ask_items(task, stacks.items, request)
     ]
     note = "; ".join(f"not measured at {length} tokens: {why}" for length, why in stacks.skipped.items())
     return task_result(task.name, "needle", results, task.max_tokens, note or None, session.thinking_budget_tokens(task))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +75,8 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path, reference_sha
     }  # fmt: skip
     maker = _Maker(session, task, style, sources, made_from, checkpoint)
     notes: dict[str, None] = {}
-    under_way: deque[RulerItem] = deque()
 
-    def requests() -> Iterator[Request]:
+    def made_items() -> Iterator[RulerItem]:
         for cell in _cells(task):
             try:
                 items = [maker.item(cell, index) for index in range(task.num_items)]
@@ -86,12 +84,12 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path, reference_sha
                 notes[f"not measured: {error}"] = None
                 continue
             for item in items:
-                under_way.append(item)
                 if item.note:
                     notes[f"not comparable with published scores: {item.note}"] = None
-                yield _request(session, task, item)
+                yield item
 
-    results = [_result(session, task, under_way.popleft(), reply) for reply in session.ask_each(requests())]
+    answered = session.ask_items(task, made_items(), functools.partial(_request, session, task))
+    results = [_result(session, task, *one) for one in answered]
     return task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
 
 
@@ -212,7 +210,7 @@ def _max_tokens(task: RulerTask, style: Style, name: str) -> int:
     return min(task.max_tokens, REPLY_TOKENS.get(name, GRID_REPLY_TOKENS)) if style == "base" else task.max_tokens
 
 
-def _request(session: Session, task: RulerTask, item: RulerItem) -> Request:
+def _request(session: Session, task: RulerTask, item: RulerItem, sample: int) -> Request:
     prompt = item.prompt
     messages: Sequence[dict[str, str]] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     request = session.request(
@@ -221,6 +219,7 @@ def _request(session: Session, task: RulerTask, item: RulerItem) -> Request:
         messages,
         max_tokens=_max_tokens(task, item.style, item.task),
         temperature=task.temperature,
+        repeat=sample,
         more=session.parameters(task),
     )
     if not isinstance(prompt, str):
@@ -229,11 +228,12 @@ def _request(session: Session, task: RulerTask, item: RulerItem) -> Request:
     return dataclasses.replace(request, path=COMPLETIONS, body={**body, "prompt": prompt})
 
 
-def _result(session: Session, task: RulerTask, item: RulerItem, reply: Reply) -> ItemResult:
+def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, reply: Reply) -> ItemResult:
     value = score(item, reply.text)
     found = session.result(
         reply,
         item=item.id,
+        sample=sample,
         language=item.language,
         prompt=item.question[-ASKED_CHARACTERS:],
         expected=" ".join(item.expected),

@@ -8,59 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from assay.errors import MeasureError
 from assay.recipes import GateRecipe, ScoreGate, TruncationGate
-from assay.records import Interval, ItemResult, Measurement, Status, TaskResult, Verdict
-from assay_evaluate.statistics import (
-    POWER,
-    Flips,
-    PairedEvidence,
-    count_flips,
-    decide,
-    holm,
-    items_for_margin,
-    items_needed,
-    minimum_detectable_effect,
-    paired_evidence,
-    paired_mean_difference,
-)
+from assay.records import Measurement, Status, TaskResult, Verdict
+from assay_evaluate.pairs import Pairs, TokenCost, find_task, output_tokens, pair_items
+from assay_evaluate.statistics import POWER, PairedEvidence, decide, holm, items_needed
 
 DEFAULT_MAX_TRUNCATED = 0.05
 """Where a gate file sets no limit: a score whose replies were cut off must not pass for want of a line in it."""
-
-
-class Pairs(NamedTuple):
-    """Answers to the same items by reference and candidate. `num_excluded`: items without a reply on either side."""
-
-    reference: list[bool]
-    candidate: list[bool]
-    num_excluded: int
-    reference_answers: list[str | None]
-    candidate_answers: list[str | None]
-
-    @property
-    def n(self) -> int:
-        return len(self.reference)
-
-    @property
-    def excluded_share(self) -> float:
-        """Of all items that either side was asked; 0 without any."""
-        return self.num_excluded / max(self.n + self.num_excluded, 1)
-
-    @property
-    def flips(self) -> Flips:
-        return count_flips(self.reference, self.candidate, self.reference_answers, self.candidate_answers)
-
-
-class TokenCost(NamedTuple):
-    """Length of the replies to the items for which both sides report it."""
-
-    reference_mean: float
-    candidate_mean: float
-    extra: Interval
-    """Candidate minus reference, per item."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +46,10 @@ def judge_scores(
             )  # fmt: skip
             continue
         scored[gate.task] = found
-        why = _too_many_excluded(gate, found.pairs, recipe) or _too_much_truncation(
-            gate, recipe, (reference, found.reference), (candidate, found.candidate)
+        why = (
+            _too_many_excluded(gate, found.pairs, recipe)
+            or _too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
+            or _nothing_to_lose(gate, reference, found)
         )
         if why is not None:
             unbelievable[gate.task] = why
@@ -129,10 +86,7 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
     pairs = pair_items(ours, theirs)
     if pairs.n == 0:
         return f"No item of {gate.task} was answered by both sides."
-    flips = pairs.flips
-    evidence = paired_evidence(
-        flips.right_to_wrong, flips.wrong_to_right, pairs.n, gate.max_drop, level=recipe.level, claim=gate.claim
-    )  # fmt: skip
+    evidence = pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
     return Scored(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
 
 
@@ -147,22 +101,21 @@ def _verdict(
         observed=evidence.drop,
         limit=gate.max_drop,
         detail=detail,
-        minimum_detectable_effect=minimum_detectable_effect(evidence.b, evidence.c, one.pairs.n, recipe.level),
+        minimum_detectable_effect=one.pairs.detectable(recipe.level),
         discordant=(evidence.b, evidence.c),
         num_wrong_to_other_wrong=one.pairs.flips.wrong_to_other_wrong,
         p_value=evidence.p_difference,
         p_value_holm=p_holm,
-        items_needed=_items_needed(evidence, recipe),
+        items_needed=_items_needed(one, recipe),
         mean_output_tokens=None if tokens is None else (tokens.reference_mean, tokens.candidate_mean),
         extra_output_tokens=None if tokens is None else tokens.extra,
     )
 
 
-def _items_needed(evidence: PairedEvidence, recipe: GateRecipe) -> int:
+def _items_needed(one: Scored, recipe: GateRecipe) -> int:
     """TOST must pass on both sides: each may miss half as often."""
-    power = POWER if evidence.claim == "non_inferior" else (1 + POWER) / 2
-    needed = items_for_margin(evidence.b, evidence.c, evidence.drop.n, evidence.margin, recipe.level, power)
-    return max(needed, recipe.min_items)
+    power = POWER if one.evidence.claim == "non_inferior" else (1 + POWER) / 2
+    return max(one.pairs.needed(one.evidence.margin, recipe.level, power), recipe.min_items)
 
 
 # ------------------------------------------------------------------------------------------------ what it says
@@ -172,17 +125,22 @@ def _sentences(
     """What was compared, with the numbers; whether there is a difference at all; what the replies cost."""
     evidence, flips = one.evidence, one.pairs.flips
     drop = evidence.drop
+    found, right = f"over {drop.n} paired items", "right"
+    if one.pairs.is_sampled:
+        found, right = f"{found}, {one.pairs.n} pairs of replies", "more often right"
     seen = (
         f"{points(drop.value)} points lost ({percent(drop.level)} interval {points(drop.low)} to {points(drop.high)}) "
-        f"over {drop.n} paired items, {evidence.b} right in {reference.label} only and {evidence.c} in {candidate.label} only"
+        f"{found}, {evidence.b} {right} in {reference.label} only and {evidence.c} in {candidate.label} only"
         + (f", {flips.wrong_to_other_wrong} wrong in another way" if flips.wrong_to_other_wrong else "")
         + (f", {one.pairs.num_excluded} without a reply left out" if one.pairs.num_excluded else "")
     )
-    tests = f"McNemar mid-p {evidence.p_difference:.2g}" + (f", Holm over {family} tasks {p_holm:.2g}" if family > 1 else "")
-    return f"{seen}: {_conclusion(evidence, recipe, status, family)}. {tests}.{_token_sentence(one.tokens, reference.label)}"
+    test = "bootstrap p" if one.pairs.is_sampled else "McNemar mid-p"
+    tests = f"{test} {evidence.p_difference:.2g}" + (f", Holm over {family} tasks {p_holm:.2g}" if family > 1 else "")
+    return f"{seen}: {_conclusion(one, recipe, status, family)}. {tests}.{_token_sentence(one.tokens, reference.label)}"
 
 
-def _conclusion(evidence: PairedEvidence, recipe: GateRecipe, status: Status, family: int) -> str:
+def _conclusion(one: Scored, recipe: GateRecipe, status: Status, family: int) -> str:
+    evidence = one.evidence
     margin = f"{points(evidence.margin, sign=False)} points"
     equivalent = evidence.claim == "equivalent"
     if status == "PASS":
@@ -192,18 +150,18 @@ def _conclusion(evidence: PairedEvidence, recipe: GateRecipe, status: Status, fa
         return f"differs by more than {margin}" if equivalent else f"more than {margin}"
     if beyond:
         return f"more than {margin} by itself, but among {family} tasks that may be chance (Holm)"
-    needed = _items_needed(evidence, recipe)
+    needed = _items_needed(one, recipe)
     if evidence.drop.n < recipe.min_items:
         return f"fewer than {recipe.min_items} items never pass; about {needed} would decide if nothing was lost"
     if needed > evidence.drop.n:
         return f"{margin} can be neither excluded nor shown; about {needed} items would decide if nothing was lost"
-    return f"{margin} can be neither excluded nor shown{_if_the_loss_is_real(evidence)}"
+    return f"{margin} can be neither excluded nor shown{_if_the_loss_is_real(one)}"
 
 
-def _if_the_loss_is_real(evidence: PairedEvidence) -> str:
+def _if_the_loss_is_real(one: Scored) -> str:
     """Items so that the loss that was seen, taken for the true one, would pass; nothing close to the margin or beyond it."""
-    drop = evidence.drop
-    if not 0 < drop.value < 0.9 * evidence.margin:
+    evidence, drop = one.evidence, one.evidence.drop
+    if one.pairs.is_sampled or not 0 < drop.value < 0.9 * evidence.margin:
         return ""
     needed = items_needed(evidence.margin, (evidence.b + evidence.c) / drop.n, loss=drop.value, level=drop.level)
     return f"; about {needed} items would decide if what is seen is the true loss"
@@ -228,50 +186,6 @@ def points(share: float, *, sign: bool = True) -> str:
 def percent(share: float) -> str:
     """0.052 -> 5.2 %."""
     return f"{100 * share:.1f} %".replace(".0 %", " %")
-
-
-# ------------------------------------------------------------------------------------------------ items
-def find_task(measurement: Measurement, name: str) -> TaskResult | None:
-    """The task called `name`, or None."""
-    return next((task for task in measurement.tasks if task.task == name), None)
-
-
-def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
-    """Answers paired by item; an item that either side has no reply to is left out and counted.
-
-    MeasureError if an item id occurs twice on one side: pairing would then be arbitrary.
-    """
-    ours, theirs = _by_item(reference), _by_item(candidate)
-    items = list(dict.fromkeys([*ours, *theirs]))
-    both = [
-        (r.correct, k.correct, r.answer, k.answer)
-        for item in items
-        if (r := ours.get(item)) is not None and (k := theirs.get(item)) is not None
-        if r.correct is not None and k.correct is not None
-    ]
-    return Pairs(
-        [r for r, _, _, _ in both], [k for _, k, _, _ in both], len(items) - len(both),
-        [before for _, _, before, _ in both], [after for _, _, _, after in both],
-    )  # fmt: skip
-
-
-def _by_item(task: TaskResult) -> dict[str, ItemResult]:
-    found = {item.item: item for item in task.items}
-    if len(found) != len(task.items):
-        raise MeasureError(f"task {task.task}: an item id occurs twice, so items cannot be paired; measure it again")
-    return found
-
-
-def output_tokens(reference: TaskResult, candidate: TaskResult, level: float = 0.95) -> TokenCost | None:
-    """Length of replies on both sides with a paired BCa interval. None with fewer than two items that both sides counted."""
-    before = {item.item: item.output_tokens for item in reference.items}
-    pairs = [(before.get(item.item), item.output_tokens) for item in candidate.items]
-    ours = [ours for ours, theirs in pairs if ours is not None and theirs is not None]
-    theirs = [theirs for ours, theirs in pairs if ours is not None and theirs is not None]
-    if len(ours) < 2:
-        return None
-    extra = paired_mean_difference(theirs, ours, level=level)
-    return TokenCost(sum(ours) / len(ours), sum(theirs) / len(theirs), extra)
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be believed
@@ -309,3 +223,15 @@ def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Meas
                 "the score would measure the budget, not the model; raise max_tokens."
             )
     return None
+
+
+def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: Scored) -> str | None:
+    """A model that is hardly ever right cannot lose the margin: whatever was done to it, the gate would pass."""
+    share = sum(one.pairs.reference) / one.pairs.n
+    if share > gate.max_drop:
+        return None
+    return (
+        f"{reference.label} itself is right in {sum(one.pairs.reference)} of {one.pairs.n} replies to {gate.task} "
+        f"({percent(share)}): it cannot lose {points(gate.max_drop, sign=False)} points, so nothing is shown; "
+        "ask something easier, or for more of the context or budget it needs."
+    )

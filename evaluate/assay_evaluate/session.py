@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from assay.recipes import TaskBase
 from assay.records import Interval, ItemResult, TaskResult
@@ -15,9 +16,11 @@ from assay_evaluate.dialect import Dialect, Messages, seed_of
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.language import is_wrong_script
 from assay_evaluate.look_ahead import InLine, LookAhead
-from assay_evaluate.statistics import cluster_bootstrap_mean, wilson
+from assay_evaluate.pairs import accuracy_of
+from assay_evaluate.statistics import cluster_bootstrap_mean
 from assay_evaluate.truncation import count_thinking_cut, count_truncations, truncated_by
 
+T = TypeVar("T")
 FIRST_IN_LINE = 32
 """Requests that a streamed task puts in line when it is begun early."""
 
@@ -69,6 +72,26 @@ class Session:
             self.tally.add([reply])
             yield reply
 
+    def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
+        """What is asked, each with its reply: taken while earlier ones are under way, forgotten when answered."""
+        under_way: deque[T] = deque()
+
+        def requests() -> Iterator[Request]:
+            for one in asked:
+                under_way.append(one)
+                yield make(one)
+
+        for reply in self.ask_each(requests()):
+            yield under_way.popleft(), reply
+
+    def ask_items(
+        self, task: TaskBase, items: Iterable[T], make: Callable[[T, int], Request]
+    ) -> Iterator[tuple[T, int, Reply]]:
+        """(item, number of the sample, reply), `task.num_samples` of each item, one after the other: see `ask_pairs`."""
+        repeated = ((item, sample) for item in items for sample in range(task.num_samples))
+        for (item, sample), reply in self.ask_pairs(repeated, lambda one: make(*one)):
+            yield item, sample, reply
+
     def request(
         self,
         task: str,
@@ -100,8 +123,12 @@ class Session:
         answer: str | None,
         max_tokens: int,
         score: float | None = None,
+        sample: int = 0,
     ) -> ItemResult:
-        """An item's result; without a reply, neither right nor wrong. score: 0..1, where there is partial credit."""
+        """An item's result; without a reply, neither right nor wrong. score: 0..1, where there is partial credit.
+
+        sample: which of `num_samples` replies to the item this is.
+        """
         answered = reply.status == "answered"
         cut_by = truncated_by(
             reply,
@@ -111,6 +138,7 @@ class Session:
         )
         return ItemResult(
             item=item,
+            sample=sample,
             language=language,
             correct=correct if answered else None,
             truncated=cut_by is not None,
@@ -134,11 +162,13 @@ def task_result(
     note: str | None = None,
     thinking_budget_tokens: int | None = None,
 ) -> TaskResult:
-    """All items of a task as one record. Accuracy is over items with a reply; truncated ones count as scored.
+    """All replies to a task as one record. Accuracy is over those that came; truncated ones count as scored.
 
+    With several samples of an item it is the mean over the items' own means (avg@k), with an interval over items.
     thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
     """
     scored = [item.correct for item in items if item.correct is not None]
+    accuracy, pass_at_k, num_samples = accuracy_of(items)
     tokens = [item.output_tokens for item in items if item.output_tokens is not None]
     return TaskResult(
         task=task,
@@ -146,7 +176,7 @@ def task_result(
         num_items=len(items),
         num_failed=len(items) - len(scored),
         num_truncated=sum(item.truncated for item in items),
-        accuracy=wilson(sum(scored), len(scored)) if scored else None,
+        accuracy=accuracy,
         mean_output_tokens=sum(tokens) / len(tokens) if tokens else None,
         max_tokens=max_tokens,
         items=tuple(items),
@@ -155,13 +185,17 @@ def task_result(
         thinking_budget_tokens=thinking_budget_tokens,
         num_thinking_cut=count_thinking_cut(items, thinking_budget_tokens),
         mean_score=_mean_score(items),
+        num_samples=num_samples,
+        pass_at_k=pass_at_k,
     )
 
 
 def _mean_score(items: Sequence[ItemResult]) -> Interval | None:
     """Of tasks with partial credit, with a BCa interval; None without such scores, or with fewer than two."""
-    scores = [item.score for item in items if item.score is not None]
-    return cluster_bootstrap_mean(scores, range(len(scores))) if len(scores) > 1 else None
+    scored = [(item.score, item.item) for item in items if item.score is not None]
+    if len({item for _, item in scored}) < 2:
+        return None
+    return cluster_bootstrap_mean([score for score, _ in scored], [item for _, item in scored])
 
 
 def _why_nothing(items: Sequence[ItemResult]) -> str:

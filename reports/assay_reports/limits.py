@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 from assay.records import Measurement, TaskResult
 from assay_evaluate.gates import find_task, pair_items
-from assay_evaluate.statistics import discordant_counts, minimum_detectable_effect
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
 
@@ -61,7 +60,7 @@ def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, flo
     pairs = pair_items(reference, task) if task is not None else None
     if pairs is None or pairs.n == 0:
         return None
-    return pairs.n, minimum_detectable_effect(*discordant_counts(pairs.reference, pairs.candidate), pairs.n)
+    return len(set(pairs.items)), pairs.detectable()
 
 
 def one_seed(run: Run) -> str | None:

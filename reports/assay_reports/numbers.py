@@ -12,15 +12,8 @@ from typing import Any
 
 from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, Verification
 from assay_evaluate.gates import find_task, pair_items, truncation_share
-from assay_evaluate.score_gates import output_tokens
-from assay_evaluate.statistics import (
-    discordant_counts,
-    independent_difference,
-    mcnemar_midp,
-    minimum_detectable_effect,
-    paired_difference,
-    wilson,
-)
+from assay_evaluate.pairs import accuracy_of, output_tokens
+from assay_evaluate.statistics import independent_difference
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
 from assay_reports.schema import (
@@ -127,12 +120,11 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -
         pairs = pair_items(reference, task)
         comparison |= {"num_pairs": pairs.n, "num_excluded": pairs.num_excluded}
         if pairs.n:
-            b, c = discordant_counts(pairs.reference, pairs.candidate)
             comparison |= {
-                "drop": paired_difference(b, c, pairs.n, level),
-                "discordant": (b, c),
-                "mcnemar_midp": mcnemar_midp(b, c),
-                "minimum_detectable_effect": minimum_detectable_effect(b, c, pairs.n, level),
+                "drop": pairs.drop(level),
+                "discordant": pairs.discordant,
+                "mcnemar_midp": pairs.p_difference,
+                "minimum_detectable_effect": pairs.detectable(level),
                 "extra_output_tokens": tokens.extra if (tokens := output_tokens(reference, task, level)) else None,
             }
     return TaskNumbers(
@@ -160,18 +152,16 @@ def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> 
     rows = []
     for language in sorted({item.language for item in task.items}):
         ours = _only(task, language)
-        answered = [item.correct for item in ours.items if item.correct is not None]
         drop = discordant = None
         if reference is not None:
             pairs = pair_items(_only(reference, language), ours)
             if pairs.n:
-                discordant = discordant_counts(pairs.reference, pairs.candidate)
-                drop = paired_difference(*discordant, pairs.n, level)
+                discordant, drop = pairs.discordant, pairs.drop(level)
         rows.append(
             LanguageNumbers(
                 language=language,
                 num_items=len(ours.items),
-                accuracy=wilson(sum(answered), len(answered), level) if answered else None,
+                accuracy=accuracy_of(ours.items, level)[0],
                 drop=drop,
                 discordant=discordant,
                 num_wrong_script=sum(item.wrong_script for item in ours.items),

@@ -6,7 +6,7 @@ reference gets right, `c` those that only the candidate gets right, `n` all pair
 
     proportions  one proportion, two independent ones      paired     two paired ones: McNemar, Tango, flips
     clustered    means and ratios of dependent values      power      what n items can show, how many a margin needs
-    decisions    non-inferiority, TOST, Holm, the verdict
+    decisions    non-inferiority, TOST, Holm, the verdict   graded     the same for partial credit and several samples
 """
 
 from assay_evaluate.statistics.clustered import (
@@ -15,7 +15,6 @@ from assay_evaluate.statistics.clustered import (
     cluster_bootstrap_ratio,
     clustered_mean,
     clustered_standard_error,
-    graded_difference,
     paired_mean_difference,
 )
 from assay_evaluate.statistics.decisions import (
@@ -27,6 +26,13 @@ from assay_evaluate.statistics.decisions import (
     inferiority_p,
     noninferiority_p,
     paired_evidence,
+)
+from assay_evaluate.statistics.graded import (
+    graded_difference,
+    graded_evidence,
+    graded_items_needed,
+    graded_minimum_detectable_effect,
+    mean_of_shares,
 )
 from assay_evaluate.statistics.paired import (
     Flips,
@@ -63,12 +69,16 @@ __all__ = [
     "discordant_counts",
     "equivalence_p",
     "graded_difference",
+    "graded_evidence",
+    "graded_items_needed",
+    "graded_minimum_detectable_effect",
     "holm",
     "independent_difference",
     "inferiority_p",
     "items_for_margin",
     "items_needed",
     "mcnemar_midp",
+    "mean_of_shares",
     "minimum_detectable_effect",
     "noninferiority_p",
     "noninferiority_power",

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from assay.records import Interval
-from assay_evaluate.statistics.proportions import normal_quantile
 
 NUM_RESAMPLES = 2000
 Floats = NDArray[np.float64]
@@ -31,7 +30,7 @@ def cluster_bootstrap_mean(
     If all cluster means are equal the interval is that point; a single cluster allows no interval: ValueError, as do
     non-finite values.
     """
-    data, index, num_clusters = _checked(values, clusters)
+    data, index, num_clusters = checked(values, clusters)
     return _bootstrap(
         np.bincount(index, weights=data), np.bincount(index).astype(np.float64), num_clusters, level, seed, num_resamples
     )  # fmt: skip
@@ -45,15 +44,15 @@ def cluster_bootstrap_ratio(
 
     ValueError as `cluster_bootstrap_mean`, and unless every cluster's denominators add up to more than 0.
     """
-    above, index, num_clusters = _checked(numerators, clusters)
-    below, _, _ = _checked(denominators, clusters)
+    above, index, num_clusters = checked(numerators, clusters)
+    below, _, _ = checked(denominators, clusters)
     totals = np.bincount(index, weights=below).astype(np.float64)
     if (totals <= 0).any():
         raise ValueError("denominators must add up to more than 0 in every cluster")
     return _bootstrap(np.bincount(index, weights=above), totals, num_clusters, level, seed, num_resamples)
 
 
-def _checked(values: ArrayLike, clusters: ArrayLike) -> tuple[Floats, NDArray[np.intp], int]:
+def checked(values: ArrayLike, clusters: ArrayLike) -> tuple[Floats, NDArray[np.intp], int]:
     """Finite 1-D values, the number of each one's cluster, and how many clusters there are (at least two)."""
     data: Floats = np.asarray(values, dtype=np.float64)
     labels = np.asarray(clusters)
@@ -71,13 +70,13 @@ def _bootstrap(sums: NDArray[Any], counts: Floats, num_clusters: int, level: flo
     estimate = float(sums.sum() / counts.sum())
     if np.ptp(sums / counts) == 0:
         return Interval(value=estimate, low=estimate, high=estimate, n=num_clusters, level=level)
-    resampled = _resampled_ratios(sums, counts, num_resamples, np.random.default_rng(seed))
+    resampled = resampled_ratios(sums, counts, num_resamples, np.random.default_rng(seed))
     left_out = (sums.sum() - sums) / (counts.sum() - counts)
     low, high = bca_interval(resampled, estimate, left_out, level)
     return Interval(value=estimate, low=low, high=high, n=num_clusters, level=level)
 
 
-def _resampled_ratios(sums: Floats, counts: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
+def resampled_ratios(sums: Floats, counts: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
     """Ratios over clusters drawn with replacement; drawn in pieces, so that memory stays small for many clusters."""
     at_once = max(1, 2_000_000 // len(sums))
     pieces = []
@@ -112,13 +111,13 @@ def clustered_standard_error(values: ArrayLike, clusters: ArrayLike) -> float:
 
     With clusters of one it is the usual one, with divisor n (Miller 2024; Liang & Zeger without small-sample factor).
     """
-    data, index, _ = _checked(values, clusters)
+    data, index, _ = checked(values, clusters)
     return float(np.sqrt((np.bincount(index, weights=data - data.mean()) ** 2).sum()) / len(data))
 
 
 def clustered_mean(values: ArrayLike, clusters: ArrayLike, level: float = 0.95) -> Interval:
     """Mean with the clustered standard error, widened for few clusters: factor sqrt(G / (G - 1)), t with G - 1 degrees."""
-    data, _, num_clusters = _checked(values, clusters)
+    data, _, num_clusters = checked(values, clusters)
     error = clustered_standard_error(values, clusters) * float(np.sqrt(num_clusters / (num_clusters - 1)))
     half = float(stats.t.ppf(0.5 + level / 2, num_clusters - 1)) * error
     mean = float(data.mean())
@@ -135,20 +134,3 @@ def paired_mean_difference(
         raise ValueError(f"reference {ours.shape} and candidate {theirs.shape} must be paired")
     groups = np.arange(len(ours)) if clusters is None else clusters
     return cluster_bootstrap_mean(ours - theirs, groups, level=level, seed=seed)
-
-
-def graded_difference(
-    reference: ArrayLike, candidate: ArrayLike, clusters: ArrayLike | None = None, *, level: float = 0.95, seed: int = 0
-) -> Interval:
-    """`paired_mean_difference` of scores in [0, 1] (partial credit, several samples per item), safe to hold against a margin.
-
-    A bootstrap of equal differences is a point, whatever n: neither end is therefore nearer to the value than
-    z^2 / (n + z^2), Tango's half-width without discordant pairs; n counts clusters. ValueError for scores outside [0, 1].
-    """
-    for scores in (np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)):
-        if ((scores < 0) | (scores > 1)).any():
-            raise ValueError("scores must lie in [0, 1]")
-    found = paired_mean_difference(reference, candidate, clusters, level=level, seed=seed)
-    least = normal_quantile(level) ** 2 / (found.n + normal_quantile(level) ** 2)
-    low, high = min(found.low, found.value - least), max(found.high, found.value + least)
-    return found.model_copy(update={"low": max(low, -1.0), "high": min(high, 1.0)})

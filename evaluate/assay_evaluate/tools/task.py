@@ -49,27 +49,26 @@ def run_tools(session: Session, task: ToolsTask, reference: Identity) -> TaskRes
         asked = _sized(session, task, reference)
     except NotMeasured as error:
         return task_result(task.name, "tools", [], task.max_tokens, str(error))
-    requests = [_request(session, task, *one) for one in zip(asked.questions, asked.num_sentences, strict=True)]
-    results = _results(session, task, asked.questions, session.ask(requests))
+    pairs = zip(asked.questions, asked.num_sentences, strict=True)
+    answered = session.ask_pairs(pairs, lambda one: _request(session, task, *one))
+    results = [_result(session, task, question, reply) for (question, _), reply in answered]
     notes = [f"not measured {cell}: {why}" for cell, why in asked.skipped.items()]
     budget = session.thinking_budget_tokens(task)
     found = task_result(task.name, "tools", results, task.max_tokens, "; ".join(notes) or None, budget)
-    return found.model_copy(
-        update={"tools": tool_calls(results, _reference_results(session, task, asked, requests, reference))}
-    )
+    return found.model_copy(update={"tools": tool_calls(results, _reference_results(session, task, asked, reference))})
 
 
-def _reference_results(
-    session: Session, task: ToolsTask, asked: AskedTools, requests: Sequence[Request], reference: Identity
-) -> list[ItemResult] | None:
+def _reference_results(session: Session, task: ToolsTask, asked: AskedTools, reference: Identity) -> list[ItemResult] | None:
     """The reference's own results, from the journal; None on its first pass."""
     if session.client.who == reference and session.sample == 0:
         return None
-    journal = session.client.journal
-    first = [dataclasses.replace(request, sample=0) for request in requests]
-    replies = [journal.find(request.key(reference)) for request in first]
-    known = [(question, reply) for question, reply in zip(asked.questions, replies, strict=True) if reply is not None]
-    return _results(session, task, [q for q, _ in known], [reply for _, reply in known])
+    found = []
+    for question, num_sentences in zip(asked.questions, asked.num_sentences, strict=True):
+        first = dataclasses.replace(_request(session, task, question, num_sentences), sample=0)
+        reply = session.client.journal.find(first.key(reference))
+        if reply is not None:
+            found.append(_result(session, task, question, reply))
+    return found
 
 
 def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sentences: int) -> Request:
@@ -84,24 +83,19 @@ def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sent
     )
 
 
-def _results(
-    session: Session, task: ToolsTask, questions: Sequence[ToolQuestion], replies: Sequence[Reply]
-) -> list[ItemResult]:
-    results = []
-    for question, reply in zip(questions, replies, strict=True):
-        done = judge(question, reply)
-        result = session.result(
-            reply,
-            item=question.id,
-            language="en",
-            prompt=question.question,
-            expected=canonical_json(question.expected),
-            correct=is_correct(done, reply),
-            answer=answer_of(reply, done),
-            max_tokens=task.max_tokens,
-        )
-        results.append(result.model_copy(update={"tool": done if reply.status == "answered" else None}))
-    return results
+def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Reply) -> ItemResult:
+    done = judge(question, reply)
+    result = session.result(
+        reply,
+        item=question.id,
+        language="en",
+        prompt=question.question,
+        expected=canonical_json(question.expected),
+        correct=is_correct(done, reply),
+        answer=answer_of(reply, done),
+        max_tokens=task.max_tokens,
+    )
+    return result.model_copy(update={"tool": done if reply.status == "answered" else None})
 
 
 # ------------------------------------------------------------------------------------------------ items
