@@ -361,6 +361,7 @@ def test_profile_wins_over_model_and_lengths_are_lowered(profile: ProfileRecipe,
     assert command.flags == {
         "disable-uvicorn-access-log": True,
         "enable-per-request-metrics": True,
+        "enable-scale-out": True,
         "enforce-eager": False,
         "max-model-len": 1000,
         "model-loader-extra-config": {"enable_weights_track": True},

@@ -265,6 +265,22 @@ class Journal:
         rows = self._execute("SELECT count(*) FROM requests WHERE status = ? AND (? IS NULL OR task = ?)", (status, task, task))
         return int(rows[0][0])
 
+    def answered_items(self, who: Identity) -> dict[str, list[tuple[str, str]]]:
+        """Task -> (item, key) of every request of the first sample that `who` answered, in order of items."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for task, item, key in self._execute(
+            "SELECT task, item, key FROM requests WHERE status = 'answered' AND sample = 0"
+            " AND checkpoint_sha256 = ? AND fingerprint_sha256 = ? AND suite = ? ORDER BY task, item, key",
+            (who.checkpoint_sha256, who.fingerprint_sha256, who.suite),
+        ):
+            found.setdefault(task, []).append((item, key))
+        return found
+
+    def request_of(self, key: str) -> tuple[str, dict[str, Any]]:
+        """API path and body of the request under `key`, which must be there."""
+        path, body = self._execute("SELECT path, body FROM requests WHERE key = ?", (key,))[0]
+        return str(path), dict(json.loads(_unpack(body)))
+
     # -------------------------------------------------------------------------------------------- items, counters
     def find_items(self, what: str, made_from: Any) -> list[Any] | None:
         """The items kept under `what` and `made_from` (anything JSON can hold), or None."""

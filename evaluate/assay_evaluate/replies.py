@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
-from assay_evaluate.journal import Reply, Request, TokenLogprobs
+from assay_evaluate.journal import Reply, Request
+from assay_evaluate.prompt_logprobs import read_prompt_logprobs
 
 
 def message_in(text: str) -> str:
@@ -27,7 +26,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     usage = data.get("usage") or {}
     prompt_ids = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     token_ids = choice.get("token_ids")
-    logprobs = choice.get("prompt_logprobs")
+    logprobs = read_prompt_logprobs(data, choice, request)
     return Reply(
         status="answered",
         text=message.get("content") or "",
@@ -45,7 +44,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         speculation=_read_speculation(data),
         http_status=200,
         latency_s=latency_s,
-        logprobs=None if logprobs is None else _read_logprobs(logprobs, request),
+        logprobs=logprobs,
     )
 
 
@@ -59,29 +58,3 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
         "num_draft_tokens": stats["num_draft_tokens"],
         "num_accepted_tokens": stats["num_accepted_draft_tokens"],
     }
-
-
-def _read_logprobs(rows: list[dict[str, Any] | None], request: Request) -> TokenLogprobs:
-    """vLLM's `prompt_logprobs`: per position, id -> log-probability of the k most likely and of the token that stands there."""
-    top_k, first = request.body["prompt_logprobs"], request.logprobs_from
-    tokens_P = np.asarray(request.body["prompt"][first:], np.int32)
-    p = len(tokens_P)
-    ids_PK = np.full((p, top_k), -1, np.int32)
-    logprobs_PK = np.full((p, top_k), np.nan, np.float32)
-    chosen_P = np.full(p, np.nan, np.float32)
-    if len(rows) != len(request.body["prompt"]):
-        raise LookupError(f"{len(rows)} rows of prompt_logprobs for {len(request.body['prompt'])} tokens")
-    for row, entries in enumerate(rows[first:]):
-        if entries is None:
-            continue  # nothing predicts the first token
-        standing = str(tokens_P[row])
-        chosen_P[row] = entries[standing]["logprob"]
-        ranked = [
-            (-entry["logprob"], entry.get("rank") or 0, int(token_id))
-            for token_id, entry in entries.items()
-            if len(entries) <= top_k or token_id != standing  # one entry too many: the token is outside the top k
-        ]
-        ranked.sort()
-        ids_PK[row, : len(ranked)] = [token_id for _, _, token_id in ranked]
-        logprobs_PK[row, : len(ranked)] = [-negative for negative, _, _ in ranked]
-    return TokenLogprobs(tokens_P, ids_PK, logprobs_PK, chosen_P)

@@ -16,10 +16,11 @@ from pathlib import Path
 from assay.errors import AssayError, MeasureError
 from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
 from assay.records import Fingerprint, Measurement
+from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
 from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.serve import Server, ServerSpec, planned_fingerprint, serve
-from assay_evaluate.suite import ReferenceText, measure_suite, reference_text
+from assay_evaluate.suite import measure_suite
 
 Progress = Callable[[str], None]
 StartServer = Callable[[ServerSpec, Progress], AbstractContextManager[Server]]

@@ -42,7 +42,10 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What to serve and how. `port` None: a free one. `speculate`: draft with the checkpoint's MTP head, if it has one."""
+    """What to serve and how. `port` None: a free one. `speculate`: draft with the checkpoint's MTP head, if it has one.
+
+    `hidden_states`: serve the hidden states of every token instead of replies (POST /pooling).
+    """
 
     checkpoint: Path
     profile: ProfileRecipe
@@ -52,6 +55,7 @@ class ServerSpec:
     port: int | None = None
     interpreter: Path | None = None
     served_model_name: str = "model"
+    hidden_states: bool = False
 
 
 @dataclass
@@ -217,12 +221,15 @@ def _introduce(
     model = get(base_url, "/v1/models", what="vLLM").json()["data"][0]
     if Path(model["root"]) != spec.checkpoint.resolve():
         raise ServeError(f"{base_url} serves {model['root']}, not {spec.checkpoint}: another server took the port; try again")
-    request = {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
+    path, request = "/v1/completions", {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
+    if spec.hidden_states:
+        path, request = "/pooling", {"model": spec.served_model_name, "input": [0]}
     try:
-        reply = httpx.post(f"{base_url}/v1/completions", json=request, timeout=600, trust_env=False)
+        reply = httpx.post(f"{base_url}{path}", json=request, timeout=600, trust_env=False)
         reply.raise_for_status()
     except httpx.HTTPError as error:
-        raise ServeError(_post_mortem(f"vLLM cannot generate a token ({error})", process)) from None
+        what = "give hidden states" if spec.hidden_states else "generate a token"
+        raise ServeError(_post_mortem(f"vLLM cannot {what} ({error})", process)) from None
     kernels = kernels_in(process.log_lines())
     if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
         raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")
@@ -254,6 +261,7 @@ def _command(spec: ServerSpec, versions: dict[str, str], port: int) -> VllmComma
         port=port,
         served_model_name=spec.served_model_name,
         plugin="assay" in versions,
+        hidden_states=spec.hidden_states,
     )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from assay.recipes import (
     ArithmeticTask,
-    DivergenceSpec,
     LmEvalTask,
     NeedleTask,
     RulerTask,
@@ -19,62 +17,21 @@ from assay.recipes import (
     TaskBase,
     ToolsTask,
 )
-from assay.records import Acceptance, Divergence, TaskResult
+from assay.records import Acceptance, TaskResult
 from assay_evaluate.acceptance import acceptance, server_counters
 from assay_evaluate.asked_with import describe
 from assay_evaluate.client import Client, NotMeasured
 from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
 from assay_evaluate.dialect import learn_dialect, takes_seeds
-from assay_evaluate.divergence import summarize
-from assay_evaluate.divergence.documents import (
-    Document,
-    find_documents,
-    find_scores,
-    pair_scores,
-    scoring_requests,
-    write_documents,
-)
-from assay_evaluate.journal import Identity, Journal, Reply
+from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
+from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.needle import haystacks, run_needle
 from assay_evaluate.ruler_task import run_ruler
 from assay_evaluate.serve import Server
 from assay_evaluate.session import Session, task_result
 from assay_evaluate.tools.task import grammar_notes, run_tools
-from assay_evaluate.vllm_command import read_config
 
 NO_TEMPLATE = "the checkpoint has no chat template: questions were asked as plain completions"
-
-
-@dataclass(frozen=True)
-class ReferenceText:
-    """The texts the reference wrote and its own scores of them. `why_not`: reason if there are none."""
-
-    who: Identity
-    documents: Sequence[Document]
-    scores: Sequence[Reply]
-    top_k: int
-    why_not: str | None
-
-
-def reference_text(journal: Journal, suite: SuiteRecipe, who: Identity, why_not: str | None) -> ReferenceText | None:
-    """From the journal alone; None if it does not hold all of it. why_not: the reference could not write any."""
-    if suite.divergence is None or why_not is not None:
-        return ReferenceText(who, (), (), 0, why_not or "the suite does not ask for it")
-    kept = find_documents(journal, _text_made_from(suite, who))
-    if kept is None:
-        return None
-    documents, top_k = kept
-    scores = find_scores(journal, who, documents, top_k)
-    return None if scores is None else ReferenceText(who, documents, scores, top_k, None)
-
-
-def _text_made_from(suite: SuiteRecipe, who: Identity) -> dict[str, Any]:
-    assert suite.divergence is not None
-    return {
-        "seed": suite.seed,
-        "spec": suite.divergence.model_dump(mode="json", exclude={"position_buckets"}),
-        "reference": [who.checkpoint_sha256, who.fingerprint_sha256],
-    }
 
 
 def measure_suite(
@@ -105,17 +62,14 @@ def measure_suite(
         notes += grammar_notes(suite, server.fingerprint)
         asked_with = describe(checkpoint, serving, server.fingerprint, dialect, seeds)
         reference = who if text is None else text.who
-        tasks, accepted = _run_tasks(session, suite, server, who, reference, checkpoint)
+        phase = DivergencePhase(session, suite, who, text, checkpoint, server.fingerprint)
+        tasks, accepted = _run_tasks(session, suite, server, who, reference, checkpoint, phase)
         not_measured |= {task.task: task.note or "" for task in tasks if task.accuracy is None}
         if suite.acceptance and accepted is None:
             drafts = server.fingerprint.speculation is not None
             not_measured["acceptance"] = "the server drafted nothing" if drafts else "served without speculative decoding"
-        divergence = None
-        if suite.divergence is not None:
-            try:
-                divergence = _diverge(session, suite, suite.divergence, who, text, checkpoint)
-            except NotMeasured as error:
-                not_measured["divergence"] = str(error)
+        divergence = phase.finish(tasks)
+        not_measured |= phase.not_measured
         shares = client.flight.shares() or (None, None)
     return {
         "requests_in_flight_share": shares[0],
@@ -146,14 +100,16 @@ def _task_notes(task: TaskResult) -> list[str]:
 
 
 def _run_tasks(
-    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity, checkpoint: Path
-) -> tuple[list[TaskResult], Acceptance | None]:
+    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity, checkpoint: Path,
+    phase: DivergencePhase,
+) -> tuple[list[TaskResult], Acceptance | None]:  # fmt: skip
     key = f"{suite.sha256}:{who.checkpoint_sha256}:{who.fingerprint_sha256}:{session.sample}"
     journal = session.client.journal
     with server_counters(server.metrics, journal, key):
-        tasks = session.ahead.run(
-            [functools.partial(_run_task, session, suite, task, reference, checkpoint) for task in suite.tasks]
-        )
+        todo: list[Callable[[], TaskResult | None]] = [
+            functools.partial(_run_task, session, suite, task, reference, checkpoint) for task in suite.tasks
+        ]
+        tasks = [result for result in session.ahead.run([*todo, phase.begin]) if result is not None]
     return tasks, acceptance(session.tally, journal.counters(key))
 
 
@@ -180,31 +136,3 @@ def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: I
         return run_tools(session, task, reference)
     assert isinstance(task, LmEvalTask)
     return run_lm_eval(session, task)
-
-
-def _diverge(
-    session: Session, suite: SuiteRecipe, spec: DivergenceSpec, who: Identity, text: ReferenceText | None, checkpoint: Path
-) -> Divergence | None:
-    """Divergence from the reference; the reference itself only writes and scores the texts: None."""
-    if text is None:
-        top_k = min(spec.top_k, _vocabulary(checkpoint) or spec.top_k)
-        documents = write_documents(session, spec, _text_made_from(suite, who), top_k)
-        scores = session.client.ask(scoring_requests(documents, top_k, session.sample))
-        pair_scores(documents, scores, scores)  # says now what cannot be scored, instead of with every candidate
-        return None
-    if text.why_not is not None:
-        raise NotMeasured(text.why_not)
-    replies = session.client.ask(scoring_requests(text.documents, text.top_k, session.sample))
-    return summarize(
-        pair_scores(text.documents, text.scores, replies),
-        reference_checkpoint_sha256=text.who.checkpoint_sha256,
-        top_k=text.top_k,
-        position_buckets=spec.position_buckets,
-    )
-
-
-def _vocabulary(checkpoint: Path) -> int | None:
-    """More ids than the vocabulary has cannot be asked for."""
-    config = read_config(checkpoint)
-    size = (config.get("text_config") or config).get("vocab_size")
-    return size if isinstance(size, int) else None

@@ -28,6 +28,14 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_K
 _BEHAVIOUR = re.compile(r"VLLM_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|NCCL_|TORCH_|TORCHDYNAMO_|CUBLAS_|NVIDIA_TF32")
 """Variables of our own environment that can change what a server computes: inherited and recorded."""
 
+_OF_GENERATION = frozenset(
+    {
+        "speculative-config", "reasoning-parser", "tool-call-parser", "enable-auto-tool-choice", "enable-scale-out",
+        "default-chat-template-kwargs", "max-logprobs", "enable-per-request-metrics", "per-request-spec-decode-metrics",
+    }
+)  # fmt: skip
+_HIDDEN_STATES = {"runner": "pooling", "convert": "embed", "pooler-config": {"task": "token_embed"}}
+
 
 @dataclass(frozen=True)
 class VllmCommand:
@@ -53,10 +61,12 @@ def vllm_command(
     port: int,
     served_model_name: str,
     plugin: bool = True,
+    hidden_states: bool = False,
 ) -> VllmCommand:
     """The command for a checkpoint folder; ServeError if its config or the profile cannot be served.
 
     plugin: the interpreter has assay's plugin; without it loading is as strict as vLLM alone can be, which is not very.
+    hidden_states: a server that gives the hidden states of every token (POST /pooling) and generates nothing.
     """
     config = read_config(checkpoint)
     flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
@@ -65,6 +75,8 @@ def vllm_command(
         **(flags.get("model-loader-extra-config") or {}),
     }
     _limit_length(flags, config)
+    if hidden_states:
+        flags = {name: value for name, value in flags.items() if name not in _OF_GENERATION} | _HIDDEN_STATES
     drafting = flags.pop("speculative-config", None)
     speculation = drafting if speculate and drafting and has_mtp(config) else None
     if speculation is None:
@@ -130,6 +142,7 @@ def _common_flags() -> dict[str, Any]:
         "enable-per-request-metrics": True,
         "per-request-spec-decode-metrics": "summary",
         "disable-uvicorn-access-log": True,
+        "enable-scale-out": True,  # /inference/v1/generate: log-probabilities at a fifth of the cost of /v1/completions
     }
 
 

@@ -1,4 +1,5 @@
-"""vLLM plugin: strict loading of weights, emulation of formats the hardware lacks, a repair of sampling on CPUs.
+"""vLLM plugin: strict loading of weights, emulation of formats the hardware lacks, a repair of sampling on CPUs, and
+log-probabilities of prompts as arrays.
 
     python -m vllm.entrypoints.openai.api_server --model DIR --load-format assay-strict
     python -m vllm.entrypoints.openai.api_server --model DIR --quantization assay-emulate --load-format assay-emulate
@@ -26,8 +27,10 @@ def register() -> None:
     from assay_vllm.cpu_sampling import repair
     from assay_vllm.emulate import EmulatedConfig
     from assay_vllm.loader import EmulatedLoader, StrictLoader
+    from assay_vllm.packed_logprobs import install
 
     repair()
+    install()
     register_model_loader(STRICT)(StrictLoader)
     register_model_loader(EMULATE)(EmulatedLoader)
     register_quantization_config(EMULATE)(EmulatedConfig)

@@ -1,36 +1,67 @@
-"""Texts the reference wrote, and their scoring by reference and candidate (teacher forcing).
+"""The texts that both sides score: what the reference wrote, and text that no model here wrote.
 
-The texts are replies the *reference* samples at T=1, top_p=1, no penalties: what a model says itself is where drift shows,
-and only on text sampled this way is the corrected KL unbiased. They are sampled once and kept with their exact token ids; text
-is never tokenized again, for another split into tokens would be another document.
+Drift shows in what a model says itself, above all in long replies, so most texts are replies the *reference* samples at T=1,
+top_p=1, no penalties: to questions of our own, and to those of the suite's tasks, thinking included. Only on such text is the
+corrected KL unbiased. Held-out text is kept apart: it is the same for every model, and as long as one likes.
+
+Texts are made once and kept with their exact token ids; nothing is tokenized again, for another split into tokens would be
+another document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from assay.divergence_records import TextSet
 from assay.recipes import DivergenceSpec
-from assay_evaluate.client import NotMeasured
-from assay_evaluate.dialect import COMPLETIONS, sampling
-from assay_evaluate.divergence.positions import ScoredDocument
+from assay_evaluate.client import NotMeasured, error_message
+from assay_evaluate.dialect import sampling
 from assay_evaluate.items import Item, arithmetic_item, writing_item
 from assay_evaluate.journal import Identity, Journal, Reply, Request
 from assay_evaluate.session import Session
 
 TASK_WRITE = "divergence.write"
-TASK_SCORE = "divergence.score"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A question's prompt and the reference's reply, as token ids."""
+    """A prompt and what follows it, as token ids. The tokens that follow are scored."""
 
     item: str
     language: str
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
+    texts: TextSet = "replies"
+    domain: str = ""
+    num_thinking: int | None = None
+    """The first so many of `reply_ids` are thinking. None: the server does not say."""
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prompt_ids, *self.reply_ids]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the reference is asked for a text."""
+
+    language: str
+    texts: TextSet
+    domain: str
+    request: Request
+
+
+@dataclass(frozen=True)
+class KeptTexts:
+    """The texts of a run and how they were scored by the reference: every candidate is asked the same way."""
+
+    documents: tuple[Document, ...]
+    top_k: int
+    form: Any
+    """`scoring.Form`."""
 
 
 def document_items(spec: DivergenceSpec, seed: str) -> list[Item]:
@@ -46,99 +77,160 @@ def document_items(spec: DivergenceSpec, seed: str) -> list[Item]:
     return items
 
 
-def find_documents(journal: Journal, made_from: Any) -> tuple[list[Document], int] | None:
-    """The texts kept under `made_from` and the top k they are scored with, or None."""
+# ------------------------------------------------------------------------------------------------ kept texts
+def find_texts(journal: Journal, made_from: Any) -> KeptTexts | None:
+    """The texts kept under `made_from`, or None."""
     kept = journal.find_items(TASK_WRITE, made_from)
     if kept is None:
         return None
-    texts = kept[0]["documents"]
     ids = ("prompt_ids", "reply_ids")
-    return [Document(d["item"], d["language"], *(tuple(d[name]) for name in ids)) for d in texts], kept[0]["top_k"]
+    documents = tuple(Document(**d | {name: tuple(d[name]) for name in ids}) for d in kept[0]["documents"])
+    return KeptTexts(documents, kept[0]["top_k"], kept[0].get("form", "completions"))
 
 
-def write_documents(session: Session, spec: DivergenceSpec, made_from: Any, top_k: int) -> list[Document]:
-    """Let the reference write the texts, or take those it wrote before (a sampled text cannot be written twice alike).
+def keep_texts(journal: Journal, made_from: Any, texts: KeptTexts) -> None:
+    """Keep them under `made_from`: a sampled text cannot be written twice alike."""
+    documents = [asdict(document) for document in texts.documents]
+    journal.keep_items(TASK_WRITE, made_from, [{"top_k": texts.top_k, "form": texts.form, "documents": documents}])
 
-    top_k: how many ids they are to be scored with; kept beside them.
 
-    NotMeasured if the server does not return token ids, or nearly no reply came.
-    """
-    kept = find_documents(session.client.journal, made_from)
-    if kept is not None:
-        return kept[0]
-    items = document_items(spec, session.seed)
-    requests = [
-        session.request(
-            TASK_WRITE,
-            item.id,
-            [{"role": "user", "content": item.prompt}],
-            max_tokens=spec.max_tokens,
-            temperature=1.0,
-            with_ids=True,
+# ------------------------------------------------------------------------------------------------ what the reference writes
+def own_questions(session: Session, spec: DivergenceSpec) -> list[Question]:
+    """Our own questions: open texts and calculations."""
+    return [
+        Question(
+            item.language,
+            "replies",
+            item.kind,
+            session.request(
+                TASK_WRITE,
+                item.id,
+                [{"role": "user", "content": item.prompt}],
+                max_tokens=spec.max_tokens,
+                temperature=1.0,
+                with_ids=True,
+            ),
         )
-        for item in items
+        for item in document_items(spec, session.seed)
     ]
-    documents = []
-    for item, reply in zip(items, session.client.ask(requests), strict=True):
-        if reply.status != "answered":
+
+
+def suite_questions(
+    session: Session, spec: DivergenceSpec, who: Identity, languages: Mapping[tuple[str, str], str]
+) -> list[Question]:
+    """Questions that the tasks of the suite asked the reference, to be answered once more at T=1 with their own budgets.
+
+    `spec.suite_documents` of every task, spread over its items. languages: (task, item) -> language.
+    """
+    if not spec.suite_documents:
+        return []
+    questions = []
+    for task, asked in session.client.journal.answered_items(who).items():
+        if task.startswith("divergence."):
             continue
-        if reply.token_ids is None or reply.prompt_token_ids is None:
-            raise NotMeasured("the server returns no token ids (vLLM's return_token_ids); texts cannot be scored exactly")
-        # One position must stay free: scoring asks for one new token.
-        room = len(reply.token_ids)
-        if session.max_model_len is not None:
-            room = min(room, session.max_model_len - 1 - len(reply.prompt_token_ids))
-        if room > 0:
-            documents.append(Document(item.id, item.language, reply.prompt_token_ids, reply.token_ids[:room]))
-    if len(documents) < max(2, len(items) // 2):
-        raise NotMeasured(f"only {len(documents)} of {len(items)} texts were written by the reference")
-    session.client.journal.keep_items(TASK_WRITE, made_from, [{"top_k": top_k, "documents": [asdict(d) for d in documents]}])
+        items = [(item, key) for item, key in asked if "#" not in item]  # repeats ask the same
+        step = max(1, len(items) / spec.suite_documents)
+        chosen = [items[int(i * step)] for i in range(min(len(items), spec.suite_documents))]
+        for item, key in chosen:
+            path, body = session.client.journal.request_of(key)
+            request = Request(TASK_WRITE, f"{task}/{item}", 0, path, _sampled(body))
+            questions.append(Question(languages.get((task, item), ""), "suite_replies", task, request))
+    return questions
+
+
+def _sampled(body: dict[str, Any]) -> dict[str, Any]:
+    """The same question, its reply drawn from the model's own distribution; with its token ids."""
+    return {key: value for key, value in body.items() if key != "seed"} | sampling(1.0, None) | {"return_token_ids": True}
+
+
+def write_replies(session: Session, questions: Sequence[Question]) -> list[Document]:
+    """Let the reference answer. NotMeasured if the server does not return token ids, or nearly no reply came."""
+    documents = []
+    replies = session.client.ask([question.request for question in questions])
+    for question, reply in zip(questions, replies, strict=True):
+        if reply.status == "answered" and (document := _document(session, question, reply)) is not None:
+            documents.append(document)
+    if len(documents) < max(2, len(questions) // 2):
+        raise NotMeasured(f"only {len(documents)} of {len(questions)} texts were written by the reference")
     return documents
 
 
-def scoring_requests(documents: Sequence[Document], top_k: int, sample: int) -> list[Request]:
-    """Requests for the log-probabilities of each text's reply tokens and of the `top_k` likeliest ids beside them."""
-    return [
-        Request(
-            TASK_SCORE,
-            document.item,
-            sample,
-            COMPLETIONS,
-            {
-                "prompt": [*document.prompt_ids, *document.reply_ids],
-                "max_tokens": 1,
-                "prompt_logprobs": top_k,
-                **sampling(0.0, 0),
-            },
-            logprobs_from=len(document.prompt_ids),
-        )
-        for document in documents
-    ]
+def _document(session: Session, question: Question, reply: Reply) -> Document | None:
+    if reply.token_ids is None or reply.prompt_token_ids is None:
+        raise NotMeasured("the server returns no token ids (vLLM's return_token_ids); texts cannot be scored exactly")
+    # One position must stay free: scoring asks for one new token.
+    room = len(reply.token_ids)
+    if session.max_model_len is not None:
+        room = min(room, session.max_model_len - 1 - len(reply.prompt_token_ids))
+    if room <= 0:
+        return None
+    return Document(
+        question.request.item,
+        question.language,
+        reply.prompt_token_ids,
+        reply.token_ids[:room],
+        question.texts,
+        question.domain,
+        None if reply.thinking_tokens is None else min(reply.thinking_tokens, room),
+    )
 
 
-def find_scores(journal: Journal, who: Identity, documents: Sequence[Document], top_k: int) -> list[Reply] | None:
-    """The reference's scores from the journal alone, or None if one is missing."""
-    replies = [journal.find(request.key(who)) for request in scoring_requests(documents, top_k, 0)]
-    return [reply for reply in replies if reply is not None] if None not in replies else None
+# ------------------------------------------------------------------------------------------------ held-out text
+def held_out_documents(session: Session, spec: DivergenceSpec) -> list[Document]:
+    """Texts of `spec.held_out_tokens` tokens, split by the server's tokenizer. NotMeasured if it offers none, or text is short.
 
-
-def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candidate: Sequence[Reply]) -> list[ScoredDocument]:
-    """Both sides of every text that the reference could score and the candidate was able to be asked about.
-
-    A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities. NotMeasured if the server
-    refuses for another reason (top_k above --max-logprobs, say), or gives no log-probabilities at all.
+    From the .txt files of `spec.held_out` in order of their names, as many as there are; else generated per language.
     """
-    scored = []
-    for document, ours, theirs in zip(documents, reference, candidate, strict=True):
-        for side in (ours, theirs):
-            if side.status == "refused" and not _is_nan(side):
-                raise NotMeasured(f"the server refuses to score text {document.item}: {side.error}")
-            if side.status == "answered" and side.logprobs is None:
-                raise NotMeasured("the server returns no prompt_logprobs; divergence needs vLLM's /v1/completions")
-        if ours.logprobs is not None and (theirs.logprobs is not None or _is_nan(theirs)):
-            scored.append(ScoredDocument(document.item, document.language, ours.logprobs, theirs.logprobs))
-    return scored
+    if not spec.held_out_documents:
+        return []
+    length = spec.held_out_tokens
+    if session.max_model_len is not None:
+        length = min(length, session.max_model_len - 1)
+    documents: list[Document] = []
+    for name, language, text in _texts(spec, session.seed, length):
+        ids = _tokenized(session, text)
+        windows = [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]
+        if spec.held_out is None:
+            windows = windows[:1]
+        domain = "held-out" if spec.held_out is None else Path(name).stem
+        documents += [
+            # Nothing predicts a text's first token.
+            Document(f"held-out/{name}/{i}", language, ids[:1], ids[1:], "held_out", domain)
+            for i, ids in enumerate(windows)
+        ]
+        if spec.held_out is not None and len(documents) >= spec.held_out_documents:
+            break
+    documents = documents if spec.held_out is None else documents[: spec.held_out_documents]
+    if len(documents) < 2:
+        raise NotMeasured(f"held-out text: fewer than two texts of {length} tokens; give longer files or fewer tokens")
+    return documents
 
 
-def _is_nan(reply: Reply) -> bool:
-    return reply.status == "refused" and "JSON compliant" in (reply.error or "")
+def _texts(spec: DivergenceSpec, seed: str, length: int) -> Iterator[tuple[str, str, str]]:
+    """(name, language, text)."""
+    if spec.held_out is not None:
+        for path in sorted(Path(spec.held_out).rglob("*.txt")):
+            yield path.name, "", path.read_text(encoding="utf-8", errors="replace")
+        return
+    from assay_evaluate.ruler.haystacks import generated
+
+    for language in spec.languages:
+        for number in range(spec.held_out_documents):
+            # No sentence is shorter than one token, so as many sentences as tokens suffice.
+            sentences = generated(f"{seed}:held-out:{number}", language)(max(8, length // 2))
+            yield f"{language}/{number}", language, ("" if language == "zh" else " ").join(sentences)
+
+
+def _tokenized(session: Session, text: str) -> tuple[int, ...]:
+    response = session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+    tokens = response.json().get("tokens") if response.status_code == 200 else None
+    if not tokens:
+        raise NotMeasured(
+            f"held-out text cannot be tokenized: /tokenize: HTTP {response.status_code}: {error_message(response)}"
+        )
+    return tuple(tokens)
+
+
+def num_tokens(documents: Iterable[Document]) -> int:
+    """Scored tokens of the texts."""
+    return sum(len(document.reply_ids) for document in documents)

@@ -1,0 +1,167 @@
+"""The part of a suite's run that measures divergence: the reference writes and scores texts, everybody else scores them.
+
+Scoring costs one forward pass over texts that exist already. A candidate's requests are put in line behind those of its last
+task (`begin`), so that the server reads them while the task's last replies are still being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.recipes import DivergenceSpec, SuiteRecipe
+from assay.records import Divergence, Fingerprint, TaskResult
+from assay_evaluate.client import NotMeasured
+from assay_evaluate.divergence.documents import (
+    Document,
+    KeptTexts,
+    find_texts,
+    held_out_documents,
+    keep_texts,
+    own_questions,
+    suite_questions,
+    write_replies,
+)
+from assay_evaluate.divergence.scoring import (
+    Form,
+    Scoring,
+    exact_requests,
+    find_scores,
+    learn_scoring,
+    pair_scores,
+    scoring_requests,
+)
+from assay_evaluate.divergence.summary import summarize
+from assay_evaluate.journal import Identity, Journal, Reply, Request
+from assay_evaluate.session import Session
+from assay_evaluate.vllm_command import read_config
+
+
+@dataclass(frozen=True)
+class ReferenceText:
+    """The texts of a run and the reference's own scores of them. `why_not`: reason if there are none."""
+
+    who: Identity
+    documents: Sequence[Document]
+    scores: Sequence[Reply]
+    top_k: int
+    form: Form
+    why_not: str | None
+
+
+def reference_text(journal: Journal, suite: SuiteRecipe, who: Identity, why_not: str | None) -> ReferenceText | None:
+    """From the journal alone; None if it does not hold all of it. why_not: the reference could not write any."""
+    if suite.divergence is None or why_not is not None:
+        return ReferenceText(who, (), (), 0, "completions", why_not or "the suite does not ask for it")
+    kept = find_texts(journal, _text_made_from(suite, who))
+    if kept is None:
+        return None
+    scores = find_scores(journal, who, kept.documents, kept.top_k, kept.form)
+    return None if scores is None else ReferenceText(who, kept.documents, scores, kept.top_k, kept.form, None)
+
+
+def _text_made_from(suite: SuiteRecipe, who: Identity) -> dict[str, Any]:
+    assert suite.divergence is not None
+    made_from: dict[str, Any] = {
+        "seed": suite.seed,
+        "spec": suite.divergence.model_dump(mode="json", exclude={"position_buckets", "spans", "exact"}),
+        "reference": [who.checkpoint_sha256, who.fingerprint_sha256],
+    }
+    if suite.divergence.held_out is not None:
+        made_from["held_out"] = suite.files_sha256.get(suite.divergence.held_out)
+    return made_from
+
+
+def write_and_score(
+    session: Session,
+    suite: SuiteRecipe,
+    spec: DivergenceSpec,
+    who: Identity,
+    tasks: Sequence[TaskResult],
+    checkpoint: Path,
+    fingerprint: Fingerprint,
+) -> dict[str, str]:
+    """The reference's part. What of the texts could not be had -> why. NotMeasured if there is no reply at all to score."""
+    journal, made_from = session.client.journal, _text_made_from(suite, who)
+    not_measured: dict[str, str] = {}
+    kept = find_texts(journal, made_from)
+    if kept is None:
+        languages = {(task.task, item.item): item.language for task in tasks for item in task.items}
+        documents = write_replies(session, [*own_questions(session, spec), *suite_questions(session, spec, who, languages)])
+        try:
+            documents += held_out_documents(session, spec)
+        except NotMeasured as error:
+            not_measured["divergence on held-out text"] = str(error)
+        top_k = min(spec.top_k, _vocabulary(checkpoint) or spec.top_k)
+        kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form)
+        keep_texts(journal, made_from, kept)
+    scores = session.client.ask(scoring_requests(kept.documents, kept.top_k, session.sample, kept.form))
+    pair_scores(kept.documents, scores, scores)  # says now what cannot be scored, instead of with every candidate
+    return not_measured
+
+
+@dataclass
+class DivergencePhase:
+    """Divergence of one checkpoint in one run of a suite. text: None if this is the reference, which writes it."""
+
+    session: Session
+    suite: SuiteRecipe
+    who: Identity
+    text: ReferenceText | None
+    checkpoint: Path
+    fingerprint: Fingerprint
+    not_measured: dict[str, str] = field(default_factory=dict)
+    """What could not be had -> why, after `finish`."""
+    _asked: tuple[list[Request], Scoring] | None = None
+
+    def begin(self) -> None:
+        """Put the scoring of texts that exist already in line; nothing is waited for."""
+        if self.text is not None and self.text.why_not is None:
+            self.session.client.submit(self._requests(self.text)[0])
+
+    def finish(self, tasks: Sequence[TaskResult]) -> Divergence | None:
+        """Divergence from the reference; None for the reference itself, and with a reason in `not_measured`."""
+        spec = self.suite.divergence
+        if spec is None:
+            return None
+        try:
+            if self.text is not None:
+                return self._compare(spec, self.text)
+            self.not_measured |= write_and_score(
+                self.session, self.suite, spec, self.who, tasks, self.checkpoint, self.fingerprint
+            )
+        except NotMeasured as error:
+            self.not_measured["divergence"] = str(error)
+        return None
+
+    def _requests(self, text: ReferenceText) -> tuple[list[Request], Scoring]:
+        if self._asked is None:
+            offered = learn_scoring(self.session.client, self.fingerprint)
+            if offered.exact_ids and all(scored.logprobs is not None for scored in text.scores):
+                self._asked = exact_requests(text.documents, text.scores, self.session.sample), offered
+            else:
+                requests = scoring_requests(text.documents, text.top_k, self.session.sample, text.form)
+                self._asked = requests, Scoring(text.form, False)
+        return self._asked
+
+    def _compare(self, spec: DivergenceSpec, text: ReferenceText) -> Divergence:
+        if text.why_not is not None:
+            raise NotMeasured(text.why_not)
+        requests, scoring = self._requests(text)
+        return summarize(
+            pair_scores(text.documents, text.scores, self.session.client.ask(requests)),
+            reference_checkpoint_sha256=text.who.checkpoint_sha256,
+            top_k=text.top_k,
+            position_buckets=spec.position_buckets,
+            spans=spec.spans,
+            scored_by="exact_ids" if scoring.exact_ids else "top_k",
+        )
+
+
+def _vocabulary(checkpoint: Path) -> int | None:
+    """More ids than the vocabulary has cannot be asked for."""
+    config = read_config(checkpoint)
+    size = (config.get("text_config") or config).get("vocab_size")
+    return size if isinstance(size, int) else None

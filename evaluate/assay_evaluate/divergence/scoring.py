@@ -1,0 +1,141 @@
+"""How both sides are asked for the log-probabilities of a text's own tokens (teacher forcing), and what a server offers for it.
+
+    completions  /v1/completions with `prompt_logprobs`: every vLLM; decodes each of the k ids to text and back to JSON
+    generate     /inference/v1/generate (--enable-scale-out): token ids in and out, nothing is decoded
+    packed       the same with assay's plugin in the server: one array instead of an object per id
+    exact ids    `prompt_logprob_token_ids` (vLLM's second model runner, on GPUs): the candidate's log-probability of each of
+                 the *reference's* top k, so that no id is missing from the sum because the candidate likes it less
+
+What each costs beside the bare prompts: benchmarks/divergence_cost.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from assay.records import Fingerprint
+from assay_evaluate.client import Client, NotMeasured
+from assay_evaluate.dialect import COMPLETIONS, sampling
+from assay_evaluate.divergence.documents import Document
+from assay_evaluate.divergence.positions import ScoredDocument
+from assay_evaluate.journal import Identity, Journal, Reply, Request, TokenLogprobs
+
+TASK_SCORE = "divergence.score"
+GENERATE = "/inference/v1/generate"
+SCALE_OUT = "enable-scale-out"
+Form = Literal["completions", "generate", "packed"]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a server offers. exact_ids: it can score given ids per position."""
+
+    form: Form
+    exact_ids: bool
+
+
+def learn_scoring(client: Client, fingerprint: Fingerprint) -> Scoring:
+    """Ask the server, with three small requests at most; one that was started without the endpoint is not asked."""
+    if not fingerprint.flags.get(SCALE_OUT) and fingerprint.engine != "external":
+        return Scoring("completions", False)
+    first = _try(client, {"prompt_logprobs": 1, "flat_logprobs": True})
+    if first is None:
+        first = _try(client, {"prompt_logprobs": 1})
+        if first is None or "prompt_logprobs" not in first:
+            return Scoring("completions", False)
+    form: Form = "packed" if first.get("prompt_token_id_logprobs") else "generate"
+    exact = _try(client, {"prompt_logprobs": 1, "prompt_logprob_token_ids": [[0, 1]]})
+    return Scoring(form, exact is not None and bool(exact.get("prompt_token_id_logprobs")))
+
+
+def _try(client: Client, more: dict[str, Any]) -> dict[str, Any] | None:
+    body = {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False, **more}}
+    response = client.post(GENERATE, body)
+    return dict(response.json()) if response.status_code == 200 else None
+
+
+def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: Form) -> list[Request]:
+    """Requests for the log-probabilities of each text's own tokens and of the `top_k` likeliest ids beside them."""
+    if form == "completions":
+        how = {"max_tokens": 1, "prompt_logprobs": top_k, **sampling(0.0, 0)}
+        bodies = [{"prompt": document.ids, **how} for document in documents]
+    else:
+        how = {"prompt_logprobs": top_k, **({"flat_logprobs": True} if form == "packed" else {})}
+        bodies = [_token_body(document, how) for document in documents]
+    path = COMPLETIONS if form == "completions" else GENERATE
+    return [_request(document, sample, path, body) for document, body in zip(documents, bodies, strict=True)]
+
+
+def exact_requests(documents: Sequence[Document], reference: Sequence[Reply], sample: int) -> list[Request]:
+    """Requests for the log-probabilities of the ids that the reference likes best, and of the server's own first choice."""
+    return [
+        _request(
+            document,
+            sample,
+            GENERATE,
+            _token_body(
+                document,
+                {
+                    "prompt_logprobs": 1,
+                    "prompt_logprob_token_ids": [] if scored.logprobs is None else scored.logprobs.ids_PK.tolist(),
+                    "prompt_logprob_start": len(document.prompt_ids) - 1,
+                },
+            ),
+        )
+        for document, scored in zip(documents, reference, strict=True)
+    ]
+
+
+def _token_body(document: Document, how: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "token_ids": document.ids,
+        "sampling_params": {"max_tokens": 1, "detokenize": False, **sampling(0.0, None), **how},
+    }
+
+
+def _request(document: Document, sample: int, path: str, body: dict[str, Any]) -> Request:
+    return Request(TASK_SCORE, document.item, sample, path, body, logprobs_from=len(document.prompt_ids))
+
+
+def find_scores(journal: Journal, who: Identity, documents: Sequence[Document], top_k: int, form: Form) -> list[Reply] | None:
+    """The reference's scores from the journal alone, or None if one is missing."""
+    replies = [journal.find(request.key(who)) for request in scoring_requests(documents, top_k, 0, form)]
+    return [reply for reply in replies if reply is not None] if None not in replies else None
+
+
+def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candidate: Sequence[Reply]) -> list[ScoredDocument]:
+    """Both sides of every text that the reference could score and the candidate was able to be asked about.
+
+    A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities. NotMeasured if the server
+    refuses for another reason (top_k above --max-logprobs, say), or gives no log-probabilities at all.
+    """
+    scored = []
+    for document, ours, theirs in zip(documents, reference, candidate, strict=True):
+        for side in (ours, theirs):
+            if side.status == "refused" and not _is_nan(side):
+                raise NotMeasured(f"the server refuses to score text {document.item}: {side.error}")
+            if side.status == "answered" and side.logprobs is None:
+                raise NotMeasured("the server returns no prompt_logprobs; divergence needs vLLM's /v1/completions")
+        if ours.logprobs is not None and (theirs.logprobs is not None or _is_nan(theirs)):
+            scored.append(scored_document(document, ours.logprobs, theirs.logprobs))
+    return scored
+
+
+def scored_document(document: Document, reference: TokenLogprobs, candidate: TokenLogprobs | None) -> ScoredDocument:
+    """A text with both sides' log-probabilities. candidate None: it computed NaN."""
+    return ScoredDocument(
+        document.item,
+        document.language,
+        reference,
+        candidate,
+        texts=document.texts,
+        domain=document.domain,
+        first_position=len(document.prompt_ids),
+        num_thinking=document.num_thinking,
+    )
+
+
+def _is_nan(reply: Reply) -> bool:
+    return reply.status == "refused" and "JSON compliant" in (reply.error or "")
