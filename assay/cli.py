@@ -18,6 +18,7 @@ from rich.console import Console
 
 from assay import __version__
 from assay.errors import AssayError, PlanError
+from assay.locate_command import locate
 from assay.probe_command import probe
 from assay.recipes import PrecisionRecipe, load_recipe, recipe_names
 from assay.stages import (
@@ -312,6 +313,7 @@ def evaluate(
 
 
 app.command()(probe)
+app.command()(locate)
 
 
 # ------------------------------------------------------------------------------------------------ gate, report, card
