@@ -23,6 +23,7 @@ from assay.errors import MeasureError
 from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate
 from assay.records import GateReport, Interval, Measurement, Status, Verdict
 from assay_evaluate.pairs import Pairs, find_task, pair_items
+from assay_evaluate.divergence_gates import judge_divergence
 from assay_evaluate.score_gates import judge_scores, percent, points, truncation_share
 from assay_evaluate.statistics import independent_difference, wilson
 
@@ -141,7 +142,7 @@ def _judge_other(
 ) -> Verdict:
     match gate:
         case DivergenceGate():
-            return _judge_divergence(gate, candidate)
+            return judge_divergence(gate, candidate)
         case AcceptanceGate():
             return _judge_acceptance(gate, reference, candidate, level)
         case TruncationGate():
@@ -172,46 +173,6 @@ def _judge_truncation(gate: TruncationGate, reference: Measurement, candidate: M
     )
     status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
     return verdict(status, detail, wilson(task.num_truncated, replies, level))
-
-
-# ------------------------------------------------------------------------------------------------ divergence
-def _judge_divergence(gate: DivergenceGate, candidate: Measurement) -> Verdict:
-    limit = gate.max if gate.max is not None else gate.min
-    assert limit is not None
-
-    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
-        return Verdict(
-            gate=f"divergence {gate.metric}", candidate=candidate.label, status=status, observed=observed, limit=limit,
-            detail=detail,
-        )  # fmt: skip
-
-    divergence = candidate.divergence
-    if divergence is None:
-        reason = candidate.not_measured.get("divergence", "the suite did not ask for it")
-        return verdict("NOT MEASURED", f"No divergence for {candidate.label}: {reason}.")
-    if divergence.num_non_finite:
-        return verdict(
-            "NOT MEASURED",
-            f"{divergence.num_non_finite} of {divergence.num_positions} positions had no finite log-probability: "
-            "a mean over the others would hide them.",
-        )
-    seen = getattr(divergence, gate.metric)
-    unit = "" if gate.metric == "top1_agreement" else " nats"
-    if isinstance(seen, Interval):
-        low, high, observed = seen.low, seen.high, seen
-        text = f"{gate.metric} {seen.value:.4g}{unit} ({percent(seen.level)} interval {low:.4g} to {high:.4g})"
-    else:
-        low = high = float(seen)
-        observed = None
-        text = f"{gate.metric} {low:.4g}{unit} (no interval)"
-    bound = f"{'at most' if gate.max is not None else 'at least'} {limit:g}{unit}"
-    beyond = low > limit if gate.max is not None else high < limit
-    within = high <= limit if gate.max is not None else low >= limit
-    if beyond:
-        return verdict("FAIL", f"{text}; allowed {bound}.", observed)
-    if within:
-        return verdict("PASS", f"{text}; allowed {bound}. Not failed; it cannot certify.", observed)
-    return verdict("UNDERPOWERED", f"{text}; allowed {bound}, which lies inside the interval.", observed)
 
 
 # ------------------------------------------------------------------------------------------------ acceptance

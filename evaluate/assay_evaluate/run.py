@@ -6,6 +6,7 @@ a server; what was interrupted goes on from the journal.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +17,14 @@ from pathlib import Path
 from assay.errors import AssayError, MeasureError
 from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
 from assay.records import Fingerprint, Measurement
+from assay_evaluate.client import NotMeasured
+from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
 from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.serve import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.suite import measure_suite
+from assay_evaluate.swebench.task import check_suite
 
 Progress = Callable[[str], None]
 StartServer = Callable[[ServerSpec, Progress], AbstractContextManager[Server]]
@@ -54,11 +58,13 @@ def evaluate(
     tests. Raises ServeError when a server does not start, MeasureError when one dies or is served unlike the reference.
     """
     reference, others = _sorted_out(candidates)
+    check_suite(suite)
     with Journal(run_dir / "journal.db") as journal:
         run = _Run(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
         run.check_alike(reference, others)
         first, repeat = run.measure_reference(reference)
-        return [first, repeat, *(run.measure_candidate(one, first) for one in others)]
+        measured = [run.measure_candidate(one, first) for one in others]
+        return [first, repeat, *(run.in_exact_mode(reference, first, *pair) for pair in zip(others, measured, strict=True))]
 
 
 def _sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
@@ -147,6 +153,43 @@ class _Run:
         with self.start_server(self.spec(one), self.on_progress) as server:
             require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
             return self.measure(one, one.label, server, checkpoint, text)
+
+    def in_exact_mode(
+        self, reference: Candidate, first: Measurement, one: Candidate, measurement: Measurement
+    ) -> Measurement:  # fmt: skip
+        """The candidate's measurement with the full-vocabulary KL, if the suite asks for it and it is not there yet."""
+        spec = self.suite.divergence
+        if spec is None or not spec.exact or measurement.divergence is None:
+            return measurement
+        text = self.text_of(first)
+        assert text is not None, "measure_reference saw to it"
+
+        def side(whose: Candidate, measured: Measurement) -> ExactSide:
+            return ExactSide(
+                measured, self.who(measured.checkpoint_sha256, measured.fingerprint), lambda: self.states_server(whose)
+            )
+
+        found = measure_exact(
+            side(reference, first),
+            side(one, measurement),
+            text,
+            self.journal,
+            folder=self.run_dir / "hidden_states",
+            spans=spec.spans,
+            concurrency=self.profile.concurrency,
+            on_progress=lambda line: self.on_progress(f"{one.label}: {line}"),
+        )
+        if found != measurement:
+            found.save(self.run_dir / "measurements" / f"{one.label}.json")
+        return found
+
+    def states_server(self, one: Candidate) -> AbstractContextManager[Server]:
+        """A server of the same checkpoint, profile and emulation that gives hidden states instead of replies."""
+        if self.profile.urls:
+            raise NotMeasured("exact mode starts servers of its own; the profile names servers that run already")
+        log_path = self.run_dir / "logs" / f"vllm-{one.label}-hidden-states.log"
+        spec = dataclasses.replace(self.spec(one), speculate=False, hidden_states=True, log_path=log_path)
+        return self.start_server(spec, self.on_progress)
 
     def text_of(self, reference: Measurement) -> ReferenceText | None:
         """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
