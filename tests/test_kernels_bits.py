@@ -13,7 +13,7 @@ import pytest
 import torch
 from numba import njit, vectorize
 
-from assay_quantize.kernels import bits
+from assay_quantize.kernels import bits, sums
 
 ALL_16_BITS = np.arange(1 << 16, dtype=np.uint16)
 
@@ -62,10 +62,35 @@ def test_e4m3_is_pytorchs_both_ways() -> None:
     want = torch.from_numpy(x).to(torch.float8_e4m3fn)
     assert np.array_equal(over(bits.f32_to_e4m3, x), want.view(torch.uint8).numpy())
     assert np.array_equal(over(bits.round_e4m3, x).view(np.uint32), want.float().numpy().view(np.uint32))
+    assert np.array_equal(over(njit(lambda x: bits.nearest_e4m3(x)[0]), x), want.view(torch.uint8).numpy())
     codes = np.arange(256, dtype=np.uint8)
     floats = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
     got = over(bits.e4m3_to_f32, codes)
     assert np.array_equal(got, floats, equal_nan=True) and np.isnan(got).sum() == 2
+
+
+def test_a_product_with_the_reciprocal_rounds_to_the_quotient() -> None:
+    """Of every two BF16 significands; and of every BF16 number and a few scales, as far as codes can tell."""
+
+    @njit
+    def both(w_I: Any, scale: Any, product_I: Any, quotient_I: Any) -> None:
+        narrow, wide, inverse = np.zeros(1, np.float32), np.zeros(1), sums.reciprocal(scale)
+        for i in range(w_I.size):
+            w = bits.load(w_I, i)
+            product_I[i] = bits.round_as(w_I, sums.quotient(w_I, narrow, w, scale, inverse))
+            quotient_I[i] = bits.round_as(w_I, sums.quotient(w_I, wide, w, scale, inverse))
+
+    significands = np.arange(0x3F80, 0x4000, dtype=np.uint16)
+    numbers = ALL_16_BITS[(ALL_16_BITS & 0x7F80) != 0x7F80]
+    product, quotient = np.empty((2, numbers.size), np.float32)
+    for scale in (significands.astype(np.uint32) << 16).view(np.float32):
+        both(significands, scale, product[:128], quotient[:128])
+        assert np.array_equal(product[:128], quotient[:128])
+    for scale in (sums.LEAST, np.float32(2.0**-9 * 1.4296875), np.float32(3), sums.MOST):
+        both(numbers, scale, product, quotient)
+        same = (product == quotient) & (np.signbit(product) == np.signbit(quotient))
+        assert same.all() or (np.abs(quotient[~same]) < 2.0**-126).all()
+    assert sums.is_ordinary(significands, np.float32(3)) and not sums.is_ordinary(significands, np.float32(np.nan))
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])

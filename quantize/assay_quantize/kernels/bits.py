@@ -144,9 +144,25 @@ def e4m3_to_f32(bits: Any) -> Any:
 
 
 @kernel
+def nearest_e4m3(x: Any) -> Any:
+    """FP32 in [-448, 448] -> (bits, value as FP32) of the nearest E4M3 number; cheaper than one from the other. Not for NaN."""
+    bits = bits_of(x)
+    sign = u32(bits & u32(0x80000000))
+    magnitude = u32(bits ^ sign)
+    # 2^20 times the power of two at or below |x|, at least 2^-6: its unit in the last place is the step of E4M3 there
+    exponent = max(u32(magnitude & u32(0x7F800000)), u32(121 << 23))
+    shift = u32(exponent + u32(20 << 23))
+    shifted = from_bits(magnitude) + from_bits(shift)
+    steps = u32(bits_of(shifted) - shift)
+    code = u32(u32(u32(exponent >> u32(20)) - u32(121 << 3)) + steps)
+    value = bits_of(shifted - from_bits(shift))
+    return np.uint8(u32(code | u32(sign >> u32(24)))), from_bits(u32(value | sign))
+
+
+@kernel
 def round_e4m3(x: Any) -> Any:
     """FP32 in [-448, 448] -> nearest E4M3 number as FP32."""
-    return e4m3_to_f32(f32_to_e4m3(x))
+    return nearest_e4m3(x)[1]
 
 
 # ------------------------------------------------------------------------------------------------ by the array's type

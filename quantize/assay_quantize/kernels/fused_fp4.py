@@ -28,17 +28,18 @@ from assay_quantize.kernels.bits import (
     kernel_view,
     largest,
     load,
+    nearest_e4m3,
     round_as,
     round_bf16,
 )  # fmt: skip
-from assay_quantize.kernels.fused_int import total
 from assay_quantize.kernels.rows import STORAGE, Array, FoundScales, QuantizedRows, RowErrors
+from assay_quantize.kernels.sums import are_ordinary, difference, move, squared, sums, total
 from assay_quantize.schemes import Scheme
 
 CHUNK = 512
 """Columns worked on at a time; a multiple of every group size here."""
 LANES = 32
-"""FP64 sums kept side by side (a single sum would not vectorize); divides CHUNK and is a multiple of every group size."""
+"""Sums kept side by side (a single sum would not vectorize); divides CHUNK and is a multiple of every group size."""
 SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
 
 
@@ -186,8 +187,22 @@ def _unpack(packed_B: Any, codes_C: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------ quantize
 @kernel
+def _round_nvfp4(w_C: Any, scale_G: Any, codes_C: Any, error_L: Any, norm_L: Any) -> None:
+    """Codes of groups of 16; their squared errors and squares are added to the sums."""
+    for g in range(w_C.size // 16):
+        scale = scale_G[g]
+        for i in range(16):
+            w = load(w_C, g * 16 + i)
+            q = w / scale
+            code, value = round_e2m1(abs(q))
+            codes_C[g * 16 + i] = code | (np.uint8(8) if q < np.float32(0) else np.uint8(0))
+            error_L[i] += squared(error_L, difference(error_L, round_bf16(value * scale), abs(w)))
+            norm_L[i] += squared(norm_L, w)
+
+
+@kernel
 def _quantize_nvfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any, given: Any) -> Any:
-    error_L, norm_L = np.zeros(LANES), np.zeros(LANES)
+    error_L, norm_L, piece_error_L, piece_norm_L = sums(LANES)
     codes_C, amax_G, scale_G = np.empty(CHUNK, np.uint8), np.empty(CHUNK // 16, np.float32), np.empty(CHUNK // 16, np.float32)
     for o in range(w_OI.shape[0]):
         for begin in range(0, w_OI.shape[1], CHUNK):
@@ -197,24 +212,33 @@ def _quantize_nvfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any,
             for g in range(scale_C.size):
                 scale_C[g] = scale_C[g] if given else nvfp4_scale(w_C, amax_G[g], global_scale)
                 scale_G[g] = e4m3_to_f32(scale_C[g]) / global_scale
-            for g in range(scale_C.size):
-                scale = scale_G[g]
-                for i in range(16):
-                    w = load(w_C, g * 16 + i)
-                    q = w / scale
-                    code, value = round_e2m1(abs(q))
-                    codes_C[g * 16 + i] = code | (np.uint8(8) if q < np.float32(0) else np.uint8(0))
-                    made = round_bf16(value * scale)
-                    error = np.float64(made) - abs(np.float64(w))
-                    error_L[i] += error * error
-                    norm_L[i] += np.float64(w) * np.float64(w)
+            if are_ordinary(amax_G[: scale_C.size]):
+                _round_nvfp4(w_C, scale_G, codes_C, piece_error_L, piece_norm_L)
+                move(piece_error_L, error_L)
+                move(piece_norm_L, norm_L)
+            else:
+                _round_nvfp4(w_C, scale_G, codes_C, error_L, norm_L)
             _pack(codes_C, packed_OB[o, begin // 2 : (begin + w_C.size) // 2])
     return total(error_L), total(norm_L)
 
 
 @kernel
+def _round_mxfp4(w_C: Any, scale_C: Any, inverse_G: Any, underflow: Any, codes_C: Any, error_L: Any, norm_L: Any) -> None:
+    """Codes of groups of 32; their squared errors and squares are added to the sums."""
+    for g in range(scale_C.size):
+        inverse, scale = inverse_G[g], mx_to_f32(scale_C[g])
+        for i in range(32):
+            w = load(w_C, g * 32 + i)
+            q = w * inverse
+            code, value = round_e2m1(abs(q))
+            codes_C[g * 32 + i] = code | (np.uint8(8) if q < underflow else np.uint8(0))
+            error_L[i] += squared(error_L, difference(error_L, value * scale, abs(w)))
+            norm_L[i] += squared(norm_L, w)
+
+
+@kernel
 def _quantize_mxfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, underflow: Any, given: Any) -> Any:
-    error_L, norm_L = np.zeros(LANES), np.zeros(LANES)
+    error_L, norm_L, piece_error_L, piece_norm_L = sums(LANES)
     codes_C, amax_G, inverse_G = np.empty(CHUNK, np.uint8), np.empty(CHUNK // 32, np.float32), np.empty(CHUNK // 32, np.float32)
     for o in range(w_OI.shape[0]):
         for begin in range(0, w_OI.shape[1], CHUNK):
@@ -223,23 +247,31 @@ def _quantize_mxfp4(w_OI: Any, packed_OB: Any, scale_OG: Any, underflow: Any, gi
             _largest_of_groups(w_C, 32, amax_G)
             for g in range(scale_C.size):
                 scale_C[g], inverse_G[g] = mx_scale_and_inverse(amax_G[g], np.int32(2), scale_C[g], given)
-            for g in range(scale_C.size):
-                inverse, scale = inverse_G[g], mx_to_f32(scale_C[g])
-                for i in range(32):
-                    w = load(w_C, g * 32 + i)
-                    q = w * inverse
-                    code, value = round_e2m1(abs(q))
-                    codes_C[g * 32 + i] = code | (np.uint8(8) if q < underflow else np.uint8(0))
-                    error = np.float64(value * scale) - abs(np.float64(w))
-                    error_L[i] += error * error
-                    norm_L[i] += np.float64(w) * np.float64(w)
+            if are_ordinary(amax_G[: scale_C.size]):
+                _round_mxfp4(w_C, scale_C, inverse_G, underflow, codes_C, piece_error_L, piece_norm_L)
+                move(piece_error_L, error_L)
+                move(piece_norm_L, norm_L)
+            else:
+                _round_mxfp4(w_C, scale_C, inverse_G, underflow, codes_C, error_L, norm_L)
             _pack(codes_C, packed_OB[o, begin // 2 : (begin + w_C.size) // 2])
     return total(error_L), total(norm_L)
 
 
 @kernel
+def _round_mxfp8(w_C: Any, q_C: Any, scale_C: Any, inverse_G: Any, error_L: Any, norm_L: Any) -> None:
+    """Codes of groups of 32; their squared errors and squares are added to the sums."""
+    for g in range(scale_C.size):
+        inverse, scale = inverse_G[g], mx_to_f32(scale_C[g])
+        for i in range(32):
+            w = load(w_C, g * 32 + i)
+            q_C[g * 32 + i], value = nearest_e4m3(min(max(w * inverse, np.float32(-448)), np.float32(448)))
+            error_L[i] += squared(error_L, difference(error_L, round_bf16(value * scale), w))
+            norm_L[i] += squared(norm_L, w)
+
+
+@kernel
 def _quantize_mxfp8(w_OI: Any, q_OI: Any, scale_OG: Any, given: Any) -> Any:
-    error_L, norm_L = np.zeros(LANES), np.zeros(LANES)
+    error_L, norm_L, piece_error_L, piece_norm_L = sums(LANES)
     amax_G, inverse_G = np.empty(CHUNK // 32, np.float32), np.empty(CHUNK // 32, np.float32)
     for o in range(w_OI.shape[0]):
         for begin in range(0, w_OI.shape[1], CHUNK):
@@ -248,15 +280,12 @@ def _quantize_mxfp8(w_OI: Any, q_OI: Any, scale_OG: Any, given: Any) -> Any:
             _largest_of_groups(w_C, 32, amax_G)
             for g in range(scale_C.size):
                 scale_C[g], inverse_G[g] = mx_scale_and_inverse(amax_G[g], np.int32(8), scale_C[g], given)
-            for g in range(scale_C.size):
-                inverse, scale = inverse_G[g], mx_to_f32(scale_C[g])
-                for i in range(32):
-                    w = load(w_C, g * 32 + i)
-                    q = f32_to_e4m3(min(max(w * inverse, np.float32(-448)), np.float32(448)))
-                    q_C[g * 32 + i] = q
-                    error = np.float64(round_bf16(e4m3_to_f32(q) * scale)) - np.float64(w)
-                    error_L[i] += error * error
-                    norm_L[i] += np.float64(w) * np.float64(w)
+            if are_ordinary(amax_G[: scale_C.size]):
+                _round_mxfp8(w_C, q_C, scale_C, inverse_G, piece_error_L, piece_norm_L)
+                move(piece_error_L, error_L)
+                move(piece_norm_L, norm_L)
+            else:
+                _round_mxfp8(w_C, q_C, scale_C, inverse_G, error_L, norm_L)
     return total(error_L), total(norm_L)
 
 

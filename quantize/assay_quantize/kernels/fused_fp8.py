@@ -14,16 +14,17 @@ import numpy as np
 from assay_quantize.kernels.bits import (
     e4m3_to_f32,
     epsilon,
-    f32_to_e4m3,
     kernel,
     kernel_view,
     largest,
     load,
+    nearest_e4m3,
     round_as,
     store,
 )  # fmt: skip
-from assay_quantize.kernels.fused_int import CHUNK, total
+from assay_quantize.kernels.fused_int import CHUNK
 from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors
+from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
 from assay_quantize.schemes import Scheme
 
 
@@ -71,32 +72,45 @@ def _amax(w_OI: Any) -> Any:
 
 
 @kernel
+def _round_fp8(w_OI: Any, q_OI: Any, rows: Any, columns: Any, scale: Any, error_C: Any, norm_C: Any) -> None:
+    """Codes of the weights [rows, columns], from and to; their squared errors and squares are added to the sums."""
+    inverse = reciprocal(scale)
+    for o in range(rows[0], rows[1]):
+        for begin in range(columns[0], columns[1], CHUNK):
+            end = min(begin + CHUNK, columns[1])
+            w_c, q_c = w_OI[o, begin:end], q_OI[o, begin:end]
+            for i in range(w_c.size):
+                w = load(w_c, i)
+                q = round_as(w_c, quotient(w_c, error_C, w, scale, inverse))
+                q_c[i], value = nearest_e4m3(min(max(q, np.float32(-448)), np.float32(448)))
+                error_C[i] += squared(error_C, round_as(w_c, value * scale) - w)
+                norm_C[i] += squared(norm_C, w)
+
+
+@kernel
 def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, given_amax: Any, given: Any) -> Any:
-    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    error_C, norm_C, piece_error_C, piece_norm_C = sums(CHUNK)
     num_rows, columns = w_OI.shape
-    for r in range(scale_RC.shape[0]):
-        rows = range(r * height, min((r + 1) * height, num_rows))
+    # added up in FP32: a row, or the block of rows that a scale belongs to; never what depends on where slabs begin
+    step = 1 if scale_RC.shape[1] == 1 else height
+    for top in range(0, num_rows, step):
+        r, bottom = top // height, min(top + step, num_rows)
         for c in range(scale_RC.shape[1]):
             left, right = c * width, min((c + 1) * width, columns)
-            amax = given_amax
-            if given_amax < np.float32(0) and not given:
-                for o in rows:
-                    amax = max(amax, largest(w_OI[o, left:right]))
-            scale = round_as(w_OI, amax / np.float32(448))
-            scale = epsilon(w_OI) if scale == np.float32(0) else scale
-            scale = load(scale_RC[r], c) if given else scale
-            store(scale_RC[r], c, scale)
-            for o in rows:
-                for begin in range(left, right, CHUNK):
-                    w_c, q_c = w_OI[o, begin : min(begin + CHUNK, right)], q_OI[o, begin : min(begin + CHUNK, right)]
-                    for i in range(w_c.size):
-                        w = load(w_c, i)
-                        q = min(max(round_as(w_c, w / scale), np.float32(-448)), np.float32(448))
-                        code = f32_to_e4m3(q)
-                        q_c[i] = code
-                        error = np.float64(round_as(w_c, e4m3_to_f32(code) * scale) - w)
-                        error_C[i] += error * error
-                        norm_C[i] += np.float64(w) * np.float64(w)
+            if top % height == 0 and not given:
+                amax = given_amax
+                if given_amax < np.float32(0):
+                    for o in range(top, min(top + height, num_rows)):
+                        amax = max(amax, largest(w_OI[o, left:right]))
+                scale = round_as(w_OI, amax / np.float32(448))
+                store(scale_RC[r], c, epsilon(w_OI) if scale == np.float32(0) else scale)
+            scale = load(scale_RC[r], c)
+            if is_ordinary(w_OI, scale):
+                _round_fp8(w_OI, q_OI, (top, bottom), (left, right), scale, piece_error_C, piece_norm_C)
+                move(piece_error_C, error_C)
+                move(piece_norm_C, norm_C)
+            else:
+                _round_fp8(w_OI, q_OI, (top, bottom), (left, right), scale, error_C, norm_C)
     return total(error_C), total(norm_C)
 
 

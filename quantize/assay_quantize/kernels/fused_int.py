@@ -14,10 +14,11 @@ import numpy as np
 
 from assay_quantize.kernels.bits import epsilon, extent, kernel, kernel_view, largest, load, round_as, store
 from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors
+from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
 from assay_quantize.schemes import Scheme
 
 CHUNK = 128
-"""Columns worked on at a time, and the number of FP64 sums kept side by side (a single sum would not vectorize)."""
+"""Columns worked on at a time, and the number of sums kept side by side (a single sum would not vectorize)."""
 
 
 def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None) -> QuantizedRows:
@@ -56,15 +57,6 @@ def error_rows(parts: dict[str, Array], w_OI: Array, row: Scheme) -> RowErrors:
 
 # ------------------------------------------------------------------------------------------------ kernels
 @kernel
-def total(sums_C: Any) -> Any:
-    """Their sum, in order."""
-    made = 0.0
-    for i in range(sums_C.size):
-        made += sums_C[i]
-    return made
-
-
-@kernel
 def symmetric_scale(w_I: Any, half_range: Any) -> Any:
     """compressed-tensors' scale of a symmetric group: largest |w| / half of the code's range; never 0."""
     scale = round_as(w_I, largest(w_I) / half_range)
@@ -80,25 +72,35 @@ def _pack(codes_I: Any, packed_B: Any) -> None:
 
 
 @kernel
+def _round_int4(w_I: Any, codes_I: Any, scale: Any, error_C: Any, norm_C: Any) -> None:
+    """Codes 0-15 of weights that share a scale; their squared errors and squares are added to the sums."""
+    inverse = reciprocal(scale)
+    for begin in range(0, w_I.size, CHUNK):
+        w_c, codes_c = w_I[begin : begin + CHUNK], codes_I[begin : begin + CHUNK]
+        for i in range(w_c.size):
+            w = load(w_c, i)
+            q = round_as(w_c, quotient(w_c, error_C, w, scale, inverse))
+            q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
+            codes_c[i] = np.uint8(np.int32(q) + np.int32(8))
+            error_C[i] += squared(error_C, round_as(w_c, q * scale) - w)
+            norm_C[i] += squared(norm_C, w)
+
+
+@kernel
 def _quantize_int4(w_OI: Any, packed_OB: Any, scale_OG: Any, group: Any, given: Any) -> Any:
-    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    error_C, norm_C, row_error_C, row_norm_C = sums(CHUNK)
     codes_I = np.zeros(packed_OB.shape[1] * 2, np.uint8)
     for o in range(w_OI.shape[0]):
         for g in range(scale_OG.shape[1]):
-            w_g = w_OI[o, g * group : (g + 1) * group]
+            w_g, codes_g = w_OI[o, g * group : (g + 1) * group], codes_I[g * group : (g + 1) * group]
             scale = load(scale_OG[o], g) if given else symmetric_scale(w_g, np.float32(7.5))
             store(scale_OG[o], g, scale)
-            for begin in range(0, group, CHUNK):
-                w_c = w_g[begin : begin + CHUNK]
-                codes_c = codes_I[g * group + begin : g * group + begin + w_c.size]
-                for i in range(w_c.size):
-                    w = load(w_c, i)
-                    q = round_as(w_c, w / scale)
-                    q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
-                    codes_c[i] = np.uint8(np.int32(q) + np.int32(8))
-                    error = np.float64(round_as(w_c, q * scale) - w)
-                    error_C[i] += error * error
-                    norm_C[i] += np.float64(w) * np.float64(w)
+            if is_ordinary(w_OI, scale):
+                _round_int4(w_g, codes_g, scale, row_error_C, row_norm_C)
+            else:
+                _round_int4(w_g, codes_g, scale, error_C, norm_C)
+        move(row_error_C, error_C)
+        move(row_norm_C, norm_C)
         _pack(codes_I, packed_OB[o])
     return total(error_C), total(norm_C)
 
@@ -116,12 +118,27 @@ def asymmetric_scale(w_I: Any, low: Any, high: Any) -> Any:
 
 
 @kernel
+def _round_int4_asymmetric(w_I: Any, codes_I: Any, scale: Any, zero: Any, error_C: Any, norm_C: Any) -> None:
+    """`_round_int4` with a zero point."""
+    inverse = reciprocal(scale)
+    for begin in range(0, w_I.size, CHUNK):
+        w_c, codes_c = w_I[begin : begin + CHUNK], codes_I[begin : begin + CHUNK]
+        for i in range(w_c.size):
+            w = load(w_c, i)
+            q = round_as(w_c, round_as(w_c, quotient(w_c, error_C, w, scale, inverse)) + zero)
+            q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
+            codes_c[i] = np.uint8(np.int32(q) + np.int32(8))
+            error_C[i] += squared(error_C, round_as(w_c, (q - zero) * scale) - w)
+            norm_C[i] += squared(norm_C, w)
+
+
+@kernel
 def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any, found_OG: Any) -> Any:
-    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    error_C, norm_C, row_error_C, row_norm_C = sums(CHUNK)
     codes_I = np.zeros(packed_OB.shape[1] * 2, np.uint8)
     for o in range(w_OI.shape[0]):
         for g in range(scale_OG.shape[1]):
-            w_g = w_OI[o, g * group : (g + 1) * group]
+            w_g, codes_g = w_OI[o, g * group : (g + 1) * group], codes_I[g * group : (g + 1) * group]
             if found_OG.size:
                 scale, zero = load(scale_OG[o], g), np.float32(found_OG[o, g])
             else:
@@ -129,36 +146,43 @@ def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG:
                 scale, zero = asymmetric_scale(w_g, low, high)
                 store(scale_OG[o], g, scale)
             zero_PG[o // 8, g] |= np.int32(np.uint32(np.int32(zero) + 8) << np.uint32(o % 8 * 4))
-            for begin in range(0, group, CHUNK):
-                w_c = w_g[begin : begin + CHUNK]
-                codes_c = codes_I[g * group + begin : g * group + begin + w_c.size]
-                for i in range(w_c.size):
-                    w = load(w_c, i)
-                    q = round_as(w_c, round_as(w_c, w / scale) + zero)
-                    q = np.rint(min(max(q, np.float32(-8)), np.float32(7)))
-                    codes_c[i] = np.uint8(np.int32(q) + np.int32(8))
-                    error = np.float64(round_as(w_c, (q - zero) * scale) - w)
-                    error_C[i] += error * error
-                    norm_C[i] += np.float64(w) * np.float64(w)
+            if is_ordinary(w_OI, scale):
+                _round_int4_asymmetric(w_g, codes_g, scale, zero, row_error_C, row_norm_C)
+            else:
+                _round_int4_asymmetric(w_g, codes_g, scale, zero, error_C, norm_C)
+        move(row_error_C, error_C)
+        move(row_norm_C, norm_C)
         _pack(codes_I, packed_OB[o])
     return total(error_C), total(norm_C)
 
 
 @kernel
+def _round_int8(w_I: Any, q_I: Any, scale: Any, error_C: Any, norm_C: Any) -> None:
+    """Codes of weights that share a scale; their squared errors and squares are added to the sums."""
+    inverse = reciprocal(scale)
+    for begin in range(0, w_I.size, CHUNK):
+        w_c, q_c = w_I[begin : begin + CHUNK], q_I[begin : begin + CHUNK]
+        for i in range(w_c.size):
+            w = load(w_c, i)
+            q = round_as(w_c, quotient(w_c, error_C, w, scale, inverse))
+            q = np.rint(min(max(q, np.float32(-128)), np.float32(127)))
+            q_c[i] = np.int8(np.int32(q))
+            error_C[i] += squared(error_C, round_as(w_c, q * scale) - w)
+            norm_C[i] += squared(norm_C, w)
+
+
+@kernel
 def _quantize_int8(w_OI: Any, q_OI: Any, scale_O1: Any, given: Any) -> Any:
-    error_C, norm_C = np.zeros(CHUNK), np.zeros(CHUNK)
+    error_C, norm_C, row_error_C, row_norm_C = sums(CHUNK)
     for o in range(w_OI.shape[0]):
         scale = load(scale_O1[o], 0) if given else symmetric_scale(w_OI[o], np.float32(127.5))
         store(scale_O1[o], 0, scale)
-        for begin in range(0, w_OI.shape[1], CHUNK):
-            w_c, q_c = w_OI[o, begin : begin + CHUNK], q_OI[o, begin : begin + CHUNK]
-            for i in range(w_c.size):
-                w = load(w_c, i)
-                q = np.rint(min(max(round_as(w_c, w / scale), np.float32(-128)), np.float32(127)))
-                q_c[i] = np.int8(np.int32(q))
-                error = np.float64(round_as(w_c, q * scale) - w)
-                error_C[i] += error * error
-                norm_C[i] += np.float64(w) * np.float64(w)
+        if is_ordinary(w_OI, scale):
+            _round_int8(w_OI[o], q_OI[o], scale, row_error_C, row_norm_C)
+            move(row_error_C, error_C)
+            move(row_norm_C, norm_C)
+        else:
+            _round_int8(w_OI[o], q_OI[o], scale, error_C, norm_C)
     return total(error_C), total(norm_C)
 
 
