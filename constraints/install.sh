@@ -39,7 +39,7 @@ case $kind in
   work)
     step "PyTorch" pip torch==2.13.0
     step "quantize, evaluate, report and test packages" \
-      pip -c "$here/work.txt" -e "$repository[quantize,ray,evaluate,report,dev]"
+      pip -c "$here/work.txt" -e "$repository[quantize,ray,evaluate,swe,report,dev]"
     ;;
   serve)
     if command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; then

@@ -111,6 +111,15 @@ class Client:
         return self.flight.num_sent
 
     @property
+    def concurrency(self) -> int:
+        """Requests in flight per server."""
+        return self._concurrency
+
+    def tell(self, line: str) -> None:
+        """A line of progress, for those who ask the server themselves."""
+        self._on_progress(line)
+
+    @property
     def is_hungry(self) -> bool:
         """Whether threads will soon have nothing left to send."""
         return self._dispatcher.num_waiting <= 2 * self._concurrency * len(self._urls)
@@ -144,20 +153,29 @@ class Client:
         """Like `ask`, one reply at a time: memory does not grow with the number of requests. Not to be left half-read."""
         coming = iter(requests)
         under_way: deque[Job] = deque()
-        most, is_whole = WINDOW * self._concurrency * len(self._urls), False
+        most, is_whole, had_all, num_done, task = WINDOW * self._concurrency * len(self._urls), False, True, 0, ""
+        started = last_line = time.monotonic()
         with self._stopped_by_errors():
             while True:
                 if not is_whole and len(under_way) <= most // 2:
-                    more = list(itertools.islice(coming, most - len(under_way)))
-                    under_way.extend(self.submit(more))
+                    more = self.submit(list(itertools.islice(coming, most - len(under_way))))
+                    under_way.extend(more)
                     is_whole = not more
+                    had_all = had_all and all(job.reply is not None for job in more)
                 if not under_way:
-                    return
+                    break
                 job = under_way.popleft()
                 while (reply := self._wait(job, on_hungry)) is None:
                     if on_hungry is not None and is_whole and self.is_hungry and not on_hungry():
                         on_hungry = None  # nothing is left to come
+                    if time.monotonic() - last_line >= PROGRESS_EVERY_S:
+                        last_line = time.monotonic()
+                        of = f"/{num_done + 1 + len(under_way)}" if is_whole else ""
+                        self._on_progress(f"{job.request.task}: {num_done}{of}, {last_line - started:.0f} s")
+                num_done, task = num_done + 1, job.request.task
                 yield reply
+        if not had_all:
+            self._on_progress(f"{task}: all {num_done}, {time.monotonic() - started:.0f} s")
 
     def submit(self, requests: Sequence[Request]) -> list[Job]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
