@@ -31,8 +31,9 @@ MAX_COPIED_BYTES = 256 << 20
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".tar"}
 )
-MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, "README.md", "quantize_config.json", "quant_config.json"})
-"""Not copied: written anew, or about the source's own weights."""
+MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, "README.md"})
+OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"})
+"""Not copied: they describe the source's own weights, and vLLM takes the last one for a model's config."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def files_to_copy(source: Path) -> list[Path]:
     """
     chosen = []
     for path in sorted(source.iterdir()):
-        if path.name.startswith(".") or path.name in MADE_HERE or not path.is_file():
+        if path.name.startswith(".") or path.name in MADE_HERE | OF_THE_SOURCE or not path.is_file():
             continue
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
             continue

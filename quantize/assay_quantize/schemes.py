@@ -84,7 +84,17 @@ SCHEMES: dict[str, Scheme] = {
 """Scheme name of a recipe -> its row."""
 
 SHARES_GLOBAL_SCALE = frozenset({"nvfp4", "nvfp4a16"})
-"""Schemes in which the members of a fused group must have one `weight_global_scale`."""
+"""Schemes in which the members of a fused group must have one `weight_global_scale`: vLLM applies one to all of them."""
+
+SHARED_SCALE: dict[str, str] = {
+    **dict.fromkeys(sorted(SHARES_GLOBAL_SCALE), "weight_global_scale"),
+    **{name: "weight_scale" for name, row in SCHEMES.items() if row.per_tensor},
+}
+"""Scheme -> the part that is one number for a weight, and the same for all members of a fused group.
+
+Of FP8 with a scale per weight vLLM makes one weight with one scale, the largest, and rounds again what had another
+(`requantize_with_max_scale`): twice rounded, by code that is no part of the checkpoint.
+"""
 
 
 def module_of(name: str) -> str:

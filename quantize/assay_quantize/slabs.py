@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from assay.records import Plan, TensorPlan
 from assay_quantize.kernels import is_whole_tensor, needs_amax, row_multiple
-from assay_quantize.schemes import DTYPE_BYTES, SHARES_GLOBAL_SCALE
+from assay_quantize.schemes import DTYPE_BYTES, SHARED_SCALE
 
 Work = Literal["amax", "copy", "cast", "quantize"]
 
@@ -43,7 +43,7 @@ def amax_key(tensor: TensorPlan) -> str | None:
     """What shares one largest magnitude: the fused group, or the tensor itself; None when the scheme needs none."""
     if tensor.action != "quantize" or tensor.scheme is None or not needs_amax(tensor.scheme):
         return None
-    return tensor.name if tensor.fused_group is None or tensor.scheme not in SHARES_GLOBAL_SCALE else tensor.fused_group
+    return tensor.name if tensor.fused_group is None or tensor.scheme not in SHARED_SCALE else tensor.fused_group
 
 
 def amax_members(plan: Plan, tensors: Sequence[TensorPlan]) -> dict[str, list[TensorPlan]]:
