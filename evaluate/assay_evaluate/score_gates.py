@@ -13,6 +13,7 @@ from assay.recipes import GateRecipe, ScoreGate, TruncationGate
 from assay.records import Measurement, Status, TaskResult, Verdict
 from assay_evaluate.pairs import Pairs, TokenCost, find_task, output_tokens, pair_items
 from assay_evaluate.statistics import POWER, PairedEvidence, decide, holm, items_needed
+from assay_evaluate.swebench import verdict as swe
 
 DEFAULT_MAX_TRUNCATED = 0.05
 """Where a gate file sets no limit: a score whose replies were cut off must not pass for want of a line in it."""
@@ -68,6 +69,8 @@ def judge_scores(
         detail = _sentences(one, reference, candidate, recipe, status, p_difference[gate.task], len(believed))
         verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
     return verdicts
+        if one.reference.kind == "swe":
+            detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
 
 
 def _adjusted(p_values: list[float], recipe: GateRecipe) -> list[float]:
@@ -100,6 +103,8 @@ def _verdict(
         status=status,
         observed=evidence.drop,
         limit=gate.max_drop,
+    if ours.kind == "swe":
+        evidence = swe.widen(evidence, swe.pair_instances(ours, theirs))
         detail=detail,
         minimum_detectable_effect=one.pairs.detectable(recipe.level),
         discordant=(evidence.b, evidence.c),

@@ -14,6 +14,7 @@ from assay.recipes import (
     RulerTask,
     Serving,
     SuiteRecipe,
+    SweTask,
     TaskBase,
     ToolsTask,
 )
@@ -29,6 +30,7 @@ from assay_evaluate.needle import haystacks, run_needle
 from assay_evaluate.ruler_task import run_ruler
 from assay_evaluate.serve import Server
 from assay_evaluate.session import Session, task_result
+from assay_evaluate.swebench.task import run_swe_task
 from assay_evaluate.tools.task import grammar_notes, run_tools
 
 NO_TEMPLATE = "the checkpoint has no chat template: questions were asked as plain completions"
@@ -134,5 +136,7 @@ def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: I
         return run_ruler(session, task, checkpoint, reference.checkpoint_sha256)
     if isinstance(task, ToolsTask):
         return run_tools(session, task, reference)
+    if isinstance(task, SweTask):
+        return run_swe_task(session, task)
     assert isinstance(task, LmEvalTask)
     return run_lm_eval(session, task)
