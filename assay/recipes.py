@@ -386,6 +386,9 @@ class ScoreGate(Section):
     max_truncated: float | None = Field(default=None, ge=0, le=1)
     """Share of replies cut off, on either side, above which this task is NOT MEASURED. Default: the truncation gate's; without
     one, 5 %."""
+    required: bool = True
+    """False: where the *reference* cannot do the task (no score, hardly ever right, cut off), the gate is shown without a say
+    in the overall verdict. A candidate that cannot do what the reference can is judged all the same."""
 
 
 class DivergenceGate(Section):

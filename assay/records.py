@@ -568,6 +568,8 @@ class Verdict(Part):
     """Over items whose tokens both sides report: (reference, candidate)."""
     extra_output_tokens: Interval | None = None
     """Candidate minus reference per such item: + means longer replies. BCa interval."""
+    has_say: bool = True
+    """False: shown, but not part of the overall verdict; the reference itself cannot do what an optional gate asks."""
 
 
 class GateReport(Record):

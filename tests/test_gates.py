@@ -15,7 +15,9 @@ from assay.recipes import GateRecipe, SuiteRecipe, load_recipe
 from assay.records import Acceptance, GateReport, Interval, ItemResult, Measurement, Status, Verdict
 from assay.stages import register_gates, registered_gates_sha256
 from assay_evaluate.gates import judge
+from assay_evaluate.session import task_result
 from assay_evaluate.statistics import (
+    graded_difference,
     inferiority_p,
     items_for_margin,
     mcnemar_midp,
@@ -93,6 +95,7 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
         "items_needed": needed,
         "mean_output_tokens": (30.0, 30.0),
         "extra_output_tokens": {"value": 0.0, "low": 0.0, "high": 0.0, "n": n, "level": 0.95},
+        "has_say": True,
     }
     assert report.overall == {"w4a16": status}
     assert (drop.high < 0.05, drop.low > 0.05) == (status == "PASS", status == "FAIL")
@@ -384,7 +387,90 @@ def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
     assert report.reference == "fp8"
     order = ["FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS"]
     for label, status in report.overall.items():
-        assert status == min((v.status for v in report.verdicts if v.candidate == label), key=order.index)
+        assert status == min((v.status for v in report.verdicts if v.candidate == label and v.has_say), key=order.index)
+    assert {v.gate for v in report.verdicts if not v.has_say} == {  # optional, and not part of these measurements
+        "score codes-en", "score codes-zh", "score ruler", "score needle-grid", "score tools",
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ what the reference cannot do
+@pytest.mark.parametrize(("num_right", "status"), [(0, "NOT MEASURED"), (10, "NOT MEASURED"), (11, "PASS")])
+def test_a_reference_with_nothing_to_lose_shows_nothing(num_right: int, status: Status) -> None:
+    """10 of 200 is the margin: whatever a candidate does, it cannot lose more."""
+    both = answers(200, range(num_right, 200))
+    [verdict] = judged(measured("fp8", both), measured("w4a16", both), recipe(SCORE)).verdicts
+    assert (verdict.status, verdict.has_say) == (status, True)
+    if status == "NOT MEASURED":
+        assert verdict.detail == (
+            f"fp8 itself is right in {num_right} of 200 replies to arithmetic ({num_right // 2} %): it cannot lose 5 points, "
+            "so nothing is shown; ask something easier, or for more of the context or budget it needs."
+        )
+
+
+RIGHT, NEVER_RIGHT, CUT = answers(200), answers(200, range(200)), answers(200, truncated=100)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "status", "has_say"),
+    [
+        (NEVER_RIGHT, NEVER_RIGHT, "NOT MEASURED", False),
+        (None, RIGHT, "NOT MEASURED", False),
+        (CUT, CUT, "NOT MEASURED", False),
+        (RIGHT, NEVER_RIGHT, "FAIL", True),  # it can be done, only not by this candidate
+        (RIGHT, CUT, "NOT MEASURED", True),
+        (RIGHT, None, "NOT MEASURED", True),
+        (RIGHT, RIGHT, "PASS", True),
+    ],
+)
+def test_an_optional_gate_has_a_say_only_on_what_the_reference_can_do(
+    reference: tuple[ItemResult, ...] | None, candidate: tuple[ItemResult, ...] | None, status: Status, has_say: bool
+) -> None:
+    other = task_of("needle", "needle", list(RIGHT))
+    ours, theirs = (
+        one.model_copy(update={"tasks": (*one.tasks, other)})
+        for one in (measured("fp8", reference), measured("w4a16", candidate))
+    )
+    gates = recipe({**SCORE, "required": False}, {**SCORE, "task": "needle"}, TRUNCATION)
+    report = judged(ours, theirs, gates)
+    assert (report.verdicts[0].status, report.verdicts[0].has_say) == (status, has_say)
+    # its cut replies are no reason to doubt the other task, unless the candidate alone is cut
+    assert report.overall == {"w4a16": status if has_say else "PASS"}
+
+
+# ------------------------------------------------------------------------------------------------ several samples of an item
+def sampled(rights: list[list[int]]) -> tuple[ItemResult, ...]:
+    """One item for every list, one sample for every 0 or 1 in it."""
+    plain = answers(len(rights))
+    return tuple(
+        plain[i].model_copy(update={"sample": k, "correct": bool(right)})
+        for i, found in enumerate(rights)
+        for k, right in enumerate(found)
+    )
+
+
+def test_several_samples_are_judged_by_item() -> None:
+    """40 of 100 items of which the candidate gets one of four samples wrong: an interval over items, not replies."""
+    ours, theirs = sampled([[1, 1, 1, 1]] * 100), sampled([[1, 1, 1, 0]] * 40 + [[1, 1, 1, 1]] * 60)
+    reference, candidate = measured("fp8", ours), measured("w4a16", theirs)
+    task = task_result("arithmetic", "arithmetic", theirs, 512)
+    assert (task.num_samples, task.num_items) == (4, 400)
+    assert task.accuracy is not None and task.pass_at_k is not None
+    assert (task.accuracy.value, task.accuracy.n) == (pytest.approx(0.9), 100)
+    assert (task.pass_at_k.value, task.pass_at_k.n) == (1, 100)
+    report = judged(reference, candidate, recipe(SCORE))
+    [verdict] = report.verdicts
+    drop = graded_difference([1.0] * 100, [0.75] * 40 + [1.0] * 60)
+    assert (verdict.observed, verdict.status, verdict.discordant) == (drop, "FAIL", (40, 0))
+    assert (drop.value, drop.n) == (pytest.approx(0.1), 100)
+    assert verdict.detail.startswith(
+        "+10.0 points lost (95 % interval +6.3 to +13.7) over 100 paired items, 400 pairs of replies, 40 more often right in "
+        "fp8 only and 0 in w4a16 only: more than 5 points. bootstrap p 0.00086."
+    )
+    same = judged(reference, measured("w4a16", ours), recipe(SCORE))
+    assert same.verdicts[0].status == "PASS"  # 100 clean items: z^2 / (100 + z^2) is 3.7 points
+    few = judged(measured("fp8", ours[:160]), measured("w4a16", ours[:160]), recipe(SCORE))
+    assert few.verdicts[0].status == "UNDERPOWERED"  # 40 items, however often each was asked
+    assert few.verdicts[0].items_needed == items_for_margin(0, 0, 40, 0.05)
 
 
 # ------------------------------------------------------------------------------------------------ refusals

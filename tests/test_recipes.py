@@ -139,7 +139,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
          "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),
         ("gates", "default", ["gates", 0, "max_drop"], "max_dropp",
-         "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, task"),
+         "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, "
+             "required, task"),
         ("gates", "default", ["level"], "levl",
          "unknown key 'levl'; did you mean 'level'? Allowed: adjust, description, gates, level, max_excluded, "
          "min_items, name, schema"),

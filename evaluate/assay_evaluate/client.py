@@ -131,23 +131,7 @@ class Client:
         will be asked for later, and says whether it did. Raises MeasureError if a server is gone or refuses everything;
         replies that came before are in the journal.
         """
-        jobs = self.submit(requests)
-        num_missing = sum(job.reply is None for job in jobs)
-        started = last_line = time.monotonic()
-        replies = []
-        with self._stopped_by_errors():
-            for job in jobs:
-                while (reply := self._wait(job, on_hungry)) is None:
-                    if on_hungry is not None and self.is_hungry and not on_hungry():
-                        on_hungry = None  # nothing is left to come
-                    if time.monotonic() - last_line >= PROGRESS_EVERY_S:
-                        last_line = time.monotonic()
-                        num_done = sum(one.reply is not None for one in jobs)
-                        self._on_progress(f"{requests[0].task}: {num_done}/{len(jobs)}, {last_line - started:.0f} s")
-                replies.append(reply)
-        if num_missing:
-            self._on_progress(f"{requests[0].task}: all {len(jobs)}, {time.monotonic() - started:.0f} s")
-        return replies
+        return list(self.ask_each(requests, on_hungry))
 
     def ask_each(self, requests: Iterable[Request], on_hungry: Callable[[], bool] | None = None) -> Iterator[Reply]:
         """Like `ask`, one reply at a time: memory does not grow with the number of requests. Not to be left half-read."""
@@ -158,9 +142,10 @@ class Client:
         with self._stopped_by_errors():
             while True:
                 if not is_whole and len(under_way) <= most // 2:
-                    more = self.submit(list(itertools.islice(coming, most - len(under_way))))
+                    room = most - len(under_way)
+                    more = self.submit(list(itertools.islice(coming, room)))
                     under_way.extend(more)
-                    is_whole = not more
+                    is_whole = len(more) < room
                     had_all = had_all and all(job.reply is not None for job in more)
                 if not under_way:
                     break

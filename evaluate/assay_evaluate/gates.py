@@ -22,8 +22,8 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate
 from assay.records import GateReport, Interval, Measurement, Status, Verdict
-from assay_evaluate.pairs import Pairs, find_task, pair_items
 from assay_evaluate.divergence_gates import judge_divergence
+from assay_evaluate.pairs import Pairs, find_task, pair_items
 from assay_evaluate.score_gates import judge_scores, percent, points, truncation_share
 from assay_evaluate.statistics import independent_difference, wilson
 
@@ -77,8 +77,9 @@ def judge(
 def _judge_candidate(recipe: GateRecipe, reference: Measurement, candidate: Measurement) -> list[Verdict]:
     """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
     scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe)
+    beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
     return [
-        scores[gate.task] if isinstance(gate, ScoreGate) else _judge_other(gate, reference, candidate, recipe.level)
+        scores[gate.task] if isinstance(gate, ScoreGate) else _judge_other(gate, reference, candidate, recipe.level, beyond)
         for gate in recipe.gates
     ]
 
@@ -95,8 +96,8 @@ def find_reference(measurements: Iterable[Measurement]) -> Measurement:
 def _overall(verdicts: Sequence[Verdict], reference: Measurement, candidate: Measurement) -> Status:
     """The worst verdict; never PASS on divergence alone. Without speculation on both sides acceptance has no say."""
     no_speculation = reference.fingerprint.speculation is None and candidate.fingerprint.speculation is None
-    counted = [v.status for v in verdicts if not (v.gate == "acceptance" and no_speculation)]
-    if not any(v.gate.startswith("score ") for v in verdicts):
+    counted = [v.status for v in verdicts if v.has_say and not (v.gate == "acceptance" and no_speculation)]
+    if not any(v.gate.startswith("score ") and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")
     return min(counted, key=SEVERITY.index)
 
@@ -138,19 +139,23 @@ def _differences(reference: Any, candidate: Any, path: str) -> list[str]:
 
 
 def _judge_other(
-    gate: DivergenceGate | AcceptanceGate | TruncationGate, reference: Measurement, candidate: Measurement, level: float
-) -> Verdict:
+    gate: DivergenceGate | AcceptanceGate | TruncationGate, reference: Measurement, candidate: Measurement, level: float,
+    beyond: frozenset[str],
+) -> Verdict:  # fmt: skip
+    """beyond: tasks that the reference cannot do, of optional gates: their cut replies are no reason to doubt the others."""
     match gate:
         case DivergenceGate():
             return judge_divergence(gate, candidate)
         case AcceptanceGate():
             return _judge_acceptance(gate, reference, candidate, level)
         case TruncationGate():
-            return _judge_truncation(gate, reference, candidate, level)
+            return _judge_truncation(gate, reference, candidate, level, beyond)
 
 
 # ------------------------------------------------------------------------------------------------ truncation
-def _judge_truncation(gate: TruncationGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
+def _judge_truncation(
+    gate: TruncationGate, reference: Measurement, candidate: Measurement, level: float, beyond: frozenset[str]
+) -> Verdict:
     def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
         return Verdict(
             gate="truncation", candidate=candidate.label, status=status, observed=observed, limit=gate.max_share, detail=detail
@@ -160,7 +165,7 @@ def _judge_truncation(gate: TruncationGate, reference: Measurement, candidate: M
         (share, side.label, task)
         for side in (reference, candidate)
         for task in side.tasks
-        if (share := truncation_share(task)) is not None
+        if task.task not in beyond and (share := truncation_share(task)) is not None
     ]
     if not shares:
         return verdict("NOT MEASURED", "No reply to look at.")

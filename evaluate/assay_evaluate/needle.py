@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from assay.recipes import NeedleTask
 from assay.records import TaskResult
+from assay_evaluate.counting import prompt_counter
 from assay_evaluate.dialect import count_tokens
 from assay_evaluate.items import Item, extract_answer, needle_item, score
 from assay_evaluate.journal import Request
@@ -23,15 +25,26 @@ class Haystacks:
     skipped: dict[str, str]
 
 
-def haystacks(session: Session, task: NeedleTask, made_from: Any) -> Haystacks:
-    """The task's items: generated with the reference's server the first time, from the journal ever after."""
+def haystacks(session: Session, task: NeedleTask, made_from: Any, checkpoint: Path | None = None) -> Haystacks:
+    """The task's items: generated for the reference the first time, from the journal ever after.
+
+    checkpoint: whose tokenizer counts, if it counts as the server does. None: the server counts.
+    """
     journal = session.client.journal
     kept = journal.find_items(task.name, made_from)
     if kept is None:
-        made = _make(session, task, functools.partial(count_tokens, session.client, session.dialect))
+        made = _make(session, task, _counter(session, checkpoint))
         journal.keep_items(task.name, made_from, [{"items": [asdict(i) for i in made.items], "skipped": made.skipped}])
         return made
     return Haystacks(tuple(Item(**fields) for fields in kept[0]["items"]), kept[0]["skipped"])
+
+
+def _counter(session: Session, checkpoint: Path | None) -> Callable[[str], int]:
+    """Tokens of a question asked as one user message; of a text, where there is no chat template."""
+    if checkpoint is None or not session.dialect.is_chat:
+        return functools.partial(count_tokens, session.client, session.dialect)
+    count = prompt_counter(session, checkpoint, "chat")
+    return lambda question: count([{"role": "user", "content": question}])
 
 
 def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> Haystacks:

@@ -15,19 +15,18 @@ from typing import Any
 
 from assay.recipes import RulerTask
 from assay.records import ItemResult, TaskResult, sha256_of, sha256_of_file
-from assay_evaluate.client import NotMeasured, error_message
-from assay_evaluate.dialect import COMPLETIONS, count_tokens
+from assay_evaluate.client import NotMeasured
+from assay_evaluate.counting import prompt_counter
+from assay_evaluate.dialect import COMPLETIONS
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.ruler import (
     GENERATOR_VERSION,
     REPLY_TOKENS,
     CountTokens,
-    Prompt,
     RulerError,
     RulerItem,
     Sources,
     Style,
-    TokenCounter,
     grid_item,
     read_hotpotqa,
     read_squad,
@@ -169,39 +168,7 @@ class _Maker:
 
     @functools.cached_property
     def _count(self) -> CountTokens:
-        """The checkpoint's own tokenizer where it counts as the server does, else the server."""
-        here = TokenCounter(self.checkpoint, self.session.dialect.chat_template_kwargs)
-        there = functools.partial(_count_on_server, self.session)
-        probe = _probe(self.style)
-        try:
-            return here if here(probe) == there(probe) else there
-        except RulerError:
-            return there
-
-
-def _probe(style: Style) -> Prompt:
-    if style == "base":
-        return "How many? Answer:"
-    question = [{"role": "user", "content": "How many?"}]
-    return question if style == "chat" else [*question, {"role": "assistant", "content": "Answer:"}]
-
-
-def _count_on_server(session: Session, prompt: Prompt) -> int:
-    """Prompt tokens as the server counts them. NotMeasured if it does not say."""
-    dialect, client = session.dialect, session.client
-    if not dialect.can_tokenize:
-        if isinstance(prompt, str) or len(prompt) > 1:
-            raise NotMeasured("tokens cannot be counted: the server has no /tokenize; only style chat can do without")
-        return count_tokens(client, dialect, prompt[0]["content"])
-    body: dict[str, Any] = {"prompt": prompt}
-    if not isinstance(prompt, str):
-        body = {"messages": list(prompt), "chat_template_kwargs": dialect.chat_template_kwargs}
-        if prompt[-1]["role"] == "assistant":
-            body |= {"add_generation_prompt": False, "continue_final_message": True}
-    response = client.post("/tokenize", body)
-    if response.status_code != 200:
-        raise NotMeasured(f"tokens cannot be counted: /tokenize: HTTP {response.status_code}: {error_message(response)}")
-    return int(response.json()["count"])
+        return prompt_counter(self.session, self.checkpoint, self.style)
 
 
 # ------------------------------------------------------------------------------------------------ asking, scoring

@@ -43,7 +43,7 @@ def judge_scores(
         if isinstance(found, str):
             verdicts[gate.task] = Verdict(
                 gate=f"score {gate.task}", candidate=candidate.label, status="NOT MEASURED", observed=None,
-                limit=gate.max_drop, detail=found,
+                limit=gate.max_drop, detail=found, has_say=gate.required or _has_score(reference, gate.task),
             )  # fmt: skip
             continue
         scored[gate.task] = found
@@ -63,14 +63,27 @@ def judge_scores(
             continue
         one = scored[gate.task]
         if gate.task in unbelievable:
-            verdicts[gate.task] = _verdict(gate, one, candidate, recipe, "NOT MEASURED", unbelievable[gate.task], None)
+            verdict = _verdict(gate, one, candidate, recipe, "NOT MEASURED", unbelievable[gate.task], None)
+            has_say = gate.required or _can_do(gate, recipe, reference, one)
+            verdicts[gate.task] = verdict.model_copy(update={"has_say": has_say})
             continue
         status = decide(one.evidence, min_items=recipe.min_items, p_fail_adjusted=p_fail[gate.task])
         detail = _sentences(one, reference, candidate, recipe, status, p_difference[gate.task], len(believed))
-        verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
-    return verdicts
         if one.reference.kind == "swe":
             detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
+        verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
+    return verdicts
+
+
+def _has_score(measurement: Measurement, name: str) -> bool:
+    task = find_task(measurement, name)
+    return task is not None and task.accuracy is not None
+
+
+def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: Scored) -> bool:
+    """Whether the reference has something to lose, and room for its replies."""
+    is_cut = _too_much_truncation(gate, recipe, (reference, one.reference)) is not None
+    return _nothing_to_lose(gate, reference, one) is None and not is_cut
 
 
 def _adjusted(p_values: list[float], recipe: GateRecipe) -> list[float]:
@@ -90,6 +103,8 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
     if pairs.n == 0:
         return f"No item of {gate.task} was answered by both sides."
     evidence = pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
+    if ours.kind == "swe":
+        evidence = swe.widen(evidence, swe.pair_instances(ours, theirs))
     return Scored(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
 
 
@@ -103,8 +118,6 @@ def _verdict(
         status=status,
         observed=evidence.drop,
         limit=gate.max_drop,
-    if ours.kind == "swe":
-        evidence = swe.widen(evidence, swe.pair_instances(ours, theirs))
         detail=detail,
         minimum_detectable_effect=one.pairs.detectable(recipe.level),
         discordant=(evidence.b, evidence.c),

@@ -129,7 +129,7 @@ def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: I
             "max_model_len": session.max_model_len,
         }
         try:
-            return run_needle(session, task, haystacks(session, task, made_from))
+            return run_needle(session, task, haystacks(session, task, made_from, checkpoint))
         except NotMeasured as error:
             return task_result(task.name, "needle", [], task.max_tokens, str(error))
     if isinstance(task, RulerTask):
