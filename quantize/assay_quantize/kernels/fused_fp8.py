@@ -1,7 +1,7 @@
 """Fused kernels of FP8 (E4M3) with float scales: by block of 128 x 128 (ragged at both edges), by row, by weight.
 
-A row of blocks at a time: its scale from the largest |w|, then its rows in pieces of 128 columns, which with their sums stay in
-the first cache. Every step is rounded to the weight's dtype where compressed-tensors computes in it.
+A row of blocks at a time: its scales from the largest |w|, then row after row in pieces of 128 columns, which with their sums
+stay in the first cache. Every step is rounded to the weight's dtype where compressed-tensors computes in it.
 """
 
 from __future__ import annotations
@@ -72,46 +72,54 @@ def _amax(w_OI: Any) -> Any:
 
 
 @kernel
-def _round_fp8(w_OI: Any, q_OI: Any, rows: Any, columns: Any, scale: Any, error_C: Any, norm_C: Any) -> None:
-    """Codes of the weights [rows, columns], from and to; their squared errors and squares are added to the sums."""
-    inverse = reciprocal(scale)
-    for o in range(rows[0], rows[1]):
-        for begin in range(columns[0], columns[1], CHUNK):
-            end = min(begin + CHUNK, columns[1])
-            w_c, q_c = w_OI[o, begin:end], q_OI[o, begin:end]
+def _scales_fp8(w_OI: Any, scale_RC: Any, r: Any, height: Any, width: Any, given_amax: Any) -> None:
+    """The scales of row r of the blocks, found by whole rows: that is the order in which memory is read ahead."""
+    num_rows, columns = w_OI.shape
+    amax_C = np.full(scale_RC.shape[1], given_amax)
+    for o in range(r * height, min((r + 1) * height, num_rows) if given_amax < np.float32(0) else 0):
+        for c in range(amax_C.size):
+            amax_C[c] = max(amax_C[c], largest(w_OI[o, c * width : min((c + 1) * width, columns)]))
+    for c in range(amax_C.size):
+        scale = round_as(w_OI, amax_C[c] / np.float32(448))
+        store(scale_RC[r], c, epsilon(w_OI) if scale == np.float32(0) else scale)
+
+
+@kernel
+def _round_fp8(w_I: Any, q_I: Any, scale_C: Any, inverse_C: Any, width: Any, error_L: Any, norm_L: Any) -> None:
+    """Codes of a row of weights; their squared errors and squares are added to the sums."""
+    for c in range(scale_C.size):
+        scale, inverse = scale_C[c], inverse_C[c]
+        right = min((c + 1) * width, w_I.size)
+        for begin in range(c * width, right, CHUNK):
+            w_c, q_c = w_I[begin : min(begin + CHUNK, right)], q_I[begin : min(begin + CHUNK, right)]
             for i in range(w_c.size):
                 w = load(w_c, i)
-                q = round_as(w_c, quotient(w_c, error_C, w, scale, inverse))
+                q = round_as(w_c, quotient(w_c, error_L, w, scale, inverse))
                 q_c[i], value = nearest_e4m3(min(max(q, np.float32(-448)), np.float32(448)))
-                error_C[i] += squared(error_C, round_as(w_c, value * scale) - w)
-                norm_C[i] += squared(norm_C, w)
+                error_L[i] += squared(error_L, round_as(w_c, value * scale) - w)
+                norm_L[i] += squared(norm_L, w)
 
 
 @kernel
 def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, given_amax: Any, given: Any) -> Any:
-    error_C, norm_C, piece_error_C, piece_norm_C = sums(CHUNK)
-    num_rows, columns = w_OI.shape
-    # added up in FP32: a row, or the block of rows that a scale belongs to; never what depends on where slabs begin
-    step = 1 if scale_RC.shape[1] == 1 else height
-    for top in range(0, num_rows, step):
-        r, bottom = top // height, min(top + step, num_rows)
-        for c in range(scale_RC.shape[1]):
-            left, right = c * width, min((c + 1) * width, columns)
-            if top % height == 0 and not given:
-                amax = given_amax
-                if given_amax < np.float32(0):
-                    for o in range(top, min(top + height, num_rows)):
-                        amax = max(amax, largest(w_OI[o, left:right]))
-                scale = round_as(w_OI, amax / np.float32(448))
-                store(scale_RC[r], c, epsilon(w_OI) if scale == np.float32(0) else scale)
-            scale = load(scale_RC[r], c)
-            if is_ordinary(w_OI, scale):
-                _round_fp8(w_OI, q_OI, (top, bottom), (left, right), scale, piece_error_C, piece_norm_C)
-                move(piece_error_C, error_C)
-                move(piece_norm_C, norm_C)
+    error_L, norm_L, row_error_L, row_norm_L = sums(CHUNK)
+    scale_C, inverse_C = np.empty(scale_RC.shape[1], np.float32), np.empty(scale_RC.shape[1], np.float32)
+    for r in range(scale_RC.shape[0]):
+        if not given:
+            _scales_fp8(w_OI, scale_RC, r, height, width, given_amax)
+        ordinary = True
+        for c in range(scale_C.size):
+            scale_C[c] = load(scale_RC[r], c)
+            inverse_C[c] = reciprocal(scale_C[c])
+            ordinary = ordinary and is_ordinary(w_OI, scale_C[c])
+        for o in range(r * height, min((r + 1) * height, w_OI.shape[0])):
+            if ordinary:
+                _round_fp8(w_OI[o], q_OI[o], scale_C, inverse_C, width, row_error_L, row_norm_L)
+                move(row_error_L, error_L)
+                move(row_norm_L, norm_L)
             else:
-                _round_fp8(w_OI, q_OI, (top, bottom), (left, right), scale, error_C, norm_C)
-    return total(error_C), total(norm_C)
+                _round_fp8(w_OI[o], q_OI[o], scale_C, inverse_C, width, error_L, norm_L)
+    return total(error_L), total(norm_L)
 
 
 @kernel
