@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from assay.errors import AssayError
-from assay.probe_records import ProbeReport, ProbeSettings
+from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings
 from assay.terminal import console, emit, escape
 
 if TYPE_CHECKING:
@@ -58,12 +58,20 @@ def probe(
     runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
     profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
     seed: Annotated[str, typer.Option("--seed", help="Prompts are drawn from it.")] = "eval-probe",
+    lever: Annotated[
+        str | None,
+        typer.Option(
+            "--lever", help="Instead of the probes: which parameter a failure hangs on. Comma-separated names, or all."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,
 ) -> None:
     """Look for failures that are not in the weights: under load, in caches, in speculation. Exit 1 if a probe alarms.
 
     The record goes to RUN/probes/LABEL.json, every request and reply beside it; gates and the report read it there.
     """
+    if lever is not None:
+        _probe_levers(target, lever, requests, concurrency, max_tokens, seed, profile, model, label, run, runs, as_json)
     settings = ProbeSettings(
         num_requests=requests, num_garble_requests=garble, concurrency=concurrency or 16, long_tokens=long_tokens,
         max_tokens=max_tokens, abort_share=abort_share, temperature=temperature,
@@ -83,6 +91,36 @@ def probe(
         print_probes(report, Console(highlight=False, soft_wrap=not console.is_terminal))
     console.print(f"record: {path}; requests and replies: {_ledger_of(path)}")
     raise typer.Exit(1 if report.alarms else 0)
+
+
+def _probe_levers(
+    target: str,
+    names: str,
+    requests: int,
+    concurrency: int | None,
+    max_tokens: int,
+    seed: str,
+    profile: str | None,
+    model: str | None,
+    label: str | None,
+    run: Path | None,
+    runs: Path,
+    as_json: bool,
+) -> NoReturn:
+    """Exit 1 if requests failed, whatever it hangs on."""
+    from assay.lever_command import levers, parse_levers, print_levers
+    from assay_evaluate.levers import LeverSettings
+
+    settings = LeverSettings(
+        num_requests=requests, concurrency=concurrency or 16, max_tokens=max_tokens, levers=parse_levers(names), seed=seed
+    )
+    folder = None if run is None else run / "levers"
+    found = levers(target, settings, profile=profile, model=model, label=label, folder=folder, runs=runs)
+    if as_json:
+        emit(found)
+    else:
+        print_levers(found, Console(highlight=False, soft_wrap=not console.is_terminal))
+    raise typer.Exit(1 if found.baseline.failures else 0)
 
 
 def _report(line: str) -> None:
@@ -179,14 +217,16 @@ def print_probes(report: ProbeReport, out: Console) -> None:
     if out.is_terminal:
         table = Table("probe", "", "what was seen")
         for one in report.results:
-            table.add_row(one.name, f"[{COLOURS[one.status]}]{WORDS[one.status]}[/]", escape(_line(one.sentence, one.reason)))
+            table.add_row(one.name, f"[{COLOURS[one.status]}]{WORDS[one.status]}[/]", escape(_line(one)))
         out.print(table)
     else:
         for one in report.results:
-            out.print(escape(f"{one.name:12} {WORDS[one.status]:8} {_line(one.sentence, one.reason)}"))
+            out.print(escape(f"{one.name:12} {WORDS[one.status]:8} {_line(one)}"))
     if report.errors:
         out.print(escape("no reply: " + ", ".join(f"{count} times {error}" for error, count in report.errors.items())))
 
 
-def _line(sentence: str, reason: str | None) -> str:
-    return sentence if reason is None or sentence.endswith(reason) else f"{reason}. {sentence}"
+def _line(one: ProbeResult) -> str:
+    if one.status == "not_run" or one.reason is None:
+        return one.reason or one.sentence
+    return f"{one.reason}. {one.sentence}"

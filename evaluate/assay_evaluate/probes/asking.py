@@ -57,7 +57,7 @@ class TokenRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """One request and what came of it. `slot`: the least number free among the requests in flight when it was sent."""
+    """One request and what came of it. `slot`: its place in its wave; else the least number free among those in flight."""
 
     ask: Ask
     slot: int
@@ -140,10 +140,13 @@ class Asker:
         return self._together(asks, concurrency)
 
     def _together(self, asks: Sequence[Ask], concurrency: int) -> list[Exchange]:
+        is_wave = len(asks) <= concurrency
         free = list(range(concurrency))
         told = time.monotonic()
 
-        def one(ask: Ask) -> Exchange:
+        def one(number: int, ask: Ask) -> Exchange:
+            if is_wave:
+                return self._exchange(ask, number, concurrency)
             with self._lock:
                 slot = heapq.heappop(free)
             try:
@@ -155,7 +158,7 @@ class Asker:
         with ThreadPoolExecutor(max_workers=min(concurrency, max(len(asks), 1))) as pool:
             jobs = []
             for number, ask in enumerate(asks):
-                jobs.append(pool.submit(one, ask))
+                jobs.append(pool.submit(one, number, ask))
                 if number < concurrency:
                     time.sleep(STAGGER_S)
             found = []

@@ -36,16 +36,14 @@ def trials_needed(rate: float, level: float = 0.95) -> int:
 def sentence(events: int, trials: int, unit: str, level: float = 0.95, fault: float = TYPICAL_FAULT) -> str:
     """`0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs 7,500`."""
     upper = upper_bound(events, trials, level)
-    if events == 0:
-        seen = f"0 of {trials:,} {unit}s: below {_percent(upper)} at {level * 100:g} %"
-    else:
+    if events:
         low = lower_bound(events, trials, level)
-        seen = f"{events:,} of {trials:,} {unit}s: {_percent(events / trials)}, between {_percent(low)} and {_percent(upper)}"
+        return f"{events:,} of {trials:,} {unit}s: {_percent(events / trials)}, between {_percent(low)} and {_percent(upper)}"
+    seen = f"0 of {trials:,} {unit}s: below {_percent(upper)} at {level * 100:g} %"
     needed = trials_needed(fault, level)
     if trials >= needed:
         return seen
-    rounded = math.ceil(needed / 100) * 100
-    return f"{seen}; a fault of {fault * 1e4:g} in 10,000 needs {rounded:,}"
+    return f"{seen}; a fault of {fault * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"
 
 
 def _percent(share: float) -> str:

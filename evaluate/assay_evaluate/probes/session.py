@@ -23,6 +23,8 @@ from assay_evaluate.statistics import clopper_pearson
 
 MOST_WITNESSES = 20
 FIRST_TRY_CHARACTERS = 400
+LEAST_NOTES = 2
+"""Of 4,096 kinds each: with them no two prompts are the same, though there are only 24 texts to ask for."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,10 @@ class Session:
         asked = writing_item(seed, index, language) if is_writing else arithmetic_item(seed, index, language, 3 + index % 3)
         draw = random.Random(f"{seed}:{index}:{language}:notes")
         wanted = max(0, num_tokens - self._tokens_of(asked.prompt, language))
-        notes: list[str] = []
+        notes = [filler_sentence(draw, language) for _ in range(LEAST_NOTES)]
         while (length := self._tokens_of("".join(notes), language)) < wanted:
             notes += [filler_sentence(draw, language) for _ in range(max(1, (wanted - length) // 16))]
-        text = f"{haystack(notes, language)}\n{asked.prompt}" if notes else asked.prompt
+        text = f"{haystack(notes, language)}\n{asked.prompt}"
         return Prompt(f"{what}/{language}/{index}", language, text, num_tokens)
 
     def _tokens_of(self, text: str, language: Language) -> int:
