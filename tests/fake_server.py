@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import math
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from assay.errors import ServeError
 from assay.records import Fingerprint
@@ -64,10 +68,13 @@ class FakeServer:
         chat_template: bool = True,
         tokenize: bool = True,
         token_ids: bool = True,
+        generate: frozenset[str] = frozenset(),
         port: int = 0,
     ) -> None:
+        """generate: what /inference/v1/generate offers: `plain`, `packed` (assay's plugin), `exact` (given ids); none: 403."""
         self.reply, self.logits, self.max_model_len = reply, logits, max_model_len
         self.chat_template, self.tokenize, self.token_ids = chat_template, tokenize, token_ids
+        self.generate = generate
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.most_at_once = 0
         self._predictions: dict[int, tuple[list[float], list[int]]] = {}
@@ -120,7 +127,7 @@ class FakeServer:
         return (200, known[path]) if path in known else (404, {"error": {"message": "Not Found"}})
 
     # ---------------------------------------------------------------------------------------- answering
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes] | None:
         with self._lock:
             self.requests.append((path, body))
             self._at_once += 1
@@ -131,7 +138,11 @@ class FakeServer:
             with self._lock:
                 self._at_once -= 1
 
-    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes] | None:
+        if path == "/pooling":
+            return 200, self._hidden_states(body)
+        if path == "/inference/v1/generate":
+            return self._token_scores(body)
         chat = "messages" in body
         if path == "/tokenize" and not self.tokenize:
             return 404, {"error": {"message": "Not Found"}}
@@ -204,6 +215,46 @@ class FakeServer:
         choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": rows}
         return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": 1}}
 
+    # ---------------------------------------------------------------------------------------- vLLM's own endpoints
+    def _hidden_states(self, body: dict[str, Any]) -> bytes:
+        """One-hot in the id: an output matrix with the logits after every id in its columns makes the same distributions."""
+        assert (body["encoding_format"], body["embed_dtype"], body["use_activation"]) == ("bytes_only", "float32", False)
+        return np.eye(VOCABULARY, dtype="<f4")[body["input"]].tobytes()
+
+    def _token_scores(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """/inference/v1/generate as vLLM 0.32 has it, with assay's plugin or without."""
+        ids, how = body["token_ids"], body["sampling_params"]
+        if not self.generate:
+            return 403, {"error": {"message": "Scale-out endpoints are disabled."}}
+        if "prompt_logprob_token_ids" in how and "exact" not in self.generate:
+            return 400, {"error": {"message": "prompt_logprob_token_ids requires the V2 model runner"}}
+        scored = self._scored({"prompt_logprobs": how["prompt_logprobs"]}, ids)
+        data = {"choices": [{"index": 0, "finish_reason": "length", "token_ids": [1]}], "usage": scored["usage"]}
+        rows = scored["choices"][0]["prompt_logprobs"]
+        packed: np.ndarray | None = None
+        if "prompt_logprob_token_ids" in how:
+            wanted = np.asarray(how["prompt_logprob_token_ids"])
+            first = how.get("prompt_logprob_start", 0)
+            table = np.array([self._predict(before)[0] for before in ids[first:-1]], "<f4")
+            packed = np.take_along_axis(table, wanted, axis=1)
+        elif how.get("flat_logprobs") and "packed" in self.generate:
+            packed = self._packed(ids, how["prompt_logprobs"])
+            rows = None
+        if packed is not None:
+            with io.BytesIO() as buffer:
+                np.save(buffer, packed)
+                data["prompt_token_id_logprobs"] = base64.b64encode(buffer.getvalue()).decode()
+        return 200, data | {"prompt_logprobs": rows}
+
+    def _packed(self, ids: list[int], k: int) -> np.ndarray:
+        """[tokens - 1, 2, k + 1]: the id that stands there first, then the k likeliest."""
+        rows = []
+        for before, token in itertools.pairwise(ids):
+            logprobs, ranked = self._predict(before)
+            which = [token, *ranked[:k]]
+            rows.append([which, [logprobs[i] for i in which]])
+        return np.array(rows, "<f4")
+
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # five, the default, makes the sixth of several connections at once wait for a second
@@ -226,10 +277,11 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.send(*server.tell(self.path))
 
-        def send(self, status: int, data: dict[str, Any]) -> None:
-            payload = json.dumps(data).encode()
+        def send(self, status: int, data: dict[str, Any] | bytes) -> None:
+            payload = data if isinstance(data, bytes) else json.dumps(data).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            kind = "application/octet-stream" if isinstance(data, bytes) else "application/json"
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.errors import MeasureError
+from assay.errors import MeasureError, ServeError
 from assay.records import sha256_of
 from assay_evaluate.client import Endpoint, NotMeasured, root_url
 from assay_evaluate.connection import Connection, TransportError
@@ -120,7 +120,10 @@ def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype:
         try:
             reply = connection.post(PATH, json.dumps(body).encode())
         except TransportError as failed:
-            endpoint.check_alive()
+            try:
+                endpoint.check_alive()
+            except ServeError as gone:
+                raise MeasureError(f"the server is gone, what was fetched is kept, run again to go on: {gone}") from None
             error = str(failed)
             continue
         if reply.status == 200:
