@@ -17,7 +17,7 @@ from assay_evaluate.client import NotMeasured
 from assay_evaluate.items import Item, arithmetic_item, extract_answer, score
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.language import count_scripts, is_foreign
-from assay_evaluate.lm_eval_tasks import code_execution, load_tasks, quiet_lm_eval
+from assay_evaluate.lm_eval_tasks import code_execution, load_tasks, quiet_lm_eval, seeded
 from assay_evaluate.session import Session, task_result
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
             results, how = _ask_and_score(session, task, loaded)
         except NotMeasured as error:
             return task_result(task.name, "lm_eval", [], task.max_tokens, str(error), budget)
+        except (LookupError, ImportError) as error:  # a scorer that wants data it has not got: nltk's, say
+            why = f"{', '.join(task.tasks)}: cannot be scored: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return task_result(task.name, "lm_eval", [], task.max_tokens, why, budget)
     return task_result(task.name, "lm_eval", results, task.max_tokens, how, budget)
 
 
@@ -107,7 +110,7 @@ def _score_sample(
     from lm_eval.evaluator import evaluate
 
     model = _model(session, task, sample)
-    with code_execution(task.allow_code_execution):
+    with code_execution(task.allow_code_execution), seeded():
         rows_of = evaluate(
             model,
             loaded,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,7 +39,7 @@ def load_tasks(task: LmEvalTask) -> Any:
                 "say `allow_code_execution: true` in the suite file if that is what you want"
             )
     try:
-        with code_execution(task.allow_code_execution):
+        with code_execution(task.allow_code_execution), seeded():
             loaded = manager.load(list(task.tasks))
     except (OSError, ValueError, LookupError, RuntimeError, ImportError, httpx.HTTPError) as error:
         why = " ".join(str(error).split())[:300]
@@ -94,6 +95,24 @@ def _configs(manager: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         elif config:
             found[name] = config
     return found
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Python's and NumPy's own generators as lm-eval's command line seeds them, inside the block.
+
+    gpqa shuffles its choices with them while it is loaded: unseeded, reference and candidate would get different questions.
+    """
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
