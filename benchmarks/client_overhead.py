@@ -4,8 +4,9 @@
 
 A stub server in a process of its own answers at once with a reply of 1,280 characters to a prompt of 600. The bare loops post
 the same bodies from 64 threads and parse the replies, nothing more: one shared `httpx.Client`, as one writes it; and one
-connection of the standard library per thread, the cheapest there is. Ours journals every request and reply. Each measurement is
-a process of its own; user and system time of all its threads is counted. Prints a table in Markdown.
+connection of the standard library per thread, the cheapest there is. Ours journals every request and reply; `task` is a whole
+task of a suite: its items are made, asked, scored and kept as records. Each measurement is a process of its own; user and
+system time of all its threads is counted. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -139,12 +140,34 @@ def run_ours(port: int, num_items: int) -> None:
         assert num_answered == client.num_sent == journal.count("answered") == num_items
 
 
+def run_task(port: int, num_items: int) -> None:
+    """A whole task of a suite: makes its items, asks, scores them and keeps a result of each; replies are forgotten."""
+    from assay.recipes import ArithmeticTask
+    from assay_evaluate.client import Client
+    from assay_evaluate.cot import arithmetic_items, run_arithmetic
+    from assay_evaluate.dialect import Dialect
+    from assay_evaluate.journal import Identity, Journal
+    from assay_evaluate.session import Session
+
+    endpoint, who = Endpoint(f"http://127.0.0.1:{port}"), Identity("checkpoint", "fingerprint", "benchmark")
+    task = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=num_items // 2, max_tokens=16384)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Journal(Path(folder) / "journal.db") as journal,
+        Client(endpoint, journal, who, concurrency=CONCURRENCY) as client,
+    ):
+        session = Session(client, Dialect(True, True, {}), "eval-benchmark", 0, has_reasoning_parser=False)
+        result = run_arithmetic(session, task, arithmetic_items(task, session.seed))
+        assert (result.num_items, result.num_failed) == (num_items, 0)
+
+
 def measure(what: str, port: int, num_items: int) -> dict[str, float]:
     """Seconds and bytes of this process while it puts `num_items` requests."""
     run = {
         "httpx": lambda n: run_bare(bare_httpx(port), n),
         "stdlib": lambda n: run_bare(bare_stdlib(port), n),
         "ours": lambda n: run_ours(port, n),
+        "task": lambda n: run_task(port, n),
     }[what]
     run(500)  # imports, connections, caches
     cpu_s, wall_s = time.process_time(), time.monotonic()
@@ -162,7 +185,7 @@ def in_a_child(what: str, port: int, num_items: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000, help="requests of the longest run")
-    parser.add_argument("--measure", choices=["httpx", "stdlib", "ours"], help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=["httpx", "stdlib", "ours", "task"], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--stub", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +204,9 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|")
         base_us = None
-        for what, num_items in [("httpx", short), ("stdlib", short), ("ours", short), ("ours", options.items)]:
+        for what, num_items in [
+            ("httpx", short), ("stdlib", short), *((one, n) for one in ("ours", "task") for n in (short, options.items)),
+        ]:  # fmt: skip
             found = in_a_child(what, port, num_items)
             cpu_us = found["cpu_s"] / num_items * 1e6
             base_us = base_us or cpu_us
