@@ -37,12 +37,13 @@ class Computer:
         amax_dtype: str,
         observer: str,
         importance_I: Array | None,
+        memory: Array | None = None,
     ) -> QuantizedRows:
         """`kernels.quantize_rows` on this device."""
         if self.device == "cpu" or observer != "minmax":  # scales are searched on the CPU
             return kernels.quantize_rows(
                 w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, observer=observer, importance_I=importance_I,
-                engine=self.engine,
+                engine=self.engine, memory=memory,
             )  # fmt: skip
         from assay_quantize.kernels import compiled
 

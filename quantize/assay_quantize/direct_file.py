@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from assay_quantize.buffers import new_memory
+
 STAGE_BYTES = 2 << 20
 """Bytes handed to the disk at once, at the most; a multiple of `BLOCK_BYTES`."""
 
@@ -90,7 +92,7 @@ class DirectFile:
     def _take(self) -> mmap.mmap:
         """A buffer, aligned to pages: a new one, or when there are enough, the one that was given away first."""
         if len(self._writing) < STAGES - 1:
-            return mmap.mmap(-1, self._stage_bytes)
+            return new_memory(self._stage_bytes)
         stage, future = self._writing.popleft()
         future.result()
         return stage

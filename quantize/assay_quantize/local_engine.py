@@ -11,6 +11,7 @@ from pathlib import Path
 
 from assay.records import Plan, ShardRecord
 from assay_quantize.budget import lanes_of
+from assay_quantize.buffers import new_pools
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.shards import Progress, ShardOptions, Written, discard, finish_shard, write_shard
 from assay_quantize.sources import SourceReader
@@ -39,6 +40,7 @@ def run_local(
         names.put(name)
     done: queue.SimpleQueue[ShardRecord | BaseException] = queue.SimpleQueue()
     may_finish = threading.Semaphore(lanes)
+    pools = new_pools(options.slab_bytes)
 
     def finish(written: Written) -> None:
         try:
@@ -61,7 +63,9 @@ def run_local(
                     except queue.Empty:
                         return
                     own = replace(options, workers=workers)
-                    written = write_shard(plan, name, source, out_folder, own, on_progress, reader=reader, stop=stop)
+                    written = write_shard(
+                        plan, name, source, out_folder, own, on_progress, reader=reader, stop=stop, pools=pools
+                    )
                     may_finish.acquire()
                     finisher.submit(finish, written)
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits

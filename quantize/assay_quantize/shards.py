@@ -20,6 +20,7 @@ from typing import NamedTuple
 from assay.errors import QuantizeError
 from assay.records import Plan, ShardRecord, TensorPlan
 from assay_quantize.budget import SLAB_BYTES, window_of
+from assay_quantize.buffers import Pools, new_pools
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.compute import Computer, Engine
 from assay_quantize.ordered_writer import OrderedWriter, Stopped
@@ -98,8 +99,12 @@ def write_shard(
     *,
     reader: SourceReader,
     stop: threading.Event | None = None,
+    pools: Pools | None = None,
 ) -> Written:
-    """The first part of `quantize_shard`: everything but fsync and rename, which need the disk and no core."""
+    """The first part of `quantize_shard`: everything but fsync and rename, which need the disk and no core.
+
+    pools: memory that whoever makes many shards hands from one to the next.
+    """
     started = time.monotonic()
     options = options or ShardOptions()
     tensors = planned_shards(plan)[shard_name]
@@ -115,7 +120,8 @@ def write_shard(
     try:
         work = ShardWork(
             reader, writer, Computer(options.device, options.engine), members,
-            observer=observer, importance=_importance(options.importance), on_progress=on_progress,
+            pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
+            on_progress=on_progress,
         )  # fmt: skip
         slabs = list(slabs_of(order, members, options.slab_bytes, observer))
         with work.computer.ready(), _writing(path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from assay.errors import QuantizeError
 from assay.records import OutputTensor, TensorPlan
+from assay_quantize.buffers import Pools
 from assay_quantize.casting import cast_rows, count_not_finite
 from assay_quantize.compute import Computer
 from assay_quantize.direct_file import Buffer
@@ -34,25 +34,6 @@ class Importance(Protocol):
         """Mean squared activation per input channel; None: the file has nothing about this weight."""
 
 
-class BufferPool:
-    """Memory for source rows, used again and again; thread-safe."""
-
-    def __init__(self) -> None:
-        self._free: list[NDArray[np.uint8]] = []
-        self._lock = threading.Lock()
-
-    def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """A buffer of at least `num_bytes`."""
-        with self._lock:
-            buffer = self._free.pop() if self._free else None
-        return buffer if buffer is not None and buffer.nbytes >= num_bytes else np.empty(num_bytes, np.uint8)
-
-    def give(self, buffer: NDArray[np.uint8]) -> None:
-        """Hand a buffer back."""
-        with self._lock:
-            self._free.append(buffer)
-
-
 class ShardWork:
     """The work on the slabs of one shard; `do` may be called from many threads."""
 
@@ -63,13 +44,14 @@ class ShardWork:
         computer: Computer,
         members: Mapping[str, Sequence[TensorPlan]],
         *,
+        pools: Pools,
         observer: str,
         importance: Importance | None,
         on_progress: Callable[[str, int], None] | None,
     ) -> None:
         self.writer, self.computer = writer, computer
         self._reader, self._observer, self._importance, self._on_progress = reader, observer, importance, on_progress
-        self._pool = BufferPool()
+        self._pools = pools
         self._amax: dict[str, float] = defaultdict(float)
         self._rows_left = {key: sum(member.shape[0] for member in group) for key, group in members.items()}
         dtypes = {key: {member.logical_dtype for member in group} for key, group in members.items()}
@@ -86,7 +68,7 @@ class ShardWork:
         if ahead is not None:
             self._reader.will_need(ahead.tensor, *_stored_range(ahead))
         tensor, count = slab.tensor, slab.end - slab.begin
-        buffer = self._pool.take(rows_bytes(tensor, count) if by_rows(tensor) else count)
+        buffer = self._pools.rows.take(rows_bytes(tensor, count) if by_rows(tensor) else count)
         if slab.work == "copy":
             result = self._copy(slab, buffer)
         elif slab.work == "cast":
@@ -94,8 +76,8 @@ class ShardWork:
         else:
             rows = self._reader.read_rows(tensor, slab.begin, slab.end, buffer)
             result = self._magnitude(slab, rows) if slab.work == "amax" else self._quantize(slab, rows)
-        if not result.borrowed:
-            self._pool.give(buffer)
+        if slab.work != "copy":  # then it is the result
+            self._pools.rows.give(buffer)
         self.writer.deliver(index, result)
 
     def relative_errors(self) -> dict[str, float]:
@@ -107,7 +89,7 @@ class ShardWork:
         data = self._reader.read_bytes(slab.tensor, slab.begin, slab.end, buffer)
 
         def written() -> None:
-            self._pool.give(buffer)
+            self._pools.rows.give(buffer)
             self._told(slab)
 
         return Result({slab.tensor.outputs[0].name: data}, True, written)
@@ -143,6 +125,7 @@ class ShardWork:
         if key is not None:
             self.writer.wait_until(lambda: self._rows_left[key] == 0)
         importance = None if self._importance is None else self._importance.for_weight(tensor.name, tensor.shape[1])
+        memory = self._pools.codes.take(rows.size)
         made = self.computer.quantize_rows(
             rows,
             tensor.logical_dtype,
@@ -151,6 +134,7 @@ class ShardWork:
             amax_dtype=tensor.logical_dtype if key is None else self._amax_dtype[key],
             observer=self._observer,
             importance_I=importance,
+            memory=memory,
         )
         if not math.isfinite(made.squared_norm):
             raise _not_finite(slab, rows)
@@ -162,9 +146,10 @@ class ShardWork:
         def written() -> None:
             error, norm = self._squares.get(tensor.name, (0.0, 0.0))
             self._squares[tensor.name] = error + made.squared_error, norm + made.squared_norm
+            self._pools.codes.give(memory)
             self._told(slab)
 
-        return Result(_output_parts(slab, made.parts), False, written)
+        return Result(_output_parts(slab, made.parts), True, written)
 
     def _told(self, slab: Slab) -> None:
         if self._on_progress is not None:

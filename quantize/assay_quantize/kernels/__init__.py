@@ -70,6 +70,7 @@ def quantize_rows(
     observer: str = "minmax",
     importance_I: Array | None = None,
     engine: Engine = "fused",
+    memory: Array | None = None,
 ) -> QuantizedRows:
     """The stored parts of a range of rows, with the sums of error and norm.
 
@@ -79,6 +80,7 @@ def quantize_rows(
         differ are all given F32, so that their scales come out equal.
     observer: `minmax`, or `mse`: scales searched for the least squared error (search_reference.py says which).
     importance_I: FP32, one for each column, finite and >= 0: what the search multiplies squared errors with (importance.py).
+    memory: flat, uint8, of at least a byte for each weight: where the fused engine puts the codes, instead of new memory.
     Whatever the slabs, the rows' parts are the same. A weight that is not finite shows in `squared_norm`.
     """
     check_rows(w_OI, dtype)
@@ -99,14 +101,14 @@ def quantize_rows(
     if row.layout in _SMALL_GROUPS:
         from assay_quantize.kernels import fused_fp4
 
-        return fused_fp4.quantize_rows(w_OI, row, amax=amax, amax_dtype=amax_dtype or dtype, found=found)
+        return fused_fp4.quantize_rows(w_OI, row, amax=amax, amax_dtype=amax_dtype or dtype, found=found, memory=memory)
     if row.weight_dtype == "F8_E4M3":
         from assay_quantize.kernels import fused_fp8
 
-        return fused_fp8.quantize_rows(w_OI, row, amax=amax, found=found)
+        return fused_fp8.quantize_rows(w_OI, row, amax=amax, found=found, memory=memory)
     from assay_quantize.kernels import fused_int
 
-    return fused_int.quantize_rows(w_OI, row, found)
+    return fused_int.quantize_rows(w_OI, row, found, memory)
 
 
 def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, engine: Engine = "fused") -> RowErrors:

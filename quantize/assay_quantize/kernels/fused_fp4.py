@@ -32,7 +32,7 @@ from assay_quantize.kernels.bits import (
     round_as,
     round_bf16,
 )  # fmt: skip
-from assay_quantize.kernels.rows import STORAGE, Array, FoundScales, QuantizedRows, RowErrors
+from assay_quantize.kernels.rows import STORAGE, Array, FoundScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import are_ordinary, difference, move, squared, sums, total
 from assay_quantize.schemes import Scheme
 
@@ -44,7 +44,13 @@ SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
 
 
 def quantize_rows(
-    w_OI: Array, row: Scheme, *, amax: float | None = None, amax_dtype: str = "F32", found: FoundScales | None = None
+    w_OI: Array,
+    row: Scheme,
+    *,
+    amax: float | None = None,
+    amax_dtype: str = "F32",
+    found: FoundScales | None = None,
+    memory: Array | None = None,
 ) -> QuantizedRows:
     """`kernels.quantize_rows` for layouts nvfp4, mxfp4 and mxfp8, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
@@ -52,10 +58,10 @@ def quantize_rows(
     w, given = kernel_view(w_OI), found is not None
     scale_OG = np.empty((num_rows, columns // row.group_size), np.uint8) if found is None else found.scale
     if row.layout == "mxfp8":
-        q_OI = np.empty((num_rows, columns), np.uint8)
+        q_OI = large_part(memory, (num_rows, columns), np.uint8)
         sums = _quantize_mxfp8(w, q_OI, scale_OG, given)
         return QuantizedRows({"weight": q_OI, "weight_scale": scale_OG}, *sums)
-    packed_OB = np.empty((num_rows, columns // 2), np.uint8)
+    packed_OB = large_part(memory, (num_rows, columns // 2), np.uint8)
     parts: dict[str, Array] = {"weight_packed": packed_OB, "weight_scale": scale_OG}
     if row.layout == "mxfp4":
         # the quotient is rounded to BF16 where that is the dtype: what underflows is then no longer negative

@@ -23,12 +23,14 @@ from assay_quantize.kernels.bits import (
     store,
 )  # fmt: skip
 from assay_quantize.kernels.fused_int import CHUNK
-from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors
+from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
 from assay_quantize.schemes import Scheme
 
 
-def quantize_rows(w_OI: Array, row: Scheme, *, amax: float | None = None, found: FoundScales | None = None) -> QuantizedRows:
+def quantize_rows(
+    w_OI: Array, row: Scheme, *, amax: float | None = None, found: FoundScales | None = None, memory: Array | None = None
+) -> QuantizedRows:
     """`kernels.quantize_rows` for the FP8 schemes, with the scales that were found, or min-max scales.
 
     amax: of the whole weight, for one scale.
@@ -37,7 +39,7 @@ def quantize_rows(w_OI: Array, row: Scheme, *, amax: float | None = None, found:
     height, width = _block(row, num_rows, columns)
     shape = (1,) if row.per_tensor else (-(-num_rows // height), -(-columns // width))
     scale = np.empty(shape, w_OI.dtype) if found is None else found.scale.reshape(shape)
-    q_OI = np.empty((num_rows, columns), np.uint8)
+    q_OI = large_part(memory, (num_rows, columns), np.uint8)
     given_amax = np.float32(-1 if amax is None else amax)
     scale_RC = kernel_view(scale.reshape(-1, shape[-1]))
     sums = _quantize_fp8(kernel_view(w_OI), q_OI, scale_RC, height, width, given_amax, found is not None)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from assay_quantize.kernels.bits import epsilon, extent, kernel, kernel_view, largest, load, round_as, store
-from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors
+from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
 from assay_quantize.schemes import Scheme
 
@@ -21,7 +21,7 @@ CHUNK = 128
 """Columns worked on at a time, and the number of sums kept side by side (a single sum would not vectorize)."""
 
 
-def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None) -> QuantizedRows:
+def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None, memory: Array | None = None) -> QuantizedRows:
     """`kernels.quantize_rows` for the integer schemes, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
     group = columns if row.group_size is None else row.group_size
@@ -29,10 +29,10 @@ def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None) ->
     scale_OG = np.empty((num_rows, columns // group), w_OI.dtype) if found is None else found.scale
     scale = kernel_view(scale_OG)
     if row.weight_dtype == "I8":
-        q_OI = np.empty((num_rows, columns), np.int8)
+        q_OI = large_part(memory, (num_rows, columns), np.int8)
         sums = _quantize_int8(w, q_OI, scale, given)
         return QuantizedRows({"weight": q_OI, "weight_scale": scale_OG}, *sums)
-    packed_OP = np.empty((num_rows, -(-columns // 8)), np.int32)
+    packed_OP = large_part(memory, (num_rows, -(-columns // 8)), np.int32)
     parts: dict[str, Array] = {"weight_packed": packed_OP, "weight_scale": scale_OG}
     if row.symmetric:
         sums = _quantize_int4(w, packed_OP.view(np.uint8), scale, group, given)

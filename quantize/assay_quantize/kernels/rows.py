@@ -54,6 +54,14 @@ class RowErrors:
     """Dequantized weights that are NaN or infinite."""
 
 
+def large_part(memory: Array | None, shape: tuple[int, int], dtype: type[np.generic]) -> Array:
+    """An array for the part that is almost all of the result: in the beginning of `memory` (flat, uint8) if given, else new."""
+    if memory is None:
+        return np.empty(shape, dtype)
+    made: Array = memory[: shape[0] * shape[1] * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    return made
+
+
 def check_rows(w_OI: Array, dtype: str) -> None:
     """Assert the storage form; the kernels index without bounds."""
     assert dtype in STORAGE and w_OI.dtype == STORAGE[dtype], f"{dtype} rows as {w_OI.dtype}"
