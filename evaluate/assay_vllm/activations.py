@@ -144,6 +144,8 @@ def weights_of(model: nn.Module) -> list[dict[str, Any]]:
     found: list[Point] = []
 
     def weigh(name: str, values: Tensor, partial: bool) -> None:
+        if not values.numel():
+            return  # vLLM's CPU linear layers keep a packed copy that nobody can read, and empty the weight
         found.append(Point(name, "weight", partial))
         found[-1].add(values.detach().reshape(1, -1), 0)
 

@@ -1,0 +1,97 @@
+"""`assay probe --lever`: which parameter a failure hangs on, and a folder with which anybody can see it fail."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from assay.errors import AssayError
+from assay.lever_records import STRUCTURAL, LeverReport
+from assay.terminal import console, escape
+
+if TYPE_CHECKING:
+    from assay_evaluate.lever_settings import Start
+    from assay_evaluate.levers import LeverSettings
+    from assay_evaluate.serve import ServerSpec
+
+
+def parse_levers(text: str) -> tuple[str, ...] | None:
+    """`all` -> None, `a,b` -> ("a", "b")."""
+    names = tuple(name for name in text.replace(" ", "").split(",") if name)
+    return None if names == ("all",) else names
+
+
+def levers(
+    target: str,
+    settings: LeverSettings,
+    *,
+    profile: str | None = None,
+    model: str | None = None,
+    label: str | None = None,
+    folder: Path | None = None,
+    runs: Path = Path("runs"),
+) -> LeverReport:
+    """Search, shrink to the smallest failing set, write the bundle to `folder` (default RUNS/levers/LABEL)."""
+    from assay_evaluate.lever_settings import Setting, facts_of, running_already, served_here
+    from assay_evaluate.levers import find_levers
+    from assay_evaluate.reproduction import reproduce
+
+    def report(line: str) -> None:
+        console.print(escape(line))
+
+    spec: ServerSpec | None = None
+    start: Start
+    if re.match(r"https?://", target):
+        from assay_evaluate.probes import find_endpoint
+
+        endpoint = find_endpoint(target, model)
+        start, name = running_already(endpoint), label or endpoint.model
+    else:
+        spec = _spec_of(target, profile, runs)
+        start, name = served_here(spec, report), label or spec.checkpoint.resolve().name
+    facts = functools.partial(facts_of, can_restart=spec is not None)
+    base = Setting(settings.concurrency)
+    found, search = find_levers(start, settings, label=name, base=base, facts=facts, on_progress=report)
+    if not found.baseline.failures:
+        return found
+    return reproduce(found, search, folder or runs / "levers" / name, spec, report)
+
+
+def _spec_of(target: str, profile: str | None, runs: Path) -> ServerSpec:
+    from assay.stages import profile_for
+    from assay.targets import local_checkpoint, resolve_target
+    from assay_evaluate.serve import ServerSpec
+
+    aim = resolve_target(target)
+    chosen = profile_for(aim, profile)
+    if chosen.urls:
+        raise AssayError(
+            f"profile {chosen.name}: levers start servers of their own; give the URL itself, or a profile without base_url"
+        )
+    return ServerSpec(
+        checkpoint=local_checkpoint(aim.location), profile=chosen, serving=aim.recipe.serving, speculate=True,
+        log_path=runs / "levers" / "vllm.log",
+    )  # fmt: skip
+
+
+def print_levers(found: LeverReport, out: Console) -> None:
+    """A table on a terminal, lines in a log; the sentence last."""
+    if out.is_terminal:
+        table = Table("lever", "from", "to", "effect", "what was seen")
+        for one in found.effects:
+            mark = f"[bold red]{one.effect}[/]" if one.effect in STRUCTURAL else one.effect
+            table.add_row(one.lever, one.before, one.after, mark, escape(one.sentence))
+        out.print(table)
+    else:
+        for one in found.effects:
+            out.print(escape(f"{one.lever:16} {one.before:>10} -> {one.after:10} {one.effect:10} {one.sentence}"))
+    out.print(escape(found.sentence))
+    if found.smallest:
+        out.print(escape(f"smallest set that fails: {len(found.smallest)} requests: {', '.join(found.smallest)}"))
+    if found.bundle is not None:
+        out.print(escape(f"reproduction: python {found.bundle}/reproduce.py URL"))

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Ask a server the requests of a failure again and say which of them fail: python reproduce.py [URL] [--passes N]
+
+Needs Python 3.10 and nothing else. requests.json beside it holds the requests and, of each, what was expected and what was
+seen; server.sh starts the server they failed on. Exit 1: it failed again. 0: it did not. 2: the server could not be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TIE_NATS = 1e-5
+RECOMPUTED_NATS = 0.5
+STAGGER_S = 0.002
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The reply as JSON; {"error": ...} of one that is none."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=600) as response:
+            answer: dict[str, Any] = json.loads(response.read())
+            return answer
+    except urllib.error.HTTPError as error:
+        return {"error": f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}"}
+
+
+def rows_of(choice: dict[str, Any]) -> list[tuple[str, float, str, float]]:
+    """Of every generated token: (token, log-probability, most likely token, its log-probability)."""
+    told = choice.get("logprobs") or {}
+    if told.get("content"):
+        found = []
+        for row in told["content"]:
+            best = max(row["top_logprobs"], key=lambda one: one["logprob"], default=row)
+            found.append((row["token"], number(row["logprob"]), best["token"], number(best["logprob"])))
+        return found
+    found = []
+    columns = (told.get(name) or [] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    for token, logprob, top in zip(*columns, strict=False):
+        best = max(top, key=top.get) if top else token
+        found.append((token, number(logprob), best, number(top[best] if top else logprob)))
+    return found
+
+
+def number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def tokens_of(choice: dict[str, Any]) -> list[Any]:
+    """Ids if the server tells them, else its tokens, else its text."""
+    message = choice.get("message") or {}
+    text = (message.get("reasoning") or "") + (message.get("content") or "") + (choice.get("text") or "")
+    return choice.get("token_ids") or [row[0] for row in rows_of(choice)] or list(text)
+
+
+def recomputed(url: str, model: str, answer: dict[str, Any]) -> list[float]:
+    """Log-probabilities of the reply's tokens from one pass over prompt and reply (vLLM); empty: not to be had."""
+    choice = answer["choices"][0]
+    prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+    reply = choice.get("token_ids")
+    if not prompt or not reply:
+        return []
+    body = {"model": model, "prompt": prompt + reply, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    scored = post(url, "/v1/completions", body)
+    if "choices" not in scored:
+        return []
+    rows = scored["choices"][0].get("prompt_logprobs") or []
+    return [row[str(token)]["logprob"] for row, token in zip(rows[len(prompt) :], reply, strict=False)]
+
+
+def judge(url: str, model: str, request: dict[str, Any], answer: dict[str, Any]) -> str | None:
+    """What is wrong with a reply; None: nothing."""
+    if "choices" not in answer:
+        return f"no reply: {answer.get('error')}"
+    choice = answer["choices"][0]
+    expected = request.get("expected")
+    if expected is not None:
+        tokens = tokens_of(choice)
+        at = next(
+            (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), min(len(tokens), len(expected))
+        )
+        if at < len(expected):
+            return f"token {at} is {tokens[at] if at < len(tokens) else 'missing'}, expected {expected[at]}"
+    scores = recomputed(url, model, answer)
+    for at, (token, logprob, best, best_logprob) in enumerate(rows_of(choice)):
+        if math.isnan(logprob):
+            return f"log-probability of token {at} is not a number"
+        if token != best and best_logprob - logprob > TIE_NATS:
+            return f"token {at} is {token!r}, the most likely is {best!r}"
+        if at < len(scores) and abs(scores[at] - logprob) > RECOMPUTED_NATS:
+            return f"token {at} has log-probability {logprob:.3f}, recomputed {scores[at]:.3f}"
+    return None
+
+
+def ask_all(url: str, bundle: dict[str, Any], model: str) -> list[str | None]:
+    """All requests at once, in order, as they were sent when they failed."""
+    requests, concurrency = bundle["requests"], bundle["concurrency"]
+    answers: list[dict[str, Any]] = [{} for _ in requests]
+    turn = threading.Semaphore(concurrency)
+
+    def one(index: int) -> None:
+        with turn:
+            answers[index] = post(url, requests[index]["path"], {"model": model, **requests[index]["body"]})
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        jobs = []
+        for index in range(len(requests)):
+            jobs.append(pool.submit(one, index))
+            time.sleep(STAGGER_S)
+        for job in jobs:
+            job.result()
+    return [judge(url, model, request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+
+def main() -> int:
+    folder = Path(__file__).resolve().parent
+    bundle = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description="Ask the requests of a failure again; exit 1 if it fails again.")
+    parser.add_argument("url", nargs="?", default=bundle["base_url"], help="the server, without /v1 (default: %(default)s)")
+    parser.add_argument("--model", default=bundle["model"], help="its name there (default: %(default)s)")
+    parser.add_argument("--passes", type=int, default=bundle["passes"], help="how often to ask (default: %(default)s)")
+    arguments = parser.parse_args()
+    url = arguments.url.rstrip("/").removesuffix("/v1")
+    failed = 0
+    try:
+        for number_of_pass in range(arguments.passes):
+            for request, wrong in zip(bundle["requests"], ask_all(url, bundle, arguments.model), strict=True):
+                if wrong is not None:
+                    failed += 1
+                    print(f"pass {number_of_pass + 1}: {request['id']}: {wrong} (seen before: {request['seen']})")
+    except (urllib.error.URLError, OSError) as error:
+        print(f"{url}: cannot be asked ({error}); start the server with server.sh", file=sys.stderr)
+        return 2
+    asked = arguments.passes * len(bundle["requests"])
+    print(f"{failed} of {asked} requests failed: {'reproduced' if failed else 'not reproduced'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
