@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -100,12 +101,15 @@ def running_already(endpoint: Endpoint) -> Start:
 
 
 def served_here(spec: ServerSpec, on_progress: Report = lambda line: None) -> Start:
-    """For a checkpoint folder: one server for every setting."""
+    """For a checkpoint folder: one server for every setting, with a log of its own beside the first."""
+    number = itertools.count(1)
 
     @contextmanager
     def start(setting: Setting) -> Iterator[Endpoint]:
         speculate = spec.speculate if setting.speculation is None else setting.speculation
-        with serve(replace(spec, profile=with_setting(spec.profile, setting), speculate=speculate), on_progress) as server:
+        log_path = spec.log_path.with_stem(f"{spec.log_path.stem}-{next(number)}")
+        turned = replace(spec, profile=with_setting(spec.profile, setting), speculate=speculate, log_path=log_path)
+        with serve(turned, on_progress) as server:
             yield find_endpoint(server.base_url, server.model)
 
     return start

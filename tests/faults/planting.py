@@ -24,7 +24,7 @@ def faulty_spec(log_path: Path, *, speculate: bool = True, checkpoint: Path = TI
     """tiny-glm on this machine, with workers that can be told to fail. flags: vLLM's, `_` for `-`."""
     own = {name.replace("_", "-"): value for name, value in flags.items()}
     profile = watching(load_recipe(ProfileRecipe, "cpu-emulated"), **{"worker-extension-cls": WORKER, **own})
-    environment = {**profile.environment, "PYTHONPATH": str(TESTS), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment = {**profile.environment, "PYTHONPATH": str(TESTS), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
     if own.get("tensor-parallel-size") == 2:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     return ServerSpec(
@@ -61,3 +61,11 @@ def planted(server: Server | str, fault: str, **parameters: Any) -> Iterator[dic
         healed = rpc(base_url, "heal")
         told["events"] = sum(rank["events"] for rank in healed)
         told["requests"] = max(rank["requests"] for rank in healed)
+
+
+def foreign_ids(checkpoint: Path = TINY_GLM) -> list[int]:
+    """Ids of the vocabulary that are one Chinese character each."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    return [i for i in range(len(tokenizer)) if len(text := tokenizer.decode([i])) == 1 and "\u4e00" <= text <= "\u9fff"]
