@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.errors import AssayError
-from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings
+from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
 from assay.terminal import console, emit, escape
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def probe(
         emit(report)
     else:
         print_probes(report, Console(highlight=False, soft_wrap=not console.is_terminal))
-    console.print(f"record: {path}; requests and replies: {_ledger_of(path)}")
+    console.print(f"record: {path}; requests and replies: {ledger_of(path)}")
     raise typer.Exit(1 if report.alarms else 0)
 
 
@@ -127,14 +127,10 @@ def _report(line: str) -> None:
     console.print(escape(line))
 
 
-def _ledger_of(path: Path) -> Path:
-    return path.with_suffix(".requests.jsonl")
-
-
 def _new_place(folder: Path, label: str) -> Path:
     """Of the record; the ledger of an earlier run is not added to."""
-    path = folder / "probes" / f"{label}.json"
-    _ledger_of(path).unlink(missing_ok=True)
+    path = probes_place(folder, label)
+    ledger_of(path).unlink(missing_ok=True)
     return path
 
 
@@ -156,7 +152,7 @@ def _probe_url(
     name = run_name(endpoint.model)
     path = _new_place(run or runs / name, label or name)
     report = run_probes(
-        endpoint, settings, names, label=label or name, without_speculation=other, ledger=_ledger_of(path), on_progress=_report
+        endpoint, settings, names, label=label or name, without_speculation=other, ledger=ledger_of(path), on_progress=_report
     )
     return report, path
 
@@ -193,7 +189,7 @@ def _probe_checkpoint(
     with Journal(run_dir / "journal.db") as journal:
         sha256 = checkpoint_sha256(folder, journal)
     report = probe_checkpoint(
-        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=_ledger_of(path), on_progress=_report
+        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=_report
     )
     return report, path
 

@@ -5,6 +5,7 @@ Missing is `None`, never 0: a probe that could not run is `not_run` with the rea
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -156,3 +157,18 @@ class ProbeReport(Record):
     def result(self, name: str) -> ProbeResult | None:
         """The result of one probe; None: it was not asked for."""
         return next((result for result in self.results if result.name == name), None)
+
+
+def load_probes(run_dir: Path) -> list[ProbeReport]:
+    """All probe reports of a run, by label; empty if nothing was probed. AssayError: a file is not one."""
+    return [ProbeReport.load(path) for path in sorted((run_dir / "probes").glob("*.json"))]
+
+
+def probes_place(run_dir: Path, label: str) -> Path:
+    """Where a report belongs."""
+    return run_dir / "probes" / f"{label}.json"
+
+
+def ledger_of(place: Path) -> Path:
+    """Requests and replies beside a report (JSON lines)."""
+    return place.with_suffix(".requests.jsonl")

@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from assay.errors import RecipeError
+from assay.probe_records import ProbeSettings
 from assay.records import Role, sha256_of
 from assay.swe_recipe import SweOptions
 
@@ -358,6 +359,9 @@ class SuiteRecipe(Recipe):
     ]
     divergence: DivergenceSpec | None = None
     acceptance: bool = True
+    probes: ProbeSettings | None = None
+    """Serving-fidelity probes of every checkpoint while it is served (docs/fidelity.md); concurrency is the profile's. None:
+    not now, `assay probe` does them by themselves."""
     files_sha256: dict[str, str] = {}
     """Local files and folders that tasks name -> hash of what is in them. Filled in when the suite is read for a run: other
     data are another suite."""
@@ -428,8 +432,22 @@ class TruncationGate(Section):
     """Above it a score is NOT MEASURED, not low."""
 
 
+class ProbesGate(Section):
+    """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): one alarm fails the candidate."""
+
+    kind: Literal["probes"]
+    required: tuple[str, ...] = ()
+    """Probes that must have run; one that could not makes the candidate NOT MEASURED."""
+    max_rate: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    """Probe -> rate of events that must be excluded; UNDERPOWERED while the upper bound is above it."""
+
+
 class GateRecipe(Recipe):
-    gates: tuple[Annotated[ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate, Field(discriminator="kind")], ...]
+    gates: tuple[
+        Annotated[
+            ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | ProbesGate, Field(discriminator="kind")
+        ], ...
+    ]  # fmt: skip
     level: float = Field(default=0.95, gt=0.5, lt=1)
     """Of every interval. The chance of a PASS when the margin is truly lost is about (1 - level) / 2 at most."""
     adjust: Literal["holm", "none"] = "holm"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError, PlanError
+from assay.probe_records import load_probes
 from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe
 from assay.records import BudgetCheck, GateReport, Measurement, Plan, Verification, canonical_json, write_text_atomically
 from assay.terminal import console, escape, print_verification
@@ -344,6 +345,7 @@ def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) 
         load_recipe(GateRecipe, gates),
         model=measurements[0].model,
         registered_sha256=registered_gates_sha256(run_dir),
+        probes=load_probes(run_dir),
     )
     judged.save(run_dir / "gates.json")
     write_cards(run_dir)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from probe_reports import ALARM, CLEAN, probed
 from synthetic_run import MODEL, make_divergence, make_run, task_of, write_checkpoint
 
 from assay.errors import AssayError
+from assay.probe_records import ProbeResult
 from assay.records import Interval, Manifest, Measurement, Plan, Verification, sha256_of
 from assay_reports import text
 from assay_reports.card import render_card, serve_command, write_card
@@ -247,6 +249,13 @@ def fingerprint(**changes: Any) -> Callable[[Run], Run]:
     return lambda run: each(run, change)
 
 
+def probes(results: tuple[ProbeResult, ...]) -> Callable[[Run], Run]:
+    """Every measured checkpoint was probed."""
+    return lambda run: replaced(
+        run, probes=tuple(probed(m.label, *results, sha256=m.checkpoint_sha256) for m in run.measurements)
+    )
+
+
 def tasks(**changes: Any) -> Callable[[Run], Run]:
     def change(m: Measurement) -> Measurement:
         return m.model_copy(update={"tasks": tuple(task.model_copy(update=changes) for task in m.tasks)})
@@ -325,6 +334,10 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("context_length", True, plans(max_position_embeddings=1024)),
         ("context_length", True, items(prompt_tokens=4090)),
         ("no_load", True, suite(load={"requests": 7500})),
+        ("no_load", True, probes(CLEAN)),
+        ("probes_not_judged", False, probes(ALARM)),
+        ("probes_not_run", False, probes(CLEAN)),
+        ("rare_faults", False, probes(CLEAN)),
         ("divergence_direction", True, measurements(divergence=None)),
         ("kl_lower_bound", True, divergences(tail_mass_mean=0.0)),
         ("no_noise_floor", False, without("fp8-repeat")),

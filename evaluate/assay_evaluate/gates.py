@@ -20,10 +20,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate
+from assay.probe_records import ProbeReport
+from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
 from assay.records import GateReport, Interval, Measurement, Status, Verdict
 from assay_evaluate.divergence_gates import judge_divergence
 from assay_evaluate.pairs import Pairs, find_task, pair_items
+from assay_evaluate.probe_gate import judge_probes
 from assay_evaluate.score_gates import judge_scores, percent, points, truncation_share
 from assay_evaluate.statistics import independent_difference, wilson
 
@@ -35,11 +37,17 @@ NOT_COMPARED = ("checkpoint_flags", "emulated", "kernels", "system_fingerprint")
 
 # ------------------------------------------------------------------------------------------------ the judgement
 def judge(
-    measurements: Sequence[Measurement], gate_recipe: GateRecipe, *, model: str, registered_sha256: str | None = None
+    measurements: Sequence[Measurement],
+    gate_recipe: GateRecipe,
+    *,
+    model: str,
+    registered_sha256: str | None = None,
+    probes: Sequence[ProbeReport] = (),
 ) -> GateReport:
     """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
 
     `registered_sha256`: `GateRecipe.sha256` as it stood when measuring began; None if nobody wrote it down.
+    `probes`: of the run's checkpoints, in any order.
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
     """
@@ -60,7 +68,7 @@ def judge(
     overall: dict[str, Status] = {}
     for candidate in candidates:
         check_comparable(reference, candidate)
-        judged = _judge_candidate(gate_recipe, reference, candidate)
+        judged = _judge_candidate(gate_recipe, reference, candidate, probes)
         verdicts += judged
         overall[candidate.label] = _overall(judged, reference, candidate)
     return GateReport(
@@ -74,14 +82,22 @@ def judge(
     )
 
 
-def _judge_candidate(recipe: GateRecipe, reference: Measurement, candidate: Measurement) -> list[Verdict]:
+def _judge_candidate(
+    recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport]
+) -> list[Verdict]:
     """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
     scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
-    return [
-        scores[gate.task] if isinstance(gate, ScoreGate) else _judge_other(gate, reference, candidate, recipe.level, beyond)
-        for gate in recipe.gates
-    ]
+    verdicts = []
+    for gate in recipe.gates:
+        match gate:
+            case ScoreGate():
+                verdicts.append(scores[gate.task])
+            case ProbesGate():
+                verdicts.append(judge_probes(gate, probes, candidate))
+            case _:
+                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond))
+    return verdicts
 
 
 def find_reference(measurements: Iterable[Measurement]) -> Measurement:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError, MeasureError
+from assay.probe_records import ProbeSettings, probes_place
 from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
 from assay.records import Fingerprint, Measurement
 from assay_evaluate.client import NotMeasured
@@ -22,6 +23,7 @@ from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
 from assay_evaluate.journal import Identity, Journal
+from assay_evaluate.probes.serving import probe_served
 from assay_evaluate.serve import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.suite import measure_suite
 from assay_evaluate.swebench.task import check_suite
@@ -196,6 +198,17 @@ class _Run:
         who = self.who(reference.checkpoint_sha256, reference.fingerprint)
         return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
 
+    def probe(self, settings: ProbeSettings, label: str, server: Server, checkpoint: str) -> None:
+        """Serving-fidelity probes, with the profile's concurrency; into run_dir/probes/LABEL.json."""
+        probe_served(
+            server,
+            settings.model_copy(update={"concurrency": self.profile.concurrency}),
+            label=label,
+            checkpoint_sha256=checkpoint,
+            place=probes_place(self.run_dir, label),
+            on_progress=lambda line: self.on_progress(f"{label}: {line}"),
+        )
+
     def measure(
         self,
         one: Candidate,
@@ -222,6 +235,9 @@ class _Run:
             concurrency=self.profile.concurrency,
             on_progress=lambda line: self.on_progress(f"{label}: {line}"),
         )
+        if self.suite.probes is not None and not is_noise_floor:
+            # Before the measurement is written: with it, the run counts as done.
+            self.probe(self.suite.probes, label, server, checkpoint)
         measurement = Measurement(
             model=self.model,
             label=label,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from assay.records import Measurement, TaskResult
 from assay_evaluate.gates import find_task, pair_items
+from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
 
@@ -284,21 +285,6 @@ def kinds_of_work(run: Run) -> str | None:
     return f"Not part of this suite: {', '.join(missing)}." if missing else None
 
 
-def no_load(run: Run) -> str | None:
-    if not run.measurements or any("load" in m.suite_recipe or "probe" in m.suite_recipe for m in run.measurements):
-        return None
-    requests = min(sum(len(task.items) for task in m.tasks) for m in run.measurements)
-    return (
-        "No load test and no speed measurement: failures that need concurrency or long uptime were not looked for, and "
-        f"{requests:,} requests without one would bound their rate only at {_rate(requests)}."
-    )
-
-
-def _rate(requests: int) -> str:
-    """Rule of three: with 0 of n seen, the rate is below 3 / n with 95 % confidence."""
-    return f"{100 * min(1.0, 3 / max(requests, 1)):.2g} %"
-
-
 def _labels(measurements: Iterable[Measurement]) -> str | None:
     found = [m.label for m in measurements]
     return _and(found) if found else None
@@ -323,6 +309,9 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "languages": languages,
     "context_length": context_length,
     "no_load": no_load,
+    "probes_not_judged": probes_not_judged,
+    "probes_not_run": probes_not_run,
+    "rare_faults": rare_faults,
     "divergence_direction": divergence_direction,
     "kl_lower_bound": kl_lower_bound,
     "no_noise_floor": no_noise_floor,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from assay.errors import AssayError
+from assay.probe_records import ProbeReport, load_probes
 from assay.records import GateReport, Manifest, Measurement, Plan, Record, Status, Verification
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
@@ -26,6 +27,7 @@ class Run:
     plans: dict[str, Plan]
     manifests: dict[str, Manifest]
     verifications: dict[str, Verification]
+    probes: tuple[ProbeReport, ...] = ()
 
     @property
     def reference(self) -> Measurement | None:
@@ -60,6 +62,7 @@ def load_run(run_dir: Path) -> Run:
         plans=plans,
         manifests=_load(Manifest, {f.name: f / "checkpoint" / "assay_manifest.json" for f in folders}),
         verifications=_load(Verification, {f.name: f / "verify.json" for f in folders}),
+        probes=tuple(load_probes(run_dir)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from assay.probe_records import ProbeReport
 from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, ToolCalls, Verdict
 
 
@@ -130,3 +131,5 @@ class Report(Record):
     plans: tuple[PlanNumbers, ...]
     verifications: tuple[VerificationNumbers, ...]
     fingerprint: Fingerprint
+    probes: tuple[ProbeReport, ...] = ()
+    """Of every checkpoint that was probed."""

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from assay.probe_records import ProbeReport, ProbeSettings
+from assay.probe_records import ProbeReport, ProbeSettings, ledger_of
 from assay.recipes import ProfileRecipe
 from assay_evaluate.probes.asking import Asker
 from assay_evaluate.probes.endpoint import Endpoint, find_endpoint
-from assay_evaluate.probes.run import checked_names, run_session
+from assay_evaluate.probes.run import PROBES, checked_names, run_probes, run_session
 from assay_evaluate.probes.session import Session
 from assay_evaluate.probes.speculation import pair_with
 from assay_evaluate.serve import Server, ServerSpec, serve
@@ -53,6 +53,25 @@ def probe_checkpoint(
     if is_pair:
         report = _with_pair(report, session, replace(spec, speculate=False), on_progress, start_server)
     return report.model_copy(update={"fingerprint": fingerprint})
+
+
+def probe_served(
+    server: Server,
+    settings: ProbeSettings,
+    *,
+    label: str,
+    checkpoint_sha256: str,
+    place: Path,
+    on_progress: Progress = lambda line: None,
+) -> ProbeReport:
+    """All probes on a server that runs anyway, but for the pair, which needs another; written to `place`. MeasureError."""
+    names = [name for name in PROBES if name != "speculation"]
+    ledger_of(place).unlink(missing_ok=True)
+    endpoint = replace(find_endpoint(server.base_url, server.model), checkpoint_sha256=checkpoint_sha256)
+    report = run_probes(endpoint, settings, names, label=label, ledger=ledger_of(place), on_progress=on_progress)
+    report = report.model_copy(update={"fingerprint": server.fingerprint})
+    report.save(place)
+    return report
 
 
 def _counting(profile: ProfileRecipe) -> ProfileRecipe:
