@@ -14,6 +14,7 @@ from typing import Any
 from assay.recipes import ProfileRecipe
 from assay_evaluate.external import get
 from assay_evaluate.hardware import find_gpus
+from assay_evaluate.locate_reading import with_cores
 from assay_evaluate.probes import Endpoint, find_endpoint
 from assay_evaluate.serve import ServerSpec, serve
 
@@ -132,7 +133,7 @@ def with_setting(profile: ProfileRecipe, setting: Setting) -> ProfileRecipe:
         flags["tensor-parallel-size"] = setting.tensor_parallel_size
     if setting.eager is not None:
         flags["enforce-eager"] = setting.eager
-    return with_flags(profile, flags)
+    return with_cores(with_flags(profile, flags), setting.tensor_parallel_size or 1)
 
 
 def with_flags(profile: ProfileRecipe, flags: dict[str, Any]) -> ProfileRecipe:

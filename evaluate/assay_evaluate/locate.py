@@ -25,7 +25,7 @@ from assay_evaluate.client import root_url
 from assay_evaluate.external import get
 from assay_evaluate.items import arithmetic_item
 from assay_evaluate.locate_compare import compare, compare_ranks, first_parting, outlier, parting_of_ranks
-from assay_evaluate.locate_reading import Reading, Watched, read_activations, read_weights, watching
+from assay_evaluate.locate_reading import Reading, Watched, read_activations, read_weights, watching, with_cores
 from assay_evaluate.serve import ServerSpec, serve
 
 NUM_PROMPTS = 8
@@ -106,17 +106,10 @@ def watched(side: Side, on_progress: Report = lambda line: None) -> Iterator[Wat
         return
     assert side.checkpoint is not None and side.profile is not None
     flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
-    profile = watching(side.profile, **flags)
-    if side.tensor_parallel_size > 1 and profile.hardware.device == "cpu":
-        profile = profile.model_copy(update={"environment": one_core_a_rank(side.tensor_parallel_size) | profile.environment})
+    profile = with_cores(watching(side.profile, **flags), side.tensor_parallel_size)
     spec = ServerSpec(side.checkpoint, profile, side.serving, speculate=False, log_path=side.log_path)
     with serve(spec, on_progress) as server:
         yield Watched(server.base_url, server.model)
-
-
-def one_core_a_rank(ranks: int) -> dict[str, str]:
-    """vLLM's CPU workers must be told which cores are whose on a machine of one NUMA node, or they stop at an assertion."""
-    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
 
 
 def _same_tokens(before: Reading, after: Reading, a: Side, b: Side) -> None:

@@ -154,3 +154,11 @@ def watching(profile: ProfileRecipe, **flags: Any) -> ProfileRecipe:
     }
     environment = {**profile.environment, "VLLM_SERVER_DEV_MODE": "1"}
     return profile.model_copy(update={"vllm": {**kept, **own}, "environment": environment})
+
+
+def with_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
+    """vLLM's CPU workers must be told whose core is whose on a machine of one NUMA node, or they stop at an assertion."""
+    if ranks < 2 or profile.hardware.device != "cpu" or "VLLM_CPU_OMP_THREADS_BIND" in profile.environment:
+        return profile
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
+    return profile.model_copy(update={"environment": profile.environment | bound})

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from assay.recipes import ProfileRecipe, Serving, load_recipe
-from assay_evaluate.locate_reading import watching
+from assay_evaluate.locate_reading import watching, with_cores
 from assay_evaluate.serve import Server, ServerSpec
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -25,11 +25,9 @@ def faulty_spec(log_path: Path, *, speculate: bool = True, checkpoint: Path = TI
     own = {name.replace("_", "-"): value for name, value in flags.items()}
     profile = watching(load_recipe(ProfileRecipe, "cpu-emulated"), **{"worker-extension-cls": WORKER, **own})
     environment = {**profile.environment, "PYTHONPATH": str(TESTS), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
-    if own.get("tensor-parallel-size") == 2:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     return ServerSpec(
         checkpoint=checkpoint,
-        profile=profile.model_copy(update={"environment": environment}),
+        profile=with_cores(profile.model_copy(update={"environment": environment}), own.get("tensor-parallel-size", 1)),
         serving=Serving(num_speculative_tokens=1, reasoning_parser="glm45"),
         speculate=speculate,
         log_path=log_path,
