@@ -14,6 +14,7 @@ from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, V
 from assay_evaluate.gates import find_task, pair_items, truncation_share
 from assay_evaluate.pairs import accuracy_of, output_tokens
 from assay_evaluate.statistics import independent_difference
+from assay_reports.drift import flips, times_floor
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
 from assay_reports.schema import (
@@ -50,7 +51,6 @@ def build_report(run: Run) -> Report:
             verification_numbers(name, record, measured.get(name)) for name, record in sorted(run.verifications.items())
         ),
         fingerprint=reference.fingerprint,
-        probes=run.probes,
     )
 
 
@@ -74,6 +74,8 @@ def _row(run: Run, reference: Measurement, measurement: Measurement, level: floa
         ),
         divergence=measurement.divergence,
         kl_times_floor=_times_floor(run, measurement),
+        times_floor=times_floor(measurement.divergence, run.noise_floor.divergence if run.noise_floor else None),
+        flips=() if is_reference else flips(reference, measurement, level),
         acceptance=measurement.acceptance,
         acceptance_drop=None if is_reference else _acceptance_drop(reference, measurement, level),
         emulated=measurement.fingerprint.emulated,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.records import Interval
+from assay_reports.drift_plots import drift_by_position
 from assay_reports.schema import Report, Row
 
 GREY = "#8a8f98"
@@ -38,6 +39,7 @@ def figures(report: Report) -> dict[str, Figure]:
         "quality-size": quality_against_size(report),
         "kl": kl_with_intervals(report),
         "kl-position": kl_by_position(report),
+        "drift-position": drift_by_position(report, colours(report)),
         "bytes-role": bytes_per_role(report),
     }
     return {name: figure for name, figure in made.items() if figure is not None}

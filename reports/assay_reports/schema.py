@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from assay.probe_records import ProbeReport
 from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, ToolCalls, Verdict
+from assay_reports.drift import Flips, TimesFloor
 
 
 class Limit(Part):
@@ -73,6 +73,9 @@ class Row(Part):
     divergence: Divergence | None
     kl_times_floor: float | None
     """Mean KL / mean KL of the reference's repeat; None without a floor, or if the floor is exactly 0."""
+    times_floor: tuple[TimesFloor, ...] = ()
+    """Every other statistic of drift as such a multiple."""
+    flips: tuple[Flips, ...] = ()
     acceptance: Acceptance | None
     acceptance_drop: Interval | None
     emulated: bool | None
@@ -131,5 +134,3 @@ class Report(Record):
     plans: tuple[PlanNumbers, ...]
     verifications: tuple[VerificationNumbers, ...]
     fingerprint: Fingerprint
-    probes: tuple[ProbeReport, ...] = ()
-    """Of every checkpoint that was probed."""

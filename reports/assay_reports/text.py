@@ -86,6 +86,13 @@ def tokens_interval(interval: Interval | None) -> str:
     return f"{_signed(interval.value)} [{_signed(interval.low)}, {_signed(interval.high)}]"
 
 
+def times_interval(interval: Interval | None) -> str:
+    """1.023 [1.018, 1.029]: a ratio near 1."""
+    if interval is None:
+        return NOT_MEASURED
+    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
 def count(number: int | None) -> str:
     return NOT_MEASURED if number is None else f"{number:,}"
 
@@ -118,7 +125,7 @@ FILTERS = {
     function.__name__: function
     for function in (
         percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
-        tokens_interval, count, pvalue, error, yes_no, flag_value, cell,
+        tokens_interval, times_interval, count, pvalue, error, yes_no, flag_value, cell,
     )
 }  # fmt: skip
 """Names under which the templates know them."""
