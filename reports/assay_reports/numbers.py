@@ -51,6 +51,7 @@ def build_report(run: Run) -> Report:
             verification_numbers(name, record, measured.get(name)) for name, record in sorted(run.verifications.items())
         ),
         fingerprint=reference.fingerprint,
+        probes=run.probes,
     )
 
 

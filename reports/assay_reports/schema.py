@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from assay.probe_records import ProbeReport
 from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, ToolCalls, Verdict
 from assay_reports.drift import Flips, TimesFloor
 
@@ -134,3 +135,5 @@ class Report(Record):
     plans: tuple[PlanNumbers, ...]
     verifications: tuple[VerificationNumbers, ...]
     fingerprint: Fingerprint
+    probes: tuple[ProbeReport, ...] = ()
+    """Of every checkpoint that was probed."""
