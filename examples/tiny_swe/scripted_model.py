@@ -146,7 +146,9 @@ class ScriptedModel:
     def check_alive(self) -> None:
         """What `assay` asks of a server; whether this one will be back, only the caller knows."""
 
-    def reply(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def reply(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, dict[str, Any]]:
+        if path != "/v1/chat/completions":
+            return 404, {"error": {"message": "Not Found", "type": "NotFoundError", "code": 404}}
         with self._lock:
             self.requests.append(body)
             number = len(self.requests)
@@ -157,7 +159,7 @@ class ScriptedModel:
         first = str(messages[1]["content"]) if len(messages) > 1 else ""
         script = next((one for one in self.scripts if one.issue.strip() in first), None)
         if script is None:
-            return 400, {"error": {"message": "no script for this question", "type": "BadRequestError", "code": 400}}
+            return 200, self._completion(Step(None, "There is no script for this question."), 0, len(first))
         done = sum(message["role"] in {"assistant"} or _is_complaint(message) for message in messages[2:])
         step = script.steps[min(done, len(script.steps) - 1)]
         if step.status != 200:
@@ -193,7 +195,7 @@ def _handler(scripted: ScriptedModel) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = scripted.reply(body)
+            answer = scripted.reply(body, self.path)
             if not scripted.is_alive:  # it died meanwhile: the reply is lost
                 self.close_connection = True
                 return

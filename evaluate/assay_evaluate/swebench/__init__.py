@@ -2,7 +2,8 @@
 
     dataset        rows of the current schema, checked                 exits         whose fault the end of a trajectory was
     engine         Docker, Podman, Singularity: there? room? images?   agents        all trajectories: queue, retries, resume
-    agent_worker   a process that drives mini-swe-agent                trajectories  what a trajectory cost, whether it looped
+    agent_worker   a process that drives mini-swe-agent                gate          requests wait for a server that is gone
+    trajectories   what a trajectory cost, whether it looped
     grading        gold first, then the candidate's patches            grading_worker  a process that drives `swebench`
     predictions    preds.json, as both tools read it                   verdict       paired by instance, clustered by repository
     task           one SWE-bench task of a suite

@@ -1,0 +1,105 @@
+"""The whole of SWE-bench in small, on any machine with a Docker engine: images, agents, containers, harness, verdict, report.
+
+    python examples/tiny_swe/demo.py --runs runs        (or: make swe-demo)
+
+Two scripted models stand in for a reference and a candidate, so that what must come out is known. What is shown is the path,
+not a model: the checkpoints are scripts, and the report's numbers are theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from build_suite import BUILD, build_dataset, build_images
+from own_engine import NoEngine, docker_engine
+from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
+
+from assay.errors import AssayError
+from assay.recipes import ProfileRecipe, Serving, SuiteRecipe, load_recipe
+from assay.records import Fingerprint, GateReport
+from assay.stages import judge_and_write, register_gates
+from assay.terminal import console, print_verdicts
+from assay_evaluate.run import Candidate, Progress, evaluate
+from assay_evaluate.serve import Server, ServerSpec
+
+MODEL = "tiny-swe"
+SCRIPTS: dict[str, dict[str, Behaviour]] = {"careful": CAREFUL, "hasty": HASTY}
+
+
+def write_scripts(folder: Path) -> list[Candidate]:
+    """What stands for the checkpoints: a folder each whose "weights" are its script."""
+    candidates = []
+    for name, behaviours in SCRIPTS.items():
+        checkpoint = folder / name
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "config.json").write_text(json.dumps({"model_type": "scripted"}) + "\n", encoding="utf-8")
+        (checkpoint / "script.safetensors").write_text(json.dumps(behaviours, sort_keys=True) + "\n", encoding="utf-8")
+        candidates.append(Candidate(name, checkpoint, is_reference=name == "careful"))
+    return candidates
+
+
+@contextmanager
+def serve_script(spec: ServerSpec, on_progress: Progress) -> Iterator[Server]:
+    """In place of vLLM."""
+    behaviours = json.loads((spec.checkpoint / "script.safetensors").read_text(encoding="utf-8"))
+    with ScriptedModel(load_scripts(behaviours)) as model:
+        on_progress(f"a scripted model answers for {spec.checkpoint.name} at {model.base_url}")
+        fingerprint = Fingerprint(
+            engine="scripted", versions={}, hardware={}, profile=spec.profile.name, flags={}, environment={}, speculation=None,
+            checkpoint_flags={}, emulated=None, kernels=(), system_fingerprint=model.fingerprint,
+        )  # fmt: skip
+        yield Server(model.base_url, model.model, model.max_model_len, fingerprint, None)
+
+
+def run_demo(runs: Path, dataset: Path) -> GateReport:
+    """Measure both scripts on the suite and judge; the report is written to RUNS/tiny-swe/report."""
+    run_dir = runs / MODEL
+    suite = load_recipe(SuiteRecipe, "swe-tiny")
+    task = suite.tasks[0].model_copy(update={"dataset": str(dataset)})
+    register_gates("swe-tiny", run_dir)
+    measured = evaluate(
+        MODEL,
+        write_scripts(run_dir / "scripts"),
+        suite=suite.model_copy(update={"tasks": (task,)}),
+        profile=load_recipe(ProfileRecipe, "cpu-emulated"),
+        serving=Serving(tool_call_parser="scripted"),
+        run_dir=run_dir,
+        on_progress=lambda line: console.print(line, markup=False),
+        start_server=serve_script,
+        foresee=lambda spec: None,
+    )
+    return judge_and_write("swe-tiny", run_dir, measured)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    options = parser.parse_args()
+    began = time.monotonic()
+    try:
+        with docker_engine(options.runs / "engine"):
+            BUILD.mkdir(parents=True, exist_ok=True)
+            dataset = build_dataset()
+            made = build_images(dataset)
+            console.print(f"images: {sum(made.values())} made, {len(made) - sum(made.values())} there already, {_since(began)}")
+            print_verdicts(run_demo(options.runs, dataset))
+    except (AssayError, NoEngine) as error:
+        console.print(f"error: {error}", markup=False)
+        return 2
+    console.print(f"report: {options.runs / MODEL / 'report' / 'index.html'}, {_since(began)}")
+    return 0
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
