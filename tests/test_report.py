@@ -68,7 +68,13 @@ def test_report_json_holds_what_the_records_say(run_dir: Path) -> None:
         assert [task.accuracy for task in row.tasks] == [task.accuracy for task in record.tasks]
         assert (row.divergence, row.acceptance) == (record.divergence, record.acceptance)
         for verdict in (v for v in report.verdicts if v.candidate == row.label and v.gate.startswith("score ")):
-            task = next(task for task in row.tasks if f"score {task.task}" == verdict.gate)
+            task = next((task for task in row.tasks if f"score {task.task}" == verdict.gate), None)
+            if task is None:
+                assert (verdict.status, verdict.has_say) == ("NOT MEASURED", False)  # optional, and the suite did not ask
+                continue
+            assert (task.margin, task.p_value_holm, task.items_needed) == (
+                verdict.limit, verdict.p_value_holm, verdict.items_needed,
+            )  # fmt: skip
             assert (task.drop, task.discordant) == (verdict.observed, verdict.discordant)
             assert task.minimum_detectable_effect == verdict.minimum_detectable_effect
     w4a16 = next(row for row in report.rows if row.label == "w4a16")
@@ -178,7 +184,7 @@ def test_figures_hold_the_numbers_of_the_report(run_dir: Path) -> None:
     found = re.search(r'<script id="figures" type="application/json">(.*?)</script>', page, re.S)
     assert found is not None
     figures = json.loads(found.group(1))
-    assert sorted(figures) == ["bytes-role", "kl", "kl-position", "quality-size"]
+    assert sorted(figures) == ["bytes-role", "kl", "kl-position", "losses", "quality-size", "reply-lengths"]
     report = report_of(run_dir)
     for name in figures:
         assert f'<div class="plot" id="{name}">' in page
@@ -186,6 +192,20 @@ def test_figures_hold_the_numbers_of_the_report(run_dir: Path) -> None:
     assert means == {row.label: row.divergence.kl_mean.value for row in report.rows if row.divergence}
     source_bytes = sum(trace["x"][0] for trace in figures["bytes-role"]["data"])
     assert source_bytes == pytest.approx(report.plans[0].bytes_in / 1e6)
+    marks = {
+        (trace["name"], task): value
+        for trace in figures["losses"]["data"]
+        for task, value in zip(trace["customdata"], trace["x"], strict=True)
+    }
+    seen = [(row.label, task) for row in report.rows if row.kind == "candidate" for task in row.tasks]
+    assert marks == {(label, task.task): 100 * task.drop.value for label, task in seen if task.drop} | {
+        ("margin", task): pytest.approx(5) for task in ("arithmetic", "needle")
+    }
+    low = figures["losses"]["data"][0]["x"][0] - figures["losses"]["data"][0]["error_x"]["arrayminus"][0]
+    assert low == pytest.approx(100 * seen[0][1].drop.low)  # type: ignore[union-attr]
+    extra = seen[0][1].extra_output_tokens
+    length = 100 * extra.value / seen[0][1].reference_mean_output_tokens  # type: ignore[union-attr,operator]
+    assert figures["reply-lengths"]["data"][0]["x"][0] == pytest.approx(length)
     quality = {(t["name"], t["xaxis"]): (t["x"][0], t["y"][0]) for t in figures["quality-size"]["data"]}
     w4a16 = next(row for row in report.rows if row.label == "w4a16")
     assert quality["w4a16", "x"] == pytest.approx((6.3, 100 * w4a16.tasks[0].accuracy.value))  # type: ignore[union-attr]
@@ -208,7 +228,7 @@ def test_missing_is_written_as_not_measured(tmp_path: Path) -> None:
     lines = (run_dir / "report" / "report.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| w4a16")]
     assert rows[0] == "| w4a16 | NOT MEASURED | 6.3 MB | 69.2 % | Not judged yet. |"
-    assert rows[1].startswith("| w4a16 | NOT MEASURED | NOT MEASURED | NOT MEASURED | NOT MEASURED | NOT MEASURED | 0 |")
+    assert rows[1].startswith("| w4a16 |" + " NOT MEASURED |" * 4 + " – | NOT MEASURED | 0 | – | NOT MEASURED |")
     assert rows[3] == "| w4a16 |" + " NOT MEASURED |" * 12
     assert rows[4] == "| w4a16 |" + " NOT MEASURED |" * 5
     page = (run_dir / "report" / "index.html").read_text()

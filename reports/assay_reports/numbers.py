@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, Verification
+from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, Verdict, Verification
 from assay_evaluate.gates import find_task, pair_items, truncation_share
 from assay_evaluate.pairs import accuracy_of, output_tokens
 from assay_evaluate.statistics import independent_difference
@@ -71,7 +71,13 @@ def _row(run: Run, reference: Measurement, measurement: Measurement, level: floa
         checkpoint_bytes=measurement.checkpoint_bytes,
         share_of_reference=measurement.checkpoint_bytes / max(reference.checkpoint_bytes, 1),
         tasks=tuple(
-            task_numbers(None if is_reference else find_task(reference, task.task), task, level) for task in measurement.tasks
+            task_numbers(
+                None if is_reference else find_task(reference, task.task),
+                task,
+                level,
+                run.verdict(measurement.label, f"score {task.task}"),
+            )
+            for task in measurement.tasks
         ),
         divergence=measurement.divergence,
         kl_times_floor=_times_floor(run, measurement),
@@ -98,7 +104,7 @@ def headline(run: Run, label: str) -> str:
     """One sentence: the first verdict that decided, or what passed by how much."""
     if run.gates is None or label not in run.gates.overall:
         return "Not judged yet."
-    verdicts = [v for v in run.gates.verdicts if v.candidate == label]
+    verdicts = [v for v in run.gates.verdicts if v.candidate == label and v.has_say]
     status = run.gates.overall[label]
     if status != "PASS":
         deciding = [v for v in verdicts if v.status == status]
@@ -115,8 +121,8 @@ def headline(run: Run, label: str) -> str:
     )
 
 
-def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -> TaskNumbers:
-    """One task, compared with the reference's when there is one and both were scored."""
+def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, verdict: Verdict | None = None) -> TaskNumbers:
+    """One task, compared with the reference's when there is one and both were scored. verdict: its gate's, if it has one."""
     comparison: dict[str, Any] = dict.fromkeys(
         ("num_pairs", "num_excluded", "drop", "discordant", "mcnemar_midp", "minimum_detectable_effect", "extra_output_tokens")
     )  # fmt: skip
@@ -155,6 +161,12 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float) -
 def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> list[LanguageNumbers]:
     rows = []
     for language in sorted({item.language for item in task.items}):
+        margin=verdict.limit if verdict else None,
+        p_value_holm=verdict.p_value_holm if verdict else None,
+        items_needed=verdict.items_needed if verdict else None,
+        num_samples=task.num_samples,
+        pass_at_k=task.pass_at_k,
+        mean_score=task.mean_score,
         ours = _only(task, language)
         drop = discordant = None
         if reference is not None:

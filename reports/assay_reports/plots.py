@@ -11,6 +11,7 @@ from typing import Any
 from assay.records import Interval
 from assay_reports.drift_plots import drift_by_position
 from assay_reports.schema import Report, Row
+from assay_reports.score_plots import losses, reply_lengths
 
 GREY = "#8a8f98"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -36,6 +37,8 @@ def colours(report: Report) -> dict[str, str]:
 def figures(report: Report) -> dict[str, Figure]:
     """Id of the plot's place in the page -> figure. A plot without data is left out."""
     made = {
+        "losses": losses(report, colours(report), _layout(height=0), _axis),
+        "reply-lengths": reply_lengths(report, colours(report), _layout(height=0), _axis),
         "quality-size": quality_against_size(report),
         "kl": kl_with_intervals(report),
         "kl-position": kl_by_position(report),

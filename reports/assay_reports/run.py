@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from assay.errors import AssayError
 from assay.probe_records import ProbeReport, load_probes
-from assay.records import GateReport, Manifest, Measurement, Plan, Record, Status, Verification
+from assay.records import GateReport, Manifest, Measurement, Plan, Record, Status, Verdict, Verification
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""
@@ -45,6 +45,11 @@ class Run:
     def status(self, label: str) -> Status:
         """The overall verdict; NOT MEASURED for what nobody judged."""
         return "NOT MEASURED" if self.gates is None else self.gates.overall.get(label, "NOT MEASURED")
+
+    def verdict(self, label: str, gate: str) -> Verdict | None:
+        """Of one gate on one candidate, if there is such a gate."""
+        found = self.gates.verdicts if self.gates is not None else ()
+        return next((v for v in found if (v.candidate, v.gate) == (label, gate)), None)
 
 
 def load_run(run_dir: Path) -> Run:

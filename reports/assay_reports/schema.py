@@ -60,6 +60,17 @@ class TaskNumbers(Part):
 class Row(Part):
     """One served checkpoint."""
 
+    margin: float | None = None
+    """The loss its gate allows. None: no gate asks for it."""
+    p_value_holm: float | None = None
+    """`mcnemar_midp`, adjusted over the candidate's scored tasks. None: not judged."""
+    items_needed: int | None = None
+    """With which a candidate that loses nothing would pass the margin, 4 times in 5."""
+    num_samples: int = 1
+    """Replies to each item; above 1, `accuracy` is avg@k."""
+    pass_at_k: Interval | None = None
+    mean_score: Interval | None = None
+    """With partial credit."""
     label: str
     kind: Literal["reference", "noise floor", "candidate"]
     status: Status | None
