@@ -32,7 +32,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup quantize eval report card gate doctor test check lint bench bench-quantize clean
+.PHONY: help setup quantize eval report card gate swe-demo swe-images doctor test check lint bench bench-quantize clean
 
 help: ## this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
@@ -53,6 +53,12 @@ quantize: .venv/.ready ## every precision of MODEL, verified
 
 eval: setup ## serve and measure the reference and every candidate; gates, report, cards
 	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"
+
+swe-demo: .venv/.ready ## SWE-bench in small: agents, containers, harness, verdict, report; needs Docker, no model
+	@.venv/bin/python examples/tiny_swe/demo.py --runs "$(RUNS)"
+
+swe-images: .venv/.ready ## repositories and images of examples/tiny_swe, for suite swe-tiny
+	@.venv/bin/python examples/tiny_swe/build_suite.py --images
 
 gate: .venv/.ready ## verdicts again; fails when one is not PASS
 	@$(assay) gate "$(MODEL)" --runs "$(RUNS)"
