@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="sizes, schemes and rounds of `make bench`")
-    parser.add_argument("--gigabytes", type=float, default=3.0, help="checkpoint for engine and copy, in shards of 1 GB")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="checkpoint for engine and copy, in shards of 1 GB")
     parser.add_argument("--part", type=float, default=0.8, help="GB of the checkpoint that llm-compressor quantizes, too")
     parser.add_argument(
         "--giant", type=float, nargs="*", default=[5.0, 10.0], help="GB of the single shards for peak memory"
@@ -80,9 +80,9 @@ def main() -> int:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - started:6.0f} s] {line}", flush=True)
 
-    # what lies there at once: outputs of all schemes; checkpoint and copy; checkpoint, giant and its output
+    # what lies there at once: outputs of all schemes; checkpoint, copy, what will be verified; the same, giant and its output
     giant = max(args.giant, default=0)
-    needed_bytes = 1e9 * max(10 * args.part, 2.8 * args.gigabytes, 1.4 * (args.gigabytes + giant))
+    needed_bytes = 1e9 * max(10 * args.part, 3.4 * args.gigabytes, 2 * args.gigabytes + 1.4 * giant)
     with work_folder(args.folder, needed_bytes) as folder:
         results = Results(folder / "results.json", say)
         bench = Bench(Jobs(folder, say), results, args, say, started + 60 * args.minutes)
