@@ -154,6 +154,12 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
         reference_mean_output_tokens=reference.mean_output_tokens if reference else None,
         by_language=tuple(_languages(reference, task, level)),
         tools=task.tools,
+        margin=verdict.limit if verdict else None,
+        p_value_holm=verdict.p_value_holm if verdict else None,
+        items_needed=verdict.items_needed if verdict else None,
+        num_samples=task.num_samples,
+        pass_at_k=task.pass_at_k,
+        mean_score=task.mean_score,
         **comparison,
     )
 
@@ -161,12 +167,6 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
 def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> list[LanguageNumbers]:
     rows = []
     for language in sorted({item.language for item in task.items}):
-        margin=verdict.limit if verdict else None,
-        p_value_holm=verdict.p_value_holm if verdict else None,
-        items_needed=verdict.items_needed if verdict else None,
-        num_samples=task.num_samples,
-        pass_at_k=task.pass_at_k,
-        mean_score=task.mean_score,
         ours = _only(task, language)
         drop = discordant = None
         if reference is not None:

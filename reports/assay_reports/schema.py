@@ -55,11 +55,6 @@ class TaskNumbers(Part):
     by_language: tuple[LanguageNumbers, ...]
     tools: ToolCalls | None = None
     """Of tasks that offer tools."""
-
-
-class Row(Part):
-    """One served checkpoint."""
-
     margin: float | None = None
     """The loss its gate allows. None: no gate asks for it."""
     p_value_holm: float | None = None
@@ -71,6 +66,11 @@ class Row(Part):
     pass_at_k: Interval | None = None
     mean_score: Interval | None = None
     """With partial credit."""
+
+
+class Row(Part):
+    """One served checkpoint."""
+
     label: str
     kind: Literal["reference", "noise floor", "candidate"]
     status: Status | None
