@@ -14,6 +14,7 @@ from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, V
 from assay_evaluate.gates import find_task, pair_items, truncation_share
 from assay_evaluate.pairs import accuracy_of, output_tokens
 from assay_evaluate.statistics import independent_difference
+from assay_evaluate.swebench import verdict as swe
 from assay_reports.drift import flips, times_floor
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
@@ -137,6 +138,10 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
                 "minimum_detectable_effect": pairs.detectable(level),
                 "extra_output_tokens": tokens.extra if (tokens := output_tokens(reference, task, level)) else None,
             }
+    trajectories = None
+    if task.kind == "swe" and reference is not None and (paired := swe.pair_instances(reference, task)):
+        trajectories = swe.difference(paired, level)
+        comparison["drop"] = trajectories.drop
     return TaskNumbers(
         task=task.task,
         kind=task.kind,
@@ -153,6 +158,8 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
         reference_num_truncated=reference.num_truncated if reference else None,
         reference_mean_output_tokens=reference.mean_output_tokens if reference else None,
         by_language=tuple(_languages(reference, task, level)),
+        swe=task.swe,
+        swe_difference=trajectories,
         tools=task.tools,
         margin=verdict.limit if verdict else None,
         p_value_holm=verdict.p_value_holm if verdict else None,

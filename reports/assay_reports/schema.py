@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from assay.probe_records import ProbeReport
 from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, ToolCalls, Verdict
+from assay.swe_records import SweDifference, SweFigures
 from assay_reports.drift import Flips, TimesFloor
 
 
@@ -53,6 +54,10 @@ class TaskNumbers(Part):
     extra_output_tokens: Interval | None
     """Candidate minus reference, per paired item: + means longer replies."""
     by_language: tuple[LanguageNumbers, ...]
+    swe: SweFigures | None = None
+    """Of SWE-bench tasks."""
+    swe_difference: SweDifference | None = None
+    """Of SWE-bench tasks, against the reference; its drop is the task's."""
     tools: ToolCalls | None = None
     """Of tasks that offer tools."""
     margin: float | None = None
