@@ -101,7 +101,10 @@ class ExactDivergence(Part):
     """Full-vocabulary KL from hidden states (vLLM pooling) and each checkpoint's own output matrix."""
 
     drift: Drift
+    """On sampled texts."""
+    held_out: Drift | None = None
     agreement: Agreement
+    """On all texts."""
     hidden_size: int
     vocabulary: int
     stored_dtype: str

@@ -170,6 +170,8 @@ def test_every_way_of_scoring_gives_the_same_numbers(
     assert exact.drift.kl_max == pytest.approx(sampled.max(), rel=1e-5)
     assert record.kl_mean.value == pytest.approx(np.concatenate(lumped_kl(documents, 20)[:7]).mean(), rel=1e-4)
     assert record.kl_mean.value < 0.5 * exact.drift.kl_mean.value
+    assert exact.held_out is not None
+    assert exact.held_out.kl_mean.value == pytest.approx(np.concatenate(kl[7:]).mean(), rel=1e-5)
     assert (exact.agreement.num_bound_violations, exact.agreement.num_positions) == (0, len(np.concatenate(kl)))
     assert max(exact.agreement.reference_max_difference, exact.agreement.candidate_max_difference) < 1e-5
     assert (exact.hidden_size, exact.vocabulary, exact.stored_dtype) == (VOCABULARY, VOCABULARY, "float32")

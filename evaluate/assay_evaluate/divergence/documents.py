@@ -10,6 +10,7 @@ another document.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from assay.divergence_records import TextSet
 from assay.recipes import DivergenceSpec
 from assay_evaluate.client import NotMeasured, error_message
 from assay_evaluate.dialect import sampling
-from assay_evaluate.items import Item, arithmetic_item, writing_item
+from assay_evaluate.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
 from assay_evaluate.journal import Identity, Journal, Reply, Request
 from assay_evaluate.session import Session
 
@@ -179,7 +180,8 @@ def _document(session: Session, question: Question, reply: Reply) -> Document | 
 def held_out_documents(session: Session, spec: DivergenceSpec) -> list[Document]:
     """Texts of `spec.held_out_tokens` tokens, split by the server's tokenizer. NotMeasured if it offers none, or text is short.
 
-    From the .txt files of `spec.held_out` in order of their names, as many as there are; else generated per language.
+    From the .txt files of `spec.held_out` in order of their names, as many as asked for; else notes of simple sentences, as
+    many per language. A model's drift on text unlike what it writes says little about its replies: give text of its use.
     """
     if not spec.held_out_documents:
         return []
@@ -212,13 +214,15 @@ def _texts(spec: DivergenceSpec, seed: str, length: int) -> Iterator[tuple[str, 
         for path in sorted(Path(spec.held_out).rglob("*.txt")):
             yield path.name, "", path.read_text(encoding="utf-8", errors="replace")
         return
-    from assay_evaluate.ruler.haystacks import generated
-
     for language in spec.languages:
         for number in range(spec.held_out_documents):
-            # No sentence is shorter than one token, so as many sentences as tokens suffice.
-            sentences = generated(f"{seed}:held-out:{number}", language)(max(8, length // 2))
-            yield f"{language}/{number}", language, ("" if language == "zh" else " ").join(sentences)
+            draw = random.Random(f"{seed}:held-out:{language}:{number}")
+            # Every sentence has more than two tokens, whatever the tokenizer.
+            yield (
+                f"{language}/{number}",
+                language,
+                haystack([filler_sentence(draw, language) for _ in range(length // 2)], language),
+            )
 
 
 def _tokenized(session: Session, text: str) -> tuple[int, ...]:

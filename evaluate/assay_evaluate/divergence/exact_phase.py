@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from assay.divergence_records import ExactDivergence
+from assay.divergence_records import Drift, ExactDivergence
 from assay.records import Measurement, sha256_of
 from assay_evaluate.client import Endpoint, NotMeasured
 from assay_evaluate.divergence.documents import num_tokens
@@ -16,6 +17,7 @@ from assay_evaluate.divergence.drift import drift_of
 from assay_evaluate.divergence.exact import Beside, Head, agreement, exact_divergence
 from assay_evaluate.divergence.hidden_states import WIRE_DTYPES, HiddenStates
 from assay_evaluate.divergence.phase import ReferenceText
+from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.divergence.scoring import exact_requests, pair_scores, scoring_requests
 from assay_evaluate.journal import Identity, Journal, Reply
 from assay_evaluate.vllm_command import read_config
@@ -92,25 +94,37 @@ def _exact(
         ours_PH, theirs_PH = (kept.load(document) for kept in states)
         values, ln_p, ln_q = exact_divergence(ours_PH, theirs_PH, (heads[0], heads[1]), document.reply_ids)
         texts.append(Beside(doc, values, ln_p, ln_q))
-    sampled = [(one.online, one.exact) for one in texts if one.online.texts != "held_out" and one.exact.finite_P.any()]
-    if len(sampled) < 2:
+    drift = _drift("all", online, texts, spans)
+    if drift is None:
         raise NotMeasured("exact mode: fewer than two texts have finite values on both sides")
-    drift = drift_of(
-        "all",
-        sampled,
-        num_documents=sum(doc.texts != "held_out" for doc in online),
-        num_positions=sum(len(doc.reference.tokens_P) for doc in online if doc.texts != "held_out"),
-        is_sampled=True,
-        spans=spans,
-    )
     return ExactDivergence(
         drift=drift,
+        held_out=_drift("held_out", online, texts, spans),
         agreement=agreement(texts),
         hidden_size=heads[0].w_VH.shape[1],
         vocabulary=heads[0].w_VH.shape[0],
         stored_dtype=states[1].dtype,
         bytes_per_token=states[1].num_bytes(text.documents) / num_tokens(text.documents),
         seconds=round(seconds + time.monotonic() - started, 3),
+    )
+
+
+def _drift(
+    name: Literal["all", "held_out"], online: list[ScoredDocument], texts: list[Beside], spans: tuple[int, ...]
+) -> Drift | None:  # fmt: skip
+    """Of the sampled or the held-out texts; None if fewer than two have a finite position."""
+    chosen = [doc for doc in online if (doc.texts == "held_out") is (name == "held_out")]
+    wanted = {id(doc) for doc in chosen}
+    usable = [(one.online, one.exact) for one in texts if id(one.online) in wanted and one.exact.finite_P.any()]
+    if len(usable) < 2:
+        return None
+    return drift_of(
+        name,
+        usable,
+        num_documents=len(chosen),
+        num_positions=sum(len(doc.reference.tokens_P) for doc in chosen),
+        is_sampled=name == "all",
+        spans=spans,
     )
 
 
