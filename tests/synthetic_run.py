@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from assay.divergence_records import Drift
 from assay.recipes import GateRecipe, PrecisionRecipe, SuiteRecipe, load_recipe
 from assay.records import (
     Acceptance,
@@ -219,6 +220,41 @@ def make_divergence(label: str, scale: float = 1.0) -> Divergence:
             for i, (first, last) in enumerate(BUCKETS)
         ),
         by_language={"en": near(kl * 0.9, 0.2, 4608), "zh": near(kl * 1.1, 0.2, 4608)},
+        drift=(make_drift("all", kl, agreement), make_drift("held_out", kl * 1.4, agreement)),
+    )  # fmt: skip
+
+
+def make_drift(texts: Literal["all", "held_out"], kl: float, agreement: float) -> Drift:
+    """Grows along the text; twice as large where the reference is unsure."""
+
+    def near(value: float, width: float) -> Interval:
+        return Interval(value=value, low=value * (1 - width), high=value * (1 + width), n=48)
+
+    def group(name: str, factor: float, n: int) -> dict[str, Any]:
+        return {
+            "name": name, "num_positions": n, "num_documents": 48, "kl_mean": kl * factor,
+            "kl_mean_interval": near(kl * factor, 0.15), "kl_p99": kl * factor * 9, "top1_agreement": agreement,
+        }  # fmt: skip
+
+    spans = [
+        {**group(f"{first} to {last}", 0.7 + 0.2 * i, 2304), "first": first, "last": last}
+        for i, (first, last) in enumerate(BUCKETS)
+    ]
+    sampled = texts == "all"
+    return Drift.model_validate(
+        {
+            "texts": texts, "num_documents": 48, "num_positions": 9216, "non_finite_share": 0.0, "kl_mean": near(kl, 0.12),
+            "kl_median": kl * 0.3, "kl_p90": kl * 2.4, "kl_p95": kl * 4, "kl_p99": near(kl * 9.5, 0.2),
+            "kl_p999": near(kl * 25, 0.4), "kl_max": kl * 60, "kl_cvar95": near(kl * 11, 0.3),
+            "kl_unbiased_mean": near(kl * 1.03, 0.2) if sampled else None, "tail_mass_mean": 0.0034, "tail_mass_p99": 0.041,
+            "top1_agreement": near(agreement, 0.004), "num_swaps": 321, "swap_margin_median": 0.13, "swap_margin_max": 0.74,
+            "num_confident_swaps": 7, "probability_change_mean": near(-kl * 0.2, -0.3),
+            "probability_change_rms": near(kl**0.5 * 0.4, 0.1), "perplexity_ratio": near(1 + kl, 0.01), "by_span": spans,
+            "by_confidence": [group("below 0.5", 1.6, 2216), group("0.99 and above", 0.2, 7000)],
+            "by_domain": [group("arithmetic", 0.8, 4608), group("writing", 1.2, 4608)],
+            "by_language": [group("en", 0.9, 4608), group("zh", 1.1, 4608)],
+            "by_part": [group("answer", 1.1, 7000), group("thinking", 0.9, 2216)] if sampled else [], "curve": spans,
+        }
     )  # fmt: skip
 
 

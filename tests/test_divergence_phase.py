@@ -183,7 +183,8 @@ def test_every_way_of_scoring_gives_the_same_numbers(
     assert {group.name: group.num_positions for group in held_out.by_language} == {"en": 398, "zh": 398}
     assert [(span.first, span.num_positions) for span in held_out.by_span] == [(0, 4 * 49), (50, 200), (100, 400)]
     assert {group.name for group in record.drift[0].by_domain} == {"writing", "arithmetic"}
-    assert repeat.divergence is not None and repeat.divergence.exact is None
+    assert repeat.divergence is not None and repeat.divergence.exact is not None
+    assert repeat.divergence.exact.drift.kl_max == pytest.approx(0.0, abs=1e-9)  # the very same states
     assert [drift.kl_max for drift in repeat.divergence.drift] == pytest.approx([0.0] * 4, abs=1e-7)
 
     # The suite's own questions once more, now at T=1 and with token ids; never with a seed.
@@ -260,7 +261,7 @@ def test_exact_mode_says_what_it_cannot_do(tmp_path: Path, config: dict[str, Any
     measured = run(servers, folders)[2]
     assert measured.divergence is not None and measured.divergence.exact is None
     assert words in measured.not_measured["divergence in exact mode"]
-    assert servers.starts == ["reference", "candidate"]  # known before any server of states is started
+    assert servers.starts == ["reference", "candidate", "reference states"]  # for its repeat; the candidate's is not started
     assert run(servers, folders)[2] == measured
 
 

@@ -116,8 +116,6 @@ def _values(gate: DivergenceGate, divergence: Divergence) -> Iterator[_Seen]:
 
 
 def _metric(record: Divergence | Drift, metric: str) -> Interval | float:
-    if metric == "kl_p99" and isinstance(record, Divergence) and record.drift:
-        return record.drift[0].kl_p99  # with its interval
     found: Interval | float = getattr(record, metric)
     return found
 

@@ -66,7 +66,10 @@ def evaluate(
         run.check_alike(reference, others)
         first, repeat = run.measure_reference(reference)
         measured = [run.measure_candidate(one, first) for one in others]
-        return [first, repeat, *(run.in_exact_mode(reference, first, *pair) for pair in zip(others, measured, strict=True))]
+        exact = [
+            run.in_exact_mode(reference, first, *pair) for pair in zip([reference, *others], [repeat, *measured], strict=True)
+        ]
+        return [first, *exact]
 
 
 def _sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
@@ -179,10 +182,10 @@ class _Run:
             folder=self.run_dir / "hidden_states",
             spans=spec.spans,
             concurrency=self.profile.concurrency,
-            on_progress=lambda line: self.on_progress(f"{one.label}: {line}"),
+            on_progress=lambda line: self.on_progress(f"{measurement.label}: {line}"),
         )
         if found != measurement:
-            found.save(self.run_dir / "measurements" / f"{one.label}.json")
+            found.save(self.run_dir / "measurements" / f"{measurement.label}.json")
         return found
 
     def states_server(self, one: Candidate) -> AbstractContextManager[Server]:

@@ -131,10 +131,11 @@ def _drift(
 def _candidate_scores(text: ReferenceText, candidate: ExactSide, journal: Journal) -> list[Reply]:
     divergence = candidate.measurement.divergence
     assert divergence is not None
+    sample = int(candidate.measurement.is_noise_floor)
     if divergence.scored_by == "exact_ids":
-        requests = exact_requests(text.documents, text.scores, 0)
+        requests = exact_requests(text.documents, text.scores, sample)
     else:
-        requests = scoring_requests(text.documents, text.top_k, 0, text.form)
+        requests = scoring_requests(text.documents, text.top_k, sample, text.form)
     keys = [request.key(candidate.who) for request in requests]
     found = journal.find_all(keys)
     if any(key not in found for key in keys):
