@@ -149,7 +149,7 @@ class StubServer:
     # ------------------------------------------------------------------------------------------------ answering
     def tell(self, path: str) -> tuple[int, Any]:
         model = {"id": "stub"} | ({"max_model_len": 1024} if self.extras else {})
-        known: dict[str, Any] = {"/v1/models": {"data": [model]}}
+        known: dict[str, Any] = {"/v1/models": {"data": [model]}, "/health": {}}
         if self.extras:
             known |= {"/version": {"version": "0.32.0"}}
             known["/metrics"] = f'vllm:corrupted_requests_total{{engine="0"}} {self.corrupted}\nvllm:x_total 1\n'
