@@ -63,6 +63,8 @@ class KeptTexts:
     top_k: int
     form: Any
     """`scoring.Form`."""
+    no_held_out: str | None = None
+    """Why there is no held-out text though it was asked for."""
 
 
 def document_items(spec: DivergenceSpec, seed: str) -> list[Item]:
@@ -86,13 +88,14 @@ def find_texts(journal: Journal, made_from: Any) -> KeptTexts | None:
         return None
     ids = ("prompt_ids", "reply_ids")
     documents = tuple(Document(**d | {name: tuple(d[name]) for name in ids}) for d in kept[0]["documents"])
-    return KeptTexts(documents, kept[0]["top_k"], kept[0].get("form", "completions"))
+    return KeptTexts(documents, kept[0]["top_k"], kept[0].get("form", "completions"), kept[0].get("no_held_out"))
 
 
 def keep_texts(journal: Journal, made_from: Any, texts: KeptTexts) -> None:
     """Keep them under `made_from`: a sampled text cannot be written twice alike."""
     documents = [asdict(document) for document in texts.documents]
-    journal.keep_items(TASK_WRITE, made_from, [{"top_k": texts.top_k, "form": texts.form, "documents": documents}])
+    how = {"top_k": texts.top_k, "form": texts.form, "no_held_out": texts.no_held_out}
+    journal.keep_items(TASK_WRITE, made_from, [{**how, "documents": documents}])
 
 
 # ------------------------------------------------------------------------------------------------ what the reference writes

@@ -85,21 +85,21 @@ def write_and_score(
 ) -> dict[str, str]:
     """The reference's part. What of the texts could not be had -> why. NotMeasured if there is no reply at all to score."""
     journal, made_from = session.client.journal, _text_made_from(suite, who)
-    not_measured: dict[str, str] = {}
     kept = find_texts(journal, made_from)
     if kept is None:
+        why: str | None = None
         languages = {(task.task, item.item): item.language for task in tasks for item in task.items}
         documents = write_replies(session, [*own_questions(session, spec), *suite_questions(session, spec, who, languages)])
         try:
             documents += held_out_documents(session, spec)
         except NotMeasured as error:
-            not_measured["divergence on held-out text"] = str(error)
+            why = str(error)
         top_k = min(spec.top_k, _vocabulary(checkpoint) or spec.top_k)
-        kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form)
+        kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form, why)
         keep_texts(journal, made_from, kept)
     scores = session.client.ask(scoring_requests(kept.documents, kept.top_k, session.sample, kept.form))
     pair_scores(kept.documents, scores, scores)  # says now what cannot be scored, instead of with every candidate
-    return not_measured
+    return {} if kept.no_held_out is None else {"divergence on held-out text": kept.no_held_out}
 
 
 @dataclass
