@@ -18,7 +18,7 @@ import pytest
 from conftest import Run
 from fake_server import FakeServer, Scripted
 
-from assay.errors import MeasureError
+from assay.errors import MeasureError, ServeError
 from assay.lever_records import Failure, LeverReport, Observation
 from assay.recipes import ProfileRecipe, load_recipe
 from assay_evaluate.lever_settings import LEVERS, Facts, Setting, Start, with_setting
@@ -200,6 +200,23 @@ def test_somebody_elses_server_is_only_asked() -> None:
     untried = {effect.lever: effect.sentence for effect in report.effects if effect.effect == "not tried"}
     assert untried["kv_cache"] == "not tried: the server does not tell the size of its cache"
     assert untried["eager"].startswith("not tried: the server is somebody else's; give a checkpoint folder")
+
+
+def test_a_setting_under_which_vllm_does_not_start_is_told() -> None:
+    @contextmanager
+    def start(setting: Setting) -> Iterator[Endpoint]:
+        if setting.eager:
+            raise ServeError("vLLM stopped before it was ready (exit status 1): no room\n  last lines: ...")
+        with scripted(RULES["concurrency"])(setting) as endpoint:
+            yield endpoint
+
+    settings = LeverSettings(num_requests=12, concurrency=8, max_tokens=16, levers=("concurrency", "eager"))
+    report, _ = find_levers(start, settings, label="eager", facts=facts)
+    assert report.lever == "concurrency"
+    assert report.effects[1].effect == "not tried"
+    assert report.effects[1].sentence == (
+        "not tried: vLLM does not start with eager on: vLLM stopped before it was ready (exit status 1): no room"
+    )
 
 
 def test_unknown_levers_are_refused() -> None:

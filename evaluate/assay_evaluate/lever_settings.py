@@ -48,6 +48,7 @@ class Facts:
     block_size: int | None = None
     longest_tokens: int = 0
     """Prompt and reply of the longest request."""
+    max_model_len: int | None = None
     speculation: bool = False
     prefix_caching: bool | None = None
     can_restart: bool = False
@@ -64,12 +65,13 @@ class Lever:
 
 
 def _fewer_blocks(setting: Setting, facts: Facts) -> Any:
-    """The smallest cache that still holds all requests in flight: fewer slots, the same concurrency."""
+    """The smallest cache that still holds all requests in flight, and one as long as can be."""
     if not facts.kv_cache_blocks or not facts.block_size:
         return "the server does not tell the size of its cache"
     needed = setting.concurrency * setting.n * (math.ceil(facts.longest_tokens / facts.block_size) + 1) + 2
+    needed = max(needed, math.ceil((facts.max_model_len or 0) / facts.block_size) + 1)  # or vLLM does not start
     if needed > facts.kv_cache_blocks * 0.8:
-        return f"the cache has {facts.kv_cache_blocks} blocks, {setting.concurrency} requests at once need {needed}"
+        return f"the cache has {facts.kv_cache_blocks} blocks, and {needed} are needed"
     return needed
 
 
@@ -154,6 +156,7 @@ def facts_of(endpoint: Endpoint, *, can_restart: bool) -> Facts:
     return Facts(
         kv_cache_blocks=int(blocks) if blocks.isdigit() else None,
         block_size=int(size) if size.isdigit() else None,
+        max_model_len=endpoint.max_model_len,
         speculation=endpoint.offer.speculation,
         prefix_caching={"True": True, "False": False}.get(found.get("enable_prefix_caching", "")),
         can_restart=can_restart,

@@ -14,10 +14,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from assay.errors import MeasureError
+from assay.errors import MeasureError, ServeError
 from assay.lever_records import Failure, LeverEffect, LeverReport, Observation
 from assay.probe_records import ProbeSettings
 from assay_evaluate.lever_settings import LEVERS, Facts, Report, Setting, Start
@@ -34,6 +35,8 @@ RECOMPUTED_NATS = 0.5
 number format, as levers are for failures and not for drift."""
 GARBLED = ("replacement_character", "control_character", "wrong_script", "loop", "id_zero", "surprise")
 """Signs of garbling that count here: those a healthy reply seldom has, whatever its prompt."""
+
+NOT_OURS = "the server is somebody else's; give a checkpoint folder, and it is served under every setting"
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,11 @@ def find_levers(
         }
     for name, value in turned.items():
         if not isinstance(value, str) and LEVERS[name].needs_restart:
-            if not known.can_restart:
-                turned[name] = "the server is somebody else's; give a checkpoint folder, and it is served under every setting"
-                continue
-            with start(search.turned(name, value)) as endpoint:
-                observed[name] = search.observe(endpoint, search.turned(name, value))
+            seen = search.restarted(name, value) if known.can_restart else NOT_OURS
+            if isinstance(seen, str):
+                turned[name] = seen
+            else:
+                observed[name] = seen
     effects = _effects(search.base, baseline, turned, observed)
     lever, also = pick([(effect.lever, effect.effect) for effect in effects])
     report = LeverReport(
@@ -148,6 +151,16 @@ class Search:
 
     def turned(self, lever: str, value: Any) -> Setting:
         return replace(self.base, **{LEVERS[lever].field: value})
+
+    def restarted(self, lever: str, value: Any) -> Observation | str:
+        """What is observed on a server of its own; in words why there is none."""
+        setting = self.turned(lever, value)
+        with ExitStack() as stack:
+            try:
+                endpoint = stack.enter_context(self.start(setting))
+            except ServeError as error:
+                return f"vLLM does not start with {LEVERS[lever].field} {_said(value)}: {str(error).splitlines()[0]}"
+            return self.observe(endpoint, setting)
 
     def observe(self, endpoint: Endpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
         """Every request `num_passes` times. asks: only these; None: all."""
