@@ -16,6 +16,7 @@ import numpy as np
 
 from assay.records import Plan
 from assay_quantize.budget import default_workers
+from assay_quantize.direct_file import DirectFile
 from assay_quantize.hardware_time import CoreRates, Machine, schemes_of
 from assay_quantize.slabs import observer_of
 
@@ -23,7 +24,6 @@ ROWS, COLUMNS = 1024, 4096
 """A slab of 8 MiB that fits the group size of every scheme."""
 DISK_BYTES = 128 << 20
 PIECE_BYTES = 8 << 20
-PIECES_PER_SYNC = 4
 SECONDS_EACH = 0.4
 
 
@@ -84,24 +84,26 @@ def _rate(action: Callable[[], object], num_bytes: int, seconds: float = SECONDS
 
 
 def _disk_rates(folder: Path) -> tuple[float, float, float, float]:
-    """GB/s of a file in `folder`: read, written and synced; of one core: copied from the page cache, copied into it."""
+    """GB/s of a file in `folder`: read, written and synced; of one core: copied from the page cache, handed to the disk."""
     piece = np.random.default_rng(2).bytes(PIECE_BYTES)
     buffer = bytearray(PIECE_BYTES)
-    with tempfile.TemporaryFile(dir=folder, prefix=".assay-calibrate-") as file:
-        handle, written, cpu_s, began = file.fileno(), 0, 0.0, time.perf_counter()
-        while written < DISK_BYTES and (written == 0 or time.perf_counter() - began < 1.0):
-            cpu_began = time.thread_time()
-            for _ in range(PIECES_PER_SYNC):
-                os.pwrite(handle, piece, written)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".assay-calibrate-") as file:
+        written, cpu_began, began = 0, time.process_time(), time.perf_counter()
+        direct = DirectFile(Path(file.name), DISK_BYTES)
+        try:
+            while written < DISK_BYTES and (written == 0 or time.perf_counter() - began < 1.0):
+                direct.append(piece)
                 written += PIECE_BYTES
-            cpu_s += time.thread_time() - cpu_began
-            os.fdatasync(handle)
-        write_s = time.perf_counter() - began
-        positions = itertools.cycle(range(0, written, PIECE_BYTES))
-        copy_in = _rate(lambda: os.preadv(handle, [buffer], next(positions)), PIECE_BYTES, seconds=0.1)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            direct.sync()
+        finally:
+            direct.close()
+        write_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        handle = file.fileno()
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)  # where it was written through the cache
         began = time.perf_counter()
         for position in range(0, written, PIECE_BYTES):
             os.preadv(handle, [buffer], position)
         read_s = time.perf_counter() - began
+        positions = itertools.cycle(range(0, written, PIECE_BYTES))
+        copy_in = _rate(lambda: os.preadv(handle, [buffer], next(positions)), PIECE_BYTES, seconds=0.1)
     return written / read_s / 1e9, written / write_s / 1e9, copy_in, written / max(cpu_s, 1e-9) / 1e9
