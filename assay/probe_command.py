@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -52,6 +54,9 @@ def probe(
         str | None,
         typer.Option("--without-speculation", help="URL of the same checkpoint without drafts, for the pair."),
     ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", help="Environment variable whose value is sent to the URL as a bearer token.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Its name at the URL; default: the first listed.")] = None,
     label: Annotated[str | None, typer.Option("--label", help="What the result is called: a candidate's name.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Folder of the run that the result belongs to.")] = None,
@@ -79,10 +84,14 @@ def probe(
     )  # fmt: skip
     names = None if probes is None else [name for name in probes.replace(" ", "").split(",") if name]
     if re.match(r"https?://", target):
-        report, path = _probe_url(target, settings, names, model, without_speculation, label, run, runs)
+        report, path = _probe_url(
+            target, settings, names, model, without_speculation, label, run, runs, _bearer(api_key_env)
+        )  # fmt: skip
     else:
-        if without_speculation is not None or model is not None:
-            raise AssayError("--model and --without-speculation belong to a URL; a checkpoint is served both ways by itself")
+        if without_speculation is not None or model is not None or api_key_env is not None:
+            raise AssayError(
+                "--model, --api-key-env and --without-speculation belong to a URL; a checkpoint is served both ways by itself"
+            )
         report, path = _probe_checkpoint(target, settings, names, profile, concurrency, label, run, runs)
     report.save(path)
     if as_json:
@@ -127,6 +136,15 @@ def _report(line: str) -> None:
     console.print(escape(line))
 
 
+def _bearer(variable: str | None) -> dict[str, str]:
+    """The header; the key itself is on no command line and in no record."""
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise AssayError(f"--api-key-env {variable}: no such environment variable, or it is empty; export it first")
+    return {"Authorization": f"Bearer {key}"}
+
+
 def _new_place(folder: Path, label: str) -> Path:
     """Of the record; the ledger of an earlier run is not added to."""
     path = probes_place(folder, label)
@@ -143,12 +161,14 @@ def _probe_url(
     label: str | None,
     run: Path | None,
     runs: Path,
+    headers: dict[str, str],
 ) -> tuple[ProbeReport, Path]:
     from assay.targets import run_name
     from assay_evaluate.probes import find_endpoint, run_probes
 
-    endpoint = find_endpoint(url, model, timeout_s=settings.timeout_s)
-    other = None if without_speculation is None else find_endpoint(without_speculation, model, timeout_s=settings.timeout_s)
+    find = functools.partial(find_endpoint, model=model, timeout_s=settings.timeout_s, headers=headers)
+    endpoint = find(url)
+    other = None if without_speculation is None else find(without_speculation)
     name = run_name(endpoint.model)
     path = _new_place(run or runs / name, label or name)
     report = run_probes(

@@ -20,6 +20,7 @@ import re
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,11 @@ HAN = "的一是不了人我在有他这为之大来以个中上们猫狗鸟马�
 LETTERS = {4 + i: letter for i, letter in enumerate(LATIN + HAN)} | {ZERO: "!", OTHER: "ж"}
 VOCABULARY = 4 + len(LATIN) + len(HAN)
 IDS = {letter: token for token, letter in LETTERS.items()}
+DRAFTED = {
+    "vllm:spec_decode_num_drafts_total": "num_spec_steps",
+    "vllm:spec_decode_num_draft_tokens_total": "num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_draft_tokens",
+}
 ROWS = 997
 GATHER_S = 0.4
 _TABLE = np.random.default_rng(7).normal(0, 2, (ROWS, VOCABULARY))
@@ -128,6 +134,11 @@ class StubServer:
         self.generations = 0
         self.hung_up = 0
         self.corrupted = 0
+        self.key: str | None = None
+        """Without it in the Authorization header everything is refused."""
+        self.tells_drafts = True
+        """With every reply; else only the counters do."""
+        self.drafted: Counter[str] = Counter()
         self._free = list(range(256))
         self._in_flight = 0
         self._lock = threading.Lock()
@@ -152,7 +163,9 @@ class StubServer:
         known: dict[str, Any] = {"/v1/models": {"data": [model]}, "/health": {}}
         if self.extras:
             known |= {"/version": {"version": "0.32.0"}}
-            known["/metrics"] = f'vllm:corrupted_requests_total{{engine="0"}} {self.corrupted}\nvllm:x_total 1\n'
+            counted = {name: self.drafted[key] for name, key in DRAFTED.items()} if self.drafts else {}
+            counted["vllm:corrupted_requests_total"] = self.corrupted
+            known["/metrics"] = "".join(f'{name}{{engine="0"}} {value}\n' for name, value in counted.items())
         return (200, known[path]) if path in known else (404, {"error": {"message": "Not Found"}})
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -267,7 +280,11 @@ class StubServer:
             choice |= self._experts_choice(call, [*call.prompt_ids, *made.ids])
             data["system_fingerprint"] = "vllm-stub"
             if self.drafts:
-                data["metrics"] = {"speculative_decoding": self._drafts(call, len(made.ids))}
+                drafts = self._drafts(call, len(made.ids))
+                with self._lock:
+                    self.drafted.update(drafts)
+                if self.tells_drafts:
+                    data["metrics"] = {"speculative_decoding": drafts}
         return data
 
     def _drafts(self, call: Call, num_tokens: int) -> dict[str, int]:
@@ -320,11 +337,20 @@ def _handler_of(server: StubServer) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
+        def is_let_in(self) -> bool:
+            if server.key is None or self.headers.get("Authorization") == f"Bearer {server.key}":
+                return True
+            self.send(401, {"error": {"message": "Incorrect API key provided"}})
+            return False
+
         def do_GET(self) -> None:
-            self.send(*server.tell(self.path))
+            if self.is_let_in():
+                self.send(*server.tell(self.path))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self.is_let_in():
+                return
             status, data = server.answer(self.path, body)
             if body.get("stream") and status == 200:
                 self.stream(data)

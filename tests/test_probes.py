@@ -229,6 +229,16 @@ def test_expected_acceptance_is_held() -> None:
     assert result.status == "alarm" and "expected 1.90" in str(result.reason)
 
 
+def test_acceptance_by_counters() -> None:
+    """A server that tells no reply's drafts is judged as a whole."""
+    for accepted, status in ((0.7, "ok"), (0.0, "alarm")):
+        with StubServer(fault=Fault(accepted=lambda call, drafts, share=accepted: round(share * drafts))) as server:
+            server.tells_drafts = False
+            [result] = run_probes(find_endpoint(server.base_url), SMALL, ["acceptance"]).results
+        assert (result.status, result.trials, result.unit) == (status, 1, "server")
+        assert result.details["mean_length"] == pytest.approx(1.54 if accepted else 1, abs=0.02)
+
+
 def test_speculation_pair_sees_another_token() -> None:
     """The server that drafts takes another token at position 9 of every second reply."""
     fault = Fault(choose=lambda call, position, token, logits: int(np.argsort(-logits)[5]) if position == 9 else token)
@@ -352,6 +362,34 @@ def test_command_line(run: Run) -> None:
         code, out, err = run("probe", server.base_url, "--probes", "argmax", "--label", "bad", "--run", "here", "--json")
     assert (code, json.loads(out)["results"][0]["status"]) == (1, "alarm")
     assert ProbeReport.load(Path("here/probes/bad.json")).alarms[0].name == "argmax"
+
+
+def test_an_api_key_is_sent_and_not_written_down(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_STUB", "abracadabra")
+    with StubServer() as server:
+        server.key = "abracadabra"
+        code, _, err = run("probe", server.base_url)
+        assert code == 2 and "answers 401" in err
+        few = ("--requests", 4, "--garble", 4, "--concurrency", 2, "--probes", "argmax,garble,speculation")
+        code, _, err = run(
+            "probe", server.base_url, *few, "--api-key-env", "OF_THE_STUB", "--without-speculation", server.base_url
+        )
+        assert code == 0, err
+    assert ProbeReport.load(Path("runs/stub/probes/stub.json")).num_failed == 0
+    assert all("abracadabra" not in path.read_text() for path in Path("runs").rglob("*.json*"))
+    code, _, err = run("probe", server.base_url, "--api-key-env", "NOT_THERE")
+    assert code == 2 and "--api-key-env NOT_THERE: no such environment variable" in err
+
+
+def test_log_probabilities_of_a_scan_are_kept_only_of_odd_replies() -> None:
+    odd = Fault(choose=lambda call, position, token, logits: OTHER if call.number % 8 == 3 and position == 7 else token)
+    with StubServer(fault=odd) as server:
+        endpoint = find_endpoint(server.base_url)
+        with Asker(endpoint.base_url, endpoint.model) as asker:
+            [result] = run_probes(endpoint, SMALL, ["garble"], asker=asker).results
+            scanned = [one for name, one in asker.exchanges.items() if name.startswith("garble/")]
+    assert result.status == "alarm" and len(scanned) == 40
+    assert {one.id for one in scanned if one.rows} == {witness.request for witness in result.witnesses}
 
 
 def test_errors_are_one_line(run: Run) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import http.client
 import select
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class TransportError(Exception):
@@ -34,8 +36,9 @@ class HttpReply:
 class Connection:
     """Posts JSON to one server. Not for several threads. Proxy settings of the machine are not looked at."""
 
-    def __init__(self, base_url: str, *, read_s: float) -> None:
-        """read_s: how long, in seconds, the server may be silent before a request counts as failed."""
+    def __init__(self, base_url: str, *, read_s: float, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """read_s: how long, in seconds, the server may be silent before a request counts as failed. headers: sent with each."""
+        self._headers = {"Content-Type": "application/json", **headers}
         parts = urlsplit(base_url)
         self._prefix = parts.path.rstrip("/")
         self._read_s = read_s
@@ -55,7 +58,7 @@ class Connection:
                 self._http.connect()
                 assert self._http.sock is not None, "just connected"
                 self._http.sock.settimeout(self._read_s)
-            self._http.request("POST", self._prefix + path, body, {"Content-Type": "application/json"})
+            self._http.request("POST", self._prefix + path, body, self._headers)
             response = self._http.getresponse()
             return HttpReply(response.status, response.read())
         except (OSError, http.client.HTTPException) as error:

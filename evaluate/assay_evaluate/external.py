@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,10 @@ def require_same(first: External, other: External) -> None:
             )
 
 
-def get(base_url: str, path: str, *, what: str) -> httpx.Response:
+def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
     """The reply to a GET. UnreachableError: none, or a server error; ServeError: another status than 200."""
     try:
-        reply = httpx.get(base_url + path, timeout=60, trust_env=False)
+        reply = httpx.get(base_url + path, timeout=60, trust_env=False, headers=headers)
     except httpx.HTTPError as error:
         raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
     if reply.status_code != 200:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from assay.probe_records import ProbeResult, Value
+from assay_evaluate.acceptance import COUNTERS
 from assay_evaluate.probes.asking import Exchange
 from assay_evaluate.probes.session import Session, not_run, witness
 
@@ -26,6 +27,7 @@ BELOW_EXPECTED = 0.9
 NOTHING_ACCEPTED = 1.1
 """Mean length of all requests below which the draft head is as good as not there, whatever is expected."""
 ENOUGH_DRAFTS = 200
+WHY_NOT_TOLD = "replies do not tell their acceptance; start vLLM with --per-request-spec-decode-metrics summary"
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,7 @@ def probe_acceptance(session: Session) -> ProbeResult:
         return not_run("acceptance", "request", "the endpoint drafts nothing, or does not say so")
     told = [one for exchange in [*session.long_replies, *session.sampled] if (one := drafts_of(exchange)) is not None]
     if not told:
-        return not_run(
-            "acceptance", "request",
-            "replies do not tell their acceptance; start vLLM with --per-request-spec-decode-metrics summary",
-        )  # fmt: skip
+        return _by_counters(session)
     drafts, drafted, accepted = (
         sum(getattr(one, n) for one in told) for n in ("num_drafts", "num_draft_tokens", "num_accepted")
     )
@@ -85,6 +84,27 @@ def probe_acceptance(session: Session) -> ProbeResult:
             "num_drafts": drafts,
             "length_by_tokens": _curve(told),
         },
+    )
+
+
+def _by_counters(session: Session) -> ProbeResult:
+    """What the server counted while this session ran: no single request can be judged."""
+    asked = sum(exchange.is_answered for exchange in [*session.long_replies, *session.sampled])
+    drafts, drafted, accepted = (session.counted(name) for name in COUNTERS)
+    if not drafts or not drafted or accepted is None:
+        return not_run("acceptance", "request", WHY_NOT_TOLD, asked)
+    length, expected = 1 + accepted / drafts, session.settings.expected_acceptance_length
+    alarms = _alarms_of_all(length, int(drafts), expected)
+    return session.result(
+        "acceptance",
+        events=len(alarms),
+        trials=1,
+        unit="server",
+        alarm="; ".join(alarms) or None,
+        reason=f"only all requests together were judged: {WHY_NOT_TOLD}",
+        num_requests=asked,
+        first_event_at=1 if alarms else None,
+        details={"mean_length": length, "rate": accepted / drafted, "expected_length": expected, "num_drafts": int(drafts)},
     )
 
 

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from assay.errors import MeasureError
-from assay_evaluate.connection import Connection, TransportError
+from assay_evaluate.connection import NO_HEADERS, Connection, TransportError
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.replies import message_in, read_reply
 
@@ -94,6 +94,9 @@ class Exchange:
         }  # fmt: skip
 
 
+Slim = Callable[[Exchange], Exchange]
+
+
 class Asker:
     """Sends requests to one server. Use as a context manager: it closes the ledger."""
 
@@ -104,9 +107,13 @@ class Asker:
         *,
         timeout_s: float = 600.0,
         ledger: Path | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """base_url without /v1. timeout_s: silence after which a request failed. ledger: JSON lines, appended."""
+        """base_url without /v1. timeout_s: silence after which a request failed. ledger: JSON lines, appended. headers: sent
+        with every request, and written down nowhere.
+        """
+        self._headers = headers
         self.base_url, self.model = base_url, model
         self.num_requests = 0
         self.num_failed = 0
@@ -128,29 +135,30 @@ class Asker:
         if self._ledger is not None:
             self._ledger.close()
 
-    def ask(self, asks: Sequence[Ask], concurrency: int, *, in_waves: bool = False) -> list[Exchange]:
+    def ask(self, asks: Sequence[Ask], concurrency: int, *, in_waves: bool = False, slim: Slim | None = None) -> list[Exchange]:
         """What came of every request, in their order; `concurrency` in flight, a new one as soon as one ends.
 
         in_waves: all of a wave are sent at once and in order, and the next wave waits for the last reply of this one, so
-        that `slot` is the place in the wave. MeasureError if the server is gone.
+        that `slot` is the place in the wave. slim: what is kept of an exchange, of scans of thousands. MeasureError if the
+        server is gone.
         """
         if in_waves and len(asks) > concurrency:
             waves = [asks[first : first + concurrency] for first in range(0, len(asks), concurrency)]
-            return [exchange for wave in waves for exchange in self._together(wave, concurrency)]
-        return self._together(asks, concurrency)
+            return [exchange for wave in waves for exchange in self._together(wave, concurrency, slim)]
+        return self._together(asks, concurrency, slim)
 
-    def _together(self, asks: Sequence[Ask], concurrency: int) -> list[Exchange]:
+    def _together(self, asks: Sequence[Ask], concurrency: int, slim: Slim | None) -> list[Exchange]:
         is_wave = len(asks) <= concurrency
         free = list(range(concurrency))
         told = time.monotonic()
 
         def one(number: int, ask: Ask) -> Exchange:
             if is_wave:
-                return self._exchange(ask, number, concurrency)
+                return self._exchange(ask, number, concurrency, slim)
             with self._lock:
                 slot = heapq.heappop(free)
             try:
-                return self._exchange(ask, slot, concurrency)
+                return self._exchange(ask, slot, concurrency, slim)
             finally:
                 with self._lock:
                     heapq.heappush(free, slot)
@@ -174,8 +182,10 @@ class Asker:
                 raise
         return found
 
-    def _exchange(self, ask: Ask, slot: int, concurrency: int) -> Exchange:
+    def _exchange(self, ask: Ask, slot: int, concurrency: int, slim: Slim | None) -> Exchange:
         exchange = self.send(ask, slot, concurrency)
+        if slim is not None:
+            exchange = slim(exchange)
         with self._lock:
             self.num_requests += 1
             self.exchanges[ask.id] = exchange
@@ -201,7 +211,7 @@ class Asker:
         if ask.abort_after is not None:
             return self._hang_up(ask, slot, concurrency)
         started = time.monotonic()
-        connection = Connection(self.base_url, read_s=self._timeout_s)
+        connection = Connection(self.base_url, read_s=self._timeout_s, headers=self._headers)
         try:
             response = connection.post(ask.path, body)
         except TransportError as error:
@@ -234,7 +244,8 @@ class Asker:
         body = json.dumps({"model": self.model, **ask.body, "stream": True}, ensure_ascii=False).encode()
         num_chunks = 0
         try:
-            connection.request("POST", parts.path.rstrip("/") + ask.path, body, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", **self._headers}
+            connection.request("POST", parts.path.rstrip("/") + ask.path, body, headers)
             response = connection.getresponse()
             while num_chunks < (ask.abort_after or 0) and (line := response.readline()):
                 num_chunks += line.startswith(b"data:")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import MeasureError, ServeError
@@ -28,19 +29,23 @@ class Endpoint:
     system_fingerprint: str | None = None
     checkpoint_sha256: str | None = None
     """Of a checkpoint that was served for the probes."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request: an authorization, say. In no record and no ledger."""
 
     def metrics(self) -> dict[str, float]:
         """The server's counters, summed over labels; empty if it has none."""
-        return _metrics(self.base_url)
+        return _metrics(self.base_url, self.headers)
 
 
-def find_endpoint(url: str, model: str | None = None, *, timeout_s: float = 600.0) -> Endpoint:
+def find_endpoint(
+    url: str, model: str | None = None, *, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None
+) -> Endpoint:
     """Ask the server at `url` who it is and what it offers. model: its name there; None: the first one listed.
 
     MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
     """
-    base_url = root_url(url)
-    listed = _listed(base_url)
+    base_url, sent = root_url(url), dict(headers or {})
+    listed = _listed(base_url, sent)
     names = [one["id"] for one in listed]
     if model is not None and model not in names:
         raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(names) or 'none'}")
@@ -48,19 +53,20 @@ def find_endpoint(url: str, model: str | None = None, *, timeout_s: float = 600.
         raise MeasureError(f"{url}: /v1/models lists no model; start the server with one")
     about = next(one for one in listed if model is None or one["id"] == model)
     length = about.get("max_model_len")
-    with Asker(base_url, about["id"], timeout_s=timeout_s) as asker:
+    with Asker(base_url, about["id"], timeout_s=timeout_s, headers=sent) as asker:
         return Endpoint(
             base_url=base_url,
             model=about["id"],
             max_model_len=length if isinstance(length, int) else None,
-            offer=_find_offer(asker),
+            offer=_find_offer(asker, sent),
             system_fingerprint=asker.system_fingerprint,
+            headers=sent,
         )
 
 
-def _listed(base_url: str) -> list[dict[str, Any]]:
+def _listed(base_url: str, headers: Mapping[str, str]) -> list[dict[str, Any]]:
     try:
-        data = get(base_url, "/v1/models", what="the endpoint").json()["data"]
+        data = get(base_url, "/v1/models", what="the endpoint", headers=headers).json()["data"]
     except (json.JSONDecodeError, LookupError, TypeError):
         raise MeasureError(f"{base_url}/v1/models: no list of models there; give an OpenAI-compatible server") from None
     except ServeError as error:
@@ -68,7 +74,7 @@ def _listed(base_url: str) -> list[dict[str, Any]]:
     return list(data)
 
 
-def _find_offer(asker: Asker) -> Offer:
+def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
     def said(path: str, **body: Any) -> Exchange:
         [exchange] = asker.ask([Ask(f"find/{path}", path, {"max_tokens": 1, "temperature": 0, **body})], 1)
         return exchange
@@ -98,8 +104,8 @@ def _find_offer(asker: Asker) -> Offer:
 
     with_ids = said(path, **base, return_token_ids=True)
     token_ids = with_ids.reply.token_ids is not None and with_ids.reply.prompt_token_ids is not None
-    counters = _metrics(asker.base_url)
-    version = _version(asker.base_url)
+    counters = _metrics(asker.base_url, headers)
+    version = _version(asker.base_url, headers)
     return Offer(
         is_vllm=version is not None and any(name.startswith("vllm:") for name in counters),
         version=version,
@@ -129,15 +135,15 @@ def _streams(asker: Asker, path: str, base: dict[str, Any]) -> bool:
     return bool(asker.send(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
 
 
-def _version(base_url: str) -> str | None:
+def _version(base_url: str, headers: Mapping[str, str]) -> str | None:
     try:
-        return str(get(base_url, "/version", what="the endpoint").json()["version"])
+        return str(get(base_url, "/version", what="the endpoint", headers=headers).json()["version"])
     except (ServeError, KeyError, TypeError, json.JSONDecodeError):
         return None
 
 
-def _metrics(base_url: str) -> dict[str, float]:
+def _metrics(base_url: str, headers: Mapping[str, str]) -> dict[str, float]:
     try:
-        return sum_metrics(get(base_url, "/metrics", what="the endpoint's metrics").text)
+        return sum_metrics(get(base_url, "/metrics", what="the endpoint's metrics", headers=headers).text)
     except (ServeError, ValueError):
         return {}

@@ -16,6 +16,7 @@ import numpy as np
 from assay.probe_records import ProbeResult
 from assay_evaluate.probes.asking import Ask, Exchange
 from assay_evaluate.probes.detectors import SURPRISE_NATS, Sign, signs_in
+from assay_evaluate.probes.nonfinite import nonfinite_sign
 from assay_evaluate.probes.rates import lower_bound
 from assay_evaluate.probes.recompute import why_not
 from assay_evaluate.probes.session import Scored, Session, not_run, witness
@@ -46,7 +47,7 @@ class Suspect:
 
 def probe_garble(session: Session) -> ProbeResult:
     """Alarm: one reply that serving has garbled; or more than 1 % of the requests, surely, without a reply."""
-    exchanges = session.asker.ask(_asks(session), session.settings.concurrency)
+    exchanges = session.asker.ask(_asks(session), session.settings.concurrency, slim=_slim)
     kept = [one for one in exchanges if one.ask.abort_after is None]
     answered = [one for one in kept if one.is_answered]
     failed = sum(one.status == "failed" for one in kept)
@@ -100,6 +101,13 @@ def _asks(session: Session) -> list[Ask]:
         leaving = replace(leaving, id=f"{leaving.id}/{number}", abort_after=ABORT_AFTER[number % len(ABORT_AFTER)])
         asks.insert(at + number, leaving)
     return asks
+
+
+def _slim(exchange: Exchange) -> Exchange:
+    """Log-probabilities are kept of replies that are odd; those of 7,500 would fill a gigabyte."""
+    if nonfinite_sign(exchange) is not None or signs_of(exchange, is_end_expected=False):
+        return exchange
+    return replace(exchange, rows=())
 
 
 def find_suspects(answered: Sequence[Exchange]) -> list[Suspect]:

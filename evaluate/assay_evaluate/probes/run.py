@@ -59,7 +59,14 @@ def run_probes(
     settings, wanted = settings or ProbeSettings(), checked_names(names)
     if asker is not None:
         return run_session(Session(endpoint, settings, asker, without_speculation, on_progress), wanted, label=label)
-    with Asker(endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as own:
+    with Asker(
+        endpoint.base_url,
+        endpoint.model,
+        timeout_s=settings.timeout_s,
+        ledger=ledger,
+        headers=endpoint.headers,
+        on_progress=on_progress,
+    ) as own:
         return run_session(Session(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
 
 

@@ -31,7 +31,7 @@ def pair_with(session: Session, other: Endpoint) -> ProbeResult:
         return not_run("speculation", "prompt", f"{other.base_url} drafts, too: the pair needs one server without speculation")
     with_drafts = [one for one in session.greedy if one.is_answered]
     asks = [replace(one.ask, id=f"undrafted/{one.ask.id}") for one in with_drafts]
-    with Asker(other.base_url, other.model, timeout_s=session.settings.timeout_s) as asker:
+    with Asker(other.base_url, other.model, timeout_s=session.settings.timeout_s, headers=other.headers) as asker:
         without = asker.ask(asks, session.settings.concurrency, in_waves=True)
     pair = arm("speculation", without, with_drafts)
     limit = decision_limit([pair])
