@@ -32,6 +32,7 @@ from assay.stages import (
     quantize_one,
     quantize_options,
     register_gates,
+    registered_gates,
     run_candidates,
     run_folder,
     suite_for,
@@ -272,7 +273,7 @@ def evaluate(
 
     Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
     """
-    from assay.targets import resolve_target
+    from assay.targets import gates_for, resolve_target
     from assay_evaluate.run import evaluate as run_suite
 
     if (target is None) == (reference is None) or (reference is None) != (not candidate):
@@ -295,7 +296,8 @@ def evaluate(
         if not checked.suffices:
             raise typer.Exit(1)
         return
-    register_gates(aim.recipe.gates, run_dir)
+    gates_name = gates_for(aim.recipe, chosen_suite.name)
+    register_gates(gates_name, run_dir)
     measurements = run_suite(
         aim.recipe.name,
         candidates,
@@ -305,7 +307,7 @@ def evaluate(
         run_dir=run_dir,
         on_progress=lambda line: console.print(escape(line)),
     )
-    gates = judge_and_write(aim.recipe.gates, run_dir, measurements)
+    gates = judge_and_write(gates_name, run_dir, measurements)
     print_verdicts(gates)
     console.print(f"report: {run_dir / 'report' / 'index.html'}")
     if as_json:
@@ -320,13 +322,15 @@ app.command()(locate)
 @app.command()
 def gate(
     run: RunArgument,
-    gates: Annotated[str, typer.Option("--gates", help="A name of recipes/gates/, or a YAML file.")] = "default",
+    gates: Annotated[
+        str | None, typer.Option("--gates", help="A name of recipes/gates/, or a YAML file. Default: the run's own.")
+    ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Verdicts from the records of a run. Exit 1 unless every candidate is PASS."""
     run_dir = run_folder(run, runs)
-    report = judge_and_write(gates, run_dir, load_measurements(run_dir))
+    report = judge_and_write(gates or registered_gates(run_dir) or "default", run_dir, load_measurements(run_dir))
     if as_json:
         emit(report)
     else:

@@ -305,7 +305,9 @@ class ToolsTask(TaskBase):
     prompt_tokens: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """Of the whole prompt, tools included; dialogue before the question fills it. 0: no dialogue."""
     num_items: int = Field(ge=1)
-    """Per cell."""
+    """Per cell and language."""
+    languages: tuple[Literal["en", "zh", "es", "ru", "ja"], ...] = ("en",)
+    """Of the questions; tools and their parameters are in English."""
     share_without_tool: float = Field(default=0.25, ge=0, le=1)
     """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
 

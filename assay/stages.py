@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.probe_records import load_probes
-from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe
+from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe, recipe_names
 from assay.records import BudgetCheck, GateReport, Measurement, Plan, Verification, canonical_json, write_text_atomically
 from assay.terminal import console, escape, print_verification
 
@@ -281,13 +281,14 @@ def check_budgets_of(
     aim: Target, reference: Candidate, suite: SuiteRecipe, profile: ProfileRecipe, run_dir: Path
 ) -> BudgetCheck:  # fmt: skip
     """A few items of every task on the reference; one line a task, then what to do."""
+    from assay.targets import gates_for
     from assay_evaluate.budget_check import check_budgets
 
     checked = check_budgets(
         aim.recipe.name,
         reference,
         suite=suite,
-        gates=load_recipe(GateRecipe, aim.recipe.gates),
+        gates=load_recipe(GateRecipe, gates_for(aim.recipe, suite.name)),
         profile=profile,
         serving=aim.recipe.serving,
         run_dir=run_dir,
@@ -327,6 +328,13 @@ def register_gates(gates: str, run_dir: Path) -> None:
     if not path.exists() and not any((run_dir / "measurements").glob("*.json")):
         recipe = load_recipe(GateRecipe, gates)
         write_text_atomically(path, canonical_json({"name": recipe.name, "sha256": recipe.sha256}) + "\n")
+
+
+def registered_gates(run_dir: Path) -> str | None:
+    """Name of the gates that `register_gates` wrote down, if it is that of a shipped file. None: it was never called."""
+    path = run_dir / REGISTERED_GATES
+    name = str(json.loads(path.read_text(encoding="utf-8"))["name"]) if path.is_file() else None
+    return name if name in recipe_names("gates") else None
 
 
 def registered_gates_sha256(run_dir: Path) -> str | None:

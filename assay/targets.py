@@ -173,3 +173,14 @@ def run_name(text: str) -> str:
 
 def _safe_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "-", name).strip(".-") or "model"
+
+
+def gates_for(recipe: ModelRecipe, suite: str) -> str:
+    """Which gates go with a suite: the model's own with its own suite, else those of the suite's name, else `default`.
+
+    A model whose recipe says `full` may be tried with `quick`, and without GPUs it is: gates on tasks that nobody asks would
+    be NOT MEASURED.
+    """
+    if suite == recipe.suite:
+        return recipe.gates
+    return suite if suite in recipe_names("gates") else "default"

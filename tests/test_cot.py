@@ -223,6 +223,42 @@ def test_budget_is_capped_at_what_the_server_allows_and_prompts_are_never_cut(tm
     assert sorted(body["messages"][0]["content"] for _, body in server.requests) == sorted(i.prompt for i in items)
 
 
+def test_several_samples_of_every_document(tmp_path: Path, task_folder: Path) -> None:
+    """Three replies to each of six documents, each scored by lm-eval as if it were the only one; avg@3, pass@3, by item."""
+    task = LmEvalTask(
+        kind="lm_eval", name="maths", tasks=("local_gsm8k",), max_tokens=64, include_path=str(task_folder), num_samples=3,
+        temperature=0.7,
+    )  # fmt: skip
+    times: dict[str, int] = {}
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        question = body["messages"][-1]["content"].removeprefix("Q: ").split("\n")[0]
+        times[question] = times.get(question, 0) + 1
+        is_right = {"2 + 2": [1, 1, 1], "10 - 3": [0, 1, 0]}.get(question, [0, 0, 0])[times[question] - 1]
+        return Scripted(f"The answer is {ANSWERS[question] if is_right else 77}.")
+
+    with FakeServer(reply) as server, session_with(server, tmp_path) as session:
+        one_at_a_time = dataclasses.replace(session, client=Client(server, session.client.journal, WHO, concurrency=1))
+        with one_at_a_time.client:
+            result = run_lm_eval(one_at_a_time, task)
+        again = run_lm_eval(session, task)
+    assert len(server.requests) == 18
+    assert len({body["seed"] for _, body in server.requests}) == 18
+    rights = {item: [one.correct for one in result.items if one.item == f"local_gsm8k/{item}"] for item in range(len(ANSWERS))}
+    assert rights == {0: [True] * 3, 1: [False, True, False], **{item: [False] * 3 for item in range(2, 6)}}
+    assert [one.sample for one in result.items if one.item == "local_gsm8k/0"] == [0, 1, 2]
+    assert (result.num_samples, result.num_items) == (3, 18)
+    assert result.accuracy is not None and result.pass_at_k is not None
+    assert (result.accuracy.value, result.accuracy.n) == (pytest.approx((1 + 1 / 3) / 6), 6)
+    assert (result.pass_at_k.value, result.pass_at_k.n) == (2 / 6, 6)
+    assert again == result
+
+
+def test_greedy_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="greedy replies to one question are all alike"):
+        ArithmeticTask(kind="arithmetic", name="a", num_items=1, max_tokens=9, num_samples=2)
+
+
 def test_noise_floor_pass_asks_again(tmp_path: Path) -> None:
     items = list(arithmetic_items(ARITHMETIC, "eval-test"))
     with FakeServer() as server:

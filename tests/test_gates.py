@@ -13,7 +13,7 @@ from synthetic_run import make_divergence, make_measurement, make_measurements, 
 from assay.errors import MeasureError
 from assay.recipes import GateRecipe, SuiteRecipe, load_recipe
 from assay.records import Acceptance, GateReport, Interval, ItemResult, Measurement, Status, Verdict
-from assay.stages import register_gates, registered_gates_sha256
+from assay.stages import register_gates, registered_gates, registered_gates_sha256
 from assay_evaluate.gates import judge
 from assay_evaluate.session import task_result
 from assay_evaluate.statistics import (
@@ -237,6 +237,7 @@ def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path) ->
     register_gates("default", first)
     register_gates(str(loose), first)
     assert registered_gates_sha256(first) == shipped.sha256 != load_recipe(GateRecipe, str(loose)).sha256
+    assert (registered_gates(first), registered_gates(late)) == ("default", None)  # what `assay gate` takes
     measured("fp8", answers(9)).save(late / "measurements" / "fp8.json")
     register_gates("default", late)
     assert registered_gates_sha256(late) is None

@@ -20,12 +20,14 @@ from assay.recipes import (
     PrecisionRecipe,
     ProfileRecipe,
     Recipe,
+    ScoreGate,
     SuiteRecipe,
     load_recipe,
     parse_recipe,
     recipe_names,
     recipes_dir,
 )
+from assay.targets import gates_for
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.plan import make_plan
 
@@ -53,6 +55,17 @@ def test_every_model_names_recipes_that_exist(name: str) -> None:
         load_recipe(PrecisionRecipe, recipe.reference.precision)
     load_recipe(SuiteRecipe, recipe.suite)
     load_recipe(GateRecipe, recipe.gates)
+
+
+@pytest.mark.parametrize("suite", recipe_names("suites"))
+def test_a_suite_is_judged_by_gates_on_what_it_asks(suite: str) -> None:
+    """A gate that must be passed on a task that is never asked would be NOT MEASURED for ever."""
+    asked = {task.name for task in load_recipe(SuiteRecipe, suite).tasks}
+    for model in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, model)
+        gates = load_recipe(GateRecipe, gates_for(recipe, suite))
+        assert {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and gate.required} <= asked
+        assert gates.name == ("default" if suite == "quick" else suite)
 
 
 @pytest.fixture(scope="module")

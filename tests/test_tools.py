@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from assay.records import ItemResult, ToolCell, ToolFigures, ToolItem, TriggerFi
 from assay_evaluate.client import Client, NotMeasured
 from assay_evaluate.dialect import Dialect
 from assay_evaluate.journal import Identity, Journal, Reply
+from assay_evaluate.language import count_scripts
 from assay_evaluate.statistics import wilson
+from assay_evaluate.tools import languages
 from assay_evaluate.tools.calls import (
     answer_of,
     equal_arguments,
@@ -29,6 +32,8 @@ from assay_evaluate.tools.calls import (
 from assay_evaluate.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tools.dialogue import fit, messages_of, prompt_counter
 from assay_evaluate.tools.figures import tool_calls, trigger_fidelity
+from assay_evaluate.tools.languages import OtherLanguage
+from assay_evaluate.tools.parameters import in_words
 from assay_evaluate.tools.questions import ToolQuestion, tool_question
 
 SEED = "eval-tools-test"
@@ -66,6 +71,37 @@ def test_distractors_are_alike() -> None:
         if item.kind == "missing":  # the one tool does the right thing to the wrong kind of object
             assert item.tools[0].action.verb in item.question.lower()
             assert item.tools[0].kind.noun not in item.question
+
+
+SCRIPTS = {"zh": "Han", "es": "Latin", "ru": "Cyrillic", "ja": "Kana"}
+
+
+@pytest.mark.parametrize("language", list(SCRIPTS))
+def test_questions_in_other_languages_mean_one_tool(language: OtherLanguage) -> None:
+    """Wordings of every verb and object, matched against the question: only the right tool's is there, and every argument."""
+    for index in range(60):
+        item = tool_question(SEED, index, 32, None, 0.25, language)
+        assert item.id == f"tools/32/short/{language}/{index}"
+        assert count_scripts(item.question)[SCRIPTS[language]] > 0 or item.kind == "talk"
+        assert "{" not in item.question
+        meant = set()
+        for tool in all_tools():
+            code = re.search(rf"{tool.kind.prefix}-\d{{4}}", item.question)
+            for wording in languages.REQUESTS[language][tool.action.verb]:
+                given = "" if code is None else (f" {code[0]} " if language in {"zh", "ja"} else code[0])
+                sentence = wording.format(noun=languages.NOUNS[tool.kind.noun][language], code=given)
+                if item.question.startswith(sentence) and ("{code}" not in wording or code is not None):
+                    meant.add(tool.name)
+        assert len(meant) == (0 if item.kind == "talk" else 1)
+        if item.kind == "tool":
+            assert meant == {item.expected_tool}
+            assert item.expected is not None
+            assert all(in_words(name, value) in item.question for name, value in item.expected.items() if name != "code")
+            assert item.expected.get("code", "") in item.question
+        elif item.kind == "missing":
+            assert meant.isdisjoint(tool.name for tool in item.tools)
+    english = [tool_question(SEED, index, 32, None, 0.25) for index in range(60)]
+    assert all(one.language == "en" for one in english)
 
 
 def test_items_depend_on_nothing_but_seed_cell_and_index() -> None:
@@ -349,5 +385,5 @@ def test_recipes() -> None:
             ToolsTask.model_validate({"kind": "tools", "name": "t", "num_items": 1, "max_tokens": 1, **wrong})
     full = [task for task in load_recipe(SuiteRecipe, "full").tasks if isinstance(task, ToolsTask)]
     assert [(one.name, one.num_tools, one.prompt_tokens, one.num_items) for one in full] == [
-        ("tools", (1, 8, 32, 128), (0, 65536), 50)
+        ("tools", (1, 8, 32, 128), (0, 65536), 20)
     ]

@@ -153,6 +153,6 @@ def num_cells(task: ArithmeticTask | NeedleTask | RulerTask | ToolsTask) -> int:
             of_grid = len(task.depths) * len(task.languages)
             return len(task.lengths_tokens) * sum(of_grid if name == "needle_grid" else 1 for name in task.tasks)
         case ToolsTask():
-            return len(task.num_tools) * len(task.prompt_tokens)
+            return len(task.num_tools) * len(task.prompt_tokens) * len(task.languages)
         case _:
             assert_never(task)

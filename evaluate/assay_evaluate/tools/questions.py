@@ -14,7 +14,9 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from assay_evaluate.tools import languages
 from assay_evaluate.tools.catalogue import Tool, all_tools
+from assay_evaluate.tools.languages import ToolLanguage
 from assay_evaluate.tools.parameters import in_words
 
 QuestionKind = Literal["tool", "missing", "talk"]
@@ -40,27 +42,31 @@ class ToolQuestion:
     expected: dict[str, Any] | None
     prompt_tokens: int | None
     """Length that other dialogue fills the prompt up to. None: not filled."""
+    language: ToolLanguage = "en"
 
     @property
     def num_tools(self) -> int:
         return len(self.tools)
 
 
-def tool_question(seed: str, index: int, num_tools: int, prompt_tokens: int | None, share_without_tool: float) -> ToolQuestion:
+def tool_question(
+    seed: str, index: int, num_tools: int, prompt_tokens: int | None, share_without_tool: float, language: ToolLanguage = "en"
+) -> ToolQuestion:
     """Item `index` of a cell. Of n items, floor(n * share_without_tool) have no right tool, evenly spread, `missing` and
     `talk` in turn. num_tools: 1 to 152, the number that is left without one kind of object.
     """
-    cell = f"{num_tools}/{prompt_tokens or 'short'}"
+    cell = f"{num_tools}/{prompt_tokens or 'short'}" + ("" if language == "en" else f"/{language}")
     draw = random.Random(f"{seed}:tools:{cell}:{index}")
     num_before, num_after = int(index * share_without_tool), int((index + 1) * share_without_tool)
     kind: QuestionKind = "tool" if num_before == num_after else ("missing" if num_before % 2 == 0 else "talk")
     wanted = draw.choice(all_tools())
     if kind == "talk":
-        question = draw.choice(TALK).format(a=draw.randint(10, 999), b=draw.randint(10, 999))
+        wording = draw.choice(TALK if language == "en" else languages.TALK[language])
+        question = wording.format(a=draw.randint(10, 999), b=draw.randint(10, 999))
         arguments = None
     else:
         arguments = _draw_arguments(wanted, draw)
-        question = ask(wanted, arguments, draw)
+        question = ask(wanted, arguments, draw, language)
     chosen = _others(wanted, draw, with_its_kind=kind == "tool")[: num_tools - (kind == "tool")]
     tools = [*chosen, wanted] if kind == "tool" else chosen
     draw.shuffle(tools)
@@ -73,6 +79,7 @@ def tool_question(seed: str, index: int, num_tools: int, prompt_tokens: int | No
         expected_tool=wanted.name if right else None,
         expected=arguments if right else None,
         prompt_tokens=prompt_tokens,
+        language=language,
     )
 
 
@@ -82,11 +89,13 @@ def _draw_arguments(tool: Tool, draw: random.Random) -> dict[str, Any]:
     return {one.name: one.draw(draw) for one in (*tool.required, *optional)}
 
 
-def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random) -> str:
+def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random, language: ToolLanguage = "en") -> str:
     """The question that `tool` with `arguments` answers; every argument is named and said word for word."""
+    details = "; ".join(in_words(name, value) for name, value in arguments.items() if name != "code")
+    if language != "en":
+        return languages.request(language, tool.action.verb, tool.kind.noun, arguments.get("code"), details, draw)
     wording = draw.choice(tool.action.requests)
     sentence = wording.format(noun=tool.kind.noun, code=arguments.get("code"))
-    details = "; ".join(in_words(name, value) for name, value in arguments.items() if name != "code")
     return f"{sentence} Details: {details}."
 
 

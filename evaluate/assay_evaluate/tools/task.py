@@ -88,7 +88,7 @@ def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Re
     result = session.result(
         reply,
         item=question.id,
-        language="en",
+        language=question.language,
         prompt=question.question,
         expected=canonical_json(question.expected),
         correct=is_correct(done, reply),
@@ -105,9 +105,10 @@ def _sized(session: Session, task: ToolsTask, reference: Identity) -> AskedTools
     Measured once, by the reference's tokenizer and template: every checkpoint must get the same text.
     """
     questions = tuple(
-        tool_question(session.seed, index, num_tools, length or None, task.share_without_tool)
+        tool_question(session.seed, index, num_tools, length or None, task.share_without_tool, language)
         for num_tools in task.num_tools
         for length in task.prompt_tokens
+        for language in task.languages
         for index in range(task.num_items)
     )
     journal = session.client.journal
