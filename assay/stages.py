@@ -100,8 +100,6 @@ def quantize_options(
         raise PlanError(f"--engine {engine}: say local or ray")
     if stream_from not in {None, "hub"}:
         raise PlanError(f"--stream-from {stream_from}: say hub, or leave it out")
-    if stream_from is not None and engine == "ray":
-        raise PlanError("--stream-from hub works with --engine local; for Ray, download into the shared file system first")
     return QuantizeOptions(device, engine, workers, None if memory is None else parse_memory(memory), importance, stream_from)
 
 
@@ -169,7 +167,12 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with HubStream(made, folder.with_name(f".{folder.name}.source"), report=console.print) as stream:
-        yield stream.folder, stream.run
+        if options.engine == "ray":
+            from assay_quantize.ray_engine import from_hub
+
+            yield stream.folder, from_hub(stream)
+        else:
+            yield stream.folder, stream.run
         stream.remove()
 
 

@@ -14,19 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_hub import Hub
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import QuantizeError
 from assay.recipes import PrecisionRecipe, load_recipe
 from assay.records import Plan
-from assay_quantize import ray_engine
+from assay_quantize import ray_engine, ray_worker
 from assay_quantize.budget import resident_bytes
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import JOURNAL, _runner, quantize
+from assay_quantize.hub import open_hub_checkpoint
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import MANIFEST
 from assay_quantize.shard_files import planned_shards
 from assay_quantize.shards import ShardOptions
+from assay_quantize.stream import HubStream, Need, needs_of
 
 MEMORY_BYTES = 1 << 30
 
@@ -102,6 +105,76 @@ def test_a_run_begun_with_one_engine_is_finished_by_the_other(
     run(plan, source, tmp_path / "out", second)
     assert (tmp_path / "out" / done).stat().st_mtime_ns == before, "the finished shard was made again"
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------ from the hub
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub(make_tiny_glm4_moe(tmp_path / "model", shards=4, num_experts=12))
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield server
+    server.close()
+
+
+def stream_with_ray(precision: str, folder: Path) -> Plan:
+    recipe = load_recipe(PrecisionRecipe, precision)
+    plan = make_plan(open_hub_checkpoint("org/model"), recipe, model="tiny", family=None)
+    with HubStream(plan, folder / "staging") as stream:
+        run(plan, stream.folder, folder / "ray", ray_engine.from_hub(stream))
+        staged = sum(path.stat().st_blocks * 512 for path in stream.folder.glob("*.safetensors"))
+        assert staged < 4 * 200_000, "headers, and no data"
+        stream.remove()
+    return plan
+
+
+def test_tasks_download_what_they_read_and_no_more_at_a_time_than_allowed(
+    local_ray: Any, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFP4 shares scales across shards; one task at a time, so that downloads of two shards never mix."""
+    monkeypatch.setattr(ray_engine, "DOWNLOADS_AT_ONCE", 1)
+    asked: list[str] = []
+    hub.on_data = lambda name, begin: asked.append(name)
+    stream_with_ray("nvfp4a16", tmp_path)
+    local = plan_of(hub.folder, "nvfp4a16")
+    needs = needs_of(local, open_checkpoint(hub.folder).tensors)
+    assert sum(len(need.ranges) for need in needs.values()) == 4, "some weights are merged across shards"
+    assert asked == [file for need in needs.values() for file in (*need.whole, *need.ranges) for _ in range(parts(need, file))]
+    run(local, hub.folder, tmp_path / "local", "local")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["local", "model", "ray"]
+
+
+def parts(need: Need, file: str) -> int:
+    """Requests that a file takes: one, for all of it or for each range that is read."""
+    return len(need.ranges.get(file, ((0, 0),)))
+
+
+def test_what_a_lost_worker_had_downloaded_is_downloaded_again(
+    local_ray: Any, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed: list[int] = []
+
+    def kill_once(name: str, begin: int) -> None:
+        if not killed and (victims := writers_in(tmp_path / "ray")):
+            killed.append(victims[0])
+            os.kill(victims[0], signal.SIGKILL)
+
+    hub.on_data = kill_once
+    stream_with_ray("w4a16", tmp_path)
+    assert len(killed) == 1 and sum("is begun again" in record.getMessage() for record in caplog.records) == 1
+    run(plan_of(hub.folder, "w4a16"), hub.folder, tmp_path / "local", "local")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_too_little_disk_for_one_shard_is_said_before_anything_is_downloaded(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(QuantizeError, match=r"ray: [\d.]+ GB are needed for one shard of the source and what is still to be"):
+        stream_with_ray("w4a16", tmp_path)
+    assert not list((tmp_path / "ray").glob("*.safetensors"))
 
 
 # ------------------------------------------------------------------------------------------------ lost workers, Ctrl-C, errors
@@ -235,9 +308,9 @@ def test_a_shard_that_no_node_can_hold_is_refused(local_ray: Any) -> None:
 
 
 def test_a_node_that_does_not_see_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "VISIBLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(ray_worker, "VISIBLE_WITHIN_S", 0.0)
     with pytest.raises(QuantizeError) as caught:
-        ray_engine._wait_for(tmp_path / "nowhere", None)
+        ray_worker.wait_for(tmp_path / "nowhere", None)
     assert str(caught.value) == (
         f"node {os.uname().nodename} does not see {tmp_path}/nowhere; with --engine ray, source and output must be folders of "
         "a file system that all nodes share"

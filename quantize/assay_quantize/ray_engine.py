@@ -11,26 +11,30 @@ one of its own, on the loopback interface only, which ends with the run. `RAY_AD
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
 import shutil
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import assay
 from assay.errors import AssayError, QuantizeError
 from assay.records import Plan, ShardRecord
 from assay_quantize.budget import DEFAULT_MEMORY_BYTES, default_workers
-from assay_quantize.shard_files import fsync_folder, planned_shards
-from assay_quantize.shards import Progress, ShardOptions, quantize_shard
+from assay_quantize.ray_worker import Job, attempt_folder, make_in_scratch, wait_for
+from assay_quantize.shard_files import planned_shards
+from assay_quantize.shards import Progress, ShardOptions
+
+if TYPE_CHECKING:
+    from assay_quantize.engine import Runner
+    from assay_quantize.stream import HubStream
 
 CPUS_PER_TASK = 4
 """More threads than these would wait for the SHA-256 of their one shard; further CPUs take further shards."""
@@ -38,12 +42,16 @@ CPUS_PER_TASK = 4
 ATTEMPTS = 4
 """How often a shard is begun before the run gives up: workers are lost to reclaimed nodes, seldom to the shard."""
 
-VISIBLE_WITHIN_S = 60.0
-"""How long a node may take to see a file another one made: network file systems cache what is not there."""
+DOWNLOADS_AT_ONCE = 16
+"""Shards under way at a time with `--stream-from hub`, over all nodes: what a hub bears, and room on the shared disk for so
+many shards of the source."""
 
 CANCEL_WITHIN_S = 20.0
 CONNECT_WITHIN_S = 10.0
 POLL_S = 1.0
+SPARE_BYTES = 256 << 20
+"""Free disk asked for beyond outputs and downloads."""
+
 _OBJECT_STORE_BYTES = 256 << 20
 """Of a cluster of our own: it holds the plan and nothing else."""
 
@@ -80,18 +88,52 @@ def run_ray(
     Raises QuantizeError: Ray is not installed or not reachable, no node is large enough, a node does not see the folders,
     a shard whose worker is lost `ATTEMPTS` times, and whatever `quantize_shard` raises.
     """
+    yield from _run(plan, shard_names, source, out_folder, options, on_progress, None)
+
+
+def from_hub(stream: HubStream) -> Runner:
+    """The runner that makes every shard of `stream` in a task that downloads what it reads, and deletes it after.
+
+    `DOWNLOADS_AT_ONCE` shards at a time, fewer where the disk has no room for so many. Nothing but what a task is at is staged:
+    the folder of `stream` stays hollow. Every node reads the token of the hub (HF_TOKEN) from its own environment.
+    """
+
+    def run(
+        plan: Plan,
+        shard_names: Sequence[str],
+        source: Path,
+        out_folder: Path,
+        options: ShardOptions,
+        on_progress: Progress | None = None,
+    ) -> Generator[ShardRecord, None, None]:
+        yield from _run(plan, shard_names, source, out_folder, options, on_progress, stream)
+
+    return run
+
+
+def _run(
+    plan: Plan,
+    shard_names: Sequence[str],
+    source: Path,
+    out_folder: Path,
+    options: ShardOptions,
+    on_progress: Progress | None,
+    stream: HubStream | None,
+) -> Generator[ShardRecord, None, None]:
     if not shard_names:
         return
     needs = needs_of(options)
     source, out_folder = source.resolve(), out_folder.resolve()
+    at_once = len(shard_names) if stream is None else downloads_at_once(plan, shard_names, out_folder, stream)
     scratch = out_folder / f".ray-{uuid.uuid4().hex[:12]}.partial"
     scratch.mkdir()
     try:
         with _cluster(needs) as ray:
-            tasks = _Tasks(ray, needs, plan, source, out_folder, scratch, replace(options, workers=needs.cpus, lanes=1))
+            own = replace(options, workers=needs.cpus, lanes=1)
+            tasks = _Tasks(ray, needs, plan, Job(source, out_folder, scratch, own, stream is not None), stream)
             try:
-                for record in tasks.run(shard_names):
-                    _wait_for(out_folder / record.name, record.num_bytes)
+                for record in tasks.run(shard_names, at_once):
+                    wait_for(out_folder / record.name, record.num_bytes)
                     if on_progress is not None:
                         on_progress(record.name, sum(t.num_bytes for t in planned_shards(plan)[record.name]))
                     yield record
@@ -99,6 +141,21 @@ def run_ray(
                 tasks.cancel()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def downloads_at_once(plan: Plan, shard_names: Sequence[str], out_folder: Path, stream: HubStream) -> int:
+    """How many of the largest shards fit on the disk beside all outputs. QuantizeError when not even one does."""
+    planned = planned_shards(plan)
+    outputs = sum(o.num_bytes for name in shard_names for tensor in planned[name] for o in tensor.outputs)
+    largest = max(stream.bytes_of(name) for name in shard_names)
+    free = shutil.disk_usage(out_folder).free
+    fits = (free - outputs - SPARE_BYTES) // largest
+    if fits < 1:
+        raise QuantizeError(
+            f"{out_folder}: {(outputs + largest + SPARE_BYTES) / 1e9:.2f} GB are needed for one shard of the source and what "
+            f"is still to be written, {free / 1e9:.2f} GB are free on its disk; free some space, or give a folder elsewhere"
+        )
+    return min(fits, DOWNLOADS_AT_ONCE)
 
 
 class _Tasks:
@@ -109,28 +166,29 @@ class _Tasks:
         ray: ModuleType,
         needs: TaskNeeds,
         plan: Plan,
-        source: Path,
-        out_folder: Path,
-        scratch: Path,
-        options: ShardOptions,
+        job: Job,
+        stream: HubStream | None,
     ) -> None:
-        self._ray = ray
-        self._plan = ray.put(plan)
-        self._rest = (source, out_folder, scratch, options, assay.__version__)
-        self._scratch = scratch
+        self._ray, self._job, self._stream = ray, job, stream
+        self._plan = [ray.put(plan)]
+        kept = {name: os.environ[name] for name in ("HF_ENDPOINT", "NO_PROXY") if name in os.environ}
         self._remote = ray.remote(
             num_cpus=needs.cpus,
             num_gpus=needs.gpus,
             memory=needs.memory_bytes,
             max_retries=0,  # a retry by Ray would not know that it is one
             scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": kept} if job.hub and kept else None,
         )(make_in_scratch)
         self._shard_of: dict[Any, tuple[str, int]] = {}
 
-    def run(self, shard_names: Sequence[str]) -> Generator[ShardRecord, None, None]:
-        for name in shard_names:
-            self._begin(name, 1)
-        while self._shard_of:
+    def run(self, shard_names: Sequence[str], at_once: int) -> Generator[ShardRecord, None, None]:
+        left = iter(shard_names)
+        while True:
+            for name in itertools.islice(left, at_once - len(self._shard_of)):
+                self._begin(name, 1)
+            if not self._shard_of:
+                return
             # with a timeout, so that Ctrl-C is heard
             finished, _ = self._ray.wait(list(self._shard_of), num_returns=1, timeout=POLL_S)
             for task in finished:
@@ -140,7 +198,8 @@ class _Tasks:
                     yield record
 
     def _begin(self, name: str, attempt: int) -> None:
-        self._shard_of[self._remote.remote(self._plan, name, attempt, *self._rest)] = (name, attempt)
+        need = None if self._stream is None else self._stream.needs[name]
+        self._shard_of[self._remote.remote(self._plan, name, attempt, self._job, need)] = (name, attempt)
 
     def _result(self, task: Any, name: str, attempt: int) -> ShardRecord | None:
         """What a finished task made; None when its worker was lost and the shard was begun again."""
@@ -149,7 +208,7 @@ class _Tasks:
             record: ShardRecord = self._ray.get(task)
         except (lost.WorkerCrashedError, lost.NodeDiedError, lost.OutOfMemoryError, lost.LocalRayletDiedError, lost.ObjectLostError) as error:  # fmt: skip  # noqa: E501
             reason = str(error).strip().splitlines()[0]
-            shutil.rmtree(attempt_folder(self._scratch, name, attempt), ignore_errors=True)
+            shutil.rmtree(attempt_folder(self._job.scratch, name, attempt), ignore_errors=True)
             if attempt == ATTEMPTS:
                 raise QuantizeError(
                     f"{name}: its worker was lost {ATTEMPTS} times, last: {reason}; finished shards stay: look into Ray's log "
@@ -170,55 +229,6 @@ class _Tasks:
         if tasks:
             self._ray.wait(tasks, num_returns=len(tasks), timeout=CANCEL_WITHIN_S)
         self._shard_of.clear()
-
-
-# ------------------------------------------------------------------------------------------------ in the worker
-def attempt_folder(scratch: Path, shard_name: str, attempt: int) -> Path:
-    """Where one attempt at a shard writes."""
-    return scratch / f"{shard_name}.{attempt}"
-
-
-def make_in_scratch(
-    plan: Plan,
-    shard_name: str,
-    attempt: int,
-    source: Path,
-    out_folder: Path,
-    scratch: Path,
-    options: ShardOptions,
-    version: str,
-) -> ShardRecord:
-    """One task: the shard is made in a folder of this attempt and renamed into `out_folder` when it is whole."""
-    if version != assay.__version__:
-        raise QuantizeError(
-            f"node {os.uname().nodename} has assay {assay.__version__}, the driver {version}; install the same on all"
-        )
-    for folder in (scratch, source):
-        _wait_for(folder, None)
-    folder = attempt_folder(scratch, shard_name, attempt)
-    folder.mkdir()
-    record = quantize_shard(plan, shard_name, source, folder, options)
-    try:
-        os.replace(folder / shard_name, out_folder / shard_name)
-        fsync_folder(out_folder)
-        folder.rmdir()
-    except OSError as problem:
-        raise QuantizeError(
-            f"{out_folder / shard_name}: cannot be renamed into place: {problem.strerror}; finished shards stay, run again"
-        ) from None
-    return record
-
-
-def _wait_for(path: Path, num_bytes: int | None) -> None:
-    """Wait until this node sees `path`, a folder or a file of `num_bytes`; QuantizeError when it does not."""
-    deadline = time.monotonic() + VISIBLE_WITHIN_S
-    while not (path.is_dir() if num_bytes is None else path.is_file() and path.stat().st_size == num_bytes):
-        if time.monotonic() > deadline:
-            raise QuantizeError(
-                f"node {os.uname().nodename} does not see {path}; with --engine ray, source and output must be folders of a "
-                "file system that all nodes share"
-            )
-        time.sleep(0.2)
 
 
 def _cause(error: Any) -> BaseException:

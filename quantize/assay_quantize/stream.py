@@ -75,6 +75,25 @@ def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
+def stage_shard(plan: Plan, checkpoint: Checkpoint, need: Need, folder: Path) -> None:
+    """Download what one output shard reads into `folder`, which is empty: for a task of its own, on whatever node.
+
+    checkpoint: headers from a staging folder (`HubStream.folder`); each file gets the time that it has there, so that it counts
+    as the same file. Raises CheckpointError: the hub does not answer, or has something else by now.
+    """
+    assert checkpoint.folder is not None and plan.source_revision is not None
+    with HubFiles(plan.source, plan.source_revision) as hub:
+        for file in (*need.whole, *need.ranges):
+            path, num_bytes = folder / file, checkpoint.shards[file]
+            if file in need.whole:
+                hub.download(file, path, num_bytes)
+            else:
+                _write_hollow(path, _header_of(checkpoint.folder / file), num_bytes)
+                hub.download_ranges(file, need.ranges[file], path, num_bytes)
+            time_ns = content_time_ns(hub.files[file].content)
+            os.utime(path, ns=(time_ns, time_ns))
+
+
 def content_time_ns(content: str) -> int:
     """A modification time, before 2007, that stands for what names a file's content on the hub."""
     return int(hashlib.sha256(content.encode()).hexdigest()[:15], 16)
@@ -103,7 +122,7 @@ class HubStream:
         self._holders: dict[str, set[str]] = {}
         try:
             self._checkpoint = self._make_hollow()
-            self._needs = needs_of(plan, self._checkpoint.tensors)
+            self.needs: Mapping[str, Need] = needs_of(plan, self._checkpoint.tensors)
         except BaseException:
             self.close()
             raise
@@ -169,16 +188,18 @@ class HubStream:
 
     def _staged_bytes(self, shards: Sequence[str]) -> int:
         """The most that is staged at a time while `shards` are made in this order: one, and the next one."""
-        sizes, each = self._checkpoint.shards, []
-        for shard in shards:
-            need = self._needs[shard]
-            parts = sum(end - begin for ranges in need.ranges.values() for begin, end in ranges)
-            each.append(parts + sum(sizes[file] for file in need.whole))
+        each = [self.bytes_of(shard) for shard in shards]
         return max((now + after for now, after in zip(each, [*each[1:], 0], strict=True)), default=0)
+
+    def bytes_of(self, shard: str) -> int:
+        """Bytes of the source that the output shard `shard` reads."""
+        need, sizes = self.needs[shard], self._checkpoint.shards
+        parts = sum(end - begin for ranges in need.ranges.values() for begin, end in ranges)
+        return parts + sum(sizes[file] for file in need.whole)
 
     def _clear_finished(self, shards: Sequence[str]) -> None:
         """Give back what a killed run had staged for shards that are finished."""
-        wanted = {file for shard in shards for file in self._needs[shard].whole}
+        wanted = {file for shard in shards for file in self.needs[shard].whole}
         for file in self._checkpoint.shards:
             if file not in wanted and _mark_path(self.folder / file).exists():
                 self._shrink(file)
@@ -189,7 +210,7 @@ class HubStream:
 
     def _stage(self, shard: str) -> None:
         """Have everything on disk that the output shard `shard` reads."""
-        need = self._needs[shard]
+        need = self.needs[shard]
         with self._lock:
             for file in (*need.whole, *need.ranges):
                 self._holders.setdefault(file, set()).add(shard)
@@ -204,7 +225,7 @@ class HubStream:
     def _release(self, shard: str) -> None:
         """Give back the disk of what only `shard` needed."""
         with self._lock:
-            for file in (*self._needs[shard].whole, *self._needs[shard].ranges):
+            for file in (*self.needs[shard].whole, *self.needs[shard].ranges):
                 self._holders[file].discard(shard)
                 self._shrink(file)
 
@@ -228,7 +249,7 @@ class HubStream:
         """Reduce a file to what its holders need. The lock is held; one that a download may be replacing is left alone."""
         holders, path = self._holders.get(file, set()), self.folder / file
         was_whole = _mark_path(path).exists()
-        if any(file in self._needs[shard].whole for shard in holders) or (holders and not was_whole):
+        if any(file in self.needs[shard].whole for shard in holders) or (holders and not was_whole):
             return
         _mark_path(path).unlink(missing_ok=True)
         arriving = self.folder / f".{file}.smaller"
@@ -242,7 +263,7 @@ class HubStream:
         self._put(arriving, file)
 
     def _wanted_ranges(self, file: str) -> tuple[tuple[int, int], ...]:
-        return merged([r for shard in self._holders.get(file, ()) for r in self._needs[shard].ranges.get(file, ())])
+        return merged([r for shard in self._holders.get(file, ()) for r in self.needs[shard].ranges.get(file, ())])
 
     def _put(self, arriving: Path, file: str) -> None:
         """Rename into place, with the time that stands for the file's content."""
