@@ -318,6 +318,30 @@ def test_resume_with_another_recipe_or_source_names_both(made: Made, tmp_path: P
     assert (out / SHARDS[0]).exists()
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "noise"])
+def test_what_stands_in_place_of_the_journal(made: Made, tmp_path: Path, kind: str) -> None:
+    """A folder from elsewhere must not make us write through a link, or wait for a pipe."""
+    out, journal, victim = tmp_path / "out", tmp_path / "out" / JOURNAL, tmp_path / "victim"
+    out.mkdir()
+    victim.write_text("precious")
+    if kind == "link":
+        journal.symlink_to(victim)
+    elif kind == "pipe":
+        os.mkfifo(journal)
+    elif kind == "folder":
+        journal.mkdir()
+    else:
+        journal.write_bytes(b"[" * 100_000 + b"\n\xff\x00{]\n")
+    if kind == "noise":  # no line of it is ours: a run that was killed before its first
+        quantize(made.plans["w4a16"], made.source, out, device="cpu")
+        assert contents(out) == contents(made.folders["w4a16"])
+    else:
+        expected = {"link": "is a link, so no journal of ours", "pipe": "is no regular file", "folder": "Is a directory"}[kind]
+        with pytest.raises((QuantizeError, IsADirectoryError), match=expected):
+            quantize(made.plans["w4a16"], made.source, out, device="cpu")
+    assert victim.read_text() == "precious"
+
+
 def test_two_processes_in_one_folder(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "out"
     interrupted(made, out)

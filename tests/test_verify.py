@@ -330,6 +330,18 @@ def test_hashes_find_what_nothing_else_would(copy: Callable[[str], Copy]) -> Non
     assert [where for check, where, _ in damaged.damages() if check == "hashes"] == [SHARDS[0]]
 
 
+def test_a_manifest_that_leads_out_of_the_folder(copy: Callable[[str], Copy], tmp_path: Path) -> None:
+    damaged = copy("fp8")
+    (damaged.folder.parent / "elsewhere.json").write_text("{}")
+    manifest = damaged.folder / "assay_manifest.json"
+    edited = json.loads(manifest.read_text())
+    edited["files"]["../elsewhere.json"] = "0" * 64
+    manifest.write_text(json.dumps(edited))
+    assert ("hashes", "../elsewhere.json", "is a link that leads out of its folder; put the file itself there") in (
+        damaged.damages()
+    )
+
+
 def test_files_that_are_missing_or_too_many(copy: Callable[[str], Copy]) -> None:
     damaged = copy("fp8")
     (damaged.folder / "pytorch_model.bin").write_bytes(b"pickle")

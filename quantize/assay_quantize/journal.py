@@ -6,11 +6,13 @@ and time of change. Lines are appended and fsynced; a torn last line (killed whi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -44,12 +46,26 @@ def plan_sha256(plan: Plan) -> str:
 def locked_journal(folder: Path) -> Iterator[TextIO]:
     """The journal, open for reading and appending, locked against a second process."""
     # a torn line may end inside a character
-    with (folder / JOURNAL).open("a+", encoding="utf-8", errors="backslashreplace") as journal:
+    with open(folder / JOURNAL, "a+", encoding="utf-8", errors="backslashreplace", opener=_open_ours) as journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise QuantizeError(f"{folder}: another process is quantizing into it; wait for it, or end it") from None
         yield journal
+
+
+def _open_ours(path: str, flags: int) -> int:
+    """An opener that opens what lies there itself, never what a link or a pipe in its place leads to."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise QuantizeError(f"{path}: is a link, so no journal of ours; give another folder, or delete this one") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise QuantizeError(f"{path}: is no regular file, so no journal of ours; give another folder, or delete this one")
+    return descriptor
 
 
 def append(journal: TextIO, entry: Mapping[str, Any]) -> None:
@@ -149,7 +165,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             continue
         if isinstance(entry, dict):
             entries.append(entry)

@@ -20,13 +20,14 @@ from pydantic import ValidationError
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.recipes import PrecisionRecipe
-from assay.records import Manifest, Plan, TensorPlan, Verification, sha256_of_file
+from assay.records import Manifest, Plan, TensorPlan, Verification
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
 from assay_quantize.engine import plan_sha256
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.verify_files import hash_file
 from assay_quantize.verify_findings import Findings
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findi
         if not (folder / name).is_file():
             findings.damage("files", name, "is in the manifest, but not on disk")
         elif hashes:
-            _check_hash(folder / name, sha256, findings)
+            _check_hash(folder, name, sha256, findings)
     if not hashes:
         findings.not_checked.append("hashes: not asked for")
     known = {shard.name for shard in manifest.shards}
@@ -221,11 +222,15 @@ def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findi
             findings.damage("files", path.name, "holds weights, but the manifest does not know it")
 
 
-def _check_hash(path: Path, expected: str, findings: Findings) -> None:
+def _check_hash(folder: Path, name: str, expected: str, findings: Findings) -> None:
     findings.look("hashes")
-    got = sha256_of_file(path)
+    try:
+        got = hash_file(folder, name)
+    except CheckpointError as problem:
+        findings.damage("hashes", name, str(problem).removeprefix(f"{folder / name}: "))
+        return
     if got != expected:
-        findings.damage("hashes", path.name, f"has SHA-256 {got[:12]}...; the manifest says {expected[:12]}...")
+        findings.damage("hashes", name, f"has SHA-256 {got[:12]}...; the manifest says {expected[:12]}...")
 
 
 # ------------------------------------------------------------------------------------------------ plan
