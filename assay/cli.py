@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from assay import __version__
+from assay.calibrate_command import calibrate
 from assay.errors import AssayError, PlanError
 from assay.locate_command import locate
 from assay.probe_command import probe
@@ -210,6 +211,9 @@ def verify(
         print_verification(result)
     if not result.passed:
         raise typer.Exit(1)
+
+
+app.command()(calibrate)
 
 
 # ------------------------------------------------------------------------------------------------ serve, evaluate
