@@ -345,6 +345,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("quantized_reference", True, relabelled("fp8", "fp32")),
         ("sample_sizes", True, tasks(items=())),
         ("one_seed", True, lambda run: replaced(run, measurements=())),
+        ("one_seed", True, tasks(num_samples=4)),
         ("measurement_notes", False, measurements(notes=("no chat template: asked as plain completions",))),
         ("truncation", False, tasks(num_truncated=3)),
         ("failures", False, tasks(num_failed=2)),

@@ -32,13 +32,14 @@ def unmeasured(run: Run) -> str | None:
 
 
 def not_measured(run: Run) -> str | None:
-    gaps = [f"{what} of {m.label} ({why})" for m in run.measurements for what, why in sorted(m.not_measured.items())]
-    gaps += [
-        f"{task.task} of {m.label} ({task.note or 'no reason recorded'})"
-        for m in run.measurements
-        for task in m.tasks
-        if task.accuracy is None and task.task not in m.not_measured
-    ]
+    found: dict[tuple[str, str], list[str]] = {}
+    for m in run.measurements:
+        for what, why in sorted(m.not_measured.items()):
+            found.setdefault((what, why), []).append(m.label)
+        for task in m.tasks:
+            if task.accuracy is None and task.task not in m.not_measured:
+                found.setdefault((task.task, task.note or "no reason recorded"), []).append(m.label)
+    gaps = [f"{what} of {_and(labels)} ({why})" for (what, why), labels in found.items()]
     return f"Asked for and not measured: {'; '.join(gaps)}." if gaps else None
 
 
@@ -65,12 +66,14 @@ def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, flo
 
 
 def one_seed(run: Run) -> str | None:
-    if not run.measurements:
+    once = list(dict.fromkeys(task.task for m in run.measurements for task in m.tasks if task.num_samples == 1))
+    if not once:
         return None
+    is_all = all(task.num_samples == 1 for m in run.measurements for task in m.tasks)
     seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
     return (
-        f"Each checkpoint answered each item once (seed {', '.join(seeds)}): the intervals cover the choice of items, not what "
-        "another run, seed or batch composition would add."
+        f"Each checkpoint answered each item{'' if is_all else f' of {_and(once)}'} once (seed {', '.join(seeds)}): the intervals "
+        "cover the choice of items, not what another run, seed or batch composition would add."
     )
 
 
