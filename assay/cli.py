@@ -42,6 +42,7 @@ from assay.stages import (
     with_importance,
     write_cards,
 )
+from assay.suite_files import with_swe_options
 from assay.terminal import console, emit, escape, print_verdicts, print_verification
 
 app = typer.Typer(
@@ -271,6 +272,13 @@ def evaluate(
             help="Only ask the reference twenty items of every task, and say whether the token budgets suffice; exit 1 if not.",
         ),
     ] = False,
+    swe_slice: Annotated[
+        str | None, typer.Option("--slice", help="SWE-bench: Python's slice over the instances sorted by id, 0:50.")
+    ] = None,
+    swe_filter: Annotated[
+        str | None, typer.Option("--filter", help="SWE-bench: instances whose id begins with a match of this expression.")
+    ] = None,
+    swe_repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="SWE-bench: trajectories per instance.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the reference and every candidate alike, measure, judge; report and cards are written from the records.
@@ -292,7 +300,9 @@ def evaluate(
         run_dir = runs / aim.recipe.name
         candidates = two_checkpoints(reference, candidate)
     chosen = profile_for(aim, profile)
-    chosen_suite = suite_for(aim, suite, chosen)
+    chosen_suite = with_swe_options(
+        suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
+    )  # fmt: skip
     if budget_check:
         checked = check_budgets_of(aim, candidates[0], chosen_suite, chosen, run_dir)
         if as_json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from assay.errors import RecipeError
 from assay.recipes import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.records import sha256_of, sha256_of_file
@@ -19,6 +21,30 @@ def with_files_hashed(suite: SuiteRecipe) -> SuiteRecipe:
     a path that is not there; paths are relative to the working directory.
     """
     return suite.model_copy(update={"files_sha256": {path: _hash(suite, path) for path in named_files(suite)}})
+
+
+def with_swe_options(
+    suite: SuiteRecipe, *, slice_: str | None = None, filter_: str | None = None, num_repeats: int | None = None
+) -> SuiteRecipe:
+    """The suite with other instances or repeats in its SWE-bench tasks; None leaves what the file says.
+
+    RecipeError if it has no such task, or an option makes no sense.
+    """
+    changes = {"slice": slice_, "filter": filter_, "num_repeats": num_repeats}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if not changes:
+        return suite
+    if not any(isinstance(task, SweTask) for task in suite.tasks):
+        raise RecipeError(f"suite {suite.name} has no SWE-bench task: --slice, --filter and --repeats have nothing to act on")
+    try:
+        tasks = tuple(
+            SweTask.model_validate(task.model_dump() | changes) if isinstance(task, SweTask) else task for task in suite.tasks
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"--{str(step).removeprefix('num_')}: " for step in first["loc"])
+        raise RecipeError(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
+    return suite.model_copy(update={"tasks": tasks})
 
 
 def named_files(suite: SuiteRecipe) -> list[str]:

@@ -106,7 +106,7 @@ class SweDifference(Part):
     by_instance: Interval
     """Instances as independent: Tango's for one trajectory each, a bootstrap for several."""
     by_repository: Interval | None
-    """Instances of one repository rise and fall together; t with one degree less than repositories. None: one repository."""
+    """Instances of one repository rise and fall together; t with one degree less than them. None: one of them, or no spread."""
     p_value: float
     """Two-sided mid-p McNemar."""
     resolution: float

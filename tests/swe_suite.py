@@ -15,7 +15,8 @@ sys.path.insert(0, str(EXAMPLE))
 
 from assay.recipes import SweTask  # noqa: E402
 from assay_evaluate.journal import Identity  # noqa: E402
-from assay_evaluate.swebench.agents import Pacing, run_name  # noqa: E402
+from assay_evaluate.swebench.agents import Pacing  # noqa: E402
+from assay_evaluate.swebench.worker_process import run_name  # noqa: E402
 
 FAST = Pacing(request_backoff_s=0.01, num_request_attempts=2, attempt_backoff_s=0.01, probe_every_s=0.05)
 REFERENCE, CANDIDATE = Identity("a" * 64, "f" * 64), Identity("b" * 64, "f" * 64)

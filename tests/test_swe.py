@@ -12,12 +12,13 @@ from statsmodels.stats.contingency_tables import mcnemar
 from assay.errors import MeasureError, RecipeError
 from assay.recipes import SuiteRecipe, SweTask, load_recipe, parse_recipe
 from assay.records import ItemResult, TaskResult
+from assay.suite_files import with_swe_options
 from assay_evaluate.statistics import paired_difference
-from assay_evaluate.swebench.agents import settings_for
 from assay_evaluate.swebench.dataset import check_rows, load_instances
 from assay_evaluate.swebench.exits import classify
 from assay_evaluate.swebench.grading import Grade, read_report
 from assay_evaluate.swebench.predictions import exit_of, settle, trajectory_path
+from assay_evaluate.swebench.settings import settings_for
 from assay_evaluate.swebench.trajectories import is_valid_call, longest_loop, measure
 from assay_evaluate.swebench.verdict import (
     Pair,
@@ -219,7 +220,7 @@ def test_repositories_that_fall_together_widen_the_interval() -> None:
     spread = [Pair(f"i-{i}", f"r-{i // 20}", 1.0, float(i % 20 >= 2)) for i in range(80)]
     narrow, wide = difference(spread), difference(together)
     assert narrow.by_instance == wide.by_instance == paired_difference(8, 0, 80)
-    assert narrow.drop == narrow.by_instance  # every repository lost the same share: clusters say less than instances
+    assert narrow.drop == narrow.by_instance  # every repository lost the same share
     assert wide.by_repository is not None and wide.drop.high == wide.by_repository.high > narrow.drop.high
     assert wide.drop.low < 0 < narrow.drop.low
 
@@ -418,6 +419,17 @@ def test_a_suite_that_makes_no_sense_is_one_line(tmp_path: Path, line: str, mess
     )
     with pytest.raises(RecipeError, match=message):
         parse_recipe(SuiteRecipe, path)
+
+
+def test_instances_can_be_chosen_on_the_command_line(tmp_path: Path) -> None:
+    suite = load_recipe(SuiteRecipe, "swe-tiny")
+    (task,) = with_swe_options(suite, slice_="0:2", filter_="tiny__r", num_repeats=3).tasks
+    assert isinstance(task, SweTask) and (task.slice, task.filter, task.num_repeats) == ("0:2", "tiny__r", 3)
+    assert with_swe_options(suite) == suite
+    with pytest.raises(RecipeError, match=r"--slice: String should match pattern"):
+        with_swe_options(suite, slice_="some")
+    with pytest.raises(RecipeError, match=r"suite quick has no SWE-bench task"):
+        with_swe_options(load_recipe(SuiteRecipe, "quick"), num_repeats=2)
 
 
 def test_an_exit_is_read_from_files_of_others() -> None:

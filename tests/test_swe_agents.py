@@ -24,8 +24,9 @@ from assay.errors import MeasureError, ServeError
 from assay.records import TaskResult
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.swebench import grading
-from assay_evaluate.swebench.agents import Finished, run_agents, settings_for
+from assay_evaluate.swebench.agents import Finished, run_agents
 from assay_evaluate.swebench.gate import GatedRetry, GaveUp, ServerGate
+from assay_evaluate.swebench.settings import settings_for
 from assay_evaluate.swebench.task import prepare, run_swe
 from assay_evaluate.swebench.verdict import difference, pair_instances
 

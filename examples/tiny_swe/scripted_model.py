@@ -126,6 +126,10 @@ class ScriptedModel:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        return (self.base_url,)
+
     def live(self) -> None:
         if self._server is None:
             self._server = ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self))

@@ -5,6 +5,7 @@
     agent_worker   a process that drives mini-swe-agent                gate          requests wait for a server that is gone
     trajectories   what a trajectory cost, whether it looped
     grading        gold first, then the candidate's patches            grading_worker  a process that drives `swebench`
+    settings       what mini-swe-agent is told, pinned and hashed      worker_process  a module as a process, heard by lines
     predictions    preds.json, as both tools read it                   verdict       paired by instance, clustered by repository
     task           one SWE-bench task of a suite
 

@@ -43,6 +43,8 @@ DAEMON_WORDS = (
     "can only create exec",
 )
 _print_lock = threading.Lock()
+_here = threading.local()
+"""`gate`: of the server that this thread's trajectory talks to."""
 
 
 def tell(event: str, **more: Any) -> None:
@@ -81,7 +83,8 @@ def make_model(spec: Mapping[str, Any], gate: ServerGate) -> litellm_model.Litel
             gate.check_same(getattr(response, "system_fingerprint", None))
             return response
 
-    return Model(**spec["model"])
+    kwargs = spec["model"]["model_kwargs"] | {"api_base": f"{gate.base_url}/v1"}
+    return Model(**(spec["model"] | {"model_kwargs": kwargs}))
 
 
 def _for_vllm(message: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +181,7 @@ def _save(job: Mapping[str, Any], agent: Agent | None, end: Exit, error: Excepti
 # ------------------------------------------------------------------------------------------------ all of them
 def run_job(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGate) -> None:
     """Attempts until the model ends one itself, or there are no more."""
+    _here.gate = gate
     for attempt in range(1, spec["num_attempts"] + 1):
         if gate.gave_up is not None:
             return
@@ -203,17 +207,21 @@ def main() -> None:
     spec = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout = sys.stderr  # whatever libraries print must not get between our lines
-    gate = ServerGate(spec["base_url"], spec["server_patience_s"], spec["probe_every_s"], tell)
+    gates = {
+        url: ServerGate(url, spec["server_patience_s"], spec["probe_every_s"], tell)
+        for url in sorted({job["base_url"] for job in spec["jobs"]})
+    }
 
     def retry(*, logger: object, abort_exceptions: list[type[BaseException]]) -> GatedRetry:
-        return GatedRetry(gate, spec["num_request_attempts"], spec["request_backoff_s"], tuple(abort_exceptions))
+        return GatedRetry(_here.gate, spec["num_request_attempts"], spec["request_backoff_s"], tuple(abort_exceptions))
 
     vars(litellm_model)["retry"] = retry
     with concurrent.futures.ThreadPoolExecutor(spec["num_agents"]) as pool:
-        for done in [pool.submit(run_job, spec, job, gate) for job in spec["jobs"]]:
+        for done in [pool.submit(run_job, spec, job, gates[job["base_url"]]) for job in spec["jobs"]]:
             done.result()
-    if gate.gave_up is not None:
-        tell("gave up", why=gate.gave_up)
+    why = next((gate.gave_up for gate in gates.values() if gate.gave_up is not None), None)
+    if why is not None:
+        tell("gave up", why=why)
 
 
 if __name__ == "__main__":

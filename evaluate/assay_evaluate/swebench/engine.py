@@ -26,10 +26,16 @@ class Engine:
     """Where images and containers lie; None if it is on another machine."""
 
     def call(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run the engine's command; the caller looks at the exit status."""
-        return subprocess.run(
-            [self.executable, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
-        )
+        """Run the engine's command; the caller looks at the exit status. MeasureError if it hangs."""
+        command = [self.executable, *arguments]
+        try:
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise MeasureError(
+                f"`{' '.join(command[:3])}` did not end within {timeout_s:g} s; is the engine healthy? The same command goes on"
+            ) from None
 
     def has_image(self, image: str) -> bool:
         return self.call("image", "inspect", image).returncode == 0
@@ -86,11 +92,7 @@ def fetch_images(engine: Engine, images: Iterable[str], timeout_s: float) -> dic
     for image in dict.fromkeys(images):
         if engine.has_image(image):
             continue
-        try:
-            pulled = engine.call("pull", "-q", image, timeout_s=timeout_s)
-        except subprocess.TimeoutExpired:
-            lacking[image] = f"not pulled within {timeout_s:g} s (pull_timeout_s)"
-            continue
+        pulled = engine.call("pull", "-q", image, timeout_s=timeout_s)
         if pulled.returncode != 0:
             lines = pulled.stderr.strip().splitlines()
             lacking[image] = " ".join((lines[-1] if lines else "no reason given").split())[:200]

@@ -17,9 +17,10 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.recipes import SweTask
 from assay.swe_records import Outcome
-from assay_evaluate.swebench.agents import last_line, package_folder, run_name, worker
 from assay_evaluate.swebench.dataset import Row, tests_of
 from assay_evaluate.swebench.engine import LABEL, Engine
+from assay_evaluate.swebench.settings import package_folder
+from assay_evaluate.swebench.worker_process import last_line, run_name, worker
 
 GOLD = "gold"
 HARNESS_MAJOR = "5"

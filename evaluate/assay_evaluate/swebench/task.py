@@ -25,12 +25,14 @@ from assay_evaluate.look_ahead import InLine
 from assay_evaluate.pairs import accuracy_of
 from assay_evaluate.session import Session
 from assay_evaluate.statistics import clopper_pearson, cluster_bootstrap_mean, wilson
-from assay_evaluate.swebench.agents import Endpoint, Finished, Pacing, Settings, run_agents, run_name, settings_for
+from assay_evaluate.swebench.agents import Endpoint, Finished, Pacing, run_agents
 from assay_evaluate.swebench.dataset import Row, dataset_sha256, load_instances
 from assay_evaluate.swebench.engine import Engine, check_room, engine_for, fetch_images
 from assay_evaluate.swebench.grading import Grade, check_harness, grade, grade_gold, versions
 from assay_evaluate.swebench.predictions import exit_of, read_trajectory, trajectory_path
+from assay_evaluate.swebench.settings import Settings, settings_for
 from assay_evaluate.swebench.trajectories import measure
+from assay_evaluate.swebench.worker_process import run_name
 
 NOTHING_MEASURED: dict[str, Any] = dict.fromkeys(
     (
@@ -220,7 +222,7 @@ def _figures(prepared: Prepared, trajectories: Sequence[Trajectory], gold_failed
     patches = [one for one in count if one.patch_sha256 is not None and one.outcome != "not_graded"]
     engine = {} if prepared.engine is None else {"engine": prepared.engine.version}
     return SweFigures(
-        dataset=task.dataset,
+        dataset="/".join(Path(task.dataset).parts[-2:]),  # a hub id, or the end of a path that says which
         dataset_sha256=dataset_sha256(prepared.rows),
         num_instances=len({one.instance for one in trajectories}),
         num_repeats=task.num_repeats,

@@ -98,7 +98,7 @@ def resolution_sentence(n: int, discordant_share: float, level: float = 0.95) ->
 def sentence(pairs: Sequence[Pair], level: float) -> str:
     """How the interval came about, and what a run of this size can tell apart."""
     found = difference(pairs, level)
-    clusters = "one repository, so clusters say nothing"
+    clusters = "repositories as clusters say nothing"
     if found.by_repository is not None:
         low, high = 100 * found.by_repository.low, 100 * found.by_repository.high
         clusters = f"with {found.num_repositories} repositories as clusters {low:+.1f} to {high:+.1f}"
@@ -129,7 +129,7 @@ def widen(by_instance: PairedEvidence, pairs: Sequence[Pair]) -> PairedEvidence:
     """
     level, margin = by_instance.drop.level, by_instance.margin
     clustered = _by_repository(pairs, level)
-    if clustered is None or clustered.high == clustered.low:
+    if clustered is None or clustered.high == clustered.low:  # every repository lost the same share
         return by_instance
     degrees = clustered.n - 1
     drops = [pair.reference - pair.candidate for pair in pairs]
@@ -163,9 +163,9 @@ def _by_instance(pairs: Sequence[Pair], level: float) -> Interval:
 
 def _by_repository(pairs: Sequence[Pair], level: float) -> Interval | None:
     repositories = [pair.repository for pair in pairs]
-    if len(set(repositories)) < 2:
-        return None
     drops = np.array([pair.reference - pair.candidate for pair in pairs])
+    if len(set(repositories)) < 2 or np.ptp(drops) == 0:
+        return None
     found = clustered_mean(drops, repositories, level)
     return found.model_copy(update={"low": max(found.low, -1.0), "high": min(found.high, 1.0)})
 
