@@ -71,9 +71,10 @@ def one_seed(run: Run) -> str | None:
         return None
     is_all = all(task.num_samples == 1 for m in run.measurements for task in m.tasks)
     seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
+    item = "each item" if is_all else f"each item of {_and(once)}"
     return (
-        f"Each checkpoint answered each item{'' if is_all else f' of {_and(once)}'} once (seed {', '.join(seeds)}): the intervals "
-        "cover the choice of items, not what another run, seed or batch composition would add."
+        f"Each checkpoint answered {item} once (seed {', '.join(seeds)}): the intervals cover the choice of items, not what "
+        "another run, seed or batch composition would add."
     )
 
 
