@@ -184,7 +184,7 @@ def test_figures_hold_the_numbers_of_the_report(run_dir: Path) -> None:
     found = re.search(r'<script id="figures" type="application/json">(.*?)</script>', page, re.S)
     assert found is not None
     figures = json.loads(found.group(1))
-    assert sorted(figures) == ["bytes-role", "kl", "kl-position", "losses", "quality-size", "reply-lengths"]
+    assert sorted(figures) == ["bytes-role", "drift-position", "kl", "kl-position", "losses", "quality-size", "reply-lengths"]
     report = report_of(run_dir)
     for name in figures:
         assert f'<div class="plot" id="{name}">' in page
