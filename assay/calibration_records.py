@@ -11,8 +11,8 @@ class Calibration(Record):
     """What `assay calibrate` made.
 
     text: the files, or how the text came about. num_tokens: that went through the model. weights: in the file. starved: weight
-    -> tokens, of those that saw fewer than `min_tokens` and were left out. tokens_by_expert: least, median and most tokens that a
-    routed expert saw; None where there are none. file_sha256: what `importance_sha256` of a plan made with the file will be.
+    -> tokens, of those that saw fewer than `min_tokens` and were left out. tokens_by_expert: least, median and most tokens that
+    a routed expert saw; None where there are none. file_sha256: what `importance_sha256` of a plan made with the file will be.
     """
 
     kind: Literal["calibration"] = "calibration"
