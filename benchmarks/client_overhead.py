@@ -144,8 +144,8 @@ def run_task(port: int, num_items: int) -> None:
     """A whole task of a suite: makes its items, asks, scores them and keeps a result of each; replies are forgotten."""
     from assay.recipes import ArithmeticTask
     from assay_evaluate.client import Client
-    from assay_evaluate.cot import arithmetic_items, run_arithmetic
     from assay_evaluate.dialect import Dialect
+    from assay_evaluate.generated import arithmetic_items, run_generated
     from assay_evaluate.journal import Identity, Journal
     from assay_evaluate.session import Session
 
@@ -157,7 +157,7 @@ def run_task(port: int, num_items: int) -> None:
         Client(endpoint, journal, who, concurrency=CONCURRENCY) as client,
     ):
         session = Session(client, Dialect(True, True, {}), "eval-benchmark", 0, has_reasoning_parser=False)
-        result = run_arithmetic(session, task, arithmetic_items(task, session.seed))
+        result = run_generated(session, task, arithmetic_items(task, session.seed))
         assert (result.num_items, result.num_failed) == (num_items, 0)
 
 

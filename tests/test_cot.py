@@ -15,8 +15,9 @@ from fake_server import FakeServer, Scripted
 from assay.recipes import ArithmeticTask, LmEvalTask
 from assay.records import Fingerprint
 from assay_evaluate.client import Client
-from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
+from assay_evaluate.cot import run_lm_eval
 from assay_evaluate.dialect import Dialect, takes_seeds
+from assay_evaluate.generated import arithmetic_items, run_generated
 from assay_evaluate.items import arithmetic_item
 from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.language import count_scripts, is_wrong_script
@@ -194,7 +195,7 @@ def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_p
         items[5].prompt: Scripted(f"想一想。#### {items[5].answer}", output_tokens=64),
     }
     with FakeServer(lambda body: replies[body["messages"][0]["content"]]) as server, session_with(server, tmp_path) as session:
-        result = run_arithmetic(session, ARITHMETIC, items)
+        result = run_generated(session, ARITHMETIC, items)
     assert [i.item for i in result.items] == [i.id for i in items]
     assert [i.correct for i in result.items] == [True, False, False, None, True, True]
     assert [i.truncated for i in result.items] == [False, True, False, False, False, True]
@@ -218,7 +219,7 @@ def test_budget_is_capped_at_what_the_server_allows_and_prompts_are_never_cut(tm
     items = list(arithmetic_items(ARITHMETIC, "eval-test"))
     task = ARITHMETIC.model_copy(update={"max_tokens": 16384})
     with FakeServer(max_model_len=500) as server, session_with(server, tmp_path) as session:
-        run_arithmetic(session, task, items)
+        run_generated(session, task, items)
     assert {body["max_tokens"] for _, body in server.requests} == {500}
     assert sorted(body["messages"][0]["content"] for _, body in server.requests) == sorted(i.prompt for i in items)
 
@@ -264,7 +265,7 @@ def test_noise_floor_pass_asks_again(tmp_path: Path) -> None:
     with FakeServer() as server:
         for sample in (0, 1, 0, 1):
             with session_with(server, tmp_path, sample) as session:
-                run_arithmetic(session, ARITHMETIC, items)
+                run_generated(session, ARITHMETIC, items)
     assert len(server.requests) == 12
     assert server.requests[0][1]["seed"] in {body["seed"] for _, body in server.requests[6:]}
 
@@ -319,5 +320,5 @@ def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path
     seen = [takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), (cpu, None), (cpu, drafts))]
     assert seen == [True, False, False, False]
     with FakeServer() as server, session_with(server, tmp_path) as session:
-        run_arithmetic(dataclasses.replace(session, sends_seeds=False), ARITHMETIC, arithmetic_items(ARITHMETIC, "eval-test"))
+        run_generated(dataclasses.replace(session, sends_seeds=False), ARITHMETIC, arithmetic_items(ARITHMETIC, "eval-test"))
     assert all("seed" not in body for _, body in server.requests)

@@ -1,6 +1,6 @@
-"""Chain-of-thought tasks: our generated arithmetic, and any task lm-eval knows by name.
+"""Any task lm-eval knows by name.
 
-lm-eval's go through `JournaledLM`. It builds prompts, filters replies and scores; which replies were cut off or never came is
+They go through `JournaledLM`. It builds prompts, filters replies and scores; which replies were cut off or never came is
 known only to us, and kept beside its scores. lm-eval is imported inside functions: that takes seconds.
 """
 
@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assay.recipes import ArithmeticTask, LmEvalTask
+from assay.recipes import LmEvalTask
 from assay.records import ItemResult, TaskResult
 from assay_evaluate.client import NotMeasured
-from assay_evaluate.items import Item, arithmetic_item, extract_answer, score
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.language import count_scripts, is_foreign
 from assay_evaluate.lm_eval_tasks import code_execution, load_tasks, quiet_lm_eval, seeded
@@ -22,44 +21,6 @@ from assay_evaluate.session import Session, task_result
 
 if TYPE_CHECKING:
     from assay_evaluate.lm_eval_model import JournaledLM, Question
-
-
-def run_arithmetic(session: Session, task: ArithmeticTask, items: Iterable[Item]) -> TaskResult:
-    """Our generated word problems, scored by `items.score`; items are made as they are asked and not kept."""
-
-    def request(item: Item, sample: int) -> Request:
-        return session.request(
-            task.name,
-            item.id,
-            [{"role": "user", "content": item.prompt}],
-            max_tokens=task.max_tokens,
-            temperature=task.temperature,
-            repeat=sample,
-            more=session.parameters(task),
-        )
-
-    results = [
-        session.result(
-            reply,
-            item=item.id,
-            sample=sample,
-            language=item.language,
-            prompt=item.prompt,
-            expected=item.answer or "",
-            correct=bool(score(item, reply.text)),
-            answer=extract_answer(reply.text),
-            max_tokens=task.max_tokens,
-        )
-        for item, sample, reply in session.ask_items(task, items, request)
-    ]
-    return task_result(task.name, "arithmetic", results, task.max_tokens, None, session.thinking_budget_tokens(task))
-
-
-def arithmetic_items(task: ArithmeticTask, seed: str) -> Iterator[Item]:
-    """The task's questions: `num_items` per language, with the numbers of steps taken in turn."""
-    for language in task.languages:
-        for i in range(task.num_items):
-            yield arithmetic_item(seed, i, language, task.num_steps[i % len(task.num_steps)])
 
 
 def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:

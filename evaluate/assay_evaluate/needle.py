@@ -12,9 +12,9 @@ from assay.recipes import NeedleTask
 from assay.records import TaskResult
 from assay_evaluate.counting import prompt_counter
 from assay_evaluate.dialect import count_tokens
-from assay_evaluate.items import Item, extract_answer, needle_item, score
-from assay_evaluate.journal import Request
-from assay_evaluate.session import Session, task_result
+from assay_evaluate.generated import run_generated
+from assay_evaluate.items import Item, needle_item
+from assay_evaluate.session import Session
 
 
 @dataclass(frozen=True)
@@ -76,31 +76,5 @@ def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> 
 
 def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskResult:
     """Ask every item; lengths that cannot be asked are named in the note."""
-
-    def request(item: Item, sample: int) -> Request:
-        return session.request(
-            task.name,
-            item.id,
-            [{"role": "user", "content": item.prompt}],
-            max_tokens=task.max_tokens,
-            temperature=task.temperature,
-            repeat=sample,
-            more=session.parameters(task),
-        )
-
-    results = [
-        session.result(
-            reply,
-            item=item.id,
-            sample=sample,
-            language=item.language,
-            prompt=item.prompt,
-            expected=item.answer or "",
-            correct=bool(score(item, reply.text)),
-            answer=extract_answer(reply.text),
-            max_tokens=task.max_tokens,
-        )
-        for item, sample, reply in session.ask_items(task, stacks.items, request)
-    ]
     note = "; ".join(f"not measured at {length} tokens: {why}" for length, why in stacks.skipped.items())
-    return task_result(task.name, "needle", results, task.max_tokens, note or None, session.thinking_budget_tokens(task))
+    return run_generated(session, task, stacks.items, note or None)

@@ -22,9 +22,10 @@ from assay.records import Acceptance, TaskResult
 from assay_evaluate.acceptance import acceptance, server_counters
 from assay_evaluate.asked_with import describe
 from assay_evaluate.client import Client, NotMeasured
-from assay_evaluate.cot import arithmetic_items, run_arithmetic, run_lm_eval
+from assay_evaluate.cot import run_lm_eval
 from assay_evaluate.dialect import learn_dialect, takes_seeds
 from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
+from assay_evaluate.generated import arithmetic_items, run_generated
 from assay_evaluate.journal import Identity, Journal
 from assay_evaluate.needle import haystacks, run_needle
 from assay_evaluate.ruler_task import run_ruler
@@ -117,7 +118,7 @@ def _run_tasks(
 
 def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path) -> TaskResult:
     if isinstance(task, ArithmeticTask):
-        return run_arithmetic(session, task, arithmetic_items(task, suite.seed))
+        return run_generated(session, task, arithmetic_items(task, suite.seed))
     if isinstance(task, NeedleTask):
         # Sized once, by the reference's tokenizer and template: every checkpoint must get the same text.
         made_from = {
