@@ -17,7 +17,7 @@ import assay.cli
 from assay.recipes import ArithmeticTask, GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe, recipe_names
 from assay.records import BudgetCheck, ItemResult
 from assay_evaluate.budget_check import check_budgets, first_items, judge_budget
-from assay_evaluate.cot import arithmetic_items
+from assay_evaluate.generated import arithmetic_items
 from assay_evaluate.run import Candidate, evaluate
 from assay_evaluate.serve import ServerSpec
 from assay_evaluate.session import task_result
@@ -142,7 +142,8 @@ def test_every_suite_has_twenty_items_of_a_task_and_not_many_more(name: str) -> 
     from assay_evaluate.lm_eval_tasks import count_tasks
 
     suite = load_recipe(SuiteRecipe, name)
-    for task, few in zip(suite.tasks, first_items(suite, 20).tasks, strict=True):
+    replies = [task for task in suite.tasks if task.kind != "swe"]  # a trajectory is no reply: its steps have a budget each
+    for task, few in zip(replies, first_items(suite, 20).tasks, strict=True):
         if few.kind == "lm_eval":
             num_items = (few.limit or 0) * count_tasks(few)
             assert 20 <= num_items < 20 + count_tasks(few)

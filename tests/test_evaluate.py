@@ -17,7 +17,7 @@ from fake_server import FakeServer, Scripted, plain_logits
 from assay.errors import CheckpointError, MeasureError
 from assay.recipes import ProfileRecipe, Serving, SuiteRecipe, load_recipe
 from assay.records import Fingerprint, Manifest, Measurement, ShardRecord, sha256_of_file
-from assay_evaluate.cot import arithmetic_items
+from assay_evaluate.generated import arithmetic_items
 from assay_evaluate.identity import checkpoint_sha256
 from assay_evaluate.journal import Journal
 from assay_evaluate.run import Candidate, evaluate

@@ -60,7 +60,9 @@ def test_a_path_that_is_not_there(folder: Path) -> None:
         with_files_hashed(suite_over(folder))
 
 
-@pytest.mark.parametrize("name", recipe_names("suites"))
+@pytest.mark.parametrize(
+    "name", sorted(set(recipe_names("suites")) - {"swe-tiny"})
+)  # that one names what `make swe-images` builds
 def test_shipped_suites_name_no_local_files(name: str) -> None:
     suite = load_recipe(SuiteRecipe, name)
     assert with_files_hashed(suite) == suite

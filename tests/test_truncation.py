@@ -14,8 +14,8 @@ from fake_server import FakeServer, Scripted
 
 from assay.recipes import ArithmeticTask, GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe
 from assay.records import Fingerprint, ItemResult, Measurement
-from assay_evaluate.cot import arithmetic_items
 from assay_evaluate.gates import judge
+from assay_evaluate.generated import arithmetic_items
 from assay_evaluate.journal import Reply
 from assay_evaluate.run import Candidate, evaluate
 from assay_evaluate.serve import ServerSpec
