@@ -14,6 +14,7 @@ from fake_server import FakeServer, Scripted
 from typer.testing import CliRunner
 
 import assay.cli
+from assay.errors import MeasureError
 from assay.recipes import ArithmeticTask, GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe, recipe_names
 from assay.records import BudgetCheck, ItemResult
 from assay_evaluate.budget_check import check_budgets, first_items, judge_budget
@@ -151,6 +152,16 @@ def test_every_suite_has_twenty_items_of_a_task_and_not_many_more(name: str) -> 
             num_items = few.num_items * num_cells(few)
             assert 20 <= num_items < max(20 + num_cells(few), 2 * num_cells(few))
         assert few.max_tokens == task.max_tokens
+
+
+def test_a_suite_of_trajectories_has_nothing_to_check_and_starts_no_server(tmp_path: Path) -> None:
+    suite, gates = load_recipe(SuiteRecipe, "swe-tiny"), load_recipe(GateRecipe, "swe-tiny")
+    with pytest.raises(MeasureError, match=r"suite swe-tiny: nothing to check: .*leave out --budget-check"):
+        check_budgets(
+            "m", Candidate("bf16", tmp_path / "no-checkpoint", is_reference=True), suite=suite, gates=gates,
+            profile=load_recipe(ProfileRecipe, "cpu-emulated"), serving=Serving(), run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("max_truncated", "code"), [(0.0, 1), (1.0, 0)])

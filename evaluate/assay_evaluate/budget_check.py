@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
+from assay.errors import MeasureError
 from assay.recipes import (
     ArithmeticTask,
     GateRecipe,
@@ -54,8 +55,14 @@ def check_budgets(
 ) -> BudgetCheck:
     """Serve the reference, ask at least `num_items` items of every task, say for each task whether its budget suffices.
 
-    Raises what `run.evaluate` raises.
+    Raises what `run.evaluate` raises; MeasureError: no task of the suite has such a budget.
     """
+    few = first_items(suite, num_items)
+    if not few.tasks:
+        raise MeasureError(
+            f"suite {suite.name}: nothing to check: its tasks are trajectories, whose steps have a budget each;"
+            " leave out --budget-check"
+        )
     spec = ServerSpec(
         checkpoint=reference.checkpoint,
         profile=profile,
@@ -63,7 +70,6 @@ def check_budgets(
         speculate=serving.num_speculative_tokens is not None,
         log_path=run_dir / "logs" / f"vllm-{reference.label}.log",
     )
-    few = first_items(suite, num_items)
     with Journal(run_dir / "journal.db") as journal:
         checkpoint = checkpoint_sha256(reference.checkpoint, journal)
         with start_server(spec, on_progress) as server:
