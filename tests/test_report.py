@@ -17,7 +17,7 @@ from synthetic_run import MODEL, make_divergence, make_run, task_of, write_check
 from assay.errors import AssayError
 from assay.probe_records import ProbeResult
 from assay.records import Interval, Manifest, Measurement, Plan, Verification, sha256_of
-from assay_reports import text
+from assay_reports import plots, text
 from assay_reports.card import render_card, serve_command, write_card
 from assay_reports.limits import LIMITS, find_limits
 from assay_reports.report import write_report
@@ -209,6 +209,15 @@ def test_figures_hold_the_numbers_of_the_report(run_dir: Path) -> None:
     quality = {(t["name"], t["xaxis"]): (t["x"][0], t["y"][0]) for t in figures["quality-size"]["data"]}
     w4a16 = next(row for row in report.rows if row.label == "w4a16")
     assert quality["w4a16", "x"] == pytest.approx((6.3, 100 * w4a16.tasks[0].accuracy.value))  # type: ignore[union-attr]
+
+
+def test_what_is_not_measured_is_not_drawn_as_no_loss(run_dir: Path) -> None:
+    report = report_of(run_dir)
+    before = plots.figures(report)["losses"]["data"][0]
+    first = next(v for v in report.verdicts if v.gate == f"score {before['customdata'][0]}" and v.candidate == before["name"])
+    verdicts = tuple(v.model_copy(update={"status": "NOT MEASURED"}) if v is first else v for v in report.verdicts)
+    after = plots.figures(report.model_copy(update={"verdicts": verdicts}))["losses"]["data"][0]
+    assert (after["name"], after["customdata"]) == (before["name"], before["customdata"][1:])
 
 
 def test_missing_is_written_as_not_measured(tmp_path: Path) -> None:

@@ -23,14 +23,22 @@ class Mark(NamedTuple):
 
 
 def losses(report: Report, colour: dict[str, str], layout: Figure, axis: Callable[..., Figure]) -> Figure | None:
-    """Points lost with their intervals, a line for every task and candidate; the margin of the task's gate as a stroke."""
-    return _lanes(report, colour, layout, axis, lost_points, "points lost (+ is worse)", "points", has_margins=True)
+    """Points lost with their intervals, a line for every task and candidate; the margin of the task's gate as a stroke.
+
+    A task whose gate says NOT MEASURED (cut off too often, nothing to lose) is left out: its bar would look like a result.
+    """
+    unmeasured = {(verdict.candidate, verdict.gate) for verdict in report.verdicts if verdict.status == "NOT MEASURED"}
+
+    def mark_of(label: str, task: TaskNumbers) -> Mark | None:
+        return None if (label, f"score {task.task}") in unmeasured else lost_points(task)
+
+    return _lanes(report, colour, layout, axis, mark_of, "points lost (+ is worse)", "points", has_margins=True)
 
 
 def reply_lengths(report: Report, colour: dict[str, str], layout: Figure, axis: Callable[..., Figure]) -> Figure | None:
     """How much longer replies are than the reference's, in percent of its mean length, with intervals."""
     title = "longer than the reference's replies, % of their tokens"
-    return _lanes(report, colour, layout, axis, extra_length, title, "%", has_margins=False)
+    return _lanes(report, colour, layout, axis, lambda _, task: extra_length(task), title, "%", has_margins=False)
 
 
 def lost_points(task: TaskNumbers) -> Mark | None:
@@ -49,18 +57,18 @@ def _scaled(interval: Interval, factor: float) -> Mark:
 
 def _lanes(
     report: Report, colour: dict[str, str], layout: Figure, axis: Callable[..., Figure],
-    mark_of: Callable[[TaskNumbers], Mark | None], title: str, unit: str, *, has_margins: bool,
+    mark_of: Callable[[str, TaskNumbers], Mark | None], title: str, unit: str, *, has_margins: bool,
 ) -> Figure | None:  # fmt: skip
-    """Tasks from top to bottom, in each a lane for every candidate. None: nothing to draw."""
+    """Tasks from top to bottom, in each a lane for every candidate. None: nothing to draw. mark_of: of (label, task)."""
     rows = [row for row in report.rows if row.kind == "candidate"]
-    tasks = list(dict.fromkeys(t.task for row in rows for t in row.tasks if mark_of(t) is not None))
+    tasks = list(dict.fromkeys(t.task for row in rows for t in row.tasks if mark_of(row.label, t) is not None))
     if not tasks:
         return None
     places = {task: float(len(tasks) - 1 - i) for i, task in enumerate(tasks)}
     gap = 0.8 / len(rows)
     data = []
     for lane, row in enumerate(rows):
-        found = [(t.task, mark) for t in row.tasks if (mark := mark_of(t)) is not None]
+        found = [(t.task, mark) for t in row.tasks if (mark := mark_of(row.label, t)) is not None]
         below = (lane - (len(rows) - 1) / 2) * gap
         data.append(_trace(row.label, colour[row.label], found, [places[name] - below for name, _ in found], unit))
     margins = {t.task: t.margin for row in rows for t in row.tasks if t.margin is not None and t.task in places}
