@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from assay.record_base import Interval, Part
+from assay.records import Interval, Part
 
 TextSet = Literal["replies", "suite_replies", "held_out"]
 """replies: the reference's, to our questions. suite_replies: its replies to the questions of the suite's tasks, thinking

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError, PlanError
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import BudgetCheck, Measurement
 from assay.probe_records import load_probes
-from assay.recipes import GateRecipe, PrecisionRecipe, ProfileRecipe, SuiteRecipe, load_recipe, recipe_names
-from assay.records import BudgetCheck, GateReport, Measurement, Plan, Verification, canonical_json, write_text_atomically
+from assay.recipes import PrecisionRecipe, ProfileRecipe, load_recipe, recipe_names
+from assay.records import Plan, Verification, canonical_json, write_text_atomically
+from assay.suite_recipe import SuiteRecipe
 from assay.terminal import console, escape, print_verification
+from assay.verdict_records import GateReport
 
 if TYPE_CHECKING:
     from assay.targets import Target

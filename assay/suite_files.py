@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from assay.errors import RecipeError
-from assay.recipes import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.records import sha256_of, sha256_of_file
+from assay.suite_recipe import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 
 DATA_SUFFIXES = frozenset({".yaml", ".yml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst"})
 """What is looked at in a folder. Anything below a folder called `cache` or `__pycache__`, or hidden, is not."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.record_base import Interval, Part
+from assay.records import Interval, Part
 
 Fault = Literal["model", "infrastructure"]
 """Who ended a trajectory. Only what the model ended itself is scored."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from assay.records import GateReport, Record, Verification
+from assay.records import Record, Verification
+from assay.verdict_records import GateReport
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -142,7 +142,7 @@ def run_ours(port: int, num_items: int) -> None:
 
 def run_task(port: int, num_items: int) -> None:
     """A whole task of a suite: makes its items, asks, scores them and keeps a result of each; replies are forgotten."""
-    from assay.recipes import ArithmeticTask
+    from assay.suite_recipe import ArithmeticTask
     from assay_evaluate.client import Client
     from assay_evaluate.dialect import Dialect
     from assay_evaluate.generated import arithmetic_items, run_generated

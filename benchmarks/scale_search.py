@@ -36,8 +36,9 @@ from model import TinyConfig, TinyGlm  # noqa: E402
 from score import chat_ids  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from assay.recipes import DivergenceSpec, PrecisionRecipe, load_recipe  # noqa: E402
+from assay.recipes import PrecisionRecipe, load_recipe  # noqa: E402
 from assay.records import Plan  # noqa: E402
+from assay.suite_recipe import DivergenceSpec  # noqa: E402
 from assay_evaluate.divergence.documents import document_items  # noqa: E402
 from assay_evaluate.statistics import cluster_bootstrap_mean  # noqa: E402
 from assay_quantize.checkpoint import open_checkpoint  # noqa: E402

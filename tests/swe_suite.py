@@ -13,7 +13,7 @@ from typing import Any
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny_swe"
 sys.path.insert(0, str(EXAMPLE))
 
-from assay.recipes import SweTask  # noqa: E402
+from assay.suite_recipe import SweTask  # noqa: E402
 from assay_evaluate.journal import Identity  # noqa: E402
 from assay_evaluate.swebench.agents import Pacing  # noqa: E402
 from assay_evaluate.swebench.worker_process import run_name  # noqa: E402

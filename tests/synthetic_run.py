@@ -14,25 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from assay.divergence_records import Drift
-from assay.recipes import GateRecipe, PrecisionRecipe, SuiteRecipe, load_recipe
-from assay.records import (
-    Acceptance,
-    Divergence,
-    Fingerprint,
-    GateReport,
-    Interval,
-    ItemResult,
-    Manifest,
-    Measurement,
-    OutputTensor,
-    Plan,
-    PositionBucket,
-    ShardRecord,
-    TaskResult,
-    TensorPlan,
-    Verification,
-    sha256_of,
-)
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import Acceptance, Divergence, ItemResult, Measurement, PositionBucket, TaskResult
+from assay.recipes import PrecisionRecipe, load_recipe
+from assay.records import Fingerprint, Interval, Manifest, OutputTensor, Plan, ShardRecord, TensorPlan, Verification, sha256_of
+from assay.suite_recipe import SuiteRecipe
+from assay.verdict_records import GateReport
 from assay_evaluate.gates import judge
 from assay_evaluate.statistics import wilson
 

@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 import assay.cli
 from assay.errors import MeasureError
-from assay.recipes import ArithmeticTask, GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe, recipe_names
-from assay.records import BudgetCheck, ItemResult
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import BudgetCheck, ItemResult
+from assay.recipes import ProfileRecipe, Serving, load_recipe, recipe_names
+from assay.suite_recipe import ArithmeticTask, SuiteRecipe
 from assay_evaluate.budget_check import check_budgets, first_items, judge_budget
 from assay_evaluate.generated import arithmetic_items
 from assay_evaluate.run import Candidate, evaluate

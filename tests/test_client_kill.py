@@ -25,8 +25,10 @@ import pytest
 from fake_server import FakeServer, Scripted
 from test_evaluate import SERVING, solve
 
-from assay.recipes import Hardware, ProfileRecipe, SuiteRecipe
-from assay.records import Measurement, canonical_json
+from assay.measurement_records import Measurement
+from assay.recipes import Hardware, ProfileRecipe
+from assay.records import canonical_json
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.journal import _unpack
 from assay_evaluate.run import Candidate, evaluate
 

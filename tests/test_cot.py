@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Scripted
 
-from assay.recipes import ArithmeticTask, LmEvalTask
 from assay.records import Fingerprint
+from assay.suite_recipe import ArithmeticTask, LmEvalTask
 from assay_evaluate.client import Client
 from assay_evaluate.cot import run_lm_eval
 from assay_evaluate.dialect import Dialect, takes_seeds

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from test_divergence import VOCABULARY, log_softmax, top_k_of
 
-from assay.recipes import DivergenceGate, DivergenceSpec
-from assay.records import Divergence, Fingerprint, Measurement
+from assay.gate_recipe import DivergenceGate
+from assay.measurement_records import Divergence, Measurement
+from assay.records import Fingerprint
+from assay.suite_recipe import DivergenceSpec
 from assay_evaluate.divergence import ScoredDocument, position_divergence, summarize
 from assay_evaluate.divergence_gates import judge_divergence
 from assay_evaluate.journal import TokenLogprobs

@@ -17,8 +17,10 @@ from safetensors.torch import save_file
 from test_divergence import log_softmax
 
 from assay.errors import MeasureError
-from assay.recipes import ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Fingerprint, Measurement
+from assay.measurement_records import Measurement
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.records import Fingerprint
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.exact import Head, exact_divergence

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.recipes import GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Divergence, GateReport, Measurement
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import Divergence, Measurement
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.suite_recipe import SuiteRecipe
+from assay.verdict_records import GateReport
 from assay_evaluate.client import Client
 from assay_evaluate.divergence.scoring import learn_scoring
 from assay_evaluate.gates import judge

@@ -15,8 +15,10 @@ import pytest
 from fake_server import FakeServer, Scripted, plain_logits
 
 from assay.errors import CheckpointError, MeasureError
-from assay.recipes import ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Fingerprint, Manifest, Measurement, ShardRecord, sha256_of_file
+from assay.measurement_records import Measurement
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.records import Fingerprint, Manifest, ShardRecord, sha256_of_file
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.generated import arithmetic_items
 from assay_evaluate.identity import checkpoint_sha256
 from assay_evaluate.journal import Journal

@@ -11,9 +11,13 @@ import pytest
 from synthetic_run import make_divergence, make_measurement, make_measurements, task_of
 
 from assay.errors import MeasureError
-from assay.recipes import GateRecipe, SuiteRecipe, load_recipe
-from assay.records import Acceptance, GateReport, Interval, ItemResult, Measurement, Status, Verdict
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import Acceptance, ItemResult, Measurement
+from assay.recipes import load_recipe
+from assay.records import Interval
 from assay.stages import register_gates, registered_gates, registered_gates_sha256
+from assay.suite_recipe import SuiteRecipe
+from assay.verdict_records import GateReport, Status, Verdict
 from assay_evaluate.gates import judge
 from assay_evaluate.session import task_result
 from assay_evaluate.statistics import (

@@ -12,7 +12,8 @@ import pytest
 from fake_server import FakeServer, Scripted
 from test_cot import ANSWERS, REPLIES, session_with
 
-from assay.recipes import LmEvalTask, SuiteRecipe, load_recipe, recipe_names
+from assay.recipes import load_recipe, recipe_names
+from assay.suite_recipe import LmEvalTask, SuiteRecipe
 from assay_evaluate.cot import run_lm_eval
 from assay_evaluate.lm_eval_tasks import CODE_EVAL, _configs, _manager
 

@@ -10,7 +10,7 @@ import pytest
 from fake_server import FakeServer, Scripted
 from test_cot import REPLIES, reply_from_file, session_with, task_folder  # noqa: F401
 
-from assay.recipes import LmEvalTask
+from assay.suite_recipe import LmEvalTask
 from assay_evaluate.client import Client
 from assay_evaluate.cot import run_lm_eval
 from assay_evaluate.dialect import Dialect

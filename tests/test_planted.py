@@ -16,8 +16,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from assay.recipes import GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Measurement, Verdict
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import Measurement
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.suite_recipe import SuiteRecipe
+from assay.verdict_records import Verdict
 from assay_evaluate.gates import judge
 from assay_evaluate.run import Candidate, evaluate
 from assay_evaluate.serve import Server, ServerSpec, serve

@@ -10,9 +10,11 @@ from probe_reports import ALARM, CLEAN, probed, result, sha256_of_label
 from synthetic_run import MODEL, make_measurements, make_run
 
 from assay.errors import AssayError
+from assay.gate_recipe import GateRecipe, ProbesGate
+from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, load_probes, probes_place
-from assay.recipes import GateRecipe, ProbesGate, load_recipe
-from assay.records import GateReport, Measurement, Verdict
+from assay.recipes import load_recipe
+from assay.verdict_records import GateReport, Verdict
 from assay_evaluate.gates import judge
 from assay_evaluate.probe_gate import judge_probes
 from assay_evaluate.statistics import clopper_pearson

@@ -11,8 +11,9 @@ import pytest
 from probe_stub import Fault, StubServer
 
 from assay.probe_records import ProbeReport, ProbeSettings, load_probes
-from assay.recipes import ProfileRecipe, Serving, SuiteRecipe, load_recipe
+from assay.recipes import ProfileRecipe, Serving, load_recipe
 from assay.records import Fingerprint
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.probes import PROBES
 from assay_evaluate.probes.serving import probe_checkpoint
 from assay_evaluate.run import Candidate, evaluate

@@ -13,20 +13,19 @@ import yaml
 
 from assay.errors import PlanError, RecipeError
 from assay.families import family_of
+from assay.gate_recipe import GateRecipe, ScoreGate
+from assay.recipe_base import Recipe
 from assay.recipes import (
     KINDS,
-    GateRecipe,
     ModelRecipe,
     PrecisionRecipe,
     ProfileRecipe,
-    Recipe,
-    ScoreGate,
-    SuiteRecipe,
     load_recipe,
     parse_recipe,
     recipe_names,
     recipes_dir,
 )
+from assay.suite_recipe import SuiteRecipe
 from assay.targets import gates_for
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.plan import make_plan

@@ -15,8 +15,9 @@ from probe_reports import ALARM, CLEAN, probed
 from synthetic_run import MODEL, make_divergence, make_run, task_of, write_checkpoint
 
 from assay.errors import AssayError
+from assay.measurement_records import Measurement
 from assay.probe_records import ProbeResult
-from assay.records import Interval, Manifest, Measurement, Plan, Verification, sha256_of
+from assay.records import Interval, Manifest, Plan, Verification, sha256_of
 from assay_reports import plots, text
 from assay_reports.card import render_card, serve_command, write_card
 from assay_reports.limits import LIMITS, find_limits

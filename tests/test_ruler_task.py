@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from fake_server import FakeServer, Scripted
 
-from assay.recipes import RULER_TASKS, RulerTask, RulerTaskName
+from assay.suite_recipe import RULER_TASKS, RulerTask, RulerTaskName
 from assay_evaluate.client import Client
 from assay_evaluate.dialect import Dialect
 from assay_evaluate.gates import pair_items

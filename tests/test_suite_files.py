@@ -8,9 +8,11 @@ import pytest
 from synthetic_run import make_measurements
 
 from assay.errors import MeasureError, RecipeError
-from assay.recipes import Serving, SuiteRecipe, load_recipe, recipe_names
-from assay.records import AskedWith, Fingerprint, sha256_of
+from assay.measurement_records import AskedWith
+from assay.recipes import Serving, load_recipe, recipe_names
+from assay.records import Fingerprint, sha256_of
 from assay.suite_files import named_files, with_files_hashed
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.asked_with import describe, template_sha256
 from assay_evaluate.dialect import Dialect
 from assay_evaluate.gates import check_comparable

@@ -13,7 +13,8 @@ import pytest
 from fake_server import FakeServer, Scripted
 from test_cot import session_with
 
-from assay.recipes import LmEvalTask, SuiteRecipe, load_recipe
+from assay.recipes import load_recipe
+from assay.suite_recipe import LmEvalTask, SuiteRecipe
 from assay_evaluate.cot import run_lm_eval
 from assay_evaluate.lm_eval_tasks import _configs, _manager, load_tasks
 

@@ -10,9 +10,10 @@ import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 
 from assay.errors import MeasureError, RecipeError
-from assay.recipes import SuiteRecipe, SweTask, load_recipe, parse_recipe
-from assay.records import ItemResult, TaskResult
+from assay.measurement_records import ItemResult, TaskResult
+from assay.recipes import load_recipe, parse_recipe
 from assay.suite_files import with_swe_options
+from assay.suite_recipe import SuiteRecipe, SweTask
 from assay_evaluate.statistics import paired_difference
 from assay_evaluate.swebench.dataset import check_rows, load_instances
 from assay_evaluate.swebench.exits import classify

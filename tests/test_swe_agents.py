@@ -21,7 +21,7 @@ from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_script
 from swe_suite import CANDIDATE, FAST, REFERENCE, local_task, rows_of, write_log
 
 from assay.errors import MeasureError, ServeError
-from assay.records import TaskResult
+from assay.measurement_records import TaskResult
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.swebench import grading
 from assay_evaluate.swebench.agents import Finished, run_agents

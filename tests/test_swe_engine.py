@@ -21,8 +21,8 @@ from scripted_model import CAREFUL, ScriptedModel, load_scripts
 from swe_suite import FAST, REFERENCE, rows_of
 
 from assay.errors import MeasureError
-from assay.recipes import SweTask
-from assay.records import Measurement
+from assay.measurement_records import Measurement
+from assay.suite_recipe import SweTask
 from assay_evaluate.swebench.engine import LABEL, find_engine
 from assay_evaluate.swebench.grading import Grade, grade
 from assay_evaluate.swebench.task import prepare, run_swe

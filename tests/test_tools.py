@@ -12,8 +12,10 @@ import pytest
 from scipy.stats import binom
 from tool_server import ToolServer, solve, the_tool
 
-from assay.recipes import SuiteRecipe, ToolsTask, load_recipe
-from assay.records import ItemResult, ToolCell, ToolFigures, ToolItem, TriggerFidelity, sha256_of
+from assay.measurement_records import ItemResult, ToolCell, ToolFigures, ToolItem, TriggerFidelity
+from assay.recipes import load_recipe
+from assay.records import sha256_of
+from assay.suite_recipe import SuiteRecipe, ToolsTask
 from assay_evaluate.client import Client, NotMeasured
 from assay_evaluate.dialect import Dialect
 from assay_evaluate.journal import Identity, Journal, Reply

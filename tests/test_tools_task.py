@@ -14,8 +14,11 @@ from fake_server import Scripted
 from tool_server import PARSER_MISSING, ToolServer, as_call, solve
 
 from assay.errors import MeasureError
-from assay.recipes import GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Fingerprint, Measurement, ToolCalls, ToolCell, ToolFigures, TriggerFidelity
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import Measurement, ToolCalls, ToolCell, ToolFigures, TriggerFidelity
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.records import Fingerprint
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.gates import judge as judge_gates
 from assay_evaluate.journal import Journal
 from assay_evaluate.run import Candidate, evaluate

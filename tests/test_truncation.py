@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Scripted
 
-from assay.recipes import ArithmeticTask, GateRecipe, ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Fingerprint, ItemResult, Measurement
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import ItemResult, Measurement
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.records import Fingerprint
+from assay.suite_recipe import ArithmeticTask, SuiteRecipe
 from assay_evaluate.gates import judge
 from assay_evaluate.generated import arithmetic_items
 from assay_evaluate.journal import Reply

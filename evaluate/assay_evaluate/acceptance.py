@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from assay.errors import ServeError
-from assay.records import Acceptance
+from assay.measurement_records import Acceptance
 from assay_evaluate.journal import Journal, Reply
 
 COUNTERS = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from assay.measurement_records import AskedWith
 from assay.recipes import Serving
-from assay.records import AskedWith, Fingerprint, sha256_of
+from assay.records import Fingerprint, sha256_of
 from assay_evaluate.dialect import Dialect
 
 

@@ -11,19 +11,10 @@ from pathlib import Path
 from typing import assert_never
 
 from assay.errors import MeasureError
-from assay.recipes import (
-    ArithmeticTask,
-    GateRecipe,
-    LmEvalTask,
-    NeedleTask,
-    ProfileRecipe,
-    RulerTask,
-    Serving,
-    SuiteRecipe,
-    SweTask,
-    ToolsTask,
-)
-from assay.records import BudgetCheck, TaskBudget, TaskResult
+from assay.gate_recipe import GateRecipe
+from assay.measurement_records import BudgetCheck, TaskBudget, TaskResult
+from assay.recipes import ProfileRecipe, Serving
+from assay.suite_recipe import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
 from assay_evaluate.identity import checkpoint_sha256, identity
 from assay_evaluate.journal import Journal
 from assay_evaluate.lm_eval_tasks import count_tasks

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assay.recipes import LmEvalTask
-from assay.records import ItemResult, TaskResult
+from assay.measurement_records import ItemResult, TaskResult
+from assay.suite_recipe import LmEvalTask
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.journal import Reply, Request
 from assay_evaluate.language import count_scripts, is_foreign

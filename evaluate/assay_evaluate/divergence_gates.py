@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.divergence_records import Drift
-from assay.recipes import DivergenceGate
-from assay.records import Divergence, Interval, Measurement, Status, Verdict
+from assay.gate_recipe import DivergenceGate
+from assay.measurement_records import Divergence, Measurement
+from assay.records import Interval
+from assay.verdict_records import Status, Verdict
 from assay_evaluate.score_gates import percent
 
 WORST: tuple[Status, ...] = ("FAIL", "UNDERPOWERED", "PASS")

@@ -20,9 +20,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.gate_recipe import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
+from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport
-from assay.recipes import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
-from assay.records import GateReport, Interval, Measurement, Status, Verdict
+from assay.records import Interval
+from assay.verdict_records import GateReport, Status, Verdict
 from assay_evaluate.divergence_gates import judge_divergence
 from assay_evaluate.pairs import Pairs, find_task, pair_items
 from assay_evaluate.probe_gate import judge_probes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from assay.recipes import ArithmeticTask, NeedleTask
-from assay.records import TaskResult
+from assay.measurement_records import TaskResult
+from assay.suite_recipe import ArithmeticTask, NeedleTask
 from assay_evaluate.items import Item, arithmetic_item, extract_answer, score
 from assay_evaluate.journal import Request
 from assay_evaluate.session import Session, task_result

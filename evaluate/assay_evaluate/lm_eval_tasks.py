@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from assay.recipes import LmEvalTask
+from assay.suite_recipe import LmEvalTask
 from assay_evaluate.client import NotMeasured
 
 CODE_EVAL = "HF_ALLOW_CODE_EVAL"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.recipes import NeedleTask
-from assay.records import TaskResult
+from assay.measurement_records import TaskResult
+from assay.suite_recipe import NeedleTask
 from assay_evaluate.counting import prompt_counter
 from assay_evaluate.dialect import count_tokens
 from assay_evaluate.generated import run_generated

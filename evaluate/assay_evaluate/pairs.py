@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from assay.errors import MeasureError
-from assay.records import Interval, ItemResult, Measurement, TaskResult
+from assay.measurement_records import ItemResult, Measurement, TaskResult
+from assay.records import Interval
 from assay_evaluate.statistics import (
     Claim,
     Flips,

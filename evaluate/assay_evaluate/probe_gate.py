@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from assay.gate_recipe import ProbesGate
+from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, ProbeResult
-from assay.recipes import ProbesGate
-from assay.records import Interval, Measurement, Status, Verdict
+from assay.records import Interval
+from assay.verdict_records import Status, Verdict
 
 
 def find_probes(reports: Sequence[ProbeReport], measured: Measurement) -> ProbeReport | None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.recipes import RulerTask
-from assay.records import ItemResult, TaskResult, sha256_of, sha256_of_file
+from assay.measurement_records import ItemResult, TaskResult
+from assay.records import sha256_of, sha256_of_file
+from assay.suite_recipe import RulerTask
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.counting import prompt_counter
 from assay_evaluate.dialect import COMPLETIONS

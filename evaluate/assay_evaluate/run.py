@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError, MeasureError
+from assay.measurement_records import Measurement
 from assay.probe_records import ProbeSettings, probes_place
-from assay.recipes import ProfileRecipe, Serving, SuiteRecipe
-from assay.records import Fingerprint, Measurement
+from assay.recipes import ProfileRecipe, Serving
+from assay.records import Fingerprint
+from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text

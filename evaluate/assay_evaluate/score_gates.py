@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.recipes import GateRecipe, ScoreGate, TruncationGate
-from assay.records import Measurement, Status, TaskResult, Verdict
+from assay.gate_recipe import GateRecipe, ScoreGate, TruncationGate
+from assay.measurement_records import Measurement, TaskResult
+from assay.verdict_records import Status, Verdict
 from assay_evaluate.pairs import Pairs, TokenCost, find_task, output_tokens, pair_items
 from assay_evaluate.statistics import POWER, PairedEvidence, decide, holm, items_needed
 from assay_evaluate.swebench import verdict as swe

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from assay.recipes import TaskBase
-from assay.records import Interval, ItemResult, TaskResult
+from assay.measurement_records import ItemResult, TaskResult
+from assay.records import Interval
+from assay.suite_recipe import TaskBase
 from assay_evaluate.acceptance import Tally
 from assay_evaluate.client import Client
 from assay_evaluate.dialect import Dialect, Messages, seed_of

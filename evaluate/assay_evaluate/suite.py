@@ -7,18 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from assay.recipes import (
-    ArithmeticTask,
-    LmEvalTask,
-    NeedleTask,
-    RulerTask,
-    Serving,
-    SuiteRecipe,
-    SweTask,
-    TaskBase,
-    ToolsTask,
-)
-from assay.records import Acceptance, TaskResult
+from assay.measurement_records import Acceptance, TaskResult
+from assay.recipes import Serving
+from assay.suite_recipe import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, TaskBase, ToolsTask
 from assay_evaluate.acceptance import acceptance, server_counters
 from assay_evaluate.asked_with import describe
 from assay_evaluate.client import Client, NotMeasured

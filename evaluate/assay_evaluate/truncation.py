@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
 
-from assay.records import ItemResult, Truncation
+from assay.measurement_records import ItemResult, Truncation
 from assay_evaluate.journal import Reply
 
 

@@ -22,10 +22,12 @@ from own_engine import NoEngine, docker_engine
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
 from assay.errors import AssayError
-from assay.recipes import ProfileRecipe, Serving, SuiteRecipe, load_recipe
-from assay.records import Fingerprint, GateReport
+from assay.recipes import ProfileRecipe, Serving, load_recipe
+from assay.records import Fingerprint
 from assay.stages import judge_and_write, register_gates
+from assay.suite_recipe import SuiteRecipe
 from assay.terminal import console, print_verdicts
+from assay.verdict_records import GateReport
 from assay_evaluate.run import Candidate, Progress, evaluate
 from assay_evaluate.serve import Server, ServerSpec
 

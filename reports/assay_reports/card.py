@@ -14,8 +14,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from assay.errors import AssayError
+from assay.measurement_records import Measurement
 from assay.recipes import ModelRecipe, load_recipe, recipe_names
-from assay.records import Fingerprint, Manifest, Measurement, Plan, write_text_atomically
+from assay.records import Fingerprint, Manifest, Plan, write_text_atomically
 from assay_evaluate.vllm_command import as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from assay.divergence_records import Drift
-from assay.records import Divergence, Interval, ItemResult, Measurement, Part, TaskResult
+from assay.measurement_records import Divergence, ItemResult, Measurement, TaskResult
+from assay.records import Interval, Part
 from assay_evaluate.gates import find_task
 from assay_evaluate.statistics import wilson
 

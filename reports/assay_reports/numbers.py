@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.records import Interval, ItemResult, Measurement, Plan, TaskResult, Verdict, Verification
+from assay.measurement_records import ItemResult, Measurement, TaskResult
+from assay.records import Interval, Plan, Verification
+from assay.verdict_records import Verdict
 from assay_evaluate.gates import find_task, pair_items, truncation_share
 from assay_evaluate.pairs import accuracy_of, output_tokens
 from assay_evaluate.statistics import independent_difference

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from assay.errors import AssayError
+from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, load_probes
-from assay.records import GateReport, Manifest, Measurement, Plan, Record, Status, Verdict, Verification
+from assay.records import Manifest, Plan, Record, Verification
+from assay.verdict_records import GateReport, Status, Verdict
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from assay.measurement_records import Acceptance, Divergence, ToolCalls
 from assay.probe_records import ProbeReport
-from assay.records import Acceptance, Damage, Divergence, Fingerprint, Interval, Part, Record, Status, ToolCalls, Verdict
+from assay.records import Damage, Fingerprint, Interval, Part, Record
 from assay.swe_records import SweDifference, SweFigures
+from assay.verdict_records import Status, Verdict
 from assay_reports.drift import Flips, TimesFloor
 
 

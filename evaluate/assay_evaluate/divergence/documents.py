@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.divergence_records import TextSet
-from assay.recipes import DivergenceSpec
+from assay.suite_recipe import DivergenceSpec
 from assay_evaluate.client import NotMeasured, error_message
 from assay_evaluate.dialect import sampling
 from assay_evaluate.items import Item, arithmetic_item, filler_sentence, haystack, writing_item

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from assay.divergence_records import Drift, ExactDivergence
-from assay.records import Measurement, sha256_of
+from assay.measurement_records import Measurement
+from assay.records import sha256_of
 from assay_evaluate.client import Endpoint, NotMeasured
 from assay_evaluate.divergence.documents import num_tokens
 from assay_evaluate.divergence.drift import drift_of

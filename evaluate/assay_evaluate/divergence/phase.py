@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.recipes import DivergenceSpec, SuiteRecipe
-from assay.records import Divergence, Fingerprint, TaskResult
+from assay.measurement_records import Divergence, TaskResult
+from assay.records import Fingerprint
+from assay.suite_recipe import DivergenceSpec, SuiteRecipe
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.divergence.documents import (
     Document,

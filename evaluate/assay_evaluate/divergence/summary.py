@@ -8,7 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from assay.divergence_records import Drift, TextSet
-from assay.records import Divergence, Interval, PositionBucket
+from assay.measurement_records import Divergence, PositionBucket
+from assay.records import Interval
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.divergence.drift import SPANS, Positions, drift_of, gather
 from assay_evaluate.divergence.positions import (

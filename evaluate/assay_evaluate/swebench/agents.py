@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from assay.errors import MeasureError, UnreachableError
-from assay.recipes import SweTask
+from assay.suite_recipe import SweTask
 from assay_evaluate.swebench.dataset import Row
 from assay_evaluate.swebench.engine import LABEL, Engine
 from assay_evaluate.swebench.predictions import settle, trajectory_path

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.recipes import SweTask
+from assay.suite_recipe import SweTask
 from assay.swe_records import Outcome
 from assay_evaluate.swebench.dataset import Row, tests_of
 from assay_evaluate.swebench.engine import LABEL, Engine

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from assay.errors import MeasureError
-from assay.recipes import SweTask
 from assay.records import sha256_of
+from assay.suite_recipe import SweTask
 from assay_evaluate.dialect import sampling
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.recipes import SuiteRecipe, SweTask
-from assay.record_base import Interval
-from assay.records import ItemResult, TaskResult, sha256_of
+from assay.measurement_records import ItemResult, TaskResult
+from assay.records import Interval, sha256_of
+from assay.suite_recipe import SuiteRecipe, SweTask
 from assay.swe_recipe import OPERATIONAL
 from assay.swe_records import SweFigures, Trajectory
 from assay_evaluate.client import NotMeasured

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from assay.record_base import Interval
-from assay.records import ItemResult, TaskResult
+from assay.measurement_records import ItemResult, TaskResult
+from assay.records import Interval
 from assay.swe_records import SweDifference
 from assay_evaluate.statistics import (
     PairedEvidence,

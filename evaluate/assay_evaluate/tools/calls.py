@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.records import ToolItem, canonical_json
+from assay.measurement_records import ToolItem
+from assay.records import canonical_json
 from assay_evaluate.journal import Reply
 from assay_evaluate.tools.parameters import Schema
 from assay_evaluate.tools.questions import ToolQuestion

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from assay.records import Interval, ItemResult, ToolCalls, ToolCell, ToolFigures, ToolItem, TriggerFidelity
+from assay.measurement_records import ItemResult, ToolCalls, ToolCell, ToolFigures, ToolItem, TriggerFidelity
+from assay.records import Interval
 from assay_evaluate.statistics import mcnemar_midp, wilson
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.recipes import SuiteRecipe, ToolsTask
-from assay.records import Fingerprint, ItemResult, TaskResult, canonical_json
+from assay.measurement_records import ItemResult, TaskResult
+from assay.records import Fingerprint, canonical_json
+from assay.suite_recipe import SuiteRecipe, ToolsTask
 from assay_evaluate.client import NotMeasured, error_message
 from assay_evaluate.dialect import CHAT
 from assay_evaluate.journal import Identity, Reply, Request
