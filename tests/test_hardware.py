@@ -124,6 +124,7 @@ def test_hardware_in_words() -> None:
          "second)"),
         *((f"server,{setting}", f"--hardware {setting}: say cores, read, write or network = a number above 0 (rates in GB per "
            "second)") for setting in ("gpu=8", "read=0", "read=nan", "read=-1", "read=inf", "read")),
+        ("server,cores=0.5", "--hardware server,cores=0.5: cores=0.5; say a whole number of cores"),
     ],
 )  # fmt: skip
 def test_hardware_that_is_not_understood(text: str, message: str) -> None:

@@ -144,6 +144,8 @@ def parse_hardware(text: str, here: Machine | None = None) -> Machine:
                 f"--hardware {setting}: say cores, read, write or network = a number above 0 (rates in GB per second)"
             )
         values[key] = float(number)
+    if not float(values.get("cores", 1)).is_integer():
+        raise PlanError(f"--hardware {text}: cores={values['cores']:g}; say a whole number of cores")
     if machine is None and (missing := [key for key in ("cores", "read", "write") if key not in values]):
         raise PlanError(f"--hardware {text}: {missing[0]} is missing; say cores=64,read=6.5,write=3 (rates in GB per second)")
     base = machine or Machine("as said", 1, 1.0, 1.0, None, "")
@@ -151,7 +153,7 @@ def parse_hardware(text: str, here: Machine | None = None) -> Machine:
     source = "; ".join(part for part in (base.source, f"as said: {said}" if said else "") if part)
     return replace(
         base,
-        cores=max(1, int(values.get("cores", base.cores))),
+        cores=int(values.get("cores", base.cores)),
         read=values.get("read", base.read),
         write=values.get("write", base.write),
         network=values.get("network", base.network),
