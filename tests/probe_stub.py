@@ -128,7 +128,7 @@ class StubServer:
         gather: int = 1,
         least_tokens: int = 40,
     ) -> None:
-        """gather: a reply waits until so many are in flight, or for GATHER_S; least_tokens: of a reply."""
+        """gather: a reply waits until so many are in flight, or nobody came for GATHER_S; least_tokens: of a reply."""
         self.gather, self.least_tokens = gather, least_tokens
         self.extras, self.logprobs, self.fault, self.drafts = extras, extras or logprobs, fault or Fault(), drafts
         self.generations = 0
@@ -141,6 +141,7 @@ class StubServer:
         self.drafted: Counter[str] = Counter()
         self._free = list(range(256))
         self._in_flight = 0
+        self._came = 0.0
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler_of(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -199,9 +200,9 @@ class StubServer:
             self._in_flight += 1
             call = Call(self.generations, slot, self._in_flight, ids, body.get("temperature", 1) == 0)
             self.generations += 1
+            self._came = time.monotonic()
         try:
-            waited_until = time.monotonic() + GATHER_S
-            while call.in_flight + self._in_flight_since(call) < self.gather and time.monotonic() < waited_until:
+            while call.in_flight + self._in_flight_since(call) < self.gather and time.monotonic() < self._came + GATHER_S:
                 time.sleep(0.005)
             made = self._generate(call, body)
         finally:

@@ -2,7 +2,7 @@
 
 Draft and target that see different caches accept little (below 1.4 tokens per step after 128 tokens); a loop accepts nearly
 everything (rate above 0.96). Both limits are of production at T=1; a request must also stand out from the run's own rate, and
-all requests together are held against the expected length, where one is given.
+all requests together are held against the expected length, where one is given: a head without its experts still drafts well.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from scipy import stats
 
 from assay.probe_records import ProbeResult, Value
+from assay.records import Interval
 from assay_evaluate.acceptance import COUNTERS
 from assay_evaluate.probes.asking import Exchange
 from assay_evaluate.probes.session import Session, not_run, witness
+from assay_evaluate.statistics import cluster_bootstrap_ratio
 
 ENOUGH_TOKENS = 128
 SHORT_LENGTH = 1.4
@@ -23,7 +25,8 @@ SHORT_LENGTH = 1.4
 HIGH_RATE = 0.96
 STANDS_OUT = 1e-4
 """Binomial p value of a request against the run's rate, times the number of requests."""
-BELOW_EXPECTED = 0.9
+BELOW_EXPECTED = 0.95
+"""Drafts accepted per step, as a part of those expected, that the interval over all replies must not lie wholly below."""
 NOTHING_ACCEPTED = 1.1
 """Mean length of all requests below which the draft head is as good as not there, whatever is expected."""
 ENOUGH_DRAFTS = 200
@@ -64,7 +67,8 @@ def probe_acceptance(session: Session) -> ProbeResult:
     low = _low_limit(session.settings.expected_acceptance_length or length)
     odd = [(one, why) for one in enough if (why := _oddity(one, low, rate, len(enough))) is not None]
     alarms = [f"{len(odd)} of {len(enough)} replies of {ENOUGH_TOKENS} tokens or more: {odd[0][1]}"] if odd else []
-    alarms += _alarms_of_all(length, drafts, session.settings.expected_acceptance_length)
+    upper = 1 + _accepted_per_step(told, session.settings.level).high
+    alarms += _alarms_of_all(length, upper, drafts, session.settings.expected_acceptance_length)
     is_few = not enough
     return session.result(
         "acceptance",
@@ -78,6 +82,7 @@ def probe_acceptance(session: Session) -> ProbeResult:
         first_event_at=next((enough.index(one) + 1 for one, _ in odd), None),
         details={
             "mean_length": length,
+            "mean_length_upper": upper,
             "rate": rate,
             "expected_length": session.settings.expected_acceptance_length,
             "low_limit": low,
@@ -94,7 +99,10 @@ def _by_counters(session: Session) -> ProbeResult:
     if not drafts or not drafted or accepted is None:
         return not_run("acceptance", "request", WHY_NOT_TOLD, asked)
     length, expected = 1 + accepted / drafts, session.settings.expected_acceptance_length
-    alarms = _alarms_of_all(length, int(drafts), expected)
+    # of tokens as if each were drawn by itself: replies differ more than that, but nothing is told of one
+    test = stats.binomtest(int(accepted), int(drafted))
+    upper = 1 + float(test.proportion_ci(2 * session.settings.level - 1).high) * drafted / drafts
+    alarms = _alarms_of_all(length, upper, int(drafts), expected)
     return session.result(
         "acceptance",
         events=len(alarms),
@@ -116,6 +124,16 @@ def drafts_of(exchange: Exchange) -> Drafts | None:
     return Drafts(exchange, told["num_drafts"], told["num_draft_tokens"], told["num_accepted_tokens"])
 
 
+def _accepted_per_step(told: Sequence[Drafts], level: float) -> Interval:
+    """Over all replies; the upper end holds with probability `level` by itself. One reply alone has no interval but 0 to all."""
+    if len(told) < 2:
+        value = told[0].length - 1
+        return Interval(value=value, low=0.0, high=told[0].num_draft_tokens / told[0].num_drafts, n=1, level=level)
+    return cluster_bootstrap_ratio(
+        [one.num_accepted for one in told], [one.num_drafts for one in told], range(len(told)), level=2 * level - 1
+    )
+
+
 def _low_limit(expected: float) -> float:
     """1.4 where that is well below what is expected; a draft head that reaches little is held against half of that."""
     return min(SHORT_LENGTH, 1 + (expected - 1) / 2)
@@ -132,11 +150,11 @@ def _oddity(one: Drafts, low: float, rate: float, count: int) -> str | None:
     return None
 
 
-def _alarms_of_all(length: float, drafts: int, expected: float | None) -> list[str]:
+def _alarms_of_all(length: float, upper: float, drafts: int, expected: float | None) -> list[str]:
     if drafts < ENOUGH_DRAFTS:
         return []
-    if expected is not None and length < BELOW_EXPECTED * expected:
-        return [f"{length:.2f} tokens per step over all, expected {expected:.2f}"]
+    if expected is not None and upper - 1 < BELOW_EXPECTED * (expected - 1):
+        return [f"{length:.3f} tokens per step over all (at most {upper:.3f}), expected {expected:.3f}"]
     if length < NOTHING_ACCEPTED:
         return [f"{length:.3f} tokens per step over all: next to nothing of what is drafted is accepted"]
     return []

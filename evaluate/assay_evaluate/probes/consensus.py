@@ -99,6 +99,8 @@ def positions_of(scored: Scored) -> dict[int, Ranks]:
         zip(scored.exchange.rows, prefill.ids_PK, prefill.logprobs_PK, strict=False)
     ):
         decode = [(token, value) for token, value in row.top if isinstance(token, int) and math.isfinite(value)]
+        if decode and decode[-1][0] == row.token:  # vLLM lists the token that was drawn, in the place of the last of the top k
+            decode.pop()
         other = [(int(i), float(v)) for i, v in zip(ids, logprobs, strict=True) if i >= 0 and math.isfinite(v)]
         k = min(len(decode), len(other))
         if k >= 2:
