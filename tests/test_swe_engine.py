@@ -22,7 +22,9 @@ from swe_suite import FAST, REFERENCE, rows_of
 
 from assay.errors import MeasureError
 from assay.measurement_records import Measurement
+from assay.recipes import ProfileRecipe, Serving, load_recipe
 from assay.suite_recipe import SweTask
+from assay_evaluate.serve import ServerSpec, serve
 from assay_evaluate.swebench.engine import LABEL, find_engine
 from assay_evaluate.swebench.grading import Grade, grade
 from assay_evaluate.swebench.task import prepare, run_swe
@@ -115,6 +117,25 @@ def test_patches_that_do_not_apply_or_never_end_are_the_models(dataset: Path, tm
         "tiny__slug-8": Grade("tests_timed_out", "the tests ran into their time limit"),
         "tiny__lru-6": Grade("empty_patch"),
     }
+    assert left_behind() == []
+
+
+@pytest.mark.serve
+def test_tiny_glm_on_vllm_fails_properly(dataset: Path, tmp_path: Path) -> None:
+    """A real server, a model that cannot call tools: every end is the model's own, and nothing is resolved."""
+    serving = Serving(reasoning_parser="glm45", tool_call_parser="glm45", num_speculative_tokens=1)
+    spec = ServerSpec(
+        checkpoint=Path(__file__).parent.parent / "examples" / "tiny_glm" / "checkpoint",
+        profile=load_recipe(ProfileRecipe, "cpu-emulated"), serving=serving, speculate=True, log_path=tmp_path / "vllm.log",
+    )  # fmt: skip
+    prepared = prepare(options(dataset, max_tokens=64, temperature=1.0, num_agents=2, filter="tiny__(roman|slug)"))
+    with serve(spec) as server:
+        found = run_swe(prepared, server, REFERENCE, tmp_path, on_progress=lambda line: None, pacing=FAST)
+    assert [item.correct for item in found.items] == [False, False]
+    figures = found.swe
+    assert figures is not None and (figures.num_resolved, figures.num_infrastructure, figures.num_retried) == (0, 0, 0)
+    assert figures.exit_statuses.keys() <= {"RepeatedFormatError", "ContextWindowExceededError"}
+    assert figures.outcomes == {"empty_patch": 2}
     assert left_behind() == []
 
 
