@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from assay.errors import AssayError
 from assay.locate_records import Location
@@ -86,15 +86,29 @@ def show(found: Location, out: Console) -> None:
 
     against = f"{found.a} and {found.b}" if found.b is not None else f"ranks of {found.a}"
     out.print(escape(f"{against}: {found.num_tokens} tokens of {found.num_prompts} prompts, {found.seconds:.0f} s"))
-    table = Table("place", "rank", "adds", "distance", "RMS", "largest", "non-finite")
-    for point in worst_points(found.points):
+    shown = worst_points(found.points)
+    columns: list[Column | str] = [Column("place", overflow="fold", ratio=1), "rank", "adds", "distance", "RMS", "largest"]
+    has_bad = any(any(point.non_finite) for point in shown)
+    table = Table(*columns, *(["non-finite"] if has_bad else []), expand=True)
+    for point in shown:
         sizes = (f"{point.rms[0]:.3g} {point.rms[1]:.3g}", f"{point.max_abs[0]:.3g} {point.max_abs[1]:.3g}")
-        counts = f"{point.non_finite[0]} {point.non_finite[1]}"
-        table.add_row(point.name, str(point.rank), f"{point.added:.3g}", f"{point.distance:.3g}", *sizes, counts)
+        cells = [
+            point.name.removeprefix("model.layers."),
+            str(point.rank),
+            f"{point.added:.3g}",
+            f"{point.distance:.3g}",
+            *sizes,
+        ]
+        if has_bad:
+            cells.append(f"{point.non_finite[0]} {point.non_finite[1]}")
+        if out.is_terminal:
+            table.add_row(*cells)
+        else:
+            out.print(escape(f"{cells[0]:48} rank {cells[1]}  adds {cells[2]:8} {'  '.join(cells[3:])}"), soft_wrap=True)
     if table.row_count:
         out.print(table)
     for line in found.not_compared[:5]:
         out.print(escape(f"not compared: {line}"))
-    out.print(escape(found.sentence))
+    out.print(escape(found.sentence), soft_wrap=not out.is_terminal)
     if found.remedy is not None:
-        out.print(escape(f"remedy: {found.remedy.sentence}"))
+        out.print(escape(f"remedy: {found.remedy.sentence}"), soft_wrap=not out.is_terminal)

@@ -15,6 +15,7 @@ from assay_evaluate.locate import remedy_for
 from assay_evaluate.locate_compare import (
     compare,
     compare_ranks,
+    entering,
     first_parting,
     outlier,
     parting_of_ranks,
@@ -132,6 +133,31 @@ def test_what_one_side_lacks_is_told() -> None:
     shorter: Reading = {0: dict(list(one[0].items())[:5])}
     assert compare(one, shorter)[1] == ["model.layers.5.mlp.down_proj: only on side A (rank 0)"]
     assert compare(shorter, one)[1] == ["model.layers.5.mlp.down_proj: only on side B"]
+
+
+def test_error_is_laid_on_the_roles_that_bring_it_in() -> None:
+    """Attention brings 0.3 of 4 (squared: 0.09 of the stream's 0.25), the experts the rest; what cancels is nobody's."""
+    at_first, apart = draw(), draw()
+    sizes = {
+        "model.layers.0.self_attn.o_proj": ("linear", 0.3),
+        "model.layers.0.post_attention_layernorm.residual": ("residual", 0.3),
+        "model.layers.0.mlp.gate": ("linear", 9.0), "model.layers.0.mlp.experts": ("experts", 0.4),
+        "model.layers.0.mlp.experts.3": ("expert", 7.0), "model.layers.1.input_layernorm.residual": ("residual", 0.5),
+        "model.layers.1.self_attn.o_proj": ("linear", 0.2), "model.norm.residual": ("residual", 0.45),
+    }  # fmt: skip
+    a: Reading = {0: {name: point(name, kind, at_first) for name, (kind, _) in sizes.items()}}
+    b: Reading = {0: {}}
+    for name, (kind, size) in sizes.items():
+        away = apart * size * np.linalg.norm(at_first) / np.linalg.norm(apart)
+        direction = away - at_first * float((away * at_first).sum() / (at_first * at_first).sum())
+        rms = float(np.linalg.norm(at_first + direction) / np.linalg.norm(at_first))
+        b[0][name] = point(name, kind, at_first + direction, rms=rms)
+    points = compare(a, b)[0]
+    found = entering(points, ["attention", "routed_expert"])
+    assert list(found) == ["routed_expert", "attention"]
+    assert found["attention"] == pytest.approx(0.36, abs=0.02) and sum(found.values()) == pytest.approx(1)
+    assert entering(points, ["attention"]) == {"attention": 1.0}  # the experts are not quantized: they hand it on
+    assert entering(compare(a, a)[0], ["attention", "routed_expert"]) == {}
 
 
 # ------------------------------------------------------------------------------------------------ ranks

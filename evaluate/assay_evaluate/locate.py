@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from assay.records import Manifest, write_text_atomically
 from assay_evaluate.client import root_url
 from assay_evaluate.external import get
 from assay_evaluate.items import arithmetic_item
-from assay_evaluate.locate_compare import compare, compare_ranks, first_parting, outlier, parting_of_ranks
+from assay_evaluate.locate_compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
 from assay_evaluate.locate_reading import Reading, Watched, read_activations, read_weights, watching, with_cores
 from assay_evaluate.serve import ServerSpec, serve
 
@@ -70,11 +70,16 @@ def judge_servers(
     _same_tokens(before, after, a, b)
     points, missing = compare(before, after, again)
     first, odd = first_parting(points), outlier(points)
-    remedy = _remedy(odd or first, b, _same_weights(a, b))
+    recipe = None if _same_weights(a, b) else precision_of(b.checkpoint)
+    shares = {} if recipe is None or first is None else entering(points, recipe.quantize)
+    # every layer of another precision differs a little: the first says where quantization begins, not what costs most
+    role = odd.role if odd is not None else next(iter(shares), None if first is None else first.role)
+    remedy = None if recipe is None or role is None else remedy_for(recipe, role)
     return Location(
         how="servers", a=a.label, b=b.label, tensor_parallel_size=len(before), num_prompts=len(ids),
         num_tokens=sum(map(len, ids)), first=first, outlier=odd, remedy=remedy, points=tuple(points),
-        sentence=_sentence(first, odd, len(points)), not_compared=tuple(missing), seconds=round(seconds, 3),
+        sentence=_sentence(first, odd, len(points)) + _shares_in_words(shares, points),
+        not_compared=tuple(missing), seconds=round(seconds, 3),
     )  # fmt: skip
 
 
@@ -136,6 +141,17 @@ def _sentence(first: Parting | None, odd: Parting | None, num_points: int) -> st
     return f"first part at {_named(first)}{stands_out}"
 
 
+def _shares_in_words(shares: Mapping[str, float], points: Sequence[PointDifference]) -> str:
+    """How far the residual streams are apart at the end, and what brought that in."""
+    if not shares:
+        return ""
+    last = [point for point in points if point.kind == "residual" and point.distance is not None][-1]
+    parts = ", ".join(f"{share:.0%} `{role}`" for role, share in shares.items())
+    return (
+        f"; at {last.name} the sides differ by {last.distance:.3g}; of the error that entered with what is quantized: {parts}"
+    )
+
+
 def _named(parting: Parting) -> str:
     rank = "" if parting.rank is None or "on rank" in parting.why else f" on rank {parting.rank}"
     return f"{parting.name}{rank}: {parting.why}"
@@ -147,16 +163,6 @@ def worst_points(points: Sequence[PointDifference], count: int = WORST_SHOWN) ->
 
 
 # ------------------------------------------------------------------------------------------------ remedy
-def _remedy(parting: Parting | None, b: Side, same_weights: bool) -> Remedy | None:
-    """Keep the role that stands out in more bits, if side B was quantized; None: precision is not the cause, or unknown."""
-    if parting is None or parting.role is None or same_weights:
-        return None
-    recipe = precision_of(b.checkpoint)
-    if recipe is None:
-        return None
-    return remedy_for(recipe, parting.role)
-
-
 @functools.cache
 def precision_of(checkpoint: Path | None) -> PrecisionRecipe | None:
     """The recipe in a checkpoint's manifest; None: it was not made here."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ RATIO_DEVIATIONS = 6.0
 LEAST_RATIO = 1.3
 """... and the factor. In tiny-glm halves of experts differ by 5 %, halves of attention by 17 % at most; halves of healthy
 activations by a factor of 6, so their sizes are not compared between ranks."""
+
+WRITING_ROLES = ("attention", "dense_mlp", "shared_expert", "routed_expert")
+"""Roles whose output is added to the residual stream."""
 
 ROLES: tuple[tuple[str, str], ...] = (
     (r"\.indexer\.", "indexer"),
@@ -163,6 +166,31 @@ def outlier(points: Sequence[PointDifference]) -> Parting | None:
     several = {other.rank for other in points if other.name == point.name}
     rank = point.rank if point.partial and len(several) > 1 else None
     return _parting(point, rank, f"adds {point.added:.3g} of its output's size, its like typically {typical:.3g}")
+
+
+def entering(points: Sequence[PointDifference], roles: Collection[str]) -> dict[str, float]:
+    """Role -> its share of the squared error that enters the residual stream, largest first; empty where none is read.
+
+    What the stream's error grows by from one norm to the next is laid on those of `roles` in between, by the error of what each
+    put out last: the quantized ones, for the others only hand on what they were given. Where the error shrinks (errors of two layers that cancel), nothing is laid on anyone.
+    """
+    squares: dict[str, float] = defaultdict(float)
+    between: dict[str, float] = {}
+    before = 0.0
+    for point in points:
+        if point.rank != 0 or point.distance is None:
+            continue
+        square = (point.distance * max(point.rms)) ** 2
+        if point.kind != "residual":
+            if point.role in WRITING_ROLES and point.role in roles and point.kind != "expert":
+                between[point.role] = square
+            continue
+        total = sum(between.values())
+        for role, part in between.items():
+            squares[role] += max(square - before, 0.0) * part / total if total else 0.0
+        before, between = square, {}
+    total = sum(squares.values())
+    return {role: squares[role] / total for role in sorted(squares, key=lambda r: -squares[r])} if total else {}
 
 
 def _groups(points: Iterable[PointDifference]) -> dict[tuple[str, str], list[PointDifference]]:

@@ -19,8 +19,9 @@ from assay_quantize.direct_file import STAGE_BYTES, STAGES
 DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30, "cuda": 8 << 30}
 """Device -> bound of the process's memory when none is given; a CUDA context alone takes about 2 GiB of the host's."""
 
-SLAB_BYTES = 8 << 20
-"""Source bytes of a slab: large enough that Python's part is lost in it, small enough to stay near the cache."""
+SLAB_BYTES = 4 << 20
+"""Source bytes of a slab: large enough that Python's part is lost in it; small enough to stay near the cache, and for workers
+to end together (docs/decisions.md)."""
 
 RUNTIME_BYTES = 224 << 20
 """What importing numba, compiling the kernels and writing config.json take beyond what the process holds at the start."""

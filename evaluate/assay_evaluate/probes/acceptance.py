@@ -125,7 +125,7 @@ def drafts_of(exchange: Exchange) -> Drafts | None:
 
 
 def _accepted_per_step(told: Sequence[Drafts], level: float) -> Interval:
-    """Over all replies; the upper end holds with probability `level` by itself. One reply alone has no interval but 0 to all."""
+    """Over all replies; the upper end holds with probability `level` by itself. One reply alone: from 0 to all."""
     if len(told) < 2:
         value = told[0].length - 1
         return Interval(value=value, low=0.0, high=told[0].num_draft_tokens / told[0].num_drafts, n=1, level=level)
