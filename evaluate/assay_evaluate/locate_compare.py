@@ -172,7 +172,8 @@ def entering(points: Sequence[PointDifference], roles: Collection[str]) -> dict[
     """Role -> its share of the squared error that enters the residual stream, largest first; empty where none is read.
 
     What the stream's error grows by from one norm to the next is laid on those of `roles` in between, by the error of what each
-    put out last: the quantized ones, for the others only hand on what they were given. Where the error shrinks (errors of two layers that cancel), nothing is laid on anyone.
+    put out last: the quantized ones, for the others only hand on what they were given. Where the error shrinks (errors of
+    two layers that cancel), nothing is laid on anyone.
     """
     squares: dict[str, float] = defaultdict(float)
     between: dict[str, float] = {}
