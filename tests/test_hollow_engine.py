@@ -25,7 +25,7 @@ from assay_quantize.plan import make_plan
 from assay_quantize.shard_files import layout, planned_shards
 from assay_quantize.slabs import amax_members, slabs_of
 
-SLABS_BEFORE_THE_KILL = 200_000
+SLABS_BEFORE_THE_KILL = 400_000
 NUM_SHARDS = 282
 
 

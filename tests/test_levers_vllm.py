@@ -24,7 +24,7 @@ pytestmark = pytest.mark.serve
 BLOCKS = 160
 """Of 32 tokens, handed out in turn. What eight requests need at once is a third of it."""
 STALE_FROM = 100
-SETTINGS = LeverSettings(num_requests=16, concurrency=8, max_tokens=24, levers=("concurrency", "speculation", "kv_cache"))
+SETTINGS = LeverSettings(num_requests=16, concurrency=8, max_tokens=32, levers=("concurrency", "speculation", "kv_cache"))
 
 
 class Servers:
@@ -76,7 +76,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @pytest.mark.parametrize(
     ("fault", "parameters", "lever"),
     [
-        ("rows mixed up under load", {"row": 4}, "concurrency"),
+        ("rows mixed up under load", {"row": 2}, "concurrency"),
         ("stale KV above a slot", {"block": STALE_FROM}, "kv_cache"),
         ("wrong drafts accepted", {"rate": 1.0}, "speculation"),
     ],
@@ -89,7 +89,7 @@ def test_the_right_lever_is_named(fault: str, parameters: dict[str, Any], lever:
     assert effects[lever][0] == "gone"
     if lever == "concurrency":
         done = reproduce(report, search, tmp_path / "bundle", servers.spec)
-        assert len(done.smallest) == 5  # places 0 to 4 of the batch
+        assert len(done.smallest) == 3  # places 0 to 2 of the batch
         script = [sys.executable, "-I", "-S", str(tmp_path / "bundle" / "reproduce.py"), servers.at(Setting(8)).base_url]
         with start(Setting(8)):
             assert subprocess.run(script, capture_output=True, check=False, timeout=120).returncode == 1
