@@ -74,7 +74,7 @@ doctor: .venv/.ready ## what this machine can do and what is missing
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
 test: setup ## every test, real vLLM servers included
-	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
+	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.ready ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy

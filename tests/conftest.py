@@ -36,3 +36,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         return code, out.out, out.err
 
     return call
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that take minutes (a vLLM server, containers) first: begun last, they would keep one core of two waiting."""
+    long = {item.path for item in items if item.get_closest_marker("serve") or item.get_closest_marker("timeout")}
+    items.sort(key=lambda item: item.path not in long)

@@ -26,6 +26,8 @@ from assay_evaluate.journal import Journal
 from assay_evaluate.run import Candidate, evaluate
 from assay_evaluate.serve import Server, ServerSpec, serve
 
+pytestmark = pytest.mark.serve
+
 TINY_GLM = Path(__file__).resolve().parent.parent / "examples" / "tiny_glm" / "checkpoint"
 PLUGIN = Path(__file__).resolve().parent / "drift_plugin" / "drift_noise.py"
 FIRST, SCALE = 512, 2.0
