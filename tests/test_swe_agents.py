@@ -6,6 +6,7 @@ what a rerun asks again, and what the harness makes of the logs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -177,7 +178,7 @@ def test_whatever_happens_reruns_end_where_an_undisturbed_run_does(
     assert 0 < len(first) < 8
 
     server, lines = ScriptedModel(load_scripts(MANY)), list[str]()
-    server.before_reply = lambda number: kill_children() if number == 12 else None
+    server.before_reply = lambda number: kill_agents() if number == 12 else None
     with server, pytest.raises(MeasureError, match=r"the agents' process ended with status -9"):
         ask(dataset, server, tmp_path, lines, num_agents=2)
     assert lines[0] == f"swe: 8 trajectories, {len(first)} of them done before, 2 at once"
@@ -207,9 +208,19 @@ def finished_in(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob("repeat-0/*/*.traj.json") if ".failed-" not in path.name}
 
 
-def kill_children() -> None:
+def agents_processes() -> list[psutil.Process]:
+    """Only ours: this process may have others' children, as multiprocessing's resource tracker of an earlier module."""
+    found = []
     for child in psutil.Process().children():
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any("swebench.agent_worker" in word for word in child.cmdline()):
+                found.append(child)
+    return found
+
+
+def kill_agents() -> None:
+    for process in agents_processes():
+        process.kill()
 
 
 def asked_about(dataset: Path, server: ScriptedModel) -> set[str]:
@@ -222,12 +233,11 @@ def test_a_server_that_is_gone_for_good_stops_the_run(dataset: Path, tmp_path: P
         def check_alive(self) -> None:
             raise ServeError("vLLM stopped while serving (exit status -9)")
 
-    with (
-        Dead(load_scripts(dict.fromkeys(CAREFUL, "loop")), delay_s=2.0) as server,
-        pytest.raises(ServeError, match="status -9"),
-    ):
+    server, seen = Dead(load_scripts(dict.fromkeys(CAREFUL, "loop")), delay_s=2.0), list[int]()
+    server.before_reply = lambda number: seen.append(len(agents_processes()))
+    with server, pytest.raises(ServeError, match="status -9"):
         ask(dataset, server, tmp_path)
-    assert not psutil.Process().children()  # the agents' process is gone with it
+    assert set(seen) == {1} and not agents_processes()  # it is gone with the server
 
 
 def test_a_request_is_no_attempt_while_the_server_is_away() -> None:
