@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,13 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay import cli
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+def pytest_configure() -> None:
+    """vLLM binds a server's one computing thread of two cores to core 0; two modules' servers would both sit there."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
