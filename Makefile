@@ -38,7 +38,9 @@ help: ## this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-setup: .venv/.ready .venv-serve/.ready ## both environments, when missing
+setup: ## both environments, when missing; side by side
+	@$(MAKE) --no-print-directory .venv/.ready & work=$$!; $(MAKE) --no-print-directory .venv-serve/.ready; serve=$$?; \
+	wait $$work && exit $$serve
 
 .venv/.ready: constraints/work.txt constraints/install.sh pyproject.toml
 	@constraints/install.sh work .venv

@@ -23,16 +23,16 @@ fi
 step() { # step "what" command...
   local what=$1 start=$SECONDS
   shift
-  printf '  %-62s' "$what"
+  echo "  $venv: $what ..." # whole lines: the other environment may be built at the same time
   if ! "$@" >> "$log" 2>&1; then
-    printf 'failed\n'
     grep -iE 'error|could not|no matching' "$log" | tail -n 8 >&2 || tail -n 8 "$log" >&2
     echo "error: $kind environment: '$what' failed; the whole log is $log" >&2
     exit 2
   fi
-  printf '%4d s\n' $((SECONDS - start))
+  echo "  $venv: $what, $((SECONDS - start)) s"
 }
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@"; }
+# Compiled when imported, not all 30,000 modules now.
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-compile "$@"; }
 
 echo "$venv: the $kind environment (once; a few minutes and about 3 GB)"
 case $kind in

@@ -403,6 +403,8 @@ def test_secrets_reach_neither_server_nor_fingerprint(
 ) -> None:
     for name in ("HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "hunter2")
+    for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"):  # conftest.py
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere/private")
     monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "0")
     monkeypatch.setenv("PYTHONPATH", "/trap")
