@@ -31,8 +31,7 @@ step() { # step "what" command...
   fi
   echo "  $venv: $what, $((SECONDS - start)) s"
 }
-# Compiled when imported, not all 30,000 modules now.
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-compile "$@"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@"; }
 
 echo "$venv: the $kind environment (once; a few minutes and about 3 GB)"
 case $kind in

@@ -155,11 +155,13 @@ def test_what_a_lost_worker_had_downloaded_is_downloaded_again(
     local_ray: Any, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     killed: list[int] = []
+    one_at_a_time = threading.Lock()
 
     def kill_once(name: str, begin: int) -> None:
-        if not killed and (victims := writers_in(tmp_path / "ray")):
-            killed.append(victims[0])
-            os.kill(victims[0], signal.SIGKILL)
+        with one_at_a_time:
+            if not killed and (victims := writers_in(tmp_path / "ray")):
+                killed.append(victims[0])
+                os.kill(victims[0], signal.SIGKILL)
 
     hub.on_data = kill_once
     stream_with_ray("w4a16", tmp_path)

@@ -233,11 +233,12 @@ def test_a_server_that_is_gone_for_good_stops_the_run(dataset: Path, tmp_path: P
         def check_alive(self) -> None:
             raise ServeError("vLLM stopped while serving (exit status -9)")
 
-    server, seen = Dead(load_scripts(dict.fromkeys(CAREFUL, "loop")), delay_s=2.0), list[int]()
-    server.before_reply = lambda number: seen.append(len(agents_processes()))
-    with server, pytest.raises(ServeError, match="status -9"):
+    with (
+        Dead(load_scripts(dict.fromkeys(CAREFUL, "loop")), delay_s=2.0) as server,
+        pytest.raises(ServeError, match="status -9"),
+    ):
         ask(dataset, server, tmp_path)
-    assert set(seen) == {1} and not agents_processes()  # it is gone with the server
+    assert not agents_processes()
 
 
 def test_a_request_is_no_attempt_while_the_server_is_away() -> None:
