@@ -416,6 +416,7 @@ def test_secrets_reach_neither_server_nor_fingerprint(
         "HF_HUB_OFFLINE": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_DEEP_GEMM": "0",
     }
