@@ -414,6 +414,7 @@ def test_secrets_reach_neither_server_nor_fingerprint(
     assert command.environment["VLLM_CACHE_ROOT"] == "/somewhere/private"
     assert command.recorded_environment == {
         "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
         "TORCH_COMPILE_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
