@@ -39,7 +39,7 @@ help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## both environments, when missing; side by side
-	@$(MAKE) --no-print-directory .venv/.ready & work=$$!; $(MAKE) --no-print-directory .venv-serve/.ready; serve=$$?; \
+	@$(MAKE) -s --no-print-directory .venv/.ready & work=$$!; $(MAKE) -s --no-print-directory .venv-serve/.ready; serve=$$?; \
 	wait $$work && exit $$serve
 
 .venv/.ready: constraints/work.txt constraints/install.sh pyproject.toml

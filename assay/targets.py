@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from assay.errors import AssayError, CheckpointError
+from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
@@ -115,7 +115,10 @@ def _from_repository(location: Location) -> Location:
 
 def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: Path | None) -> ModelRecipe:
     """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records."""
-    family = cast(Family, family_of(config))
+    try:
+        family = cast(Family, family_of(config))
+    except PlanError as problem:
+        raise PlanError(f"{folder or location.hub}/{problem}") from None
     declared = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
     has_mtp = bool(declared) or (folder is not None and _has_mtp_tensors(folder))
     return ModelRecipe(

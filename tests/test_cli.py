@@ -120,7 +120,10 @@ def test_no_index(run: Run, source: Path) -> None:
 
 def test_dense_model(run: Run, source: Path) -> None:
     edit_config(source, architectures=["LlamaForCausalLM"], model_type="llama", n_routed_experts=None)
-    assert "LlamaForCausalLM is a dense model" in one_error(run("quantize", source)) and not Path("runs").exists()
+    assert (
+        f"{source}/config.json: LlamaForCausalLM is a dense model" in one_error(run("quantize", source))
+        and not Path("runs").exists()
+    )
 
 
 def test_unknown_architecture(run: Run, source: Path) -> None:
