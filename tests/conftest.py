@@ -16,7 +16,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_configure() -> None:
-    """vLLM binds a server's one computing thread of two cores to core 0; two modules' servers would both sit there."""
+    """Two modules at once on two cores: their servers compute with one thread each (or one a rank), bound to no core."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
