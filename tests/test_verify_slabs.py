@@ -24,7 +24,7 @@ from assay_quantize.engine import quantize
 from assay_quantize.plan import make_plan
 from assay_quantize.schemes import SCHEMES
 from assay_quantize.verify import num_bytes_of, verify
-from assay_quantize.verify_files import HASH_PIECE_BYTES, StoredReader, hash_file
+from assay_quantize.verify_files import StoredReader
 from assay_quantize.verify_slabs import ScaleCounts, count_bad_scales
 
 EXPERT = "model.layers.1.mlp.experts.1"
@@ -275,13 +275,6 @@ def test_bad_scales_are_those_pytorch_finds(dtype: torch.dtype) -> None:
     assert got[:2] == (int((~values.isfinite()).sum()), int((values == 0).sum()))
     assert got.negative == int((values.signbit()).sum())
     assert count_bad_scales(np.array([0, 127, 255, 255], np.uint8), "U8") == ScaleCounts(2, 0, 0)
-
-
-def test_a_file_is_hashed_whole(tmp_path: Path) -> None:
-    for size in (0, 1, HASH_PIECE_BYTES - 1, HASH_PIECE_BYTES, HASH_PIECE_BYTES + 1, 3 * HASH_PIECE_BYTES + 17):
-        path = tmp_path / f"{size}"
-        path.write_bytes(np.random.default_rng(size).bytes(size))
-        assert hash_file(tmp_path, path.name) == sha256_of_file(path)
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, tiny: Path) -> None:

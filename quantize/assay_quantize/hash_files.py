@@ -1,14 +1,16 @@
-"""SHA-256 of files at the speed of the disk: pieces are read ahead by threads of their own while others are hashed.
+"""SHA-256 of files at the speed of the disk: a thread of its own reads pieces ahead while others are hashed.
 
-What lies in the page cache is taken from there (`RWF_NOWAIT`). What does not is read past it (`O_DIRECT`): that leaves the
-cache to others, and the processor, which a copy out of the cache would keep a third as busy as the hash itself, to the hash.
-Where a file system knows neither, files are read through the cache, with read-ahead.
+What lies in the page cache is taken from there. What does not is read past it (`O_DIRECT`) into huge pages, which the disk
+fills without the processor; that also leaves the cache to others. Where a file system cannot do that, files are read through
+the cache, with the kernel's read-ahead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import hashlib
 import mmap
 import os
@@ -19,135 +21,138 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside
+from assay_quantize.buffers import HUGE_PAGE_BYTES, new_memory
 
-PIECE_BYTES = 2 << 20
-PIECES_AHEAD = 4
-"""Pieces of one file that are read, or waiting to be hashed, beside the one that is hashed."""
+PIECE_BYTES = HUGE_PAGE_BYTES
+PIECES_AHEAD = 3
+"""Pieces that are read, or waiting to be hashed, beside the one that is hashed."""
 
-MOST_LANES = 8
-"""Files hashed at once: 12 GB/s of SHA-256 or more, in 80 MiB of memory."""
-
-_NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+MOST_AT_ONCE = 8
+"""Files worth hashing at once: 12 GB/s of SHA-256 or more, in 64 MiB of memory."""
 
 
-class FileHasher:
-    """Hashes files; `sha256` may be called from as many threads as `lanes`. A context manager; its readers end with it.
+def hash_file(
+    folder: Path, name: str, on_piece: Callable[[int], None] | None = None, *, is_needed_again: bool = False
+) -> str:  # fmt: skip
+    """SHA-256 (hex) of the file `name` in `folder`, read once. on_piece: told the bytes of every piece that was hashed.
 
-    It holds lanes * (PIECES_AHEAD + 1) * PIECE_BYTES of memory.
+    is_needed_again: soon, by a reader that shall find it in the page cache.
+    Holds (PIECES_AHEAD + 1) * PIECE_BYTES of memory. Raises OSError, or CheckpointError (a link out of the folder), when the
+    file cannot be read or became shorter meanwhile.
     """
+    digest = hashlib.sha256()
+    with (
+        open_inside(folder, name) as file,
+        _Reader(file.fileno(), folder / name, past_cache=not is_needed_again) as reader,
+        contextlib.closing(reader.pieces()) as pieces,
+    ):
+        for piece in pieces:
+            digest.update(piece)
+            if on_piece is not None:
+                on_piece(len(piece))
+    return digest.hexdigest()
 
-    def __init__(self, lanes: int) -> None:
-        """lanes: how many files are hashed at once."""
-        self._readers = ThreadPoolExecutor(2 * lanes, thread_name_prefix="assay-read")
-        self._buffers: deque[mmap.mmap] = deque()
+
+class _Reader:
+    """One open file, read once from front to back. A context manager."""
+
+    def __init__(self, descriptor: int, path: Path, *, past_cache: bool) -> None:
+        self._path, self._cached = path, descriptor
+        self._num_bytes = os.fstat(descriptor).st_size
+        self._direct = _open_direct(descriptor) if past_cache else None
+        self._residency = Residency(descriptor, self._num_bytes)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._readers.shutdown(cancel_futures=True)
-        for buffer in self._buffers:
-            buffer.close()
+        self._residency.close()
+        if self._direct is not None:
+            os.close(self._direct)
 
-    def sha256(self, folder: Path, name: str, on_piece: Callable[[int], None] | None = None) -> str:
-        """SHA-256 (hex) of the file `name` in `folder`, read once. on_piece: told the bytes of every piece that was hashed.
-
-        Raises OSError, or CheckpointError (a link out of the folder), when it cannot be read or became shorter meanwhile.
-        """
-        digest = hashlib.sha256()
-        with _Pieces(folder, name) as pieces, contextlib.closing(self._in_order(pieces)) as in_order:
-            for piece in in_order:
-                digest.update(piece)
-                if on_piece is not None:
-                    on_piece(len(piece))
-        return digest.hexdigest()
-
-    def _in_order(self, pieces: _Pieces) -> Generator[memoryview]:
-        """The pieces of a file, read ahead; each is valid until the next is asked for."""
-        begins = iter(range(0, pieces.num_bytes, PIECE_BYTES))
-        reading: deque[tuple[mmap.mmap, int, Future[None]]] = deque()
+    def pieces(self) -> Generator[memoryview]:
+        """The pieces of the file, read ahead; each is valid until the next is asked for."""
+        begins = iter(range(0, self._num_bytes, PIECE_BYTES))
+        memory = memoryview(new_memory((PIECES_AHEAD + 1) * PIECE_BYTES))
+        free = deque(memory[begin : begin + PIECE_BYTES] for begin in range(0, len(memory), PIECE_BYTES))
+        reading: deque[tuple[memoryview, int, Future[None]]] = deque()
 
         def submit() -> None:
             begin = next(begins, None)
             if begin is not None:
-                buffer, end = self._take(), min(begin + PIECE_BYTES, pieces.num_bytes)
-                reading.append((buffer, end - begin, self._readers.submit(pieces.read, buffer, begin, end)))
+                buffer, size = free.popleft(), min(PIECE_BYTES, self._num_bytes - begin)
+                reading.append((buffer, size, thread.submit(self._read, buffer, begin, size)))
 
-        try:
-            for _ in range(PIECES_AHEAD):
-                submit()
-            while reading:
-                submit()
-                buffer, num_bytes, future = reading[0]
-                future.result()
-                with memoryview(buffer) as whole, whole[:num_bytes] as view:
-                    yield view
-                reading.popleft()
-                self._buffers.append(buffer)
-        finally:
-            for buffer, _, future in reading:
-                future.cancel() or future.exception()
-                self._buffers.append(buffer)
+        with ThreadPoolExecutor(1, thread_name_prefix="assay-read") as thread:
+            try:
+                for _ in range(PIECES_AHEAD):
+                    submit()
+                while reading:
+                    submit()
+                    buffer, size, future = reading[0]
+                    future.result()
+                    yield buffer[:size]
+                    reading.popleft()
+                    free.append(buffer)
+            finally:
+                thread.shutdown(cancel_futures=True)
 
-    def _take(self) -> mmap.mmap:
-        try:
-            return self._buffers.pop()
-        except IndexError:
-            return mmap.mmap(-1, PIECE_BYTES)  # O_DIRECT wants memory that begins with a page
-
-
-class _Pieces:
-    """One open file, read at any place by any thread."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / name
-        with open_inside(folder, name) as file:
-            self._cached = os.dup(file.fileno())
-        self.num_bytes = os.fstat(self._cached).st_size
-        self._direct = _open_direct(self._cached)
-        if self._direct is None:
-            os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._cached)
-        if self._direct is not None:
-            os.close(self._direct)
-
-    def read(self, buffer: mmap.mmap, begin: int, end: int) -> None:
-        """Bytes [begin, end) into the beginning of `buffer`; begin is a multiple of PIECE_BYTES."""
-        if self._direct is not None and self._read_direct(buffer, begin, end):
+    def _read(self, buffer: memoryview, begin: int, size: int) -> None:
+        """`size` bytes from `begin`, a multiple of PIECE_BYTES, on into the beginning of `buffer`."""
+        if self._read_direct(buffer, begin, size):
             return
-        with memoryview(buffer) as whole:
-            done = 0
-            while done < end - begin:
-                with whole[done : end - begin] as rest:
-                    got = os.preadv(self._cached, [rest], begin + done)
-                if got == 0:
-                    raise CheckpointError(f"{self._path}: became shorter while it was read")
-                done += got
+        done = 0
+        while done < size:
+            got = os.preadv(self._cached, [buffer[done:size]], begin + done)
+            if got == 0:
+                raise CheckpointError(f"{self._path}: became shorter while it was read")
+            done += got
 
-    def _read_direct(self, buffer: mmap.mmap, begin: int, end: int) -> bool:
-        """The same from the page cache as far as it lies there, else past it; False: it must be read in the usual way."""
-        assert self._direct is not None
+    def _read_direct(self, buffer: memoryview, begin: int, size: int) -> bool:
+        """The same past the page cache; False: it lies there, or the file system wants it read in the usual way."""
+        if self._direct is None or self._residency.is_cached(begin, size):
+            return False
         try:
-            if os.preadv(self._cached, [buffer], begin, os.RWF_NOWAIT) >= end - begin:
-                return True
-        except BlockingIOError:
-            pass
-        except OSError as problem:
-            if problem.errno not in _NO_NOWAIT:
-                raise
-        try:
-            return os.preadv(self._direct, [buffer], begin) >= end - begin
+            return os.preadv(self._direct, [buffer], begin) >= size
         except OSError as problem:
             if problem.errno != errno.EINVAL:
                 raise
             return False
+
+
+class Residency:
+    """Which parts of a file lie in the page cache (mincore(2)); no page of it is ever touched."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._map = None
+        with contextlib.suppress(OSError, ValueError):  # cannot be mapped here; is empty, or shorter by now
+            self._map = mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ)
+            self._address = np.frombuffer(self._map, np.uint8).ctypes.data
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._map is not None:
+            self._map.close()
+
+    def is_cached(self, begin: int, size: int) -> bool:
+        """Whether all of the `size` bytes from `begin`, a multiple of the page size, on are there. True if nobody can tell."""
+        if self._map is None:
+            return True
+        seen = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        failed = _libc().mincore(
+            ctypes.c_void_p(self._address + begin), ctypes.c_size_t(size), ctypes.c_void_p(seen.ctypes.data)
+        )
+        return bool(failed or (seen & 1).all())
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _open_direct(descriptor: int) -> int | None:

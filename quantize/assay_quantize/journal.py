@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from assay.errors import QuantizeError
 from assay.records import Plan, ShardRecord, sha256_of
-from assay_quantize.hash_files import MOST_LANES, FileHasher
+from assay_quantize.hash_files import MOST_AT_ONCE, hash_file
 from assay_quantize.shard_files import fsync_folder, planned_shards
 from assay_quantize.source_files import FileStamp, check_stamps
 
@@ -127,7 +127,7 @@ def resume(
 
     def is_as_written(record: ShardRecord) -> bool:
         path = folder / record.name
-        is_same = size_of(path) == record.num_bytes and hasher.sha256(folder, record.name) == record.sha256
+        is_same = size_of(path) == record.num_bytes and hash_file(folder, record.name) == record.sha256
         if not is_same:
             log.warning("%s: not as it was written; it is made again", path)
         elif on_progress is not None:
@@ -135,8 +135,7 @@ def resume(
                 on_progress(f"{record.name} (done before)", sum(tensor.num_bytes for tensor in planned[record.name]))
         return is_same
 
-    lanes = min(workers, MOST_LANES)
-    with FileHasher(lanes) as hasher, ThreadPoolExecutor(lanes) as pool:
+    with ThreadPoolExecutor(min(workers, MOST_AT_ONCE)) as pool:
         kept = list(pool.map(is_as_written, claimed.values()))
     return {record.name: record for record, keep in zip(claimed.values(), kept, strict=True) if keep}
 

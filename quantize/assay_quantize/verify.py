@@ -24,10 +24,10 @@ from assay.records import Manifest, Plan, TensorPlan, Verification
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
 from assay_quantize.engine import plan_sha256
+from assay_quantize.hash_files import hash_file
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
-from assay_quantize.verify_files import hash_file
 from assay_quantize.verify_findings import Findings
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from assay.errors import CheckpointError
 from assay.records import Manifest, Plan, TensorPlan
 from assay_quantize.budget import SLAB_BYTES
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
-from assay_quantize.hash_files import MOST_LANES, FileHasher
+from assay_quantize.hash_files import MOST_AT_ONCE, hash_file
 from assay_quantize.slabs import cut
 from assay_quantize.sources import SourceReader
-from assay_quantize.verify_files import StoredReader, hash_file
+from assay_quantize.verify_files import StoredReader
 from assay_quantize.verify_findings import Findings
 from assay_quantize.verify_judge import judge
 from assay_quantize.verify_slabs import SlabChecks, SlabFindings
@@ -105,7 +105,7 @@ def _jobs(
     """(shard, its hash), then (tensor, one of its slabs) for all tensors in it, shard by shard."""
     for shard in sorted({*hashed, *tensors}):
         if shard in hashed:
-            yield shard, partial(_hash, folder, shard, hash_file)
+            yield shard, partial(_hash, folder, shard, is_needed_again=True)
         for tensor in tensors.get(shard, ()):
             num_bytes = sum(output.num_bytes for output in tensor.outputs)
             slabs = list(cut(tensor, SLAB_BYTES, "minmax"))
@@ -117,19 +117,16 @@ def _jobs(
 
 def _hashes(folder: Path, names: list[str], workers: int, tell: _Teller) -> Iterator[tuple[str, HashFound]]:
     """The hash of each file, in that order, and nothing else."""
+    jobs = ((name, partial(_hash, folder, name, partial(tell, name))) for name in names)
     # one more than there are cores for: it hashes while another waits for the disk, or is the last one left
-    lanes = min(workers + 1, MOST_LANES, len(names) or 1)
-    with FileHasher(lanes) as hasher:
-
-        def sha256(folder: Path, name: str) -> str:
-            return hasher.sha256(folder, name, partial(tell, name))
-
-        yield from in_order(((name, partial(_hash, folder, name, sha256)) for name in names), lanes)
+    yield from in_order(jobs, min(workers + 1, MOST_AT_ONCE))
 
 
-def _hash(folder: Path, name: str, sha256: Callable[[Path, str], str]) -> HashFound:
+def _hash(
+    folder: Path, name: str, on_piece: Callable[[int], None] | None = None, *, is_needed_again: bool = False
+) -> HashFound:  # fmt: skip
     try:
-        found = HashFound(sha256(folder, name), None)
+        found = HashFound(hash_file(folder, name, on_piece, is_needed_again=is_needed_again), None)
     except OSError as problem:
         found = HashFound(None, f"cannot be read: {problem.strerror}")
     except CheckpointError as problem:

@@ -1,8 +1,7 @@
-"""Files of a checkpoint that is verified: read by ranges, hashed, never mapped."""
+"""Files of a checkpoint that is verified: read by ranges, never mapped."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Mapping
@@ -14,10 +13,6 @@ from numpy.typing import NDArray
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside
 from assay_quantize.checkpoint import TensorHeader
-
-HASH_PIECE_BYTES = 4 << 20
-READ_AHEAD_BYTES = 32 << 20
-"""How far the kernel is asked to read ahead of what is hashed: the disk works while the processor does."""
 
 
 class StoredReader:
@@ -58,18 +53,3 @@ class StoredReader:
                 with open_inside(self._folder, shard) as file:
                     self._descriptors[shard] = os.dup(file.fileno())
             return self._descriptors[shard]
-
-
-def hash_file(folder: Path, name: str) -> str:
-    """SHA-256 (hex) of a file whose pages are needed again soon, through the page cache. OSError or CheckpointError when it
-    cannot be read."""
-    digest, buffer = hashlib.sha256(), bytearray(HASH_PIECE_BYTES)
-    view, position = memoryview(buffer), 0
-    with open_inside(folder, name) as file:
-        descriptor = file.fileno()
-        while got := os.preadv(descriptor, [buffer], position):
-            if position % READ_AHEAD_BYTES < HASH_PIECE_BYTES:
-                os.posix_fadvise(descriptor, position + got, 2 * READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            digest.update(view[:got])
-            position += got
-    return digest.hexdigest()
