@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from assay.divergence_records import Drift, ExactDivergence
 from assay.records import Fingerprint, Interval, Part, Record
@@ -82,8 +83,12 @@ class ToolCalls(Part):
     """None: this is the reference, or the journal does not have its replies."""
 
 
-class ItemResult(Part):
-    """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ItemResult:
+    """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong.
+
+    No `Part`: of this record there may be a hundred thousand, and with slots each takes 0.3 kB instead of 1.4.
+    """
 
     item: str
     language: str

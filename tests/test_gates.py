@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
 
 def test_whole_verdict_of_a_score() -> None:
     theirs = tuple(
-        item.model_copy(update={"output_tokens": 30 + 2 * (i % 2), "answer": "2" if i < 4 else "1"})
+        replace(item, output_tokens=30 + 2 * (i % 2), answer="2" if i < 4 else "1")
         for i, item in enumerate(answers(200, range(6), failed=range(198, 200)))
     )
     report = judged(measured("fp8", answers(200, range(2))), measured("w4a16", theirs), recipe(SCORE))
@@ -447,9 +448,7 @@ def sampled(rights: list[list[int]]) -> tuple[ItemResult, ...]:
     """One item for every list, one sample for every 0 or 1 in it."""
     plain = answers(len(rights))
     return tuple(
-        plain[i].model_copy(update={"sample": k, "correct": bool(right)})
-        for i, found in enumerate(rights)
-        for k, right in enumerate(found)
+        replace(plain[i], sample=k, correct=bool(right)) for i, found in enumerate(rights) for k, right in enumerate(found)
     )
 
 

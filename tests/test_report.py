@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -295,7 +296,7 @@ def tasks(**changes: Any) -> Callable[[Run], Run]:
 
 def items(**changes: Any) -> Callable[[Run], Run]:
     def change(m: Measurement) -> Measurement:
-        made = [t.model_copy(update={"items": tuple(i.model_copy(update=changes) for i in t.items)}) for t in m.tasks]
+        made = [t.model_copy(update={"items": tuple(replace(i, **changes) for i in t.items)}) for t in m.tasks]
         return m.model_copy(update={"tasks": tuple(made)})
 
     return lambda run: each(run, change)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.measurement_records import ItemResult, TaskResult
@@ -113,7 +113,7 @@ def _score_named(
                 "answer": str(row["filtered_resps"][0])[:200],
                 "wrong_script": is_foreign(kept.written_in, allowed),
             }
-        results.append(kept.result.model_copy(update=scored))
+        results.append(replace(kept.result, **scored))
     return results, f"{name} scored by {metric} after {chosen}"
 
 

@@ -211,5 +211,5 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         score=value,
     )
     if item.style == "base" and found.truncated_by in {"length", "budget"}:  # by design, as published
-        return found.model_copy(update={"truncated": False, "truncated_by": None})
+        return dataclasses.replace(found, truncated=False, truncated_by=None)
     return found

@@ -96,7 +96,7 @@ def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Re
         answer=answer_of(reply, done),
         max_tokens=task.max_tokens,
     )
-    return result.model_copy(update={"tool": done if reply.status == "answered" else None})
+    return dataclasses.replace(result, tool=done if reply.status == "answered" else None)
 
 
 # ------------------------------------------------------------------------------------------------ items
