@@ -33,6 +33,8 @@ SEARCHED = MEMORY_SCHEMES = ("w4a16", "nvfp4a16")
 """Schemes for peak memory (one pass over the source, two passes), and for scale search against none."""
 SLOW = ("nvfp4a16", "mxfp4")
 """Schemes that take llm-compressor a minute a GB: measured once, which is enough for ratios of that size."""
+MORE_ROUNDS = 3
+"""Of one worker against two, in turns: what another tenant of the machine takes from one of them weighs most there."""
 TWO_WORKERS_NAME = "" if num_cores() == 2 else ", 2 workers"
 """End of the names of results with two workers; nothing where two are all there are."""
 
@@ -111,12 +113,16 @@ class Bench:
             if scheme != "w4a16":
                 out = "to-hash" if scheme == "fp8_block" else "out"
                 jobs.append(self.jobs.assay(f"assay {scheme}", "whole", source, scheme, out=out, keep=out == "to-hash"))
+        scaling = []
         for scheme in TWO_WORKERS_SCHEMES:
             if scheme in self.args.schemes:
-                jobs.append(self.jobs.assay(f"assay {scheme}, 1 worker", "whole", source, scheme, workers=1))
-                if TWO_WORKERS_NAME:
-                    jobs.append(self.jobs.assay(f"assay {scheme}{TWO_WORKERS_NAME}", "whole", source, scheme, workers=2))
-        self.results.interleave(jobs, rounds=self.args.rounds, until=until)
+                for name, workers in ((f"assay {scheme}, 1 worker", 1), (f"assay {scheme}{TWO_WORKERS_NAME}", 2)):
+                    scaling.append(self.jobs.assay(name, "whole", source, scheme, workers=workers))
+        mentioned = {job.name for job in jobs}
+        self.results.interleave(
+            [*jobs, *(job for job in scaling if job.name not in mentioned)], rounds=self.args.rounds, until=until
+        )
+        self.results.interleave(scaling, rounds=MORE_ROUNDS, until=until)
 
     def memory(self, until: float) -> None:
         for size in self.args.giant:
