@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from assay.errors import CheckpointError
-from assay_quantize import hash_files
-from assay_quantize.hash_files import PIECE_BYTES, PIECES_AHEAD, Residency, hash_file
+from assay_quantize import past_cache
+from assay_quantize.hash_files import PIECE_BYTES, PIECES_AHEAD, hash_file
+from assay_quantize.past_cache import Residency
 
 SIZES = (0, 1, 4095, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, (PIECES_AHEAD + 3) * PIECE_BYTES + 12_345)
 
@@ -49,7 +50,7 @@ def test_hashes_are_those_of_hashlib(tmp_path: Path, files: dict[str, str], at_o
     assert {name: sum(pieces) for name, pieces in told.items()} == {str(size): size for size in SIZES}
 
 
-@pytest.mark.parametrize("refuses", ["when opened", "when read", "no mincore"])
+@pytest.mark.parametrize("refuses", ["when opened", "when read", "no mincore", "not ours"])
 def test_file_systems_that_know_less(
     tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
@@ -71,7 +72,7 @@ def test_file_systems_that_know_less(
         if refuses == "when read" and descriptor in direct:
             refused.append(descriptor)
             raise OSError(errno.EINVAL, "Invalid argument")
-        assert refuses != "no mincore" or descriptor not in direct, "who cannot tell reads through the cache"
+        assert refuses not in ("no mincore", "not ours") or descriptor not in direct, "who cannot tell reads through the cache"
         return real_preadv(descriptor, buffers, offset)
 
     class Library:
@@ -82,7 +83,10 @@ def test_file_systems_that_know_less(
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "preadv", preadv)
     if refuses == "no mincore":
-        monkeypatch.setattr(hash_files, "_libc", Library)
+        monkeypatch.setattr(past_cache, "_libc", Library)
+    elif refuses == "not ours":  # mincore then says that all of it is there
+        monkeypatch.setattr(os, "geteuid", lambda: -1)
+        monkeypatch.setattr(os, "access", lambda path, mode: bool(refused.append(path)))
     assert {name: hash_file(tmp_path, name) for name in files} == files
     assert refused
 

@@ -3,12 +3,15 @@ and the checkpoint made from it is the one made from those weights."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +28,7 @@ from assay.recipes import PrecisionRecipe, load_recipe
 from assay.records import Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.engine import quantize
+from assay_quantize.past_cache import ReadAhead, Residency
 from assay_quantize.plan import make_plan
 from assay_quantize.sources import SourceReader, rows_bytes
 from assay_quantize.verify import verify
@@ -189,15 +193,101 @@ def test_a_file_that_changed_is_named(tmp_path: Path) -> None:
         SourceReader(replace(checkpoint, folder=None))
 
 
-def test_a_closed_shard_frees_its_file(tmp_path: Path) -> None:
-    checkpoint, tensor = one_weight(tmp_path / "c", {f"{X}.weight": torch.zeros(4, 128)})
-    path = (tmp_path / "c" / "model.safetensors").resolve()
+def cold_weight(folder: Path, seed: int = 0) -> tuple[Checkpoint, TensorPlan, np.ndarray, Path]:
+    """A weight of 6 MB whose file is not in the page cache, its plan, its values, and the file."""
+    values = torch.randn((1500, 2000), generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    checkpoint, tensor = one_weight(folder, {f"{X}.bias": torch.zeros(5, dtype=torch.bfloat16), f"{X}.weight": values})
+    path = (folder / "model.safetensors").resolve()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return checkpoint, tensor, bits(values), path
+
+
+def direct_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(begin, bytes) of every range that is read ahead past the page cache, as they come."""
+    seen: list[tuple[int, int]] = []
+    real = ReadAhead.begin
+
+    def begin(self: ReadAhead, direct: int, begin: int, size: int) -> None:
+        seen.append((begin, size))
+        real(self, direct, begin, size)
+
+    monkeypatch.setattr(ReadAhead, "begin", begin)
+    return seen
+
+
+def test_what_is_not_in_the_page_cache_is_read_ahead_past_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, tensor, wanted, path = cold_weight(tmp_path / "c")
+    begin_of_data = checkpoint.tensors[tensor.name].begin
+    slabs = [(0, 1), (1, 700), (700, 1499), (1499, 1500)]  # the last one ends with the file
+    with path.open("rb") as file:
+        residency = Residency(file.fileno(), path.stat().st_size)
+        if residency.is_cached(0, 1):
+            pytest.skip(f"{tmp_path} lies in memory (tmpfs)")
+        seen = direct_reads(monkeypatch)
+        with SourceReader(checkpoint) as reader:
+            for begin, end in slabs:
+                reader.will_need(tensor, begin * 4000, end * 4000)
+                reader.will_need(tensor, begin * 4000, end * 4000)  # asked for twice, read once
+            for begin, end in slabs:
+                np.testing.assert_array_equal(reader.read_rows(tensor, begin, end), wanted[begin:end], strict=True)
+            assert not residency.is_cached(begin_of_data, path.stat().st_size - begin_of_data)
+            # through the cache from the beginning on; then it is there, and nothing is left to be read past it
+            reader.will_need(tensor, 0, 4000 * 1500, through_cache=True)
+            np.testing.assert_array_equal(reader.read_rows(tensor, 0, 1500), wanted, strict=True)
+            reader.will_need(tensor, 0, 4000 * 1500)
+            np.testing.assert_array_equal(reader.read_rows(tensor, 0, 1500), wanted, strict=True)
+        residency.close()
+    assert set(seen) == {(begin_of_data + begin * 4000, (end - begin) * 4000) for begin, end in slabs}
+
+
+@pytest.mark.parametrize("fails", ["when opened", "when read", "not ours"])
+def test_a_file_system_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    checkpoint, tensor, wanted, _ = cold_weight(tmp_path / "c")
+    direct: set[int] = set()
+    real_open, real_preadv = os.open, os.preadv
+
+    def open_(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT and fails == "when opened":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        made = real_open(path, flags, *more, **named)
+        (direct.add if flags & os.O_DIRECT else direct.discard)(made)
+        return made
+
+    def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+        if descriptor in direct:
+            assert fails == "when read", "nobody can tell what lies in the page cache"
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "preadv", preadv)
+    if fails == "not ours":
+        monkeypatch.setattr(os, "geteuid", lambda: -1)
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with SourceReader(checkpoint) as reader:
+        reader.will_need(tensor, 0, 4000 * 1500)
+        np.testing.assert_array_equal(reader.read_rows(tensor, 0, 1500), wanted, strict=True)
+
+
+def test_a_file_that_is_truncated_while_it_is_read_ahead_is_named(tmp_path: Path) -> None:
+    checkpoint, tensor, _, path = cold_weight(tmp_path / "c")
     with SourceReader(checkpoint) as reader:
         reader.read_rows(tensor, 0, 1)
+        os.truncate(path, path.stat().st_size - 600)
+        reader.will_need(tensor, 4000, 4000 * 1500)
+        with pytest.raises(CheckpointError, match=f"^{path}: truncated: ends inside {X}.weight; download it again$"):
+            reader.read_rows(tensor, 1, 1500)
+
+
+def test_a_closed_reader_frees_its_files(tmp_path: Path) -> None:
+    """With ranges that were read ahead and never asked for."""
+    checkpoint, tensor, _, path = cold_weight(tmp_path / "c")
+    with SourceReader(checkpoint) as reader:
+        reader.will_need(tensor, 0, 4000 * 1500)
         assert path in _open_files()
-        reader.close_shard("model.safetensors")
-        assert path not in _open_files()
-        assert reader.read_rows(tensor, 0, 1).tolist() == [[0.0] * 128]
+    assert path not in _open_files()
 
 
 def _open_files() -> set[Path]:

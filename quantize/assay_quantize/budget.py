@@ -15,6 +15,7 @@ from pathlib import Path
 
 from assay.errors import QuantizeError
 from assay_quantize.direct_file import STAGE_BYTES, STAGES
+from assay_quantize.past_cache import buffer_bytes
 
 DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30, "cuda": 8 << 30}
 """Device -> bound of the process's memory when none is given; a CUDA context alone takes about 2 GiB of the host's."""
@@ -114,9 +115,11 @@ def lanes_of(workers: int) -> int:
 
 
 def slab_budget_bytes(workers: int, slab_bytes: int, engine: str) -> int:
-    """What `workers` hold at the most: rows and results of every slab in flight, their scratch, and what is being written."""
+    """What `workers` hold at the most: rows and results of every slab in flight, slabs that are read ahead, scratch of the
+    workers, and what is being written."""
     staged_bytes = FILES_PER_LANE * lanes_of(workers) * STAGES * STAGE_BYTES
-    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[engine] * workers)) + staged_bytes
+    ahead_bytes = (workers + lanes_of(workers) * WAITING_SLABS) * buffer_bytes(slab_bytes)
+    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[engine] * workers)) + ahead_bytes + staged_bytes
 
 
 def plan_budget(

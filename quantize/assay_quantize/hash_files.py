@@ -8,11 +8,8 @@ the cache, with the kernel's read-ahead.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import hashlib
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Generator
@@ -21,11 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside
 from assay_quantize.buffers import HUGE_PAGE_BYTES, new_memory
+from assay_quantize.past_cache import Residency, open_direct
 
 PIECE_BYTES = HUGE_PAGE_BYTES
 PIECES_AHEAD = 3
@@ -63,7 +59,7 @@ class _Reader:
     def __init__(self, descriptor: int, path: Path, *, past_cache: bool) -> None:
         self._path, self._cached = path, descriptor
         self._num_bytes = os.fstat(descriptor).st_size
-        self._direct = _open_direct(descriptor) if past_cache else None
+        self._direct = open_direct(descriptor) if past_cache else None
         self._residency = Residency(descriptor, self._num_bytes)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -123,40 +119,3 @@ class _Reader:
             if problem.errno != errno.EINVAL:
                 raise
             return False
-
-
-class Residency:
-    """Which parts of a file lie in the page cache (mincore(2)); no page of it is ever touched."""
-
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        self._map = None
-        with contextlib.suppress(OSError, ValueError):  # cannot be mapped here; is empty, or shorter by now
-            self._map = mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ)
-            self._address = np.frombuffer(self._map, np.uint8).ctypes.data
-
-    def close(self) -> None:
-        """Let the file go."""
-        if self._map is not None:
-            self._map.close()
-
-    def is_cached(self, begin: int, size: int) -> bool:
-        """Whether all of the `size` bytes from `begin`, a multiple of the page size, on are there. True if nobody can tell."""
-        if self._map is None:
-            return True
-        seen = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-        failed = _libc().mincore(
-            ctypes.c_void_p(self._address + begin), ctypes.c_size_t(size), ctypes.c_void_p(seen.ctypes.data)
-        )
-        return bool(failed or (seen & 1).all())
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _open_direct(descriptor: int) -> int | None:
-    """The same file for reading past the page cache; None where that is not known."""
-    with contextlib.suppress(OSError, AttributeError):
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    return None

@@ -198,6 +198,9 @@ def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.E
     """Do all slabs on `workers` threads; raises what the first failing one raised."""
     queue = iter(enumerate(slabs))
     lock = threading.Lock()
+    window = window_of(workers)
+    for slab in slabs[:window]:
+        work.will_need(slab)
 
     def loop() -> None:
         try:
@@ -208,7 +211,7 @@ def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.E
                     index, slab = next(queue, (-1, None))
                 if slab is None:
                     return
-                ahead = index + 2 * workers
+                ahead = index + window
                 work.do(index, slab, ahead=slabs[ahead] if ahead < len(slabs) else None)
         except Stopped:
             return

@@ -63,10 +63,10 @@ class ShardWork:
         self._drops_cache = total_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
     def do(self, index: int, slab: Slab, *, ahead: Slab | None) -> None:
-        """Do unit `index`; `ahead` is one that will be done soon, for the kernel to read it meanwhile."""
+        """Do unit `index`; `ahead` is one that will be done soon, to be read meanwhile."""
         self.writer.wait_for_room(index)
         if ahead is not None:
-            self._reader.will_need(ahead.tensor, *_stored_range(ahead))
+            self.will_need(ahead)
         tensor, count = slab.tensor, slab.end - slab.begin
         buffer = self._pools.rows.take(rows_bytes(tensor, count) if by_rows(tensor) else count)
         if slab.work == "copy":
@@ -79,6 +79,10 @@ class ShardWork:
         if slab.work != "copy":  # then it is the result
             self._pools.rows.give(buffer)
         self.writer.deliver(index, result)
+
+    def will_need(self, slab: Slab) -> None:
+        """Have what `do` reads for this slab read ahead."""
+        self._reader.will_need(slab.tensor, *_stored_range(slab), through_cache=slab.amax_key is not None)
 
     def relative_errors(self) -> dict[str, float]:
         """Per quantized tensor ||dequantized - source|| / ||source||; to be called when all slabs are done."""

@@ -1,8 +1,8 @@
 """The weights of a source, by rows: whatever form they are stored in, a reader gets plain numbers of 16 or 32 bits.
 
 A weight stored as FP8 with scales is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the weight of one
-expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's buffer, never
-mapped: mapped pages would count as memory of this process.
+expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's buffer; no page of
+them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from assay.errors import CheckpointError, QuantizeError
 from assay.records import TensorPlan
 from assay.safe_files import open_inside
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
+from assay_quantize.past_cache import ReadAhead, Residency, open_direct
 from assay_quantize.schemes import DTYPE_BYTES
 from assay_quantize.source_format import block_of, declared_block
 
@@ -32,6 +33,20 @@ STORAGE: dict[str, Any] = {
     "U32": np.uint32, "I32": np.int32, "F32": np.float32, "U64": np.uint64, "I64": np.int64, "F64": np.float64,
 }  # fmt: skip
 """safetensors dtype -> numpy dtype it is held in; BF16 and FP8 as bit patterns."""
+
+
+class _File(NamedTuple):
+    """A shard that is open. direct: the same for reading past the page cache; None where that cannot be done."""
+
+    descriptor: int
+    direct: int | None
+    residency: Residency
+
+    def close(self) -> None:
+        self.residency.close()
+        os.close(self.descriptor)
+        if self.direct is not None:
+            os.close(self.direct)
 
 
 class SourceReader:
@@ -47,7 +62,8 @@ class SourceReader:
         self.checkpoint = checkpoint
         self._folder = checkpoint.folder
         self._block = declared_block(checkpoint.location, checkpoint.config)
-        self._descriptors: dict[str, int] = {}
+        self._files: dict[str, _File] = {}
+        self._ahead: ReadAhead | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -59,15 +75,11 @@ class SourceReader:
     def close(self) -> None:
         """Close all files. No read may be under way."""
         with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
-            self._descriptors.clear()
-
-    def close_shard(self, shard: str) -> None:
-        """Close one file, so that deleting it frees its disk space. No read of it may be under way."""
-        with self._lock:
-            if (descriptor := self._descriptors.pop(shard, None)) is not None:
-                os.close(descriptor)
+            if self._ahead is not None:
+                self._ahead.close()
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
 
     # -------------------------------------------------------------------------------------------- reading
     def read_rows(self, tensor: TensorPlan, begin: int, end: int, buffer: Buffer | None = None) -> npt.NDArray[Any]:
@@ -96,15 +108,28 @@ class SourceReader:
         self._read_into(view, header, begin)
         return view
 
-    def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
-        """Ask the kernel to read bytes [begin, end) of the stored tensor ahead; returns at once."""
+    def will_need(self, tensor: TensorPlan, begin: int, end: int, *, through_cache: bool = False) -> None:
+        """Have bytes [begin, end) of the stored tensor read ahead; returns at once. The same range is to be read soon after.
+
+        What lies in the page cache is left there, anything else is read past it. through_cache: into it, for it is read twice.
+        """
         header = self._header(tensor)
-        os.posix_fadvise(self._descriptor(header.shard), header.begin + begin, end - begin, os.POSIX_FADV_WILLNEED)
+        file, position, size = self._file(header.shard), header.begin + begin, end - begin
+        if size == 0 or (file.residency.is_known and file.residency.seems_cached(position, size)):
+            return
+        if through_cache or file.direct is None or not file.residency.is_known:
+            os.posix_fadvise(file.descriptor, position, size, os.POSIX_FADV_WILLNEED)
+            return
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = ReadAhead()
+        self._ahead.begin(file.direct, position, size)
 
     def done_with(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Let the kernel drop bytes [begin, end) of the stored tensor from its page cache."""
         header = self._header(tensor)
-        os.posix_fadvise(self._descriptor(header.shard), header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
+        descriptor = self._file(header.shard).descriptor
+        os.posix_fadvise(descriptor, header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def _dequantize(self, tensor: TensorPlan, stored: Buffer, begin: int, end: int, out: Buffer) -> None:
         # only now: numba takes a second to import, and most sources need none
@@ -151,13 +176,13 @@ class SourceReader:
         assert buffer.nbytes >= num_bytes, f"a buffer of {num_bytes} bytes is needed, got {buffer.nbytes}"
         return buffer[:num_bytes]
 
-    def _descriptor(self, shard: str) -> int:
+    def _file(self, shard: str) -> _File:
         with self._lock:
-            if shard not in self._descriptors:
-                self._descriptors[shard] = self._open(shard)
-            return self._descriptors[shard]
+            if shard not in self._files:
+                self._files[shard] = self._open(shard)
+            return self._files[shard]
 
-    def _open(self, shard: str) -> int:
+    def _open(self, shard: str) -> _File:
         path = self._folder / shard
         try:
             with open_inside(self._folder, shard) as file:
@@ -170,14 +195,16 @@ class SourceReader:
             raise CheckpointError(
                 f"{path}: {expected} bytes expected, {size} there: it changed since its header was read; download it again"
             )
-        return descriptor
+        return _File(descriptor, open_direct(descriptor), Residency(descriptor, size))
 
     def _read_into(self, view: memoryview, header: TensorHeader, begin: int) -> None:
         assert begin >= 0 and begin + len(view) <= header.num_bytes, f"{header.name}: {begin} + {len(view)} is beyond its end"
-        descriptor, position, done = self._descriptor(header.shard), header.begin + begin, 0
+        file, position, done = self._file(header.shard), header.begin + begin, 0
+        if self._ahead is not None and file.direct is not None and self._ahead.take(file.direct, position, view):
+            return
         while done < len(view):
             try:
-                got = os.preadv(descriptor, [view[done:]], position + done)
+                got = os.preadv(file.descriptor, [view[done:]], position + done)
             except OSError as error:
                 raise CheckpointError(f"{self._folder / header.shard}: cannot be read: {error.strerror}") from None
             if got == 0:

@@ -1,0 +1,125 @@
+"""Reading past the page cache: what lies in it (mincore(2)), and ranges of files that are read ahead (`O_DIRECT`).
+
+A disk fills huge pages without the processor. Through the cache every page must first be found, on a virtual machine often be
+given by the host, and be copied; and other things that lie there are pushed out (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from assay_quantize.buffers import HUGE_PAGE_BYTES, BufferPool, Memory
+from assay_quantize.direct_file import BLOCK_BYTES
+
+MOST_READS = 8
+"""Reads under way at once: a disk behind a network, or many disks, need more than one to be busy."""
+
+
+class Residency:
+    """Which parts of a file lie in the page cache; no page of it is ever touched.
+
+    is_known: the kernel tells. Of files that are not ours it says that all of it is there.
+    """
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._map = None
+        if os.fstat(descriptor).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
+            with contextlib.suppress(OSError, ValueError):  # cannot be mapped here; is empty, or shorter by now
+                self._map = mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ)
+                self._address = np.frombuffer(self._map, np.uint8).ctypes.data
+        self.is_known = self._map is not None and (num_bytes == 0 or self._ask(0, 1) is not None)
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._map is not None:
+            self._map.close()
+
+    def is_cached(self, begin: int, size: int) -> bool:
+        """Whether all of the `size` bytes from `begin` on are there. True if it is not known."""
+        return not self.is_known or self._ask(begin, size) is not False
+
+    def seems_cached(self, begin: int, size: int) -> bool:
+        """The same of its first and last byte: what is read in one go comes and goes together, mostly."""
+        return self.is_cached(begin, 1) and self.is_cached(begin + size - 1, 1)
+
+    def _ask(self, begin: int, size: int) -> bool | None:
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        num_bytes = begin + size - first
+        seen = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
+        failed = _libc().mincore(
+            ctypes.c_void_p(self._address + first), ctypes.c_size_t(num_bytes), ctypes.c_void_p(seen.ctypes.data)
+        )
+        return None if failed else bool((seen & 1).all())
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def open_direct(descriptor: int) -> int | None:
+    """The same file for reading past the page cache; None where that is not known."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    return None
+
+
+class ReadAhead:
+    """Ranges of files that will be asked for soon. Each that was begun is to be taken; safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="assay-read")
+        self._buffers = BufferPool(0)
+        self._reading: dict[tuple[int, int, int], Future[Memory | None]] = {}
+
+    def close(self) -> None:
+        """Wait for what is being read, and forget it."""
+        self._threads.shutdown(cancel_futures=True)
+        self._reading.clear()
+
+    def begin(self, direct: int, begin: int, size: int) -> None:
+        """Read `size` bytes from `begin` on of a file that `open_direct` opened; returns at once."""
+        key = (direct, begin, size)
+        if key not in self._reading:
+            self._reading[key] = self._threads.submit(self._read, direct, begin, size)
+
+    def take(self, direct: int, begin: int, out: memoryview) -> bool:
+        """Copy the range that was begun at `begin`, as long as `out`, to `out`. False: not begun, or it cannot be read so."""
+        future = self._reading.pop((direct, begin, len(out)), None)
+        if future is None:
+            return False
+        buffer = future.result()
+        if buffer is None:
+            return False
+        shift = begin % BLOCK_BYTES
+        np.frombuffer(out, np.uint8)[:] = buffer[shift : shift + len(out)]  # numpy lets other threads run meanwhile
+        self._buffers.give(buffer)
+        return True
+
+    def _read(self, direct: int, begin: int, size: int) -> Memory | None:
+        """A buffer with the blocks that the range lies in; None: who asks for it shall read it, and see what is wrong."""
+        first, end = begin // BLOCK_BYTES * BLOCK_BYTES, begin + size
+        num_bytes = -(-(end - first) // BLOCK_BYTES) * BLOCK_BYTES
+        buffer, done = self._buffers.take(buffer_bytes(size)), 0
+        with contextlib.suppress(OSError):
+            while first + done < end:
+                got = os.preadv(direct, [buffer[done:num_bytes].data], first + done)
+                done += got
+                if got == 0 or got % BLOCK_BYTES:  # the end of the file
+                    break
+        if first + done >= end:
+            return buffer
+        self._buffers.give(buffer)
+        return None
+
+
+def buffer_bytes(range_bytes: int) -> int:
+    """Memory for a range of so many bytes: whole huge pages, wherever its first block begins."""
+    return -(-(range_bytes + 2 * BLOCK_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
