@@ -76,6 +76,9 @@ def test_file_systems_that_know_less(
         return real_preadv(descriptor, buffers, offset)
 
     class Library:
+        real = past_cache._libc()
+        mmap, munmap = real.mmap, real.munmap
+
         def mincore(self, *arguments: Any) -> int:
             refused.append(arguments)
             return -1

@@ -29,17 +29,18 @@ class Residency:
     """
 
     def __init__(self, descriptor: int, num_bytes: int) -> None:
-        self._map = None
+        self._address, self._num_bytes = None, num_bytes
         if os.fstat(descriptor).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
-            with contextlib.suppress(OSError, ValueError):  # cannot be mapped here; is empty, or shorter by now
-                self._map = mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ)
-                self._address = np.frombuffer(self._map, np.uint8).ctypes.data
-        self.is_known = self._map is not None and (num_bytes == 0 or self._ask(0, 1) is not None)
+            # not Python's own mmap: it keeps a second descriptor of every file
+            address = _libc().mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+            self._address = None if address == _MAP_FAILED else address
+        self.is_known = self._address is not None and self._ask(0, 1) is not None
 
     def close(self) -> None:
         """Let the file go."""
-        if self._map is not None:
-            self._map.close()
+        if self._address is not None:
+            _libc().munmap(self._address, self._num_bytes)
+            self._address, self.is_known = None, False
 
     def is_cached(self, begin: int, size: int) -> bool:
         """Whether all of the `size` bytes from `begin` on are there. True if it is not known."""
@@ -50,18 +51,24 @@ class Residency:
         return self.is_cached(begin, 1) and self.is_cached(begin + size - 1, 1)
 
     def _ask(self, begin: int, size: int) -> bool | None:
+        assert self._address is not None
         first = begin // mmap.PAGESIZE * mmap.PAGESIZE
         num_bytes = begin + size - first
         seen = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
-        failed = _libc().mincore(
-            ctypes.c_void_p(self._address + first), ctypes.c_size_t(num_bytes), ctypes.c_void_p(seen.ctypes.data)
-        )
+        failed = _libc().mincore(self._address + first, num_bytes, seen.ctypes.data)
         return None if failed else bool((seen & 1).all())
+
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    library = ctypes.CDLL(None)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype, library.mmap.argtypes = pointer, (pointer, size, number, number, number, ctypes.c_long)
+    library.munmap.argtypes, library.mincore.argtypes = (pointer, size), (pointer, size, pointer)
+    return library
 
 
 def open_direct(descriptor: int) -> int | None:
@@ -69,6 +76,14 @@ def open_direct(descriptor: int) -> int | None:
     with contextlib.suppress(OSError, AttributeError):
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     return None
+
+
+def has_direct(descriptor: int) -> bool:
+    """Whether a file can be opened for reading past the page cache."""
+    direct = open_direct(descriptor)
+    if direct is not None:
+        os.close(direct)
+    return direct is not None
 
 
 class ReadAhead:
@@ -84,15 +99,15 @@ class ReadAhead:
         self._threads.shutdown(cancel_futures=True)
         self._reading.clear()
 
-    def begin(self, direct: int, begin: int, size: int) -> None:
-        """Read `size` bytes from `begin` on of a file that `open_direct` opened; returns at once."""
-        key = (direct, begin, size)
+    def begin(self, descriptor: int, begin: int, size: int) -> None:
+        """Read `size` bytes from `begin` on of an open file; returns at once."""
+        key = (descriptor, begin, size)
         if key not in self._reading:
-            self._reading[key] = self._threads.submit(self._read, direct, begin, size)
+            self._reading[key] = self._threads.submit(self._read, descriptor, begin, size)
 
-    def take(self, direct: int, begin: int, out: memoryview) -> bool:
+    def take(self, descriptor: int, begin: int, out: memoryview) -> bool:
         """Copy the range that was begun at `begin`, as long as `out`, to `out`. False: not begun, or it cannot be read so."""
-        future = self._reading.pop((direct, begin, len(out)), None)
+        future = self._reading.pop((descriptor, begin, len(out)), None)
         if future is None:
             return False
         buffer = future.result()
@@ -103,17 +118,23 @@ class ReadAhead:
         self._buffers.give(buffer)
         return True
 
-    def _read(self, direct: int, begin: int, size: int) -> Memory | None:
+    def _read(self, descriptor: int, begin: int, size: int) -> Memory | None:
         """A buffer with the blocks that the range lies in; None: who asks for it shall read it, and see what is wrong."""
+        direct = open_direct(descriptor)  # for every range: kept open, it would double the descriptors of hundreds of shards
+        if direct is None:
+            return None
         first, end = begin // BLOCK_BYTES * BLOCK_BYTES, begin + size
         num_bytes = -(-(end - first) // BLOCK_BYTES) * BLOCK_BYTES
         buffer, done = self._buffers.take(buffer_bytes(size)), 0
-        with contextlib.suppress(OSError):
-            while first + done < end:
-                got = os.preadv(direct, [buffer[done:num_bytes].data], first + done)
-                done += got
-                if got == 0 or got % BLOCK_BYTES:  # the end of the file
-                    break
+        try:
+            with contextlib.suppress(OSError):
+                while first + done < end:
+                    got = os.preadv(direct, [buffer[done:num_bytes].data], first + done)
+                    done += got
+                    if got == 0 or got % BLOCK_BYTES:  # the end of the file
+                        break
+        finally:
+            os.close(direct)
         if first + done >= end:
             return buffer
         self._buffers.give(buffer)

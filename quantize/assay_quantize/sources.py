@@ -20,7 +20,7 @@ from assay.errors import CheckpointError, QuantizeError
 from assay.records import TensorPlan
 from assay.safe_files import open_inside
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
-from assay_quantize.past_cache import ReadAhead, Residency, open_direct
+from assay_quantize.past_cache import ReadAhead, Residency, has_direct
 from assay_quantize.schemes import DTYPE_BYTES
 from assay_quantize.source_format import block_of, declared_block
 
@@ -36,17 +36,15 @@ STORAGE: dict[str, Any] = {
 
 
 class _File(NamedTuple):
-    """A shard that is open. direct: the same for reading past the page cache; None where that cannot be done."""
+    """A shard that is open. has_direct: it can be read past the page cache."""
 
     descriptor: int
-    direct: int | None
+    has_direct: bool
     residency: Residency
 
     def close(self) -> None:
         self.residency.close()
         os.close(self.descriptor)
-        if self.direct is not None:
-            os.close(self.direct)
 
 
 class SourceReader:
@@ -117,13 +115,13 @@ class SourceReader:
         file, position, size = self._file(header.shard), header.begin + begin, end - begin
         if size == 0 or (file.residency.is_known and file.residency.seems_cached(position, size)):
             return
-        if through_cache or file.direct is None or not file.residency.is_known:
+        if through_cache or not file.has_direct or not file.residency.is_known:
             os.posix_fadvise(file.descriptor, position, size, os.POSIX_FADV_WILLNEED)
             return
         with self._lock:
             if self._ahead is None:
                 self._ahead = ReadAhead()
-        self._ahead.begin(file.direct, position, size)
+        self._ahead.begin(file.descriptor, position, size)
 
     def done_with(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Let the kernel drop bytes [begin, end) of the stored tensor from its page cache."""
@@ -195,12 +193,12 @@ class SourceReader:
             raise CheckpointError(
                 f"{path}: {expected} bytes expected, {size} there: it changed since its header was read; download it again"
             )
-        return _File(descriptor, open_direct(descriptor), Residency(descriptor, size))
+        return _File(descriptor, has_direct(descriptor), Residency(descriptor, size))
 
     def _read_into(self, view: memoryview, header: TensorHeader, begin: int) -> None:
         assert begin >= 0 and begin + len(view) <= header.num_bytes, f"{header.name}: {begin} + {len(view)} is beyond its end"
         file, position, done = self._file(header.shard), header.begin + begin, 0
-        if self._ahead is not None and file.direct is not None and self._ahead.take(file.direct, position, view):
+        if self._ahead is not None and self._ahead.take(file.descriptor, position, view):
             return
         while done < len(view):
             try:
