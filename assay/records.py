@@ -164,6 +164,9 @@ class Plan(Record):
     """The source's config.json."""
     source_revision: str | None = None
     """Commit of a source on the hub; None for a folder."""
+    source_files: dict[str, str]
+    """Every shard of the source -> what identifies its data: `sha256:...` (`blob:...`, `commit:...`) as the hub states it; of a
+    file in a folder `stamp:BYTES:MTIME_NS:CTIME_NS:INODE`, which any write to it or another file in its place changes."""
     mtp_layers: tuple[int, ...]
     """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they are named `mtp.*`."""
     ignore: tuple[str, ...]
@@ -201,6 +204,10 @@ class Manifest(Record):
     precision: str
     source: str
     source_sha256: str
+    source_revision: str | None = None
+    """Commit of a source on the hub; None for a folder."""
+    source_files: dict[str, str]
+    """As in `Plan`: which data this was made from."""
     recipe_sha256: str
     plan_sha256: str
     importance_sha256: str | None = None
@@ -240,6 +247,8 @@ class Verification(Record):
     damages: tuple[Damage, ...]
     checks: dict[str, int]
     """Check name -> how many things it looked at."""
+    files: dict[str, str] = {}
+    """Every file of the manifest -> its stamp (`Plan.source_files`) before it was read: unchanged, the result still holds."""
     not_checked: tuple[str, ...]
     """What could not be checked and why (no source given, ...)."""
     worst_relative_error: dict[str, float]

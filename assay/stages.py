@@ -132,7 +132,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
     record_path = folder.parent / "verify.json"
     if is_complete(made, folder) and record_path.is_file():
         previous = Verification.load(record_path)
-        if previous.passed and previous.checkpoint_sha256 == manifest_sha256(folder):
+        if previous.passed and _is_as_verified(folder, previous):
             console.print(f"{made.precision:10} done before and verified: {folder}")
             return previous
     made.save(folder.parent / "plan.json")
@@ -165,7 +165,9 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
     if options.stream_from is None:
         from assay.targets import local_checkpoint
 
-        yield local_checkpoint(aim.location), options.engine
+        # the very commit that was planned, whatever was pushed since
+        pinned = {} if made.source_revision is None else {"revision": made.source_revision}
+        yield local_checkpoint(aim.location.model_copy(update=pinned)), options.engine
         return
     from assay_quantize.stream import HubStream
 
@@ -188,6 +190,14 @@ def verify_one(
 
     with ByteProgress(console, "verifying", num_bytes_of(folder)) as progress:
         return verify(folder, source=source, workers=workers, contents=contents, on_progress=progress)
+
+
+def _is_as_verified(folder: Path, previous: Verification) -> bool:
+    """Whether no file of the checkpoint was touched since it was verified."""
+    from assay_quantize.source_files import data_of_files
+
+    there = [name for name in previous.files if (folder / name).is_file()]
+    return previous.checkpoint_sha256 == manifest_sha256(folder) and data_of_files(folder, there) == previous.files
 
 
 def manifest_sha256(folder: Path) -> str | None:

@@ -24,6 +24,7 @@ from assay_evaluate.gates import judge
 from assay_evaluate.statistics import wilson
 
 MODEL = "tiny-glm"
+SOURCE_FILES = {"model-00001-of-00002.safetensors": "sha256:" + "5" * 64}
 BYTES = {"bf16": 14_600_000, "fp8": 9_100_000, "nvfp4a16": 6_700_000, "w4a16": 6_300_000}
 LOSS = {"fp8": 0.0, "fp8-repeat": 0.0, "bf16": 0.0, "w4a16": 0.01, "nvfp4a16": 0.02}
 """Share of items that only the reference gets right; as many again are flipped both ways."""
@@ -87,6 +88,7 @@ def make_plan(precision: str, source: str = "zai-org/tiny-glm") -> Plan:
         )  # fmt: skip
     return Plan(
         model=MODEL, precision=precision, family="glm4_moe", source=source, source_sha256=sha256_of("source"),
+        source_files=SOURCE_FILES,
         recipe_sha256=recipe.sha256, precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config={"model_type": "glm4_moe", "max_position_embeddings": 4096, "num_nextn_predict_layers": 1},
         mtp_layers=(9,), ignore=("lm_head", r"re:.*\.mlp\.gate$", r"re:model\.layers\.9\..*"), tensors=tuple(tensors),
@@ -97,7 +99,8 @@ def make_manifest(precision: str, source: str = "zai-org/tiny-glm") -> Manifest:
     plan = make_plan(precision, source)
     error = {"fp8": 0.0231, "w4a16": 0.0874, "nvfp4a16": 0.0951}[precision]
     return Manifest(
-        model=MODEL, precision=precision, source=source, source_sha256=plan.source_sha256, recipe_sha256=plan.recipe_sha256,
+        model=MODEL, precision=precision, source=source, source_sha256=plan.source_sha256,
+        source_files=SOURCE_FILES, recipe_sha256=plan.recipe_sha256,
         plan_sha256=sha256_of(plan.model_dump(mode="json")), precision_recipe=plan.precision_recipe,
         shards=(
             ShardRecord(

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
@@ -175,3 +177,38 @@ def test_contract_needs_neither_torch_nor_vllm() -> None:
     code = "import sys, assay.cli, assay.recipes, assay.records, assay.families, assay.targets; print(sorted({'torch', 'vllm', 'transformers', 'lm_eval'} & set(sys.modules)))"  # noqa: E501
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------------ whose data
+def perturbed(source: Path, folder: Path, seed: int) -> Path:
+    """A fine-tune of `source`: every name, shape, size and config alike, and every weight another."""
+    generator = torch.Generator().manual_seed(seed)
+    shutil.copytree(source, folder)
+    for path in folder.glob("*.safetensors"):
+        tensors = {
+            name: t + 0.01 * torch.randn(t.shape, generator=generator).to(t.dtype) for name, t in load_file(path).items()
+        }
+        save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def test_a_source_retrained_in_place_is_not_done_before(run: Run, source: Path) -> None:
+    run("quantize", source, "--precision", "w4a16", "--out", "made")
+    other = perturbed(source, Path("other"), 1)
+    for path in other.glob("*.safetensors"):
+        shutil.copyfile(path, source / path.name)
+    message = one_error(run("quantize", source, "--precision", "w4a16", "--out", "made"))
+    assert re.match(
+        r"made: holds a finished checkpoint made from other data \(.*source: model-00001-of-00002.safetensors was ", message
+    )
+
+
+def test_a_checkpoint_that_was_touched_is_verified_again(run: Run, source: Path) -> None:
+    run("quantize", source, "--precisions", "w4a16")
+    shard = next(Path("runs/source/w4a16/checkpoint").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    code, _, err = run("quantize", source, "--precisions", "w4a16")
+    assert code == 1 and "verification failed" in err and shard.name in err
+    assert "fp8        done before and verified" in err

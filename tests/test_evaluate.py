@@ -321,7 +321,8 @@ def test_checkpoint_hash_trusts_a_manifest_only_if_the_files_agree(folders: dict
     with Journal(tmp_path / "journal.db") as journal:
         without, size = checkpoint_sha256(folder, journal), shard.stat().st_size
         manifest = Manifest(
-            model="m", precision="p", source="s", source_sha256="s", recipe_sha256="r", plan_sha256="p", precision_recipe={},
+            model="m", precision="p", source="s", source_sha256="s", source_files={}, recipe_sha256="r", plan_sha256="p",
+            precision_recipe={},
             shards=(ShardRecord(name=shard.name, num_bytes=size, sha256=sha256_of_file(shard), relative_error={}, seconds=1),),
             files={"config.json": sha256_of_file(folder / "config.json")}, bytes_in=1, bytes_out=1, versions={}, seconds=1,
         )  # fmt: skip

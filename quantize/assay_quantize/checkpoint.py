@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from assay.records import sha256_of
 from assay.safe_files import open_inside, parse_json_object, read_json_object
 from assay_quantize.fused_experts import split_experts
 from assay_quantize.schemes import DTYPE_BYTES
+from assay_quantize.source_files import data_of_files
 from assay_quantize.source_format import check_config_readable, find_companions, list_notes
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -51,7 +52,8 @@ class Checkpoint:
 
     location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
     a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
-    notes: what was odd but not wrong. revision: the commit on the hub; None for a folder.
+    notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: every used shard -> what
+    identifies its data (`Plan.source_files`).
     """
 
     location: str
@@ -62,6 +64,7 @@ class Checkpoint:
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
     revision: str | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
@@ -110,6 +113,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     made = assemble(
         str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
     )
+    made = replace(made, data=data_of_files(folder, made.shards))
     return made if allow_quantized else as_source(made)
 
 

@@ -33,7 +33,7 @@ from assay_quantize.publish import MANIFEST, files_to_copy, publish
 from assay_quantize.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
 from assay_quantize.shards import Progress, ShardOptions
 from assay_quantize.slabs import least_slab_bytes
-from assay_quantize.source_files import FileStamp, stamps_of
+from assay_quantize.source_files import FileStamp, data_of_files, other_data, stamps_of
 
 __all__ = ["JOURNAL", "Runner", "is_complete", "plan_sha256", "quantize"]
 
@@ -46,7 +46,7 @@ SPARE_BYTES = 64 << 20
 
 
 def is_complete(plan: Plan, folder: Path, digest: str | None = None) -> bool:
-    """Whether `folder` holds the finished checkpoint of this very plan: its manifest, every file, in its size.
+    """Whether `folder` holds the finished checkpoint of this plan, made from this data: its manifest, every file in its size.
 
     digest: `plan_sha256(plan)`, if it is known already.
     """
@@ -57,7 +57,7 @@ def is_complete(plan: Plan, folder: Path, digest: str | None = None) -> bool:
         manifest = Manifest.load(path)
     except AssayError:
         return False
-    if manifest.plan_sha256 != (digest or plan_sha256(plan)):
+    if manifest.plan_sha256 != (digest or plan_sha256(plan)) or manifest.source_files != plan.source_files:
         return False
     shards = all(size_of(folder / shard.name) == shard.num_bytes for shard in manifest.shards)
     return shards and all((folder / name).is_file() for name in manifest.files)
@@ -95,6 +95,7 @@ def quantize(
         return Manifest.load(out_folder / MANIFEST)
     started = time.monotonic()
     _check_importance(plan, importance)
+    _check_source(plan, source)
     shards = planned_shards(plan)
     if source_files is None:
         source_files = stamps_of(source, sorted({tensor.shard_in for tensor in plan.tensors}))
@@ -231,6 +232,13 @@ def _check_importance(plan: Plan, importance: Path | None) -> None:
         )
 
 
+def _check_source(plan: Plan, source: Path) -> None:
+    """Refuse a folder whose data is not what the plan was made of. Of a source on the hub, the download checks the hashes."""
+    planned = {name: data for name, data in plan.source_files.items() if data.startswith("stamp:")}
+    if (how := other_data(planned, data_of_files(source, planned))) is not None:
+        raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
+
+
 def _check_folder(plan: Plan, digest: str, folder: Path) -> None:
     """Refuse a folder that holds anything but an unfinished run of ours."""
     if not folder.exists():
@@ -239,6 +247,11 @@ def _check_folder(plan: Plan, digest: str, folder: Path) -> None:
         raise QuantizeError(f"{folder}: is a file; give a folder that is empty or does not exist")
     if (folder / MANIFEST).exists():
         manifest = Manifest.load(folder / MANIFEST)
+        if (how := other_data(manifest.source_files, plan.source_files)) is not None:
+            raise QuantizeError(
+                f"{folder}: holds a finished checkpoint made from other data ({manifest.source}: {how}); give another folder, "
+                f"or delete this one; whether the data is the same, `assay verify {folder} --source {plan.source}` tells"
+            )
         if manifest.plan_sha256 == digest:
             missing = [s.name for s in manifest.shards if size_of(folder / s.name) != s.num_bytes]
             missing += [name for name in manifest.files if not (folder / name).is_file()]

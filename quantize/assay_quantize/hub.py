@@ -12,6 +12,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -36,6 +37,14 @@ TRIES = 3
 NUM_CONNECTIONS = 8
 
 
+class HubFile(NamedTuple):
+    """What the hub says about a file: its size, its SHA-256 (None where the hub states none), and what names its content."""
+
+    num_bytes: int | None
+    sha256: str | None
+    content: str
+
+
 def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
     """The checkpoint `hub_id` at `revision`, from its headers.
 
@@ -43,7 +52,8 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
     """
     with hub_client(hub_id) as client:
         hub = Repository(client, hub_id, revision)
-        files = hub.list_files()
+        listed = hub.list_files()
+        files = sorted(listed)
         config = parse_json_object(f"{hub_id}: config.json", hub.get("config.json", files))
         check_config_readable(hub_id, config)
         if not any(name.endswith(".safetensors") for name in files):
@@ -52,7 +62,8 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
         if INDEX_NAME in files:
             index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.get(INDEX_NAME, files))
         made = assemble(hub_id, None, config, index, files, hub.shard_headers)
-    return replace(as_source(made), revision=hub.commit)
+    data = {shard: listed[shard].content for shard in made.shards}
+    return replace(as_source(made), revision=hub.commit, data=data)
 
 
 def hub_client(hub_id: str) -> httpx.Client:
@@ -75,16 +86,16 @@ class Repository:
         self.commit: str | None = None
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
-    def list_files(self) -> list[str]:
-        """Names of all files at the top of the repository, sorted."""
-        url = f"{self.endpoint}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}"
+    def list_files(self) -> dict[str, HubFile]:
+        """All files at the top of the repository, and what the hub states of each."""
+        url = f"{self.endpoint}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}?blobs=true"
         listing = parse_json_object(f"{self.hub_id}: file list", self.fetch(url, None)[0])
         commit = listing.get("sha")
         if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit):
             self.revision = self.commit = commit
         siblings = listing.get("siblings") or []
-        names = [str(one.get("rfilename", "")) for one in siblings if isinstance(one, dict)]
-        return sorted(name for name in names if name and "/" not in name)
+        found = (_hub_file(one, self.revision) for one in siblings if isinstance(one, dict))
+        return {name: file for name, file in found if name and "/" not in name}
 
     def get(self, name: str, files: list[str]) -> bytes:
         """A small file."""
@@ -161,3 +172,14 @@ class Repository:
 
 class MayPass(Exception):
     """A failure that another try may not meet."""
+
+
+def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:
+    lfs = sibling.get("lfs")
+    stated = lfs.get("sha256") if isinstance(lfs, dict) else None
+    sha256 = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
+    size, blob = sibling.get("size"), sibling.get("blobId")
+    content = f"blob:{blob}" if isinstance(blob, str) else f"commit:{commit}"
+    if sha256 is not None:
+        content = f"sha256:{sha256}"
+    return str(sibling.get("rfilename", "")), HubFile(size if isinstance(size, int) else None, sha256, content)

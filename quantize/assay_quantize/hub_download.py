@@ -16,13 +16,11 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
-from urllib.parse import quote
+from typing import Self
 
 import httpx
 
 from assay.errors import CheckpointError
-from assay.safe_files import parse_json_object
 from assay_quantize.checkpoint import MAX_HEADER_BYTES
 from assay_quantize.hub import FIRST_BYTES, MayPass, Repository, hub_client
 
@@ -33,14 +31,6 @@ TRIES = 8
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 60.0
 HASH_BYTES = 4 << 20
-
-
-class HubFile(NamedTuple):
-    """What the hub says about a file: its size, its SHA-256 (None where the hub states none), and what names its content."""
-
-    num_bytes: int | None
-    sha256: str | None
-    content: str
 
 
 class Stopped(Exception):
@@ -56,7 +46,7 @@ class HubFiles:
         self._repository = Repository(hub_client(hub_id), hub_id, commit)
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, thread_name_prefix="download")
         self._stop = threading.Event()
-        self.files = self._list()
+        self.files = self._repository.list_files()
 
     def __enter__(self) -> Self:
         return self
@@ -116,14 +106,6 @@ class HubFiles:
         return first[:length], num_bytes
 
     # -------------------------------------------------------------------------------------------- listing
-    def _list(self) -> dict[str, HubFile]:
-        repository = self._repository
-        url = f"{repository.endpoint}/api/models/{quote(self.hub_id)}/revision/{quote(self.commit, safe='')}?blobs=true"
-        listing = parse_json_object(f"{self.hub_id}: file list", repository.fetch(url, None)[0])
-        siblings = listing.get("siblings") or []
-        found = (_hub_file(one, self.commit) for one in siblings if isinstance(one, dict))
-        return {name: file for name, file in found if name and "/" not in name}
-
     # -------------------------------------------------------------------------------------------- one file
     def _fill(self, name: str, path: Path, num_bytes: int) -> Path:
         """All pieces of `name` that are missing, into the incomplete file; returns its path."""
@@ -225,17 +207,6 @@ class HubFiles:
                 if self._stop.is_set():
                     raise Stopped
         return digest.hexdigest() == expected
-
-
-def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:
-    lfs = sibling.get("lfs")
-    stated = lfs.get("sha256") if isinstance(lfs, dict) else None
-    sha256 = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
-    size, blob = sibling.get("size"), sibling.get("blobId")
-    content = f"blob:{blob}" if isinstance(blob, str) else f"commit:{commit}"
-    if sha256 is not None:
-        content = f"sha256:{sha256}"
-    return str(sibling.get("rfilename", "")), HubFile(size if isinstance(size, int) else None, sha256, content)
 
 
 def _incomplete_path(path: Path) -> Path:

@@ -26,7 +26,7 @@ from assay.errors import QuantizeError
 from assay.records import Plan, ShardRecord, sha256_of
 from assay_quantize.hash_files import MOST_AT_ONCE, hash_file
 from assay_quantize.shard_files import fsync_folder, planned_shards
-from assay_quantize.source_files import FileStamp, check_stamps
+from assay_quantize.source_files import FileStamp, check_stamps, other_data
 
 JOURNAL = "assay_journal.jsonl"
 _IDENTITY = ("family", "source_sha256", "precision_recipe", "config", "mtp_layers", "ignore", "tensors")
@@ -113,6 +113,10 @@ def resume(
     if not text.endswith("\n"):
         journal.write("\n")  # killed while appending: the torn line must not swallow the next one
     _check_same_run(entries[0], _begin_entry(plan, digest, source_files), folder)
+    if (how := other_data(entries[0].get("source_data") or {}, plan.source_files)) is not None:
+        raise QuantizeError(
+            f"{folder}: begun with other data ({entries[0].get('source')}: {how}); give another folder, or delete this one"
+        )
     check_stamps(source, entries[0].get("source_files"), source_files, folder)
     planned = planned_shards(plan)
     claimed: dict[str, ShardRecord] = {}
@@ -154,6 +158,7 @@ def _begin_entry(plan: Plan, digest: str, source_files: Mapping[str, FileStamp])
         "source_sha256": plan.source_sha256,
         "importance_sha256": plan.importance_sha256,
         "plan_sha256": digest,
+        "source_data": plan.source_files,
         "source_files": {name: list(stamp) for name, stamp in source_files.items()},
     }
 

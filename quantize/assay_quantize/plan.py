@@ -53,6 +53,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         source=checkpoint.location,
         source_sha256=checkpoint.sha256,
         source_revision=checkpoint.revision,
+        source_files=dict(checkpoint.data),
         recipe_sha256=recipe.sha256,
         precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config=checkpoint.config,

@@ -93,6 +93,8 @@ def publish(
         precision=plan.precision,
         source=plan.source,
         source_sha256=plan.source_sha256,
+        source_revision=plan.source_revision,
+        source_files=plan.source_files,
         recipe_sha256=plan.recipe_sha256,
         plan_sha256=plan_sha256,
         importance_sha256=plan.importance_sha256,

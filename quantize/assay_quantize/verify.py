@@ -28,6 +28,7 @@ from assay_quantize.hash_files import hash_file
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.source_files import data_of_files
 from assay_quantize.verify_findings import Findings
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def verify(
     source_checkpoint = None if source is None else open_checkpoint(source)
     findings = Findings()
     manifest = _manifest(folder, findings)
+    files = _stamps(folder, manifest)
     config = _json_object(folder, CONFIG, findings)
     stored = _stored_tensors(folder, findings)
     _check_index(folder, stored, findings)
@@ -90,7 +92,7 @@ def verify(
         check_config(plan, config, findings)
         check_ignore(plan, config, findings)
     _check_mtp(config, stored, findings)
-    return _verification(folder, source, manifest, plan, stored, findings, time.monotonic() - started)
+    return _verification(folder, source, manifest, files, plan, stored, findings, time.monotonic() - started)
 
 
 def num_bytes_of(folder: Path) -> int:
@@ -102,6 +104,7 @@ def _verification(
     folder: Path,
     source: Path | None,
     manifest: Manifest | None,
+    files: dict[str, str],
     plan: Plan | None,
     stored: Mapping[str, TensorHeader],
     findings: Findings,
@@ -118,6 +121,7 @@ def _verification(
         passed=not findings.damages,
         damages=tuple(findings.damages),
         checks=dict(sorted(findings.checks.items())),
+        files=files,
         not_checked=tuple(findings.not_checked),
         # an error of infinity is a damage already, and no number of a record
         worst_relative_error={role: max(seen) for role, seen in sorted(errors.items()) if all(map(math.isfinite, seen))},
@@ -128,6 +132,12 @@ def _verification(
 
 
 # ------------------------------------------------------------------------------------------------ files
+def _stamps(folder: Path, manifest: Manifest | None) -> dict[str, str]:
+    """Stamps of all files that the manifest names and the folder holds."""
+    named = set() if manifest is None else {*(shard.name for shard in manifest.shards), *manifest.files}
+    return data_of_files(folder, sorted(path.name for path in folder.iterdir() if path.name in named and path.is_file()))
+
+
 def _manifest(folder: Path, findings: Findings) -> Manifest | None:
     findings.look("manifest")
     path = folder / MANIFEST
