@@ -378,7 +378,6 @@ def test_a_source_that_changed_between_two_runs_is_refused_by_name(source: Path,
     plan = plan_for(ours, "w4a16")
     stopped_after_one(plan, ours, out)
     path = ours / SHARDS[shard]
-    before = path.stat()
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
