@@ -53,7 +53,7 @@ class Hub:
                     self.send_error(503)
                 elif host == "storage":
                     self._send_file(outer.folder / self.path.rpartition("/")[2])
-                elif self.path == "/api/models/org/model/revision/main":
+                elif self.path == "/api/models/org/model/revision/main?blobs=true":
                     names = sorted(path.name for path in outer.folder.iterdir())
                     self._send(json.dumps({"sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}).encode())
                 elif found := re.fullmatch(rf"/org/model/resolve/{COMMIT}/([\w.-]+)", self.path):
