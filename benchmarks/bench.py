@@ -20,10 +20,10 @@ from assay_quantize.schemes import SCHEMES
 
 GROUPS = {
     "part": "Side by side with llm-compressor\nThe same checkpoint, in four shards. `mse`: with scale search.",
-    "whole": "This engine against a copy\nThe larger checkpoint. `cold`: the source was evicted from the page cache before.",
-    "memory": "Peak memory with giant shards\nA checkpoint of one shard; from 4 GB on with two tensors of 1.2 GB in it.",
-    "verify": "Verifying\nThe w4a16 checkpoint, and with hashes only the fp8_block one, which is larger. GB are of the BF16 "
-    "source with errors, of the files read otherwise.",
+    "whole": "This engine against a copy\nThe larger checkpoint. `cold`: evicted from the page cache before each run.",
+    "memory": "Peak memory with giant shards\nA checkpoint of one shard; from 4 GB on it contains two tensors of 1.2 GB.",
+    "verify": "Verifying\nThe w4a16 checkpoint; with hashes only, the fp8_block checkpoint, which is larger. GB/s counts the "
+    "bytes of the BF16 source where errors are computed, and the bytes of the files read otherwise.",
     "cuda": "On the GPU\nThe larger checkpoint.",
 }
 """Part -> heading and explanation. They run in this order."""
@@ -177,15 +177,15 @@ class Bench:
 
     def how(self) -> Sequence[str]:
         return (
-            f"Generated GLM-4-MoE checkpoints, BF16: {self.args.gigabytes:g} GB for the engine and the copy, "
-            f"{self.args.part:g} GB for what llm-compressor does as well; ratios against it are of GB/s over those same bytes. "
-            "GB are 10^9 bytes of source weights.",
-            "A process each, one after the other, in rounds (llm-compressor's FP4 once); the best counts. "
-            f"{num_cores()} workers unless a row says otherwise. The clock starts after a run over 2 MB in the same process: "
-            "imports and compilation are `startup`.",
-            "Peak RSS is VmHWM of the whole process, imports included, the largest of the rounds. CPU s: user and system, the "
-            "least of the rounds.",
-            "Sources are in the page cache unless a row says `cold` (evicted by posix_fadvise before each run); dirty pages "
+            f"Generated GLM-4-MoE checkpoints in BF16: {self.args.gigabytes:g} GB for the engine and the copy, "
+            f"{self.args.part:g} GB for the comparison with llm-compressor, whose ratios are of GB/s over those same bytes. "
+            "GB means 10^9 bytes of source weights.",
+            "Each measurement is a process of its own. They run one after the other, in rounds (llm-compressor's FP4 only "
+            f"once); the best round counts. {num_cores()} workers unless a row says otherwise. The clock starts after a run "
+            "over 2 MB in the same process; imports and compilation are counted as `startup`.",
+            "Peak RSS is VmHWM of the whole process, imports included: the largest of the rounds. CPU s is user plus system "
+            "time: the least of the rounds.",
+            "Sources are in the page cache unless a row says `cold` (evicted by posix_fadvise before each run). Dirty pages "
             "are flushed before each run. assay and `cp` fsync what they write, llm-compressor does not; assay writes past the "
             "page cache. On a CPU llm-compressor works on one shard at a time, whatever `max_workers` says.",
         )

@@ -11,7 +11,7 @@ from measured import Result, Results
 from targets import Seen, Target, judge
 
 BEGIN, END = "<!-- quantize -->", "<!-- /quantize -->"
-TITLE = "# Benchmarks\n\nMeasured numbers, written by the programs of this folder; ratios are of runs side by side.\n"
+TITLE = "# Benchmarks\n\nMeasured and written by the programs in this folder. Ratios compare runs made side by side.\n"
 
 
 def markdown(
@@ -105,7 +105,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
          "same" if c.passed else f"**different**: {'; '.join(c.different[:2]) or 'nothing is quantized'}")
         for c in comparisons
     ]  # fmt: skip
-    heads = ("scheme", "quantized weights", "llm-compressor's", "tensors bit-identical", "gate/up scales shared by us only", "")
+    heads = ("scheme", "quantized weights", "llm-compressor's", "tensors bit-identical", "gate/up scales only assay shares", "")
     return table(heads, rows)
 
 

@@ -206,7 +206,7 @@ def measure(num_prompts: int, schemes: tuple[str, ...], console: Console) -> lis
     prompt_of = np.repeat(np.arange(len(texts)), [len(kl) for kl in kls[0]])
     lines = [
         f"{len(texts) * SAMPLES} replies to {len(texts)} prompts, {len(prompt_of)} tokens. KL in 1e-6 nats per token, with "
-        "95 % intervals; the difference is to min-max, paired.",
+        "95 % intervals. Differences are from min-max, paired.",
         "",
         "| scheme | observer | weight error | mean KL | difference | without the top 0.1 % | difference |",
         "|---|---|--:|--:|--:|--:|--:|",

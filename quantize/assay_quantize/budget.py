@@ -22,7 +22,7 @@ DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30, "cuda": 8 << 30}
 
 SLAB_BYTES = 4 << 20
 """Source bytes of a slab: large enough that Python's part is lost in it; small enough to stay near the cache, and for workers
-to end together (docs/decisions.md)."""
+to end together (docs/decisions/071-slabs-of-4-mib.md)."""
 
 RUNTIME_BYTES = 224 << 20
 """What importing numba, compiling the kernels and writing config.json take beyond what the process holds at the start."""

@@ -1,7 +1,8 @@
 """Reading past the page cache: what lies in it (mincore(2)), and ranges of files that are read ahead (`O_DIRECT`).
 
 A disk fills huge pages without the processor. Through the cache every page must first be found, on a virtual machine often be
-given by the host, and be copied; and other things that lie there are pushed out (docs/decisions.md).
+given by the host, and be copied; and other things that lie there are pushed out
+(docs/decisions/077-cold-sources-are-read-past-the-page-cache.md).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def paired_difference(b: int, c: int, n: int, level: float = 0.95) -> Interval:
     It is the set of differences that the score test does not reject, with the nuisance parameter at its restricted maximum
     likelihood. Without any discordant pair it is +-z^2 / (n + z^2), where Wald's collapses to a point: ten items never
     support a margin of five points. Its coverage, and why no interval covers exactly 95 % with few discordant pairs, is in
-    docs/decisions.md. ValueError if the counts do not fit.
+    docs/decisions/015-paired-differences-use-tangos-interval.md. ValueError if the counts do not fit.
     """
     check_pairs(b, c, n)
     z = normal_quantile(level)
