@@ -394,8 +394,23 @@ def test_emulation_only_for_quantized_checkpoints_and_only_when_asked(profile: P
     assert command_for(checkpoint, profile, Serving()).emulated is None
     own = profile.model_copy(update={"vllm": {"load-format": "fastsafetensors"}})
     assert command_for(checkpoint, own, Serving()).checkpoint_flags == {}
-    plain = vllm_command(checkpoint, profile, Serving(), speculate=False, port=1, served_model_name="m", plugin=False)
-    assert plain.checkpoint_flags == {}
+
+
+def test_without_the_plugin_vllm_loads_as_it_does_by_itself(profile: ProfileRecipe, tmp_path: Path) -> None:
+    """Its check refuses whole quantized checkpoints (GLM-5's draft, NVFP4A16): only our loader knows the exemptions."""
+
+    def plain(profile: ProfileRecipe) -> Any:
+        return vllm_command(checkpoint, profile, Serving(), speculate=False, port=1, served_model_name="m", plugin=False)
+
+    checkpoint = write_config(tmp_path)
+    assert plain(profile).checkpoint_flags == {}
+    assert "model-loader-extra-config" not in plain(profile).flags
+    own = profile.model_copy(update={"vllm": {"model_loader_extra_config": {"enable_multithread_load": True}}})
+    assert plain(own).flags["model-loader-extra-config"] == {"enable_multithread_load": True}
+    assert command_for(checkpoint, own, Serving()).flags["model-loader-extra-config"] == {
+        "enable_weights_track": True,
+        "enable_multithread_load": True,
+    }
 
 
 def test_secrets_reach_neither_server_nor_fingerprint(

@@ -65,15 +65,14 @@ def vllm_command(
 ) -> VllmCommand:
     """The command for a checkpoint folder; ServeError if its config or the profile cannot be served.
 
-    plugin: the interpreter has assay's plugin; without it loading is as strict as vLLM alone can be, which is not very.
+    plugin: the interpreter has assay's plugin; without it vLLM checks little of what it loads, and of quantized models nothing.
     hidden_states: a server that gives the hidden states of every token (POST /pooling) and generates nothing.
     """
     config = read_config(checkpoint)
     flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
-    flags["model-loader-extra-config"] = {
-        "enable_weights_track": True,
-        **(flags.get("model-loader-extra-config") or {}),
-    }
+    if plugin:  # vLLM's check alone refuses whole checkpoints; assay_vllm/exemptions.py knows what they may lack
+        own = flags.get("model-loader-extra-config") or {}
+        flags["model-loader-extra-config"] = {"enable_weights_track": True, **own}
     _limit_length(flags, config)
     if hidden_states:
         flags = {name: value for name, value in flags.items() if name not in _OF_GENERATION} | _HIDDEN_STATES
