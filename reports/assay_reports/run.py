@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from assay.comparable import check_measurements
 from assay.errors import AssayError
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, load_probes
@@ -55,11 +56,17 @@ class Run:
 
 
 def load_run(run_dir: Path) -> Run:
-    """All records of `run_dir`. AssayError when there is neither a plan nor a measurement, or a record is not valid."""
+    """All records of `run_dir`.
+
+    AssayError: there is neither a plan nor a measurement, a record is not valid, or a measurement does not belong to the
+    reference: what the gates refuse stands in no row.
+    """
     found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
     folders = sorted(path.parent for path in run_dir.glob("*/plan.json"))
     if not found and not folders:
         raise AssayError(f"{run_dir}: no plan and no measurement there; `assay quantize` and `assay evaluate` make them")
+    if found:
+        check_measurements(found)
     plans = _load(Plan, {folder.name: folder / "plan.json" for folder in folders})
     gates = run_dir / "gates.json"
     return Run(
