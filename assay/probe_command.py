@@ -199,8 +199,8 @@ def _probe_checkpoint(
 
     aim = resolve_target(target)
     folder = local_checkpoint(aim.location)
-    run_dir, own_label = _place_in_run(aim, folder, runs)
-    run_dir, name = run or run_dir, label or own_label
+    run_dir, own_label = _place_in_run(aim, folder, run, runs)
+    name = label or own_label
     chosen = profile_for(aim, profile)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
@@ -217,15 +217,19 @@ def _probe_checkpoint(
     return report, path
 
 
-def _place_in_run(aim: Target, folder: Path, runs: Path) -> tuple[Path, str]:
-    """(run's folder, label): of RUN/PRECISION/checkpoint those, else a run of the target's name and the source's label."""
+def _place_in_run(aim: Target, folder: Path, run: Path | None, runs: Path) -> tuple[Path, str]:
+    """(run's folder, label): of RUN/PRECISION/checkpoint those, else the run of the target and its source's label.
+
+    run: the folder, if the user named one.
+    """
+    from assay.run_folders import run_of
     from assay.targets import source_label
     from assay_evaluate.vllm_command import read_config
 
     whole = folder.resolve()
     if whole.name == "checkpoint" and (whole.parent / "plan.json").is_file():
-        return folder.parent.parent, whole.parent.name
-    return runs / aim.recipe.name, source_label(read_config(folder))
+        return run or folder.parent.parent, whole.parent.name
+    return run or run_of(folder, aim.recipe.name, runs), source_label(read_config(folder))
 
 
 def print_probes(report: ProbeReport, out: Console) -> None:
