@@ -310,6 +310,9 @@ def evaluate(
         assert reference is not None and candidate
         aim = resolve_target(str(reference))
         compared = of_two(aim.recipe.name, reference, candidate, runs)
+    for one in compared.candidates:
+        for note in one.notes:
+            console.print(escape(f"note: {one.label}: {note}"))
     chosen = profile_for(aim, profile)
     chosen_suite = with_swe_options(
         suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats

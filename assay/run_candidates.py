@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.errors import CheckpointError
+from assay.errors import AssayError, CheckpointError
 from assay.records import Manifest, sha256_of_file
 from assay.run_folders import choose_run, find_runs, folder_data, read_run
 from assay.run_records import ReferenceCheckpoint, RunRecord, SourceData, folder_name, safe_name
@@ -46,6 +47,7 @@ def of_target(aim: Target, runs: Path, name: str | None, precisions: str | None)
         found = [Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True)]
     names = [one for one in precision_names(aim, None, precisions, with_reference=False) if one != found[0].label]
     found += [Candidate(one, _made(aim, one, runs_of_it, runs)) for one in names]
+    source = _one_source(aim, source, found)
     if recipe.include_source:
         # the commit that the candidates were made from, whatever was pushed since
         pinned = {} if source.revision is None else {"revision": source.revision}
@@ -101,6 +103,26 @@ def command_name(aim: Target) -> str:
     return aim.recipe.name if aim.named_recipe else str(aim.location.path or aim.location.hub)
 
 
+def _one_source(aim: Target, now: SourceData, candidates: Iterable[Candidate]) -> SourceData:
+    """The data that all checkpoints were made from; CheckpointError naming two that differ. `now` if none of them says."""
+    first: tuple[Path, SourceData] | None = None
+    for one in candidates:
+        if not (one.checkpoint / MANIFEST).is_file():
+            continue
+        manifest = Manifest.load(one.checkpoint / MANIFEST)
+        again = f"delete it and make it again: assay quantize {command_name(aim)} --precision {one.label}"
+        if now.files is not None and (how := _how_other(manifest, now)) is not None:
+            raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {again}")
+        if first is None:
+            first = (
+                one.checkpoint,
+                SourceData(location=manifest.source, revision=manifest.source_revision, files=manifest.source_files),
+            )
+        elif (how := _how_other(manifest, first[1])) is not None:
+            raise CheckpointError(f"{one.checkpoint}: made from other data than {first[0]} ({how}); {again}")
+    return now if first is None else first[1].model_copy(update={"location": now.location})
+
+
 def _how_other(manifest: Manifest, source: SourceData) -> str | None:
     """How the data that a checkpoint was made from differs from `source`; None: it does not."""
     from assay_quantize.source_files import other_data
@@ -115,7 +137,7 @@ def _how_other(manifest: Manifest, source: SourceData) -> str | None:
 
 # ------------------------------------------------------------------------------------------------ any two checkpoints
 def of_two(model: str, reference: Path, candidates: list[Path], runs: Path) -> Comparison:
-    """Any checkpoints, called by their folders."""
+    """Any checkpoints, called by their folders. Other data than the reference's is allowed; it is a note of the measurement."""
     from assay_evaluate.run import Candidate
 
     folders = (reference, *candidates)
@@ -127,7 +149,9 @@ def of_two(model: str, reference: Path, candidates: list[Path], runs: Path) -> C
         labels = [f"{label}-{number}" for number, label in enumerate(labels)]
     identity = reference_identity(reference, model, runs)
     found = [Candidate(labels[0], reference, is_reference=True, sha256=identity.checkpoint_sha256)]
-    found += [Candidate(label, folder) for label, folder in zip(labels[1:], candidates, strict=True)]
+    for label, folder in zip(labels[1:], candidates, strict=True):
+        note = _other_source(reference, folder, labels[0])
+        found.append(replace(Candidate(label, folder), notes=() if note is None else (note,)))
     return Comparison(found, RunRecord(model=model, reference=identity))
 
 
@@ -143,3 +167,16 @@ def reference_identity(folder: Path, model: str, runs: Path) -> ReferenceCheckpo
         if there is not None and there.reference is not None and there.reference.files == files:
             return there.reference.model_copy(update={"location": str(folder)})
     return ReferenceCheckpoint(location=str(folder), checkpoint_sha256=checkpoint_sha256(folder, sha256_of_file), files=files)
+
+
+def _other_source(reference: Path, candidate: Path, label: str) -> str | None:
+    """A sentence, if both checkpoints say what they were made from and it is not the same."""
+    try:
+        ours, theirs = (Manifest.load(folder / MANIFEST) for folder in (reference, candidate))
+    except AssayError:
+        return None
+    source = SourceData(location=ours.source, revision=ours.source_revision, files=ours.source_files)
+    how = _how_other(theirs, source)
+    return (
+        None if how is None else f"made from other data than the reference {label}: {theirs.source}, not {ours.source} ({how})"
+    )

@@ -306,6 +306,42 @@ def sha256_of_text(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+# ------------------------------------------------------------------------------------------------ one source
+def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run, base: Path, server: FakeServer) -> None:
+    source = Path("model")
+    shutil.copytree(base, source)
+    quantized(run, source, "--precisions", "w4a16")
+    path = Path("runs/model/w4a16/checkpoint/assay_manifest.json")
+    manifest = Manifest.load(path)
+    manifest.model_copy(update={"source_files": dict.fromkeys(manifest.source_files, "stamp:1:1000000000:1:1")}).save(path)
+    message = one_error(evaluate(run, source, "--precisions", "w4a16"))
+    assert re.fullmatch(
+        r"runs/model/w4a16/checkpoint: made from other data than model has \(model-00001-of-00002.safetensors was 1 bytes of "
+        r"1970-.*\); delete it and make it again: assay quantize model --precision w4a16", message
+    )  # fmt: skip
+    # The source cannot be read any more: the checkpoints are still held against each other.
+    for shard in source.glob("*.safetensors"):
+        shard.unlink()
+    message = one_error(evaluate(run, source, "--precisions", "w4a16"))
+    assert message.startswith("runs/model/w4a16/checkpoint: made from other data than runs/model/fp8/checkpoint (model-00001")
+    assert server.requests == []
+
+
+def test_any_two_checkpoints_may_have_other_sources_and_the_report_says_so(run: Run, base: Path, server: FakeServer) -> None:
+    other = perturbed(base, Path("other"), 1)
+    quantized(run, base, "--precision", "fp8", "--out", "made/fp8")
+    quantized(run, other, "--precision", "w4a16", "--out", "made/w4a16")
+    err = evaluated(run, "--reference", "made/fp8", "--candidate", "made/w4a16")
+    made = rf"other, not {re.escape(str(base))} \(model-00001-of-00002.safetensors was .*\)"
+    note = f"made from other data than the reference fp8: {made}"
+    assert len(re.findall(rf"note: w4a16: {note}\n", err)) == 1, err
+    assert re.fullmatch(note, measured("runs/fp8")["w4a16"].notes[0])
+    [limit] = [
+        limit.text for limit in Report.load(Path("runs/fp8/report/report.json")).limits if limit.key == "measurement_notes"
+    ]
+    assert re.search(note, limit)
+
+
 # ------------------------------------------------------------------------------------------------ one evaluation at a time
 def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: FakeServer) -> None:
     """The second is refused; the lock of one that was killed is free, though a process it started lives on."""
