@@ -22,6 +22,8 @@ from assay.errors import AssayError, PlanError
 from assay.locate_command import locate
 from assay.probe_command import probe
 from assay.recipes import PrecisionRecipe, load_recipe, recipe_names
+from assay.run_folders import find_run, open_run
+from assay.run_records import RunRecord, SourceData, SuiteIdentity
 from assay.stages import (
     check_budgets_of,
     estimate_for,
@@ -34,10 +36,7 @@ from assay.stages import (
     quantize_options,
     register_gates,
     registered_gates,
-    run_candidates,
-    run_folder,
     suite_for,
-    two_checkpoints,
     verify_one,
     with_importance,
     write_cards,
@@ -61,6 +60,10 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder (runs/tiny-glm), or a model's name under --runs.")
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", help="Name of the run's folder under --runs; default: the model's, and what tells it apart."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Threads; default: every core this process may use.")
@@ -152,6 +155,7 @@ def quantize(
         typer.Option("--out", help="Folder of the new checkpoint; default RUNS/MODEL/PRECISION/checkpoint."),
     ] = None,
     runs: RunsOption = Path("runs"),
+    name: NameOption = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
     engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
     workers: WorkersOption = None,
@@ -180,12 +184,19 @@ def quantize(
     names = precision_names(aim, precision, precisions, with_reference=out is None and precision is None)
     if out is not None and len(names) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
+    if out is not None and name is not None:
+        raise PlanError("--out names a checkpoint's folder, --name a run's: say one of them")
     # Every plan is made before the first byte is written: what cannot work fails at once.
-    plans = {name: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, name)), importance) for name in names}
-    records = []
-    for name, made in plans.items():
-        folder = out if out is not None else runs / aim.recipe.name / Path(name).stem / "checkpoint"
-        records.append(quantize_one(aim, made, folder, options))
+    plans = {one: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, one)), importance) for one in names}
+    if out is not None:
+        records = [quantize_one(aim, plans[names[0]], out, options, in_run=False)]
+    else:
+        made = plans[names[0]]
+        source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
+        with open_run(runs, RunRecord(model=aim.recipe.name, source=source), name=name) as run_dir:
+            records = [
+                quantize_one(aim, plans[one], run_dir / Path(one).stem / "checkpoint", options, in_run=True) for one in names
+            ]
     if as_json:
         emit([record.model_dump(mode="json") for record in records])
     if not all(record.passed for record in records):
@@ -265,6 +276,7 @@ def evaluate(
     suite: Annotated[str | None, typer.Option("--suite", help="A name of recipes/suites/, or a YAML file.")] = None,
     profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
     runs: RunsOption = Path("runs"),
+    name: NameOption = None,
     budget_check: Annotated[
         bool,
         typer.Option(
@@ -285,6 +297,7 @@ def evaluate(
 
     Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
     """
+    from assay.run_candidates import of_target, of_two
     from assay.targets import gates_for, resolve_target
     from assay_evaluate.run import evaluate as run_suite
 
@@ -292,36 +305,40 @@ def evaluate(
         raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
     if target is not None:
         aim = resolve_target(target)
-        run_dir = runs / aim.recipe.name
-        candidates = run_candidates(aim, run_dir, precisions)
+        compared = of_target(aim, runs, name, precisions)
     else:
         assert reference is not None and candidate
         aim = resolve_target(str(reference))
-        run_dir = runs / aim.recipe.name
-        candidates = two_checkpoints(reference, candidate)
+        compared = of_two(aim.recipe.name, reference, candidate, runs)
+    for one in compared.candidates:
+        for note in one.notes:
+            console.print(escape(f"note: {one.label}: {note}"))
     chosen = profile_for(aim, profile)
     chosen_suite = with_swe_options(
         suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
     )  # fmt: skip
+    about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
     if budget_check:
-        checked = check_budgets_of(aim, candidates[0], chosen_suite, chosen, run_dir)
+        with open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir:
+            checked = check_budgets_of(aim, compared.candidates[0], chosen_suite, chosen, run_dir)
         if as_json:
             emit(checked)
         if not checked.suffices:
             raise typer.Exit(1)
         return
     gates_name = gates_for(aim.recipe, chosen_suite.name)
-    register_gates(gates_name, run_dir)
-    measurements = run_suite(
-        aim.recipe.name,
-        candidates,
-        suite=chosen_suite,
-        profile=chosen,
-        serving=aim.recipe.serving,
-        run_dir=run_dir,
-        on_progress=lambda line: console.print(escape(line)),
-    )
-    gates = judge_and_write(gates_name, run_dir, measurements)
+    with open_run(runs, about, name=name, lock=True) as run_dir:
+        register_gates(gates_name, run_dir)
+        run_suite(
+            aim.recipe.name,
+            compared.candidates,
+            suite=chosen_suite,
+            profile=chosen,
+            serving=aim.recipe.serving,
+            run_dir=run_dir,
+            on_progress=lambda line: console.print(escape(line)),
+        )
+        gates = judge_and_write(gates_name, run_dir, load_measurements(run_dir))
     print_verdicts(gates)
     console.print(f"report: {run_dir / 'report' / 'index.html'}")
     if as_json:
@@ -343,7 +360,7 @@ def gate(
     as_json: JsonOption = False,
 ) -> None:
     """Verdicts from the records of a run. Exit 1 unless every candidate is PASS."""
-    run_dir = run_folder(run, runs)
+    run_dir = find_run(run, runs)
     report = judge_and_write(gates or registered_gates(run_dir) or "default", run_dir, load_measurements(run_dir))
     if as_json:
         emit(report)
@@ -358,13 +375,13 @@ def report(run: RunArgument, runs: RunsOption = Path("runs")) -> None:
     """Write report/{index.html,report.json,report.md} of a run again, from its records only."""
     from assay_reports.report import write_report
 
-    print(write_report(run_folder(run, runs)))
+    print(write_report(find_run(run, runs)))
 
 
 @app.command()
 def card(run: RunArgument, runs: RunsOption = Path("runs")) -> None:
     """Write the model card (README.md) of every candidate of a run again, from its records only."""
-    run_dir = run_folder(run, runs)
+    run_dir = find_run(run, runs)
     for path in write_cards(run_dir):
         print(path)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from assay.errors import AssayError
 from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
+from assay.set_aside import make_room_for_probes
 from assay.terminal import console, emit, escape
 
 if TYPE_CHECKING:
@@ -145,8 +146,10 @@ def _bearer(variable: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _new_place(folder: Path, label: str) -> Path:
+def _new_place(folder: Path, label: str, checkpoint_sha256: str | None) -> Path:
     """Of the record; the ledger of an earlier run is not added to."""
+    if (line := make_room_for_probes(folder, label, checkpoint_sha256)) is not None:
+        _report(line)
     path = probes_place(folder, label)
     ledger_of(path).unlink(missing_ok=True)
     return path
@@ -170,7 +173,7 @@ def _probe_url(
     endpoint = find(url)
     other = None if without_speculation is None else find(without_speculation)
     name = run_name(endpoint.model)
-    path = _new_place(run or runs / name, label or name)
+    path = _new_place(run or runs / name, label or name, None)
     report = run_probes(
         endpoint, settings, names, label=label or name, without_speculation=other, ledger=ledger_of(path), on_progress=_report
     )
@@ -196,33 +199,37 @@ def _probe_checkpoint(
 
     aim = resolve_target(target)
     folder = local_checkpoint(aim.location)
-    run_dir, own_label = _place_in_run(aim, folder, runs)
-    run_dir, name = run or run_dir, label or own_label
+    run_dir, own_label = _place_in_run(aim, folder, run, runs)
+    name = label or own_label
     chosen = profile_for(aim, profile)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
-    path = _new_place(run_dir, name)
     spec = ServerSpec(
         checkpoint=folder, profile=chosen, serving=aim.recipe.serving, speculate=True,
         log_path=run_dir / "logs" / f"vllm-probe-{name}.log",
     )  # fmt: skip
     with Journal(run_dir / "journal.db") as journal:
-        sha256 = checkpoint_sha256(folder, journal)
+        sha256 = checkpoint_sha256(folder, journal.file_sha256)
+    path = _new_place(run_dir, name, sha256)
     report = probe_checkpoint(
         spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=_report
     )
     return report, path
 
 
-def _place_in_run(aim: Target, folder: Path, runs: Path) -> tuple[Path, str]:
-    """(run's folder, label): of RUN/PRECISION/checkpoint those, else a run of the target's name and the source's label."""
+def _place_in_run(aim: Target, folder: Path, run: Path | None, runs: Path) -> tuple[Path, str]:
+    """(run's folder, label): of RUN/PRECISION/checkpoint those, else the run of the target and its source's label.
+
+    run: the folder, if the user named one.
+    """
+    from assay.run_folders import run_of
     from assay.targets import source_label
     from assay_evaluate.vllm_command import read_config
 
     whole = folder.resolve()
     if whole.name == "checkpoint" and (whole.parent / "plan.json").is_file():
-        return folder.parent.parent, whole.parent.name
-    return runs / aim.recipe.name, source_label(read_config(folder))
+        return run or folder.parent.parent, whole.parent.name
+    return run or run_of(folder, aim.recipe.name, runs), source_label(read_config(folder))
 
 
 def print_probes(report: ProbeReport, out: Console) -> None:

@@ -6,6 +6,7 @@ a terabyte, and JSON that is legal and impossible. All of it ends in a Checkpoin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from assay.errors import CheckpointError
+from assay.errors import AssayError, CheckpointError
 
 MAX_JSON_BYTES = 200_000_000
 """Longest config or index that is read; GLM-5's index has 6 MB."""
@@ -40,6 +41,23 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
         os.close(descriptor)
         raise CheckpointError(f"{path}: is no regular file (a pipe, a device or a folder); put the file itself there")
     return open(descriptor, "rb")
+
+
+def open_ours(path: str, flags: int, what: str) -> int:
+    """Descriptor of a file of our own in a folder that others may write to; never what a link or a pipe in its place leads to.
+
+    what: `journal`, `lock`: for the AssayError that says what lies there instead.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise AssayError(f"{path}: is a link, so no {what} of ours; give another folder, or delete this one") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AssayError(f"{path}: is no regular file, so no {what} of ours; give another folder, or delete this one")
+    return descriptor
 
 
 def read_json_object(folder: Path, name: str, *, unique_names: bool = False) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From a TARGET and options to the inputs of a stage, and from its records to what is written of them.
 
-The layout of a run's folder is known here: RUN/PRECISION/{plan.json, verify.json, checkpoint/}, RUN/measurements/*.json,
-RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --help` needs neither torch nor lm-eval.
+The layout of a run's folder is known here: RUN/run.json, RUN/PRECISION/{plan.json, verify.json, checkpoint/},
+RUN/measurements/*.json, RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --help` needs neither
+torch nor lm-eval.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.errors import AssayError, CheckpointError, PlanError
+from assay.errors import AssayError, PlanError
 from assay.gate_recipe import GateRecipe
 from assay.measurement_records import BudgetCheck, Measurement
 from assay.probe_records import load_probes
 from assay.recipes import PrecisionRecipe, ProfileRecipe, load_recipe, recipe_names
 from assay.records import Plan, Verification, canonical_json, write_text_atomically
+from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay.suite_recipe import SuiteRecipe
 from assay.terminal import console, escape, print_verification
 from assay.verdict_records import GateReport
@@ -124,18 +126,25 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
     return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 
-def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Verification:
-    from assay.progress import ShardProgress
-    from assay_quantize.engine import is_complete
-    from assay_quantize.engine import quantize as run_engine
+def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions, *, in_run: bool) -> Verification:
+    """Make one checkpoint and verify it. Plan and verification go beside it in a run, else into its own folder.
 
-    record_path = folder.parent / "verify.json"
-    if is_complete(made, folder) and record_path.is_file():
+    They are written after it: a plan that is refused leaves what is there as it is.
+    """
+    from assay.progress import ShardProgress
+    from assay_quantize.engine import check_folder, is_complete
+    from assay_quantize.engine import quantize as run_engine
+    from assay_reports.card import write_first_card
+
+    plan_path = folder.parent / "plan.json" if in_run else folder / PLAN_INSIDE
+    record_path = folder.parent / "verify.json" if in_run else folder / VERIFICATION_INSIDE
+    if not (complete := is_complete(made, folder)):
+        check_folder(made, folder)  # before anything of the source is downloaded
+    if complete and plan_path.is_file() and record_path.is_file():
         previous = Verification.load(record_path)
         if previous.passed and _is_as_verified(folder, previous):
             console.print(f"{made.precision:10} done before and verified: {folder}")
             return previous
-    made.save(folder.parent / "plan.json")
     with _source_of(aim, made, folder, options) as (source, runner), ShardProgress(console, made) as progress:
         manifest = run_engine(
             made,
@@ -148,6 +157,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
             importance=options.importance,
             on_progress=progress,
         )
+    made.save(plan_path)
     console.print(
         f"{made.precision:10} {manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB "
         f"in {manifest.seconds:.0f} s: {folder}"
@@ -155,7 +165,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
     result = verify_one(folder, None if options.stream_from else source)
     result.save(record_path)
     print_verification(result)
-    write_first_card(aim, folder)
+    write_first_card(folder)
     return result
 
 
@@ -205,63 +215,6 @@ def manifest_sha256(folder: Path) -> str | None:
 
     path = folder / "assay_manifest.json"
     return Manifest.load(path).checkpoint_sha256 if path.is_file() else None
-
-
-def write_first_card(aim: Target, folder: Path) -> None:
-    """The card without scores: it says that nothing was measured yet. Only inside a run, whose layout the card reads."""
-    if folder.name == "checkpoint" and (folder.parent / "plan.json").is_file():
-        from assay_reports.card import write_card
-
-        write_card(folder.parent.parent, folder.parent.name)
-
-
-def run_candidates(aim: Target, run_dir: Path, precisions: str | None) -> list[Candidate]:
-    """Reference first, then the source (if the recipe wants it), then every candidate precision."""
-    from assay.targets import local_checkpoint, source_label
-    from assay_evaluate.run import Candidate
-    from assay_quantize.checkpoint import open_checkpoint
-
-    def made(name: str) -> Path:
-        folder = run_dir / name / "checkpoint"
-        if not (folder / "assay_manifest.json").is_file():
-            raise CheckpointError(
-                f"{folder}: no finished checkpoint there; make it first: assay quantize {aim.recipe.name} --precision {name}"
-            )
-        return folder
-
-    recipe = aim.recipe
-    if recipe.reference.precision is not None:
-        reference = Candidate(recipe.reference.precision, made(recipe.reference.precision), is_reference=True)
-    else:
-        assert recipe.reference.release is not None
-        reference = Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True)
-    found = [reference]
-    if recipe.include_source:
-        source = local_checkpoint(aim.location)
-        found.append(Candidate(source_label(open_checkpoint(source).config), source))
-    names = precision_names(aim, None, precisions, with_reference=False)
-    found += [Candidate(name, made(name)) for name in names if name != reference.label]
-    if len(found) == 1:
-        raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
-    return found
-
-
-def two_checkpoints(reference: Path, candidates: list[Path]) -> list[Candidate]:
-    from assay_evaluate.run import Candidate
-
-    for folder in (reference, *candidates):
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder}: no checkpoint there (no config.json)")
-    labels = [
-        folder.resolve().name if folder.name != "checkpoint" else folder.resolve().parent.name
-        for folder in (reference, *candidates)
-    ]
-    if len(set(labels)) != len(labels):
-        labels = [f"{label}-{number}" for number, label in enumerate(labels)]
-    return [
-        Candidate(label, folder, is_reference=number == 0)
-        for number, (label, folder) in enumerate(zip(labels, (reference, *candidates), strict=True))
-    ]
 
 
 def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
@@ -317,18 +270,6 @@ def check_budgets_of(
     return checked
 
 
-def run_folder(run: str, runs: Path) -> Path:
-    from assay.targets import run_name
-
-    for folder in (Path(run), runs / run, runs / run_name(run)):
-        if (folder / "measurements").is_dir() or list(folder.glob("*/plan.json")):
-            return folder
-    known = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
-    raise AssayError(
-        f"{run}: no run of that name; runs in {runs}: {', '.join(known) or 'none'}; `make quantize eval` makes one"
-    )
-
-
 def load_measurements(run_dir: Path) -> list[Measurement]:
     found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
     if not found:
@@ -379,10 +320,10 @@ def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) 
 
 
 def write_cards(run_dir: Path) -> list[Path]:
-    from assay_reports.card import write_card
+    """Cards of the run's checkpoints; says which were left as they are."""
+    from assay_reports import card
 
-    return [
-        write_card(run_dir, path.parent.name)
-        for path in sorted(run_dir.glob("*/plan.json"))
-        if (path.parent / "checkpoint").is_dir()
-    ]
+    written, left = card.write_cards(run_dir)
+    for line in left:
+        console.print(escape(line))
+    return written

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
+from assay.run_records import folder_name, safe_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 
 REASONING_PARSERS: dict[str, str] = {
@@ -58,7 +59,7 @@ def resolve_target(text: str) -> Target:
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
         config = read_json_object(folder, "config.json")
         return Target(
-            _recipe_for(folder.resolve().name, Location(path=str(folder)), config, folder),
+            _recipe_for(folder_name(folder), Location(path=str(folder)), config, folder),
             Location(path=str(folder)),
             False,
         )
@@ -123,7 +124,7 @@ def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: P
     has_mtp = bool(declared) or (folder is not None and _has_mtp_tensors(folder))
     return ModelRecipe(
         schema=1,
-        name=_safe_name(name),
+        name=safe_name(name),
         description=f"Made from the config of {name}.",
         source=location,
         family=family,
@@ -168,14 +169,11 @@ def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "sou
 
 
 def run_name(text: str) -> str:
-    """The run folder's name for what was given as MODEL: the recipe's name, or the last part of a path or hub id."""
+    """What the model given as MODEL is called: the recipe's name, the folder's, or the last part of a hub id."""
     if text in recipe_names("models"):
         return text
-    return _safe_name(Path(text).expanduser().resolve().name if Path(text).exists() else text.rstrip("/").split("/")[-1])
-
-
-def _safe_name(name: str) -> str:
-    return re.sub(r"[^\w.-]", "-", name).strip(".-") or "model"
+    folder = Path(text).expanduser()
+    return folder_name(folder) if folder.exists() else safe_name(text.rstrip("/").split("/")[-1])
 
 
 def gates_for(recipe: ModelRecipe, suite: str) -> str:

@@ -319,7 +319,7 @@ def test_checkpoint_hash_trusts_a_manifest_only_if_the_files_agree(folders: dict
     folder = folders["reference"]
     shard = folder / "model.safetensors"
     with Journal(tmp_path / "journal.db") as journal:
-        without, size = checkpoint_sha256(folder, journal), shard.stat().st_size
+        without, size = checkpoint_sha256(folder, journal.file_sha256), shard.stat().st_size
         manifest = Manifest(
             model="m", precision="p", source="s", source_sha256="s", source_files={}, recipe_sha256="r", plan_sha256="p",
             precision_recipe={},
@@ -327,13 +327,13 @@ def test_checkpoint_hash_trusts_a_manifest_only_if_the_files_agree(folders: dict
             files={"config.json": sha256_of_file(folder / "config.json")}, bytes_in=1, bytes_out=1, versions={}, seconds=1,
         )  # fmt: skip
         manifest.save(folder / "assay_manifest.json")
-        assert checkpoint_sha256(folder, journal) == manifest.checkpoint_sha256
+        assert checkpoint_sha256(folder, journal.file_sha256) == manifest.checkpoint_sha256
         (folder / "config.json").write_text(json.dumps({"vocab_size": 129}))
-        edited = checkpoint_sha256(folder, journal)
+        edited = checkpoint_sha256(folder, journal.file_sha256)
         assert edited not in {manifest.checkpoint_sha256, without}
         (folder / "config.json").write_text(json.dumps({"vocab_size": 128}))
         shard.write_bytes(b"a truncated shard")
-        assert checkpoint_sha256(folder, journal) not in {manifest.checkpoint_sha256, without, edited}
+        assert checkpoint_sha256(folder, journal.file_sha256) not in {manifest.checkpoint_sha256, without, edited}
 
 
 # ------------------------------------------------------------------------------------------------ a real server

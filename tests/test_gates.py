@@ -514,7 +514,7 @@ def test_what_belongs_to_the_checkpoint_may_differ() -> None:
          "an item id occurs twice"),
         (lambda m: m.model_copy(
             update={"divergence": m.divergence.model_copy(update={"reference_checkpoint_sha256": "f" * 64})}),
-         "its divergence is from checkpoint ffffffffffff"),
+         "measured against checkpoint ffffffffffff, the reference is "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused(change: Change, message: str) -> None:

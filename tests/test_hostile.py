@@ -370,7 +370,7 @@ def test_pickled_weights_are_never_opened(run: Run, source: Path, tmp_path: Path
     code, _, err = run("quantize", source, "-p", "w4a16", "--out", out_folder)
     assert code == 0, err
     assert not trap.exists()
-    assert {path.suffix for path in out_folder.iterdir()} == {".safetensors", ".json"}
+    assert {path.suffix for path in out_folder.iterdir()} == {".safetensors", ".json", ".md"}
     shutil.rmtree(out_folder)
     for path in source.glob("*.safetensors*"):
         path.unlink()

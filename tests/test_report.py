@@ -258,7 +258,7 @@ def test_hostile_text_in_a_record_stays_text(tmp_path: Path) -> None:
 def test_no_reference_no_report(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     (run_dir / "measurements" / "fp8.json").unlink()
-    with pytest.raises(AssayError, match="the reference was not measured"):
+    with pytest.raises(AssayError, match="exactly one reference measurement, found: none"):
         write_report(run_dir)
     with pytest.raises(AssayError, match="no plan and no measurement there"):
         load_run(tmp_path)

@@ -7,6 +7,7 @@ another host, ranges; it can answer 503, cut connections, send wrong bytes, and 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -193,8 +194,11 @@ def test_the_command_killed_while_it_downloads_goes_on(hub: Hub, model: Path, tm
         assert (out / MANIFEST).exists() == (out / "config.json").exists() == (kill_at is None)
     made = contents(out)
     assert b"base_model: org/model" in made.pop("README.md")
+    assert (
+        json.loads(made.pop("assay_plan.json"))["source"] == "org/model" and json.loads(made.pop("assay_verify.json"))["passed"]
+    )
     assert made == local_bytes(model, "nvfp4a16", tmp_path / "local")
-    assert sorted(path.name for path in out.parent.iterdir()) == ["checkpoint", "plan.json", "verify.json"]
+    assert [path.name for path in out.parent.iterdir()] == ["checkpoint"]
 
 
 def test_a_download_that_was_killed_goes_on_with_the_missing_pieces(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_run import make_measurements
 
+from assay.comparable import check_comparable
 from assay.errors import MeasureError, RecipeError
 from assay.measurement_records import AskedWith
 from assay.recipes import Serving, load_recipe, recipe_names
@@ -15,7 +16,6 @@ from assay.suite_files import named_files, with_files_hashed
 from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.asked_with import describe, template_sha256
 from assay_evaluate.dialect import Dialect
-from assay_evaluate.gates import check_comparable
 
 
 def suite_over(folder: Path) -> SuiteRecipe:

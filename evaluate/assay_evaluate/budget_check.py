@@ -62,7 +62,7 @@ def check_budgets(
         log_path=run_dir / "logs" / f"vllm-{reference.label}.log",
     )
     with Journal(run_dir / "journal.db") as journal:
-        checkpoint = checkpoint_sha256(reference.checkpoint, journal)
+        checkpoint = reference.sha256 or checkpoint_sha256(reference.checkpoint, journal.file_sha256)
         with start_server(spec, on_progress) as server:
             results = measure_suite(
                 few,

@@ -16,9 +16,9 @@ The reference's own repeat (the noise floor) is judged like a candidate: if it d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from assay.comparable import check_measurements
 from assay.errors import MeasureError
 from assay.gate_recipe import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
 from assay.measurement_records import Measurement
@@ -31,10 +31,8 @@ from assay_evaluate.probe_gate import judge_probes
 from assay_evaluate.score_gates import judge_scores, percent, points, truncation_share
 from assay_evaluate.statistics import independent_difference, wilson
 
-__all__ = ["Pairs", "check_comparable", "find_reference", "find_task", "judge", "pair_items", "truncation_share"]
+__all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
-NOT_COMPARED = ("checkpoint_flags", "emulated", "kernels", "system_fingerprint")
-"""Fields of a serving fingerprint in which reference and candidate may differ."""
 
 
 # ------------------------------------------------------------------------------------------------ the judgement
@@ -53,23 +51,15 @@ def judge(
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
     """
-    reference = find_reference(measurements)
-    for measurement in measurements:
-        if measurement.model != model:
-            raise MeasureError(
-                f"measurement {measurement.label} is of model {measurement.model}, not of {model}; remove it from the run"
-            )
+    reference = check_measurements(measurements)
+    if reference.model != model:
+        raise MeasureError(f"the measurements are of model {reference.model}, not of {model}; name the run that they belong to")
     candidates = sorted(
         (m for m in measurements if m is not reference), key=lambda m: (not m.is_noise_floor, -m.checkpoint_bytes, m.label)
     )
-    labels = [m.label for m in measurements]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise MeasureError(f"two measurements are labelled {twice[0]}; labels are keys of the verdicts")
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     for candidate in candidates:
-        check_comparable(reference, candidate)
         judged = _judge_candidate(gate_recipe, reference, candidate, probes)
         verdicts += judged
         overall[candidate.label] = _overall(judged, reference, candidate)
@@ -102,15 +92,6 @@ def _judge_candidate(
     return verdicts
 
 
-def find_reference(measurements: Iterable[Measurement]) -> Measurement:
-    """The one measurement that the others are compared with."""
-    found = [m for m in measurements if m.is_reference and not m.is_noise_floor]
-    if len(found) != 1:
-        names = ", ".join(m.label for m in found) or "none"
-        raise MeasureError(f"a run needs exactly one reference measurement, found: {names}; run `assay evaluate` again")
-    return found[0]
-
-
 def _overall(verdicts: Sequence[Verdict], reference: Measurement, candidate: Measurement) -> Status:
     """The worst verdict; never PASS on divergence alone. Without speculation on both sides acceptance has no say."""
     no_speculation = reference.fingerprint.speculation is None and candidate.fingerprint.speculation is None
@@ -118,42 +99,6 @@ def _overall(verdicts: Sequence[Verdict], reference: Measurement, candidate: Mea
     if not any(v.gate.startswith("score ") and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")
     return min(counted, key=SEVERITY.index)
-
-
-def check_comparable(reference: Measurement, candidate: Measurement) -> None:
-    """MeasureError naming every field in which the two were served, or asked, differently."""
-    where = f"{candidate.label} cannot be compared with {reference.label}"
-    if candidate.suite_sha256 != reference.suite_sha256:
-        fields = _differences(reference.suite_recipe, candidate.suite_recipe, "suite")
-        raise MeasureError(f"{where}: other questions: {'; '.join(fields) or 'another suite'}; measure both again")
-    if candidate.fingerprint.comparable_sha256 != reference.fingerprint.comparable_sha256:
-        fields = _differences(
-            reference.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)),
-            candidate.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)),
-            "",
-        )
-        raise MeasureError(f"{where}: served differently: {'; '.join(fields)}; measure both again with one profile")
-    if reference.asked_with is not None and candidate.asked_with is not None and reference.asked_with != candidate.asked_with:
-        fields = _differences(reference.asked_with.model_dump(mode="json"), candidate.asked_with.model_dump(mode="json"), "")
-        raise MeasureError(
-            f"{where}: asked differently: {'; '.join(fields)}; the same questions gave other prompts; give both "
-            "checkpoints one chat template and measure both again"
-        )
-    divergence = candidate.divergence
-    if divergence is not None and divergence.reference_checkpoint_sha256 != reference.checkpoint_sha256:
-        raise MeasureError(
-            f"{where}: its divergence is from checkpoint {divergence.reference_checkpoint_sha256[:12]}, "
-            f"the reference is {reference.checkpoint_sha256[:12]}; measure the candidate again"
-        )
-
-
-def _differences(reference: Any, candidate: Any, path: str) -> list[str]:
-    """`flags.max-model-len (4096, candidate 2048)` for every leaf that differs."""
-    if isinstance(reference, dict) and isinstance(candidate, dict):
-        keys = sorted(reference.keys() | candidate.keys())
-        prefix = f"{path}." if path else ""
-        return [line for key in keys for line in _differences(reference.get(key), candidate.get(key), f"{prefix}{key}")]
-    return [] if reference == candidate else [f"{path} ({reference}, candidate {candidate})"]
 
 
 def _judge_other(

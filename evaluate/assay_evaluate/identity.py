@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, MeasureError
 from assay.records import Fingerprint, Manifest, sha256_of
-from assay_evaluate.journal import Identity, Journal
+from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
+from assay_evaluate.journal import Identity
 
 MANIFEST = "assay_manifest.json"
 WEIGHTS = ("*.safetensors",)
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
+OURS = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE})
+"""Written about a checkpoint; no loader reads them."""
 
 
 def identity(checkpoint: str, fingerprint: Fingerprint, suite: str) -> Identity:
@@ -27,30 +30,35 @@ def identity(checkpoint: str, fingerprint: Fingerprint, suite: str) -> Identity:
     return Identity(checkpoint, sha256_of(how), suite)
 
 
-def checkpoint_sha256(folder: Path, journal: Journal) -> str:
+def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:
     """Identity of a checkpoint folder.
 
-    Its manifest's, if shard sizes and the hashes of the small files agree with it; else a hash of all its files, each
-    remembered in the journal until its size or modification time changes. CheckpointError if there is no checkpoint.
+    Its manifest's, if shard sizes and the hashes of the small files agree with it; else a hash of all its files, each by
+    `hash_file` (`Journal.file_sha256` remembers them). CheckpointError if there is no checkpoint.
     """
-    weights = sorted(_matching(folder, WEIGHTS))
-    if not weights or not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder}: no checkpoint there (config.json and *.safetensors); name a folder that has one")
+    files = hashed_files(folder)
     try:
         manifest = Manifest.load(folder / MANIFEST)
     except AssayError:
         manifest = None
     if manifest is not None:
-        sizes = {shard.name: shard.num_bytes for shard in manifest.shards}
-        small = {path.name for path in _matching(folder, FILES) if path.name != MANIFEST}
+        weights = [path for path in files if path.suffix == ".safetensors"]
+        small = [path for path in files if path.suffix != ".safetensors"]
         if (
-            sizes == {path.name: path.stat().st_size for path in weights}
-            and small <= manifest.files.keys()
-            and all(journal.file_sha256(folder / name) == manifest.files[name] for name in small)
+            {shard.name: shard.num_bytes for shard in manifest.shards} == {path.name: path.stat().st_size for path in weights}
+            and {path.name for path in small} <= manifest.files.keys()
+            and all(hash_file(path) == manifest.files[path.name] for path in small)
         ):
             return manifest.checkpoint_sha256
-    files = [*weights, *sorted(path for path in _matching(folder, FILES) if path.name != MANIFEST)]
-    return sha256_of({path.name: journal.file_sha256(path) for path in files})
+    return sha256_of({path.name: hash_file(path) for path in files})
+
+
+def hashed_files(folder: Path) -> list[Path]:
+    """Weights, then what else changes how a checkpoint answers; CheckpointError if there is no checkpoint."""
+    weights = sorted(_matching(folder, WEIGHTS))
+    if not weights or not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no checkpoint there (config.json and *.safetensors); name a folder that has one")
+    return [*weights, *sorted(path for path in _matching(folder, FILES) if path.name not in OURS)]
 
 
 def checkpoint_bytes(folder: Path) -> int:

@@ -19,6 +19,7 @@ from assay.measurement_records import Measurement
 from assay.probe_records import ProbeSettings, probes_place
 from assay.recipes import ProfileRecipe, Serving
 from assay.records import Fingerprint
+from assay.set_aside import make_room_for, make_room_for_probes, set_aside_others
 from assay.suite_recipe import SuiteRecipe
 from assay_evaluate.client import NotMeasured
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
@@ -36,11 +37,16 @@ StartServer = Callable[[ServerSpec, Progress], AbstractContextManager[Server]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of a run. `label` names its measurement: a precision, or `bf16` for the source."""
+    """One checkpoint of a run. `label` names its measurement: a precision, or `bf16` for the source.
+
+    sha256: its `checkpoint_sha256`, if it is known already. notes: what the report must say of it (`Measurement.notes`).
+    """
 
     label: str
     checkpoint: Path
     is_reference: bool = False
+    sha256: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -57,7 +63,8 @@ def evaluate(
 ) -> list[Measurement]:
     """Measurements of the reference, its repeat (`<reference>-repeat`) and every candidate, in this order.
 
-    Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. start_server
+    Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. A measurement of
+    something else in that place, and what was measured against another reference, moves to measurements/earlier/. start_server
     and foresee (the fingerprint a server would have, without starting it; None: only the server can tell) are seams for
     tests. Raises ServeError when a server does not start, MeasureError when one dies or is served unlike the reference.
     """
@@ -67,6 +74,7 @@ def evaluate(
         run = _Run(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
         run.check_alike(reference, others)
         first, repeat = run.measure_reference(reference)
+        run.report(*set_aside_others(first, run_dir))  # of older runs, whose reference was there already
         measured = [run.measure_candidate(one, first) for one in others]
         exact = [
             run.in_exact_mode(reference, first, *pair) for pair in zip([reference, *others], [repeat, *measured], strict=True)
@@ -96,6 +104,11 @@ class _Run:
     on_progress: Progress
     start_server: StartServer
     foresee: Callable[[ServerSpec], Fingerprint | None]
+
+    def report(self, *lines: str | None) -> None:
+        for line in lines:
+            if line is not None:
+                self.on_progress(line)
 
     def spec(self, one: Candidate) -> ServerSpec:
         return ServerSpec(
@@ -137,7 +150,7 @@ class _Run:
 
     def measure_reference(self, one: Candidate) -> tuple[Measurement, Measurement]:
         """The reference, and once more in another batch composition on the same server: the noise floor."""
-        checkpoint = checkpoint_sha256(one.checkpoint, self.journal)
+        checkpoint = one.sha256 or checkpoint_sha256(one.checkpoint, self.journal.file_sha256)
         label, repeat_label = one.label, f"{one.label}-repeat"
         first = self.find(one, label, checkpoint, checkpoint)
         repeat = self.find(one, repeat_label, checkpoint, checkpoint)
@@ -151,7 +164,7 @@ class _Run:
         return first, repeat
 
     def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
-        checkpoint = checkpoint_sha256(one.checkpoint, self.journal)
+        checkpoint = one.sha256 or checkpoint_sha256(one.checkpoint, self.journal.file_sha256)
         found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
         if found is not None:
             return found
@@ -205,6 +218,7 @@ class _Run:
 
     def probe(self, settings: ProbeSettings, label: str, server: Server, checkpoint: str) -> None:
         """Serving-fidelity probes, with the profile's concurrency; into run_dir/probes/LABEL.json."""
+        self.report(make_room_for_probes(self.run_dir, label, checkpoint))
         probe_served(
             server,
             settings.model_copy(update={"concurrency": self.profile.concurrency}),
@@ -258,8 +272,11 @@ class _Run:
             started=started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - clock, 3),
             reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
-            **results,
+            **{**results, "notes": (*one.notes, *results["notes"])},
         )
+        self.report(make_room_for(measurement, self.run_dir))
         measurement.save(self.run_dir / "measurements" / f"{label}.json")
+        if measurement.is_reference:
+            self.report(*set_aside_others(measurement, self.run_dir))
         self.on_progress(f"{label}: measured in {measurement.seconds:.0f} s")
         return measurement

@@ -35,7 +35,7 @@ from assay_quantize.shards import Progress, ShardOptions
 from assay_quantize.slabs import least_slab_bytes
 from assay_quantize.source_files import FileStamp, data_of_files, other_data, stamps_of
 
-__all__ = ["JOURNAL", "Runner", "is_complete", "plan_sha256", "quantize"]
+__all__ = ["JOURNAL", "Runner", "check_folder", "is_complete", "plan_sha256", "quantize"]
 
 Runner = Callable[[Plan, Sequence[str], Path, Path, ShardOptions, Progress | None], Generator[ShardRecord, None, None]]
 """`runner(plan, shard_names, source, out_folder, options, on_progress)`: makes the shards and yields the record of each as soon
@@ -110,7 +110,7 @@ def quantize(
         source_files=source_files,
     )
     run = _runner(runner)
-    _check_folder(plan, digest, out_folder)
+    check_folder(plan, out_folder, digest)
     is_new = not out_folder.exists()
     out_folder.mkdir(parents=True, exist_ok=True)
     with locked_journal(out_folder) as journal:
@@ -239,10 +239,11 @@ def _check_source(plan: Plan, source: Path) -> None:
         raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
-def _check_folder(plan: Plan, digest: str, folder: Path) -> None:
-    """Refuse a folder that holds anything but an unfinished run of ours."""
+def check_folder(plan: Plan, folder: Path, digest: str | None = None) -> None:
+    """Refuse a folder that holds anything but an unfinished run of ours. digest: `plan_sha256(plan)`, if known."""
     if not folder.exists():
         return
+    digest = digest or plan_sha256(plan)
     if not folder.is_dir():
         raise QuantizeError(f"{folder}: is a file; give a folder that is empty or does not exist")
     if (folder / MANIFEST).exists():

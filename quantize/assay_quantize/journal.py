@@ -6,13 +6,11 @@ and time of change. Lines are appended and fsynced; a torn last line (killed whi
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +20,9 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from assay.errors import QuantizeError
+from assay.errors import AssayError, QuantizeError
 from assay.records import Plan, ShardRecord, sha256_of
+from assay.safe_files import open_ours
 from assay_quantize.hash_files import MOST_AT_ONCE, hash_file
 from assay_quantize.shard_files import fsync_folder, planned_shards
 from assay_quantize.source_files import FileStamp, check_stamps, other_data
@@ -55,17 +54,11 @@ def locked_journal(folder: Path) -> Iterator[TextIO]:
 
 
 def _open_ours(path: str, flags: int) -> int:
-    """An opener that opens what lies there itself, never what a link or a pipe in its place leads to."""
+    """An opener."""
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as problem:
-        if problem.errno != errno.ELOOP:
-            raise
-        raise QuantizeError(f"{path}: is a link, so no journal of ours; give another folder, or delete this one") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise QuantizeError(f"{path}: is no regular file, so no journal of ours; give another folder, or delete this one")
-    return descriptor
+        return open_ours(path, flags, "journal")
+    except AssayError as problem:
+        raise QuantizeError(str(problem)) from None
 
 
 def append(journal: TextIO, entry: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from assay.families import MTP_CONFIG_KEYS
 from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
+from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay.safe_files import stays_inside
 from assay_quantize.config_groups import quantization_config
 from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
@@ -31,7 +32,7 @@ MAX_COPIED_BYTES = 256 << 20
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".tar"}
 )
-MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, "README.md"})
+MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, "README.md"})
 OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"})
 """Not copied: they describe the source's own weights, and vLLM takes the last one for a model's config."""
 

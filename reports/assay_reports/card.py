@@ -1,15 +1,16 @@
 """The model card, `README.md` of a checkpoint folder: metadata the hub understands, and the honest text.
 
 Written twice: right after quantizing (no score yet: it says NOT MEASURED), and again after every judgement. The manifest does
-not list it, so writing it changes no hash. `model-index` holds absolute scores only; losses, intervals and verdicts are in the
-text. The same records give the same bytes.
+not list it, so writing it changes no hash. A checkpoint may be measured in several runs: its card is about the last of them.
+`model-index` holds absolute scores only; losses, intervals and verdicts are in the text. The same records give the same bytes.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -21,7 +22,7 @@ from assay_evaluate.vllm_command import as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
 from assay_reports.report import environment
-from assay_reports.run import Run, load_run
+from assay_reports.run import Run, load_checkpoint, load_run
 from assay_reports.schema import Report, Row
 
 CARD = "README.md"
@@ -42,7 +43,7 @@ MODEL_FLAGS = frozenset(
 
 
 def write_card(run_dir: Path, label: str) -> Path:
-    """Write the card of the checkpoint RUN/label/checkpoint from the run's records; its path.
+    """Write the card of the checkpoint that is called `label` in the run, from the run's records; its path.
 
     AssayError if there is no plan or no manifest: what is not a finished checkpoint gets no card.
     """
@@ -52,9 +53,58 @@ def write_card(run_dir: Path, label: str) -> Path:
             f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/assay_manifest.json are needed); "
             f"make it with `assay quantize {run.model} --precision {label}`"
         )
-    path = run_dir / label / "checkpoint" / CARD
+    return _write(run, label)
+
+
+def write_first_card(checkpoint: Path) -> None:
+    """The card without scores, right after quantizing; a card of these very bytes that has scores stays."""
+    run = load_checkpoint(checkpoint, checkpoint.name)
+    if measured_in(checkpoint, run.manifests[checkpoint.name].checkpoint_sha256) is None:
+        _write(run, checkpoint.name)
+
+
+def write_cards(run_dir: Path) -> tuple[list[Path], list[str]]:
+    """Write the card of every checkpoint of the run: (paths written, a line for each that was left as it is).
+
+    A checkpoint that another run measured later keeps that run's card.
+    """
+    run = load_run(run_dir)
+    written, left = [], []
+    for label in sorted(run.plans.keys() & run.manifests.keys()):
+        path, manifest = run.checkpoints[label] / CARD, run.manifests[label]
+        there = measured_in(run.checkpoints[label], manifest.checkpoint_sha256)
+        ours = _measurement_of(run, label, manifest)
+        if there is not None and (ours is None or there.started > ours.started):
+            left.append(f"{path}: left as it is: it is about a later measurement, suite {there.suite} at {there.started}")
+            continue
+        try:
+            written.append(_write(run, label))
+        except OSError as error:
+            left.append(f"{path}: cannot be written: {error.strerror}")
+    return written, left
+
+
+def _write(run: Run, label: str) -> Path:
+    path = run.checkpoints[label] / CARD
     write_text_atomically(path, render_card(run, label, path.parent))
     return path
+
+
+class MeasuredIn(NamedTuple):
+    """What the card in a checkpoint's folder says in its last line; `started` in ISO 8601, UTC."""
+
+    suite: str
+    started: str
+
+
+_MEASURED = re.compile(r"<!-- assay: checkpoint ([0-9a-f]{64}), suite (\S+), measured (\S+) -->\s*\Z")
+
+
+def measured_in(checkpoint: Path, checkpoint_sha256: str) -> MeasuredIn | None:
+    """Of the card that lies there. None: it has no scores, or those of another checkpoint."""
+    path = checkpoint / CARD
+    found = _MEASURED.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
+    return MeasuredIn(found[2], found[3]) if found and found[1] == checkpoint_sha256 else None
 
 
 def render_card(run: Run, label: str, checkpoint: Path) -> str:
@@ -75,6 +125,7 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
         numbers=plan_numbers(plan),
         manifest=manifest,
         row=row,
+        measured=measured if row else None,
         report=report,
         verdicts=[verdict for verdict in report.verdicts if verdict.candidate == label] if report else [],
         verification=verification_numbers(label, verification, measured) if verification else None,

@@ -6,21 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from assay.comparable import check_measurements
 from assay.errors import AssayError
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, load_probes
 from assay.records import Manifest, Plan, Record, Verification
+from assay.run_records import plan_of, verification_of
 from assay.verdict_records import GateReport, Status, Verdict
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""
 
+MANIFEST = "assay_manifest.json"
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Every record of one run. Dictionaries are keyed by precision name; whatever is missing is absent or None."""
+    """Every record of one run. Dictionaries are keyed by label; whatever is missing is absent or None.
+
+    A checkpoint that was measured here and made elsewhere (in another run, or with `--out`) is there with its own records.
+    """
 
     model: str
     measurements: tuple[Measurement, ...]
@@ -29,6 +35,8 @@ class Run:
     plans: dict[str, Plan]
     manifests: dict[str, Manifest]
     verifications: dict[str, Verification]
+    checkpoints: dict[str, Path]
+    """Folders of the checkpoints that have a plan."""
     probes: tuple[ProbeReport, ...] = ()
 
     @property
@@ -55,22 +63,68 @@ class Run:
 
 
 def load_run(run_dir: Path) -> Run:
-    """All records of `run_dir`. AssayError when there is neither a plan nor a measurement, or a record is not valid."""
+    """All records of `run_dir`.
+
+    AssayError: there is neither a plan nor a measurement, a record is not valid, or a measurement does not belong to the
+    reference: what the gates refuse stands in no row.
+    """
     found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
-    folders = sorted(path.parent for path in run_dir.glob("*/plan.json"))
+    folders = {path.parent.name: path.parent / "checkpoint" for path in sorted(run_dir.glob("*/plan.json"))}
     if not found and not folders:
         raise AssayError(f"{run_dir}: no plan and no measurement there; `assay quantize` and `assay evaluate` make them")
-    plans = _load(Plan, {folder.name: folder / "plan.json" for folder in folders})
-    gates = run_dir / "gates.json"
+    if found:
+        check_measurements(found)
+    for measurement in found:
+        if measurement.label not in folders and (made := _made_elsewhere(measurement, run_dir.parent)) is not None:
+            folders[measurement.label] = made
+    return _run_of(folders, found, _gates_of(run_dir / "gates.json", found), tuple(load_probes(run_dir)))
+
+
+def load_checkpoint(checkpoint: Path, label: str) -> Run:
+    """A checkpoint by itself, as if nothing had been measured."""
+    return _run_of({label: checkpoint}, [], None, ())
+
+
+def _run_of(
+    folders: dict[str, Path], measured: list[Measurement], gates: GateReport | None, probes: tuple[ProbeReport, ...]
+) -> Run:
+    plans = _load(Plan, {label: plan_of(folder) for label, folder in folders.items()})
     return Run(
-        model=found[0].model if found else next(iter(plans.values())).model,
-        measurements=tuple(sorted(found, key=_order)),
-        gates=GateReport.load(gates) if gates.is_file() else None,
+        model=measured[0].model if measured else next(iter(plans.values())).model,
+        measurements=tuple(sorted(measured, key=_order)),
+        gates=gates,
         plans=plans,
-        manifests=_load(Manifest, {f.name: f / "checkpoint" / "assay_manifest.json" for f in folders}),
-        verifications=_load(Verification, {f.name: f / "verify.json" for f in folders}),
-        probes=tuple(load_probes(run_dir)),
+        manifests=_load(Manifest, {label: folder / MANIFEST for label, folder in folders.items()}),
+        verifications=_load(Verification, {label: verification_of(folder) for label, folder in folders.items()}),
+        checkpoints=folders,
+        probes=probes,
     )
+
+
+def _gates_of(path: Path, measured: list[Measurement]) -> GateReport | None:
+    """The verdicts, unless they are about measurements that are no longer there: then nothing is judged yet."""
+    if not path.is_file():
+        return None
+    gates, labels = GateReport.load(path), {m.label for m in measured}
+    return gates if {gates.reference, *gates.overall} <= labels else None
+
+
+def _made_elsewhere(measurement: Measurement, runs: Path) -> Path | None:
+    """The measured checkpoint, if it lies where it was measured or in another of `runs`, unchanged, with its plan."""
+    if measurement.is_noise_floor:
+        return None
+    measured_at = Path(measurement.checkpoint)
+    for folder in (measured_at, runs.joinpath(*measured_at.parts[-3:])):  # the second: reported from another directory
+        if not (folder / MANIFEST).is_file() or not plan_of(folder).is_file():
+            continue
+        try:
+            manifest, plan = Manifest.load(folder / MANIFEST), Plan.load(plan_of(folder))
+        except AssayError:  # of another version
+            continue
+        whole = (manifest.checkpoint_sha256, manifest.recipe_sha256, manifest.source_sha256)
+        if whole == (measurement.checkpoint_sha256, plan.recipe_sha256, plan.source_sha256):
+            return folder
+    return None
 
 
 def _load(kind: type[R], paths: dict[str, Path]) -> dict[str, R]:
