@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
+from assay.foreign_text import safe_name
 from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 
@@ -123,7 +124,7 @@ def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: P
     has_mtp = bool(declared) or (folder is not None and _has_mtp_tensors(folder))
     return ModelRecipe(
         schema=1,
-        name=_safe_name(name),
+        name=safe_name(name),
         description=f"Made from the config of {name}.",
         source=location,
         family=family,
@@ -168,14 +169,13 @@ def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "sou
 
 
 def run_name(text: str) -> str:
-    """The run folder's name for what was given as MODEL: the recipe's name, or the last part of a path or hub id."""
+    """The run folder's name for what a user gave as MODEL: the recipe's name, or the last part of a path or hub id.
+
+    It looks at recipes and folders: never for what a server calls itself, which is `safe_name`'s.
+    """
     if text in recipe_names("models"):
         return text
-    return _safe_name(Path(text).expanduser().resolve().name if Path(text).exists() else text.rstrip("/").split("/")[-1])
-
-
-def _safe_name(name: str) -> str:
-    return re.sub(r"[^\w.-]", "-", name).strip(".-") or "model"
+    return safe_name(Path(text).expanduser().resolve().name if Path(text).exists() else text.rstrip("/").split("/")[-1])
 
 
 def gates_for(recipe: ModelRecipe, suite: str) -> str:
