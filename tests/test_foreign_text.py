@@ -26,6 +26,7 @@ from synthetic_run import make_run
 
 from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import MOST_NAME_BYTES, check_label, in_markdown, one_line, safe_name, shown
+from assay.locate_records import Location, Remedy
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, probes_place
 from assay.recipes import Hardware, ProfileRecipe
@@ -34,6 +35,7 @@ from assay.terminal import escape
 from assay_evaluate.connection import Connection, TransportError
 from assay_evaluate.external import get, meet_server, require_same
 from assay_evaluate.lever_settings import Setting
+from assay_evaluate.locate import write_remedy
 from assay_evaluate.probes import Endpoint, find_endpoint
 from assay_evaluate.replies import message_in
 from assay_evaluate.reproduction import write_bundle
@@ -267,6 +269,16 @@ def test_a_label_of_the_user_is_an_error_before_anything_is_asked(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: --label {label!r}: names a file")
     assert new_files(tmp_path) == set()
+
+
+def test_a_remedy_stays_in_its_folder(tmp_path: Path) -> None:
+    """Its recipe is called after the one in the manifest of a checkpoint that may come from anywhere."""
+    remedy = Remedy(role="router", keep="fp32", sentence="", recipe="name: ../../docs/x\n")
+    found = Location(
+        how="ranks", a="a", b=None, tensor_parallel_size=2, num_prompts=1, num_tokens=1, first=None, outlier=None,
+        remedy=remedy, sentence="", points=(), not_compared=(), seconds=0.0,
+    )  # fmt: skip
+    assert write_remedy(found, tmp_path / "a" / "b") == tmp_path / "a" / "b" / f"{safe_name('../../docs/x')}.yaml"
 
 
 # ------------------------------------------------------------------------------------------------ the script of our own server

@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from assay.errors import AssayError, MeasureError
+from assay.foreign_text import safe_name
 from assay.locate_records import Location, Parting, PointDifference, Remedy
 from assay.recipes import PrecisionRecipe, ProfileRecipe, Serving
 from assay.records import Manifest, write_text_atomically
@@ -204,6 +205,6 @@ def write_remedy(location: Location, folder: Path) -> Path:
         raise AssayError(
             f"{folder}: no recipe to write: {location.b or location.a} was not quantized by assay, or not its precision differs"
         )
-    path = folder / f"{yaml.safe_load(location.remedy.recipe)['name']}.yaml"
+    path = folder / f"{safe_name(yaml.safe_load(location.remedy.recipe)['name'])}.yaml"
     write_text_atomically(path, location.remedy.recipe)
     return path
