@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.terminal import console, emit, escape
+from assay.terminal import console, emit, escape, say
 
 SHOWN = 3
 """Weights that are named of those that saw too few tokens."""
@@ -53,7 +53,7 @@ def calibrate(
         length=length,
         min_tokens=min_tokens,
         device=device,
-        report=lambda line: console.print(escape(line)),
+        report=say,
     )
     if as_json:
         emit(made)

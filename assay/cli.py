@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from assay import __version__
 from assay.calibrate_command import calibrate
 from assay.errors import AssayError, PlanError
+from assay.foreign_text import one_line
 from assay.locate_command import locate
 from assay.probe_command import probe
 from assay.recipes import PrecisionRecipe, load_recipe, recipe_names
@@ -42,7 +42,7 @@ from assay.stages import (
     write_cards,
 )
 from assay.suite_files import with_swe_options
-from assay.terminal import console, emit, escape, print_verdicts, print_verification
+from assay.terminal import console, emit, escape, print_verdicts, print_verification, say, say_error, stdout
 
 app = typer.Typer(
     name="assay",
@@ -79,7 +79,7 @@ def main() -> None:
     try:
         app()
     except AssayError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}")
+        say_error(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         console.print("interrupted; what was finished is kept, the same command goes on from there")
@@ -90,7 +90,7 @@ def main() -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        console.print(f"[bold red]error:[/] {escape(str(error.filename or 'system'))}: {error.strerror}")
+        say_error(f"{one_line(str(error.filename or 'system'))}: {error.strerror}")
         sys.exit(2)
 
 
@@ -135,7 +135,7 @@ def plan(
     if as_json:
         emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})
         return
-    out = Console(highlight=False)
+    out = stdout()
     print_plan(made, out)
     if estimate is not None:
         from assay_quantize.show_hardware import print_estimate
@@ -252,8 +252,8 @@ def serve(
     spec = ServerSpec(
         checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True, log_path=log_path, port=port
     )
-    with start(spec, on_progress=console.print) as server:
-        console.print(f"serving {checkpoint} as '{server.model}' at {server.base_url}/v1; log: {log_path}; Ctrl-C stops it")
+    with start(spec, on_progress=say) as server:
+        say(f"serving {checkpoint} as '{server.model}' at {server.base_url}/v1; log: {log_path}; Ctrl-C stops it")
         while True:
             server.check_alive()
             time.sleep(1)
@@ -336,11 +336,11 @@ def evaluate(
             profile=chosen,
             serving=aim.recipe.serving,
             run_dir=run_dir,
-            on_progress=lambda line: console.print(escape(line)),
+            on_progress=say,
         )
         gates = judge_and_write(gates_name, run_dir, load_measurements(run_dir))
     print_verdicts(gates)
-    console.print(f"report: {run_dir / 'report' / 'index.html'}")
+    say(f"report: {run_dir / 'report' / 'index.html'}")
     if as_json:
         emit(gates)
 

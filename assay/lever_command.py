@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.errors import AssayError
+from assay.foreign_text import safe_name
 from assay.lever_records import STRUCTURAL, LeverReport
-from assay.terminal import console, escape
+from assay.terminal import escape, say
 
 if TYPE_CHECKING:
     from assay_evaluate.lever_settings import Start
@@ -41,25 +43,22 @@ def levers(
     from assay_evaluate.levers import find_levers
     from assay_evaluate.reproduction import reproduce
 
-    def report(line: str) -> None:
-        console.print(escape(line))
-
     spec: ServerSpec | None = None
     start: Start
     if re.match(r"https?://", target):
         from assay_evaluate.probes import find_endpoint
 
         endpoint = find_endpoint(target, model)
-        start, name = running_already(endpoint), label or endpoint.model
+        start, name = running_already(endpoint), label or safe_name(endpoint.model)
     else:
         spec = _spec_of(target, profile, runs)
-        start, name = served_here(spec, report), label or spec.checkpoint.resolve().name
+        start, name = served_here(spec, say), label or spec.checkpoint.resolve().name
     facts = functools.partial(facts_of, can_restart=spec is not None)
     base = Setting(settings.concurrency)
-    found, search = find_levers(start, settings, label=name, base=base, facts=facts, on_progress=report)
+    found, search = find_levers(start, settings, label=name, base=base, facts=facts, on_progress=say)
     if not found.baseline.failures:
         return found
-    return reproduce(found, search, folder or runs / "levers" / name, spec, report)
+    return reproduce(found, search, folder or runs / "levers" / name, spec, say)
 
 
 def _spec_of(target: str, profile: str | None, runs: Path) -> ServerSpec:
@@ -85,7 +84,7 @@ def print_levers(found: LeverReport, out: Console) -> None:
         table = Table("lever", "from", "to", "effect", "what was seen")
         for one in found.effects:
             mark = f"[bold red]{one.effect}[/]" if one.effect in STRUCTURAL else one.effect
-            table.add_row(one.lever, one.before, one.after, mark, escape(one.sentence))
+            table.add_row(one.lever, escape(one.before), escape(one.after), mark, escape(one.sentence))
         out.print(table)
     else:
         for one in found.effects:
@@ -94,4 +93,4 @@ def print_levers(found: LeverReport, out: Console) -> None:
     if found.smallest:
         out.print(escape(f"smallest set that fails: {len(found.smallest)} requests: {', '.join(found.smallest)}"))
     if found.bundle is not None:
-        out.print(escape(f"reproduction: python {found.bundle}/reproduce.py URL"))
+        out.print(escape(f"reproduction: python {shlex.quote(f'{found.bundle}/reproduce.py')} URL"))

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from assay.errors import AssayError
 from assay.locate_records import Location
-from assay.terminal import console, emit, escape
+from assay.terminal import emit, escape, say, stdout
 
 if TYPE_CHECKING:
     from assay_evaluate.locate import Side
@@ -46,22 +46,19 @@ def locate(
         raise AssayError("say two things to compare (assay locate A B), or one and --ranks")
     size = tensor_parallel or (2 if ranks else 1)
 
-    def report(line: str) -> None:
-        console.print(escape(line))
-
     side = _side(a, profile, size, "a")
     if b is None:
-        found = locate_ranks(side, num_prompts, report)
+        found = locate_ranks(side, num_prompts, say)
     else:
-        found = locate_servers(side, _side(b, profile, size, "b"), num_prompts, report)
+        found = locate_servers(side, _side(b, profile, size, "b"), num_prompts, say)
     if out is not None:
         found.save(out)
     if as_json:
         emit(found)
     else:
-        show(found, Console(highlight=False))
+        show(found, stdout())
     if remedy is not None and found.remedy is not None:
-        console.print(f"recipe of the remedy: {write_remedy(found, remedy)}")
+        say(f"recipe of the remedy: {write_remedy(found, remedy)}")
     raise typer.Exit(0 if found.first is None else 1)
 
 
@@ -102,7 +99,7 @@ def show(found: Location, out: Console) -> None:
         if has_bad:
             cells.append(f"{point.non_finite[0]} {point.non_finite[1]}")
         if out.is_terminal:
-            table.add_row(*cells)
+            table.add_row(*map(escape, cells))
         else:
             out.print(escape(f"{cells[0]:48} rank {cells[1]}  adds {cells[2]:8} {'  '.join(cells[3:])}"), soft_wrap=True)
     if table.row_count:

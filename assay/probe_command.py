@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.errors import AssayError
+from assay.foreign_text import check_label, safe_name
 from assay.probe_records import ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
 from assay.set_aside import make_room_for_probes
-from assay.terminal import console, emit, escape
+from assay.terminal import console, emit, escape, say, stdout
 
 if TYPE_CHECKING:
     from assay.targets import Target
@@ -76,6 +77,7 @@ def probe(
 
     The record goes to RUN/probes/LABEL.json, every request and reply beside it; gates and the report read it there.
     """
+    check_label(label)
     if lever is not None:
         _probe_levers(target, lever, requests, concurrency, max_tokens, seed, profile, model, label, run, runs, as_json)
     settings = ProbeSettings(
@@ -98,8 +100,8 @@ def probe(
     if as_json:
         emit(report)
     else:
-        print_probes(report, Console(highlight=False, soft_wrap=not console.is_terminal))
-    console.print(f"record: {path}; requests and replies: {ledger_of(path)}")
+        print_probes(report, stdout(soft_wrap=not console.is_terminal))
+    say(f"record: {path}; requests and replies: {ledger_of(path)}")
     raise typer.Exit(1 if report.alarms else 0)
 
 
@@ -129,12 +131,8 @@ def _probe_levers(
     if as_json:
         emit(found)
     else:
-        print_levers(found, Console(highlight=False, soft_wrap=not console.is_terminal))
+        print_levers(found, stdout(soft_wrap=not console.is_terminal))
     raise typer.Exit(1 if found.baseline.failures else 0)
-
-
-def _report(line: str) -> None:
-    console.print(escape(line))
 
 
 def _bearer(variable: str | None) -> dict[str, str]:
@@ -149,7 +147,7 @@ def _bearer(variable: str | None) -> dict[str, str]:
 def _new_place(folder: Path, label: str, checkpoint_sha256: str | None) -> Path:
     """Of the record; the ledger of an earlier run is not added to."""
     if (line := make_room_for_probes(folder, label, checkpoint_sha256)) is not None:
-        _report(line)
+        say(line)
     path = probes_place(folder, label)
     ledger_of(path).unlink(missing_ok=True)
     return path
@@ -166,16 +164,15 @@ def _probe_url(
     runs: Path,
     headers: dict[str, str],
 ) -> tuple[ProbeReport, Path]:
-    from assay.targets import run_name
     from assay_evaluate.probes import find_endpoint, run_probes
 
     find = functools.partial(find_endpoint, model=model, timeout_s=settings.timeout_s, headers=headers)
     endpoint = find(url)
     other = None if without_speculation is None else find(without_speculation)
-    name = run_name(endpoint.model)
+    name = safe_name(endpoint.model)
     path = _new_place(run or runs / name, label or name, None)
     report = run_probes(
-        endpoint, settings, names, label=label or name, without_speculation=other, ledger=ledger_of(path), on_progress=_report
+        endpoint, settings, names, label=label or name, without_speculation=other, ledger=ledger_of(path), on_progress=say
     )
     return report, path
 
@@ -212,7 +209,7 @@ def _probe_checkpoint(
         sha256 = checkpoint_sha256(folder, journal.file_sha256)
     path = _new_place(run_dir, name, sha256)
     report = probe_checkpoint(
-        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=_report
+        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=say
     )
     return report, path
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError
+from assay.foreign_text import safe_name
 from assay.records import Manifest, sha256_of_file
 from assay.run_folders import choose_run, find_runs, folder_data, read_run
-from assay.run_records import ReferenceCheckpoint, RunRecord, SourceData, folder_name, safe_name
+from assay.run_records import ReferenceCheckpoint, RunRecord, SourceData, folder_name
 from assay.stages import precision_names
 from assay.targets import Target, local_checkpoint, source_label
 

@@ -14,10 +14,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from assay.errors import AssayError
+from assay.foreign_text import safe_name
 from assay.measurement_records import Measurement
 from assay.records import Manifest, Plan
 from assay.run_lock import locked_run
-from assay.run_records import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity, safe_name
+from assay.run_records import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity
 from assay.targets import run_name
 from assay.terminal import console, escape
 

@@ -5,10 +5,10 @@ Names of folders identify nothing: two fine-tunes are both called checkpoint-100
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Literal, Self
 
+from assay.foreign_text import safe_name
 from assay.records import Part, Record, sha256_of
 
 RUN_RECORD = "run.json"
@@ -98,11 +98,6 @@ class RunRecord(Record):
 
 
 # ------------------------------------------------------------------------------------------------ where records lie
-def safe_name(name: str) -> str:
-    """`name` as the name of a folder."""
-    return re.sub(r"[^\w.-]", "-", name).strip(".-") or "model"
-
-
 def folder_name(folder: Path) -> str:
     """What a checkpoint folder is called: its name, or its parent's if it is called `checkpoint`."""
     whole = folder.resolve()

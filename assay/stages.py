@@ -22,7 +22,7 @@ from assay.recipes import PrecisionRecipe, ProfileRecipe, load_recipe, recipe_na
 from assay.records import Plan, Verification, canonical_json, write_text_atomically
 from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay.suite_recipe import SuiteRecipe
-from assay.terminal import console, escape, print_verification
+from assay.terminal import console, escape, print_verification, say
 from assay.verdict_records import GateReport
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
         assert location.hub is not None
         checkpoint = open_hub_checkpoint(location.hub, location.revision)
     for note in checkpoint.notes:
-        console.print(f"note: {escape(note)}")
+        say(f"note: {note}")
     return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
 
 
@@ -122,7 +122,7 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
             "`observer: mse`, or leave the option out"
         )
     loaded = load_importance(path)
-    console.print(escape(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize")))
+    say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
     return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 
@@ -182,7 +182,7 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
     from assay_quantize.stream import HubStream
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with HubStream(made, folder.with_name(f".{folder.name}.source"), report=console.print) as stream:
+    with HubStream(made, folder.with_name(f".{folder.name}.source"), report=say) as stream:
         if options.engine == "ray":
             from assay_quantize.ray_engine import from_hub
 
@@ -262,7 +262,7 @@ def check_budgets_of(
         profile=profile,
         serving=aim.recipe.serving,
         run_dir=run_dir,
-        on_progress=lambda line: console.print(escape(line)),
+        on_progress=say,
     )
     for task in checked.tasks:
         mark = "[green]ok   [/]" if task.suffices else "[red]short[/]"

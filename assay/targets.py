@@ -13,8 +13,9 @@ from typing import Any, Literal, cast
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
+from assay.foreign_text import safe_name
 from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
-from assay.run_records import folder_name, safe_name
+from assay.run_records import folder_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 
 REASONING_PARSERS: dict[str, str] = {
@@ -169,7 +170,10 @@ def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "sou
 
 
 def run_name(text: str) -> str:
-    """What the model given as MODEL is called: the recipe's name, the folder's, or the last part of a hub id."""
+    """What the model given as MODEL is called: the recipe's name, the folder's, or the last part of a hub id.
+
+    It looks at recipes and folders: never for what a server calls itself, which is `safe_name`'s.
+    """
     if text in recipe_names("models"):
         return text
     folder = Path(text).expanduser()

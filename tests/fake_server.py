@@ -56,6 +56,8 @@ class FakeServer:
     """Satisfies `assay_evaluate.client.Endpoint`; `die()` makes it a dead server."""
 
     model = "model"
+    version = "0"
+    system_fingerprint: str | None = None
     fingerprint: Fingerprint | None = None
     """Set by tests that hand this out as a `serve.Server`."""
 
@@ -123,7 +125,7 @@ class FakeServer:
     def tell(self, path: str) -> tuple[int, dict[str, Any]]:
         """What vLLM says of itself."""
         model = {"id": self.model, "max_model_len": self.max_model_len}
-        known = {"/health": {}, "/version": {"version": "0"}, "/v1/models": {"data": [model]}}
+        known = {"/health": {}, "/version": {"version": self.version}, "/v1/models": {"data": [model]}}
         return (200, known[path]) if path in known else (404, {"error": {"message": "Not Found"}})
 
     # ---------------------------------------------------------------------------------------- answering
@@ -182,6 +184,8 @@ class FakeServer:
         else:
             choice["text"] = scripted.text
         data: dict[str, Any] = {"choices": [choice]}
+        if self.system_fingerprint is not None:
+            data["system_fingerprint"] = self.system_fingerprint
         data["usage"] = {"prompt_tokens": len(ids), "completion_tokens": num_tokens, "total_tokens": len(ids) + num_tokens}
         if body.get("return_token_ids") and self.token_ids:
             choice["token_ids"] = reply_ids

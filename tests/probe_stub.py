@@ -134,6 +134,7 @@ class StubServer:
         self.generations = 0
         self.hung_up = 0
         self.corrupted = 0
+        self.model, self.version, self.system_fingerprint = "stub", "0.32.0", "vllm-stub"
         self.key: str | None = None
         """Without it in the Authorization header everything is refused."""
         self.tells_drafts = True
@@ -160,10 +161,10 @@ class StubServer:
 
     # ------------------------------------------------------------------------------------------------ answering
     def tell(self, path: str) -> tuple[int, Any]:
-        model = {"id": "stub"} | ({"max_model_len": 1024} if self.extras else {})
+        model = {"id": self.model} | ({"max_model_len": 1024} if self.extras else {})
         known: dict[str, Any] = {"/v1/models": {"data": [model]}, "/health": {}}
         if self.extras:
-            known |= {"/version": {"version": "0.32.0"}}
+            known |= {"/version": {"version": self.version}}
             counted = {name: self.drafted[key] for name, key in DRAFTED.items()} if self.drafts else {}
             counted["vllm:corrupted_requests_total"] = self.corrupted
             known["/metrics"] = "".join(f'{name}{{engine="0"}} {value}\n' for name, value in counted.items())
@@ -279,7 +280,7 @@ class StubServer:
                 choice["token_ids"] = made.ids
                 (data if path == CHAT else choice)["prompt_token_ids"] = call.prompt_ids
             choice |= self._experts_choice(call, [*call.prompt_ids, *made.ids])
-            data["system_fingerprint"] = "vllm-stub"
+            data["system_fingerprint"] = self.system_fingerprint
             if self.drafts:
                 drafts = self._drafts(call, len(made.ids))
                 with self._lock:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 import httpx
 
 from assay.errors import MeasureError, ServeError, UnreachableError
+from assay.foreign_text import shown
 from assay_evaluate.connection import Connection, TransportError
 from assay_evaluate.dispatch import Answered, Dispatcher, Flight, Job
 from assay_evaluate.journal import Identity, Journal, Reply, Request
@@ -275,7 +276,7 @@ class Client:
         before = self._called = self._called or told  # whoever comes first: all servers must agree
         if told != before:
             raise MeasureError(
-                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed"
+                f"the server calls itself {shown(told)}, and before that {shown(before)}: its vLLM, flags or checkpoint changed"
             )
 
     def _backoff_of(self, key: str, attempt: int) -> float:

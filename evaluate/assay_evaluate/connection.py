@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from assay.foreign_text import shown
+
 CONNECT_S = 10.0
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -63,7 +65,7 @@ class Connection:
             return HttpReply(response.status, response.read())
         except (OSError, http.client.HTTPException) as error:
             self._http.close()
-            raise TransportError(f"{type(error).__name__}: {error}") from None
+            raise TransportError(f"{type(error).__name__}: {shown(str(error).strip())}") from None
 
     def _was_closed(self) -> bool:
         """Whether the server hung up since the last reply, as they do with idle connections: sending would fail once."""

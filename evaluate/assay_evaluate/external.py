@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 
 from assay.errors import ServeError, UnreachableError
+from assay.foreign_text import shown
 from assay.recipes import ProfileRecipe
 from assay.records import Fingerprint
+from assay_evaluate.replies import fingerprint_in
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -33,20 +35,17 @@ def meet_server(url: str, *, checkpoint: Path, profile: ProfileRecipe, wanted_mo
     """Ask the server at `url` who it is. ServeError if it does not answer, or is known to serve something else."""
     base_url = url.rstrip("/").removesuffix("/v1")
     what = f"the server of profile {profile.name} (`{'base_url' if profile.base_url else 'base_urls'}: {url}`)"
-    models: list[dict[str, Any]] = get(base_url, "/v1/models", what=what).json()["data"]
+    models = list_models(base_url, what=what)
     model = next((m for m in models if m["id"] == wanted_model), models[0])
-    root = Path(model.get("root") or model["id"])
-    if root.is_dir() and checkpoint.is_dir() and not os.path.samefile(root, checkpoint):
-        raise ServeError(f"{url} serves {root}, not {checkpoint}; start it on that checkpoint, or leave the address out")
+    root = str(model.get("root") or model["id"])
+    if _is_another_folder(root, checkpoint):
+        raise ServeError(f"{url} serves {shown(root)}, not {checkpoint}; start it on that checkpoint, or leave the address out")
     if model.get("max_model_len") is None:
         raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
-    try:
-        versions = {"vllm": str(get(base_url, "/version", what=what).json()["version"])}
-    except (ServeError, KeyError, json.JSONDecodeError):
-        versions = {}  # not vLLM, or a gateway in front of it
+    version = find_version(base_url, what=what)
     fingerprint = Fingerprint(
         engine="external",
-        versions=versions,
+        versions={} if version is None else {"vllm": version},
         hardware={},
         profile=profile.name,
         flags={"max-model-len": int(model["max_model_len"])},
@@ -65,10 +64,17 @@ def _system_fingerprint(base_url: str, model: str) -> str | None:
     request = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 0}
     try:
         reply = httpx.post(f"{base_url}/v1/completions", json=request, timeout=600, trust_env=False)
-        told = reply.json().get("system_fingerprint") if reply.status_code == 200 else None
+        return fingerprint_in(reply.json()) if reply.status_code == 200 else None
     except (httpx.HTTPError, json.JSONDecodeError, AttributeError):
         return None
-    return told if isinstance(told, str) else None
+
+
+def _is_another_folder(told: str, checkpoint: Path) -> bool:
+    """Whether `told`, a path at the server, is a folder of this machine and not `checkpoint`. What is no path is neither."""
+    try:
+        return Path(told).is_dir() and checkpoint.is_dir() and not os.path.samefile(told, checkpoint)
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def require_same(first: External, other: External) -> None:
@@ -81,9 +87,31 @@ def require_same(first: External, other: External) -> None:
     ):
         if ours != theirs:
             raise ServeError(
-                f"{first.base_url} and {other.base_url} differ in {what}: {ours} and {theirs}; servers that share a suite "
-                "must be alike: start them with the same vLLM, flags and checkpoint, or name one of them only"
+                f"{first.base_url} and {other.base_url} differ in {what}: {shown(ours)} and {shown(theirs)}; servers that "
+                "share a suite must be alike: start them with the same vLLM, flags and checkpoint, or name one of them only"
             )
+
+
+def list_models(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """What /v1/models lists: at least one, each with an `id` that is text. ServeError: something else came."""
+    reply = get(base_url, "/v1/models", what=what, headers=headers)
+    try:
+        models = reply.json()["data"]
+        for model in models:
+            model["id"].encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ServeError(f"{base_url}/v1/models: no list of models there; give an OpenAI-compatible server") from None
+    if not models:
+        raise ServeError(f"{base_url}: /v1/models lists no model; start the server with one")
+    return list(models)
+
+
+def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> str | None:
+    """vLLM's version as the server tells it. None: it is not vLLM, or a gateway stands in front of it."""
+    try:
+        return shown(get(base_url, "/version", what=what, headers=headers).json()["version"])
+    except (ServeError, KeyError, TypeError, json.JSONDecodeError):
+        return None
 
 
 def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
@@ -91,10 +119,10 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
     try:
         reply = httpx.get(base_url + path, timeout=60, trust_env=False, headers=headers)
     except httpx.HTTPError as error:
-        raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
+        raise UnreachableError(f"{what} does not answer at {base_url}{path} ({shown(error)}); is it running?") from None
     if reply.status_code != 200:
         kind = UnreachableError if reply.status_code >= 500 else ServeError
-        raise kind(f"{what} answers {reply.status_code} at {base_url}{path}: {reply.text[:200]}")
+        raise kind(f"{what} answers {reply.status_code} at {base_url}{path}: {shown(reply.text)}")
     return reply
 
 

@@ -18,11 +18,12 @@ from pathlib import Path
 import yaml
 
 from assay.errors import AssayError, MeasureError
+from assay.foreign_text import safe_name
 from assay.locate_records import Location, Parting, PointDifference, Remedy
 from assay.recipes import PrecisionRecipe, ProfileRecipe, Serving
 from assay.records import Manifest, write_text_atomically
 from assay_evaluate.client import root_url
-from assay_evaluate.external import get
+from assay_evaluate.external import list_models
 from assay_evaluate.items import arithmetic_item
 from assay_evaluate.locate_compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
 from assay_evaluate.locate_reading import Reading, Watched, read_activations, read_weights, watching, with_cores
@@ -107,7 +108,7 @@ def watched(side: Side, on_progress: Report = lambda line: None) -> Iterator[Wat
     """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
     if side.url is not None:
         base_url = root_url(side.url)
-        yield Watched(base_url, get(base_url, "/v1/models", what="the server").json()["data"][0]["id"])
+        yield Watched(base_url, list_models(base_url, what="the server")[0]["id"])
         return
     assert side.checkpoint is not None and side.profile is not None
     flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
@@ -204,6 +205,6 @@ def write_remedy(location: Location, folder: Path) -> Path:
         raise AssayError(
             f"{folder}: no recipe to write: {location.b or location.a} was not quantized by assay, or not its precision differs"
         )
-    path = folder / f"{yaml.safe_load(location.remedy.recipe)['name']}.yaml"
+    path = folder / f"{safe_name(yaml.safe_load(location.remedy.recipe)['name'])}.yaml"
     write_text_atomically(path, location.remedy.recipe)
     return path

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import MeasureError, ServeError
+from assay.foreign_text import shown
 from assay.recipes import ProfileRecipe
 from assay_evaluate.replies import message_in
 
@@ -97,7 +98,7 @@ class Watched:
             return httpx.post(self.base_url + path, json=body, timeout=TIMEOUT_S, trust_env=False)
         except httpx.TransportError as error:
             raise ServeError(
-                f"{self.base_url}{path}: no reply ({type(error).__name__}: {error}); is the server running?"
+                f"{self.base_url}{path}: no reply ({type(error).__name__}: {shown(error)}); is the server running?"
             ) from None
 
 
@@ -125,8 +126,8 @@ def read_weights(server: Watched) -> Reading:
 def _point(told: dict[str, Any]) -> PointReading:
     top_k = told["top_k"]
     return PointReading(
-        name=told["name"],
-        kind=told["kind"],
+        name=shown(told["name"]),
+        kind=shown(told["kind"]),
         partial=told["partial"],
         num_tokens=told["num_tokens"],
         max_abs=told["max_abs"],

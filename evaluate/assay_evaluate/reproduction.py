@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import assay
+from assay.foreign_text import in_markdown, shown
 from assay.lever_records import LeverReport
 from assay.records import canonical_json, write_text_atomically
 from assay_evaluate import reproduction_script
@@ -153,16 +154,17 @@ def write_bundle(
 
 def _server_script(command: Sequence[str] | None, environment: Mapping[str, str], endpoint: Endpoint) -> str:
     if command is None:
-        said = f"model {endpoint.model}, version {endpoint.offer.version}, fingerprint {endpoint.system_fingerprint}"
+        told = {"model": endpoint.model, "version": endpoint.offer.version, "fingerprint": endpoint.system_fingerprint}
+        said = ", ".join(f"{what} {shown(value)}" for what, value in told.items())
         return f"#!/bin/sh\n# assay did not start this server; it says of itself: {said}\nexit 2\n"
     variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
     return f"#!/bin/sh\n# The server on which it failed.\n{variables}exec {shlex.join(command)}\n"
 
 
 def _readme(report: LeverReport, num_requests: int) -> str:
-    lines = [f"- {effect.lever}: {effect.sentence}" for effect in report.effects]
+    lines = [f"- {effect.lever}: {in_markdown(effect.sentence)}" for effect in report.effects]
     return (
-        f"# {report.label}: {report.sentence}\n\n"
+        f"# {in_markdown(report.label)}: {in_markdown(report.sentence)}\n\n"
         "    sh server.sh &                 # wait until it answers\n"
         "    python reproduce.py URL        # exit 1: it failed again\n\n"
         f"{num_requests} requests, sent together. requests.json holds each with what was expected and what came; "

@@ -124,12 +124,17 @@ def ask_all(url: str, bundle: dict[str, Any], model: str) -> list[str | None]:
     return [judge(url, model, request, answer) for request, answer in zip(requests, answers, strict=True)]
 
 
+def visible(text: str) -> str:
+    """One line without control codes: replies, error messages and requests.json are somebody else's words."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def main() -> int:
     folder = Path(__file__).resolve().parent
     bundle = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description="Ask the requests of a failure again; exit 1 if it fails again.")
-    parser.add_argument("url", nargs="?", default=bundle["base_url"], help="the server, without /v1 (default: %(default)s)")
-    parser.add_argument("--model", default=bundle["model"], help="its name there (default: %(default)s)")
+    parser.add_argument("url", nargs="?", default=bundle["base_url"], help="without /v1 (default: that in requests.json)")
+    parser.add_argument("--model", default=bundle["model"], help="its name there (default: that in requests.json)")
     parser.add_argument("--passes", type=int, default=bundle["passes"], help="how often to ask (default: %(default)s)")
     arguments = parser.parse_args()
     url = arguments.url.rstrip("/").removesuffix("/v1")
@@ -139,9 +144,9 @@ def main() -> int:
             for request, wrong in zip(bundle["requests"], ask_all(url, bundle, arguments.model), strict=True):
                 if wrong is not None:
                     failed += 1
-                    print(f"pass {number_of_pass + 1}: {request['id']}: {wrong} (seen before: {request['seen']})")
+                    print(visible(f"pass {number_of_pass + 1}: {request['id']}: {wrong} (seen before: {request['seen']})"))
     except (urllib.error.URLError, OSError) as error:
-        print(f"{url}: cannot be asked ({error}); start the server with server.sh", file=sys.stderr)
+        print(visible(f"{url}: cannot be asked ({error}); start the server with server.sh"), file=sys.stderr)
         return 2
     asked = arguments.passes * len(bundle["requests"])
     print(f"{failed} of {asked} requests failed: {'reproduced' if failed else 'not reproduced'}")

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 
 from assay.errors import ServeError
+from assay.foreign_text import shown
 from assay.recipes import ProfileRecipe, Serving, recipes_dir
 from assay.records import Fingerprint
 from assay_evaluate.external import get, meet_server, require_same, sum_metrics
@@ -220,7 +221,9 @@ def _introduce(
     """Make sure that it is our server and that it can speak; read its fingerprint."""
     model = get(base_url, "/v1/models", what="vLLM").json()["data"][0]
     if Path(model["root"]) != spec.checkpoint.resolve():
-        raise ServeError(f"{base_url} serves {model['root']}, not {spec.checkpoint}: another server took the port; try again")
+        raise ServeError(
+            f"{base_url} serves {shown(model['root'])}, not {spec.checkpoint}: another server took the port; try again"
+        )
     path, request = "/v1/completions", {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
     if spec.hidden_states:
         path, request = "/pooling", {"model": spec.served_model_name, "input": [0]}

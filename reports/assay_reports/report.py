@@ -49,8 +49,8 @@ def render_html(report: Report) -> str:
 
 
 def _script_json(data: dict[str, Figure]) -> str:
-    """JSON that may stand inside a script element."""
-    return json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+    """JSON that may stand inside a script element: it holds no `<`, which could begin a tag or a comment there."""
+    return json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 def environment(*, html: bool) -> Environment:

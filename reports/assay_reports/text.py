@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from assay.foreign_text import in_markdown
 from assay.records import Interval
 
 NOT_MEASURED = "NOT MEASURED"
@@ -116,16 +117,11 @@ def flag_value(value: Any) -> str:
     return "on" if value is True else ("off" if value is False else str(value))
 
 
-def cell(text: Any) -> str:
-    """`text` inside a Markdown table: no pipe, no line break."""
-    return " ".join(str(text).split()).replace("|", "\\|")
-
-
 FILTERS = {
     function.__name__: function
     for function in (
         percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
-        tokens_interval, times_interval, count, pvalue, error, yes_no, flag_value, cell,
+        tokens_interval, times_interval, count, pvalue, error, yes_no, flag_value, in_markdown,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

@@ -20,9 +20,10 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from assay.errors import MeasureError
+from assay.foreign_text import shown
 from assay_evaluate.connection import NO_HEADERS, Connection, TransportError
 from assay_evaluate.journal import Reply, Request
-from assay_evaluate.replies import message_in, read_reply
+from assay_evaluate.replies import fingerprint_in, message_in, read_reply
 
 Token = int | str
 """An id where the server tells ids, else the token's text."""
@@ -233,7 +234,7 @@ class Asker:
             return Exchange(ask, slot, concurrency, "failed", Reply("failed", error=what, http_status=200))
         return Exchange(
             ask, slot, concurrency, "answered", reply, rows,
-            data["choices"][0].get("routed_experts"), data.get("system_fingerprint"),
+            data["choices"][0].get("routed_experts"), fingerprint_in(data),
         )  # fmt: skip
 
     def _hang_up(self, ask: Ask, slot: int, concurrency: int) -> Exchange:
@@ -250,7 +251,7 @@ class Asker:
             while num_chunks < (ask.abort_after or 0) and (line := response.readline()):
                 num_chunks += line.startswith(b"data:")
         except (OSError, http.client.HTTPException) as error:
-            return Exchange(ask, slot, concurrency, "failed", Reply("failed", error=f"{type(error).__name__}: {error}"))
+            return Exchange(ask, slot, concurrency, "failed", Reply("failed", error=f"{type(error).__name__}: {shown(error)}"))
         finally:
             connection.close()
         reply = Reply("failed", error=f"hung up after {num_chunks} chunks", output_tokens=num_chunks)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import MeasureError, ServeError
+from assay.foreign_text import shown
 from assay.probe_records import Offer
 from assay_evaluate.client import root_url
 from assay_evaluate.dialect import CHAT, COMPLETIONS
-from assay_evaluate.external import get, sum_metrics
+from assay_evaluate.external import find_version, get, list_models, sum_metrics
 from assay_evaluate.probes.asking import Ask, Asker, Exchange
 
 QUESTION = [{"role": "user", "content": "1 + 1"}]
@@ -45,12 +45,13 @@ def find_endpoint(
     MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
     """
     base_url, sent = root_url(url), dict(headers or {})
-    listed = _listed(base_url, sent)
+    try:
+        listed = list_models(base_url, what="the endpoint", headers=sent)
+    except ServeError as error:
+        raise MeasureError(str(error)) from None
     names = [one["id"] for one in listed]
     if model is not None and model not in names:
-        raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(names) or 'none'}")
-    if not listed:
-        raise MeasureError(f"{url}: /v1/models lists no model; start the server with one")
+        raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
     about = next(one for one in listed if model is None or one["id"] == model)
     length = about.get("max_model_len")
     with Asker(base_url, about["id"], timeout_s=timeout_s, headers=sent) as asker:
@@ -62,16 +63,6 @@ def find_endpoint(
             system_fingerprint=asker.system_fingerprint,
             headers=sent,
         )
-
-
-def _listed(base_url: str, headers: Mapping[str, str]) -> list[dict[str, Any]]:
-    try:
-        data = get(base_url, "/v1/models", what="the endpoint", headers=headers).json()["data"]
-    except (json.JSONDecodeError, LookupError, TypeError):
-        raise MeasureError(f"{base_url}/v1/models: no list of models there; give an OpenAI-compatible server") from None
-    except ServeError as error:
-        raise MeasureError(str(error)) from None
-    return list(data)
 
 
 def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
@@ -105,7 +96,7 @@ def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
     with_ids = said(path, **base, return_token_ids=True)
     token_ids = with_ids.reply.token_ids is not None and with_ids.reply.prompt_token_ids is not None
     counters = _metrics(asker.base_url, headers)
-    version = _version(asker.base_url, headers)
+    version = find_version(asker.base_url, what="the endpoint", headers=headers)
     return Offer(
         is_vllm=version is not None and any(name.startswith("vllm:") for name in counters),
         version=version,
@@ -133,13 +124,6 @@ def _answers(asker: Asker, path: str, body: dict[str, Any]) -> bool:
 def _streams(asker: Asker, path: str, base: dict[str, Any]) -> bool:
     body = {"max_tokens": 2, "temperature": 0, **base}
     return bool(asker.send(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
-
-
-def _version(base_url: str, headers: Mapping[str, str]) -> str | None:
-    try:
-        return str(get(base_url, "/version", what="the endpoint", headers=headers).json()["version"])
-    except (ServeError, KeyError, TypeError, json.JSONDecodeError):
-        return None
 
 
 def _metrics(base_url: str, headers: Mapping[str, str]) -> dict[str, float]:

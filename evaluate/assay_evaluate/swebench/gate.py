@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 
+from assay.foreign_text import shown
 from assay_evaluate.swebench.exits import SERVER_EXITS
 
 
@@ -64,7 +65,7 @@ class ServerGate:
         with self._lock:
             if self._fingerprint not in (None, fingerprint):
                 self.gave_up = (
-                    f"{self.base_url} came back as another server ({fingerprint}, before {self._fingerprint}); "
+                    f"{self.base_url} came back as another server ({shown(fingerprint)}, before {shown(self._fingerprint)}); "
                     "trajectories of two servers must not be mixed: start the old one again, or a new run"
                 )
                 raise GaveUp(self.gave_up)
