@@ -14,14 +14,15 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
+    OIDCError,
     RemoteEntryNotFoundError,
     RevisionNotFoundError,
 )
 
 from assay.errors import CheckpointError
 
-HUB_ERRORS = (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError, ValueError)
-"""What requests, downloads and `hf_xet` raise. OSErrors of this machine's own disk have an `errno`, the others have none."""
+HUB_ERRORS = (httpx.HTTPError, httpx.InvalidURL, OIDCError, OSError, RuntimeError, ValueError)
+"""What login, requests, downloads and `hf_xet` raise. An OSError of this machine's disk has an `errno`, others have none."""
 
 
 def hub_error(hub_id: str, error: Exception, name: str | None = None) -> CheckpointError:
@@ -75,4 +76,4 @@ def _cause(error: Exception) -> Exception:
 def _first_line(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
     line = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text.splitlines()[0]) if text else type(error).__name__
-    return "".join(letter if letter.isprintable() else "?" for letter in line)[:300]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:300].rstrip(".")

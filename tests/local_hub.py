@@ -105,12 +105,14 @@ class Hub:
         close_session()
 
     # -------------------------------------------------------------------------------------------- what is stated
-    def list_of_files(self) -> bytes:
+    def list_of_files(self, *, with_blobs: bool = True) -> bytes:
         siblings = []
         for path in sorted(self.folder.iterdir()):
-            one: dict[str, Any] = {"rfilename": path.name, "size": path.stat().st_size, "blobId": self._blob(path)}
-            if self._is_large(path) and self.states_hashes:
-                one["lfs"] = {"sha256": self.sha256_of(path), "size": path.stat().st_size, "pointerSize": 134}
+            one: dict[str, Any] = {"rfilename": path.name}
+            if with_blobs:
+                one |= {"size": path.stat().st_size, "blobId": self._blob(path)}
+                if self._is_large(path) and self.states_hashes:
+                    one["lfs"] = {"sha256": self.sha256_of(path), "size": path.stat().st_size, "pointerSize": 134}
             siblings.append(one)
         siblings.append({"rfilename": "onnx/model.onnx"})
         return json.dumps({"id": "org/model", "sha": self.commit, "siblings": siblings}).encode()
@@ -168,8 +170,8 @@ class Hub:
                 if not path.startswith(("/org/model/", "/api/models/org/model/")):
                     self._send(404, b"", x_error_code="RepoNotFound", x_error_message="\x1b[31mRepository\x1b[0m not found")
                 elif path in ("/api/models/org/model/revision/main", f"/api/models/org/model/revision/{hub.commit}"):
-                    assert query == "blobs=true"
-                    self._send(200, hub.list_of_files() if hub.listing is None else hub.listing)
+                    listing = hub.list_of_files(with_blobs=query == "blobs=true")
+                    self._send(200, listing if hub.listing is None else hub.listing)
                 elif path == f"/api/models/org/model/tree/{hub.commit}":
                     self._send(200, hub._tree())
                 elif path == f"/api/models/org/model/xet-read-token/{hub.commit}":

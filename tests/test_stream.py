@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -63,11 +64,13 @@ def streamed(plan: Plan, tmp_path: Path) -> Manifest:
 
 def bytes_on_disk(folder: Path) -> int:
     """What all files below `folder` take of the disk, those that arrive as well."""
-    found = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # moved to its place meanwhile
-            found += path.stat().st_blocks * 512
-    return found
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # moved to its place meanwhile
+                status = os.stat(os.path.join(parent, name))
+                found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
 
 
 def local_bytes(model: Path, precision: str, folder: Path) -> dict[str, bytes]:
@@ -122,8 +125,12 @@ def test_two_shards_of_the_source_are_on_the_disk_at_most(
     assert largest < most <= 2 * largest + 2 * partners + headers < sum(p.stat().st_size for p in model.glob("*.safetensors"))
 
 
-def test_refusals_of_the_moment_and_broken_connections_cost_nothing_but_time(hub: Hub, model: Path, tmp_path: Path) -> None:
-    plan = hub_plan("w4a16")
+@pytest.mark.parametrize("precision", ["w4a16", "nvfp4a16"])
+def test_refusals_of_the_moment_and_broken_connections_cost_nothing_but_time(
+    hub: Hub, model: Path, tmp_path: Path, precision: str
+) -> None:
+    """Whole shards, and with NVFP4 ranges of others."""
+    plan = hub_plan(precision)
     busy = iter([12])
 
     def be_busy(name: str, begin: int) -> None:
@@ -133,8 +140,10 @@ def test_refusals_of_the_moment_and_broken_connections_cost_nothing_but_time(hub
     hub.cuts = [1, 50_000, 0, 99_999, 7, 12_345] * 5
     streamed(plan, tmp_path)
     assert (hub.cuts, hub.answers_503) == ([], 0)
-    assert contents(tmp_path / "out") == local_bytes(model, "w4a16", tmp_path / "local")
-    again = sum(hub.bytes_of[path.name] - path.stat().st_size for path in model.glob("*.safetensors"))
+    assert contents(tmp_path / "out") == local_bytes(model, precision, tmp_path / "local")
+    needs = needs_of(plan, open_checkpoint(model).tensors).values()
+    partners = sum(end - begin for need in needs for ranges in need.ranges.values() for begin, end in ranges)
+    again = sum(hub.bytes_of[path.name] - path.stat().st_size for path in model.glob("*.safetensors")) - partners
     assert again < (SHARDS + 1) * 3 * FIRST_BYTES + 30 * 10_000, "a download that broke goes on where it broke"
 
 
@@ -322,6 +331,24 @@ def test_closing_waits_for_no_hub_that_does_not_answer(hub: Hub, tmp_path: Path,
     go_on.set()
     assert isinstance(future.exception(), Stopped), "it ends with the next bytes"
     assert not (tmp_path / "staging" / ".download").exists()
+
+
+def test_ctrl_c_waits_for_no_hub_that_does_not_answer(hub: Hub, tmp_path: Path) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold(name: str, begin: int) -> None:
+        began.set()
+        go_on.wait()
+
+    hub.on_data = hold
+    assay = str(Path(sys.executable).with_name("assay"))
+    command = [assay, "quantize", "org/model", "-p", "w4a16", "--out", str(tmp_path / "out"), "--stream-from", "hub"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert began.wait(60)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, "Traceback" in said) == (130, False), said
+    go_on.set()
 
 
 def test_shards_that_the_hub_keeps_in_xet(hub: Hub, model: Path, tmp_path: Path) -> None:

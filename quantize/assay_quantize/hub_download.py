@@ -29,8 +29,8 @@ DOWNLOADS = ".download"
 ROUNDS = 4
 """How often a download is begun; each time `hf_hub_download` itself waits half a minute for a hub that does not answer."""
 ROUND_WAIT_S = 2.0
-XET_BUFFER_BYTES = 256 << 20
-"""What `hf_xet` may hold in memory. Its own default, 2 GiB and more, is as much as the whole bound of this process."""
+XET_BUFFER_BYTES = 512 << 20
+"""What `hf_xet` may hold in memory. Its own default, about 2 GB, is as much as the whole bound of this process."""
 
 
 class Stopped(Exception):

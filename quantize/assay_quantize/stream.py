@@ -36,8 +36,8 @@ from assay_quantize.sources import SourceReader
 SPARE_BYTES = 256 << 20
 """Free disk asked for beyond outputs and staged shards."""
 
-CLOSE_WITHIN_S = 10.0
-"""How long a transfer that is called off may take to end; it ends with the next bytes, if any come."""
+CLOSE_WITHIN_S = 3.0
+"""How long a transfer that is called off may take to end: it ends with the next bytes, which may never come."""
 
 _COMMIT = ".commit"
 _COPY_BYTES = 4 << 20
