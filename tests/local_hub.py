@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -246,10 +247,17 @@ class Hub:
 
             def log_message(self, *args: Any) -> None: ...
 
-        server = ThreadingHTTPServer((ADDRESSES[host], 0), Handler)
-        server.daemon_threads = True
+        server = Server((ADDRESSES[host], 0), Handler)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return server
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # clients that are killed, or heard enough
+            super().handle_error(request, client_address)
 
 
 @functools.lru_cache
