@@ -68,11 +68,15 @@ def resolve_target(text: str) -> Target:
 
 
 def local_checkpoint(location: Location) -> Path:
-    """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included)."""
+    """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included).
+
+    Raises CheckpointError: no such model, gated, offline and not in the cache, the hub does not answer, the disk is full.
+    """
     if location.path is not None:
         return Path(location.path)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    from assay.hub_errors import HUB_ERRORS, hub_error
 
     assert location.hub is not None
     try:
@@ -81,13 +85,8 @@ def local_checkpoint(location: Location) -> Path:
                 location.hub, revision=location.revision, ignore_patterns=["*.py", "*.bin", "*.pt", "*.pth", "*.gguf"]
             )
         )
-    except RepositoryNotFoundError:
-        raise CheckpointError(f"{location.hub}: no such model on the hub (or HF_TOKEN may not see it)") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"{location.hub}: cannot be downloaded: {reason}; give a local folder, or try again when the hub answers"
-        ) from None
+    except HUB_ERRORS as error:
+        raise hub_error(location.hub, error) from None
 
 
 def _hub_target(hub_id: str) -> Target:

@@ -1,24 +1,43 @@
 """A checkpoint on the Hugging Face hub, as its headers describe it. Weights stay there.
 
 One request lists the files, two fetch config and index, and one range request per shard fetches its header (two when it
-is longer than `FIRST_BYTES`): about 30 MB for GLM-5 instead of 1.5 TB. `HF_ENDPOINT` names another hub; `HF_TOKEN`
-is sent to it and to no other host, and never printed.
+is longer than `FIRST_BYTES`): about 30 MB for GLM-5 instead of 1.5 TB.
+
+Requests are those of `huggingface_hub`: its session, its login (`hf auth login`, or HF_TOKEN), HF_ENDPOINT, HF_HUB_OFFLINE, its
+waiting when the hub is busy. The token is sent to the hub, and not to the storage that the hub redirects to. What comes back is
+bounded, checked against what the hub states of it, and parsed here. (The list is not `HfApi.model_info`: that tries once, reads
+without a bound, and fails on what a model card may hold.)
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import logging
 import os
 import re
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.utils import (
+    HFValidationError,
+    build_hf_headers,
+    hf_raise_for_status,
+    http_stream_backoff,
+    validate_repo_id,
+)
 
+import assay
 from assay.errors import CheckpointError
-from assay.safe_files import parse_json_object
+from assay.hub_errors import HUB_ERRORS, hub_error
+from assay.safe_files import MAX_JSON_BYTES, parse_json_object
 from assay_quantize.checkpoint import (
     INDEX_NAME,
     MAX_HEADER_BYTES,
@@ -32,9 +51,10 @@ from assay_quantize.source_format import check_config_readable
 
 FIRST_BYTES = 65_536
 """Length of the first range request: holds the header of most shards."""
-MAX_JSON_BYTES = 200_000_000
-TRIES = 3
 NUM_CONNECTIONS = 8
+TIMEOUT_S = 30.0
+"""Without one new byte."""
+FIRST_WAIT_S = 0.5
 
 
 class HubFile(NamedTuple):
@@ -50,128 +70,196 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
 
     Raises CheckpointError in one line: no such model, gated, offline, no safetensors, quantized already.
     """
-    with hub_client(hub_id) as client:
-        hub = Repository(client, hub_id, revision)
-        listed = hub.list_files()
-        files = sorted(listed)
-        config = parse_json_object(f"{hub_id}: config.json", hub.get("config.json", files))
-        check_config_readable(hub_id, config)
-        if not any(name.endswith(".safetensors") for name in files):
-            raise CheckpointError(f"{hub_id}: has no *.safetensors; take a release in safetensors")
-        index = None
-        if INDEX_NAME in files:
-            index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.get(INDEX_NAME, files))
-        made = assemble(hub_id, None, config, index, files, hub.shard_headers)
-    data = {shard: listed[shard].content for shard in made.shards}
+    hub = Repository(hub_id, revision)
+    files = sorted(hub.files)
+    config = parse_json_object(f"{hub_id}: config.json", hub.read_small("config.json"))
+    check_config_readable(hub_id, config)
+    if not any(name.endswith(".safetensors") for name in files):
+        raise CheckpointError(f"{hub_id}: has no *.safetensors; take a release in safetensors")
+    index = None
+    if INDEX_NAME in files:
+        index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.read_small(INDEX_NAME))
+    made = assemble(hub_id, None, config, index, files, hub.shard_headers)
+    data = {shard: hub.files[shard].content for shard in made.shards}
     return replace(as_source(made), revision=hub.commit, data=data)
 
 
-def hub_client(hub_id: str) -> httpx.Client:
-    """A client that shows `HF_TOKEN` to the hub only. Raises CheckpointError when `HF_HUB_OFFLINE` is set."""
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
-        raise CheckpointError(f"{hub_id}: HF_HUB_OFFLINE is set; give a local folder, or unset it")
-    token = os.environ.get("HF_TOKEN", "").strip()
-    # httpx drops Authorization when the hub redirects to the host of its storage
-    headers = {"user-agent": "assay", **({"authorization": f"Bearer {token}"} if token else {})}
-    return httpx.Client(headers=headers, follow_redirects=True, timeout=30.0)
-
-
 class Repository:
-    """One revision of one model; after `list_files` pinned to its commit, so that a push in between changes nothing."""
+    """One revision of one model, listed when it is made and pinned to its commit: a push in between changes nothing.
 
-    def __init__(self, client: httpx.Client, hub_id: str, revision: str) -> None:
-        self.client = client
+    files: those at the top of the repository, and what the hub states of each. commit: None where the hub does not say it.
+    Raises CheckpointError: no such model, gated, offline, the hub does not answer.
+    """
+
+    tries = 3
+    """Broken connections in a row, without one new byte, until it is given up."""
+
+    def __init__(self, hub_id: str, revision: str = "main") -> None:
+        if not constants.HF_DEBUG and "HF_HUB_VERBOSITY" not in os.environ:
+            # its warnings show signed addresses, in the midst of our lines
+            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        try:
+            validate_repo_id(hub_id)
+        except HFValidationError:
+            raise CheckpointError(f"{hub_id}: is no id of a model on the hub; write it like zai-org/GLM-5") from None
         self.hub_id = hub_id
         self.revision = revision
         self.commit: str | None = None
-        self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+        self.files = self._list()
 
-    def list_files(self) -> dict[str, HubFile]:
-        """All files at the top of the repository, and what the hub states of each."""
-        url = f"{self.endpoint}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}?blobs=true"
-        listing = parse_json_object(f"{self.hub_id}: file list", self.fetch(url, None)[0])
+    def read_small(self, name: str) -> bytes:
+        """A small file (config, index...), of the size and the hash that the hub states."""
+        if name not in self.files:
+            raise CheckpointError(f"{self.hub_id}: has no {name}; is it a model in transformers format?")
+        stated = self.files[name]
+        limit = MAX_JSON_BYTES if stated.num_bytes is None else stated.num_bytes
+        if limit > MAX_JSON_BYTES:
+            raise CheckpointError(f"{self.hub_id}/{name}: {limit} bytes, allowed are {MAX_JSON_BYTES}; is it the right file?")
+        for _ in range(2):
+            data = self._read(self.url(name), limit)
+            how = difference(stated, len(data), io.BytesIO(data))
+            if not how:
+                return data
+        raise self.altered(name, how)
+
+    def shard_headers(self, shards: Sequence[str]) -> list[dict[str, TensorHeader]]:
+        """Headers of `shards`, parsed and checked."""
+
+        def parse(shard: str, stored: bytes, num_bytes: int) -> dict[str, TensorHeader]:
+            return parse_header(f"{self.hub_id}/{shard}", shard, num_bytes, lambda begin, end: stored[begin:end])
+
+        return [parse(shard, *found) for shard, found in zip(shards, self.read_headers(shards), strict=True)]
+
+    def read_headers(self, names: Sequence[str]) -> list[tuple[bytes, int]]:
+        """(safetensors header as it is stored, its length in front; size of the whole file) of each file, some at a time."""
+        with ThreadPoolExecutor(NUM_CONNECTIONS, thread_name_prefix="headers") as pool:
+            return list(pool.map(self._read_header, names))
+
+    def receive(self, name: str, begin: int, end: int, write: Callable[[bytes, int], None]) -> int:
+        """Hand bytes [begin, end) of a file to `write(data, position)` as they come; returns the size of the whole file.
+
+        A connection that breaks is taken up where it broke. The range may end behind the file.
+        """
+        position, failures, num_bytes = begin, 0, end
+        while position < min(end, num_bytes):
+            before = position
+            try:
+                with self._answer(self.url(name), (position, end)) as response:
+                    num_bytes = self._total(name, response, position)
+                    for data in response.iter_raw():
+                        if len(data) > min(end, num_bytes) - position:
+                            raise CheckpointError(f"{self.hub_id}/{name}: more bytes were sent than asked for; try again")
+                        write(data, position)
+                        position += len(data)
+                problem: Exception = httpx.RemoteProtocolError("it ended early")
+            except httpx.RequestError as error:
+                problem = error
+            if position < min(end, num_bytes):
+                failures = 1 if position > before else failures + 1
+                self._wait(failures, problem)
+        return num_bytes
+
+    def url(self, name: str) -> str:
+        return hf_hub_url(self.hub_id, name, revision=self.revision)
+
+    def altered(self, name: str, how: str) -> CheckpointError:
+        """The error for a file that twice was not what the hub states."""
+        return CheckpointError(
+            f"{self.hub_id}/{name}: {how}, downloaded twice; something between {constants.ENDPOINT} and here changes it; try "
+            "another network, or give a local folder"
+        )
+
+    def _list(self) -> dict[str, HubFile]:
+        url = f"{constants.ENDPOINT}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}?blobs=true"
+        listing = parse_json_object(f"{self.hub_id}: file list", self._read(url, MAX_JSON_BYTES))
         commit = listing.get("sha")
         if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit):
             self.revision = self.commit = commit
-        siblings = listing.get("siblings") or []
-        found = (_hub_file(one, self.revision) for one in siblings if isinstance(one, dict))
+        siblings = listing.get("siblings")
+        listed = siblings if isinstance(siblings, list) else []
+        found = (_hub_file(one, self.revision) for one in listed if isinstance(one, dict))
         return {name: file for name, file in found if name and "/" not in name}
 
-    def get(self, name: str, files: list[str]) -> bytes:
-        """A small file."""
-        if name not in files:
-            raise CheckpointError(f"{self.hub_id}: has no {name}; is it a model in transformers format?")
-        return self.fetch(self.url(name), None)[0]
+    def _read_header(self, name: str) -> tuple[bytes, int]:
+        stored = bytearray()
+        num_bytes = self.receive(name, 0, FIRST_BYTES, lambda data, position: stored.extend(data))
+        length = 8 + int.from_bytes(stored[:8], "little")
+        if len(stored) < length <= min(num_bytes, 8 + MAX_HEADER_BYTES):
+            self.receive(name, len(stored), length, lambda data, position: stored.extend(data))
+        return bytes(stored[:length]), num_bytes
 
-    def shard_headers(self, shards: list[str]) -> list[dict[str, TensorHeader]]:
-        """Headers of `shards`, a few requests at a time."""
-        with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-            return list(pool.map(self._shard_header, shards))
-
-    def _shard_header(self, shard: str) -> dict[str, TensorHeader]:
-        first, file_bytes = self.fetch(self.url(shard), (0, FIRST_BYTES))
-        length = int.from_bytes(first[:8], "little")
-        if len(first) < 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES):
-            first += self.fetch(self.url(shard), (len(first), 8 + length))[0]
-        return parse_header(f"{self.hub_id}/{shard}", shard, file_bytes, lambda begin, end: first[begin:end])
-
-    def url(self, name: str) -> str:
-        return f"{self.endpoint}/{quote(self.hub_id)}/resolve/{quote(self.revision, safe='')}/{quote(name)}"
-
-    def fetch(self, url: str, span: tuple[int, int] | None) -> tuple[bytes, int]:
-        """(bytes of `url`, or of its range [begin, end); size of the whole file). Tries again what may pass."""
-        for attempt in range(1, TRIES + 1):
+    def _read(self, url: str, limit: int) -> bytes:
+        """All of an answer of at most `limit` bytes."""
+        failures = 0
+        while True:
+            data = bytearray()
             try:
-                return self._fetch_once(url, span)
-            except MayPass as problem:
-                if attempt == TRIES:
-                    raise CheckpointError(
-                        f"{self.hub_id}: {self.endpoint} does not answer: {problem}; give a local folder, or try again"
-                    ) from None
-                time.sleep(0.5 * attempt)
-        raise AssertionError("unreachable")
+                with self._answer(url) as response:
+                    for piece in response.iter_bytes():
+                        data += piece
+                        if len(data) > limit:  # stop before a server that does not count sends a whole shard
+                            raise CheckpointError(f"{self.hub_id}: {url} is longer than the {limit} bytes expected")
+                return bytes(data)
+            except httpx.RequestError as error:
+                failures += 1
+                self._wait(failures, error)
 
-    def _fetch_once(self, url: str, span: tuple[int, int] | None) -> tuple[bytes, int]:
-        headers = {"accept-encoding": "identity"}
-        if span is not None:
-            headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
-        limit = MAX_JSON_BYTES if span is None else span[1] - span[0]
-        try:
-            with self.client.stream("GET", url, headers=headers) as response:
-                file_bytes = self.check(response, ranged=span is not None)
-                data = bytearray()
-                for piece in response.iter_bytes():
-                    data += piece
-                    if len(data) > limit:  # stop before a server that does not count sends a whole shard
-                        raise CheckpointError(f"{self.hub_id}: {url} is longer than the {limit} bytes asked for")
-        except httpx.InvalidURL:
-            raise CheckpointError(f"{self.hub_id}: {self.endpoint!r} (HF_ENDPOINT) is not a URL") from None
-        except httpx.HTTPError as error:
-            raise MayPass(str(error) or type(error).__name__) from None
-        return bytes(data), len(data) if file_bytes is None else file_bytes
+    @contextmanager
+    def _answer(self, url: str, span: tuple[int, int] | None = None) -> Iterator[httpx.Response]:
+        """The answer for `url`, or for its bytes [begin, end). CheckpointError: it is refused; RequestError: try again."""
+        with ExitStack() as stack:
+            try:
+                headers = build_hf_headers(library_name="assay", library_version=assay.__version__)
+                headers["accept-encoding"] = "identity"
+                if span is not None:
+                    headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
+                # it waits where the hub is busy; what breaks while the answer is read, it could not begin again
+                response = stack.enter_context(
+                    http_stream_backoff("GET", url, headers=headers, timeout=TIMEOUT_S, retry_on_exceptions=())
+                )
+                if response.is_error:
+                    response.close()  # unread: an error may be as long as it likes
+                hf_raise_for_status(response)
+            except httpx.RequestError:
+                raise
+            except HUB_ERRORS as error:
+                raise hub_error(self.hub_id, error) from None
+            yield response
 
-    def check(self, response: httpx.Response, *, ranged: bool) -> int | None:
-        """Refuse every answer but the one asked for; the size of the whole file, for a range."""
-        status = response.status_code
-        if status in (401, 403, 404):
+    def _total(self, name: str, response: httpx.Response, begin: int) -> int:
+        """Size of the whole file, from the answer for a range that begins at `begin`."""
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", ""))
+        if response.status_code == 200:
             raise CheckpointError(
-                f"{self.hub_id}: no such model, revision or file on {self.endpoint} (HTTP {status}); if it is private or "
-                "gated, set HF_TOKEN; a local folder works too"
+                f"{self.hub_id}: {constants.ENDPOINT} ignores range requests; download it and give the folder"
             )
-        if status >= 500 or status == 429:
-            raise MayPass(f"HTTP {status}")
-        if not ranged and status == 200:
-            return None
-        total = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("content-range", ""))
-        if ranged and status == 206 and total:
-            return int(total[1])
-        if ranged and status == 200:
-            raise CheckpointError(f"{self.hub_id}: {self.endpoint} ignores range requests; download it and give the folder")
-        raise CheckpointError(f"{self.hub_id}: {self.endpoint} answered HTTP {status} where {200 + 6 * ranged} was expected")
+        if response.status_code != 206 or found is None or int(found[1]) != begin:
+            raise CheckpointError(f"{self.hub_id}/{name}: HTTP {response.status_code} and another range than the one asked for")
+        num_bytes, stated = int(found[2]), self.files[name].num_bytes
+        if stated not in (None, num_bytes):
+            raise CheckpointError(f"{self.hub_id}/{name}: {num_bytes} bytes, listed with {stated}; try again later")
+        return num_bytes
+
+    def _wait(self, failures: int, problem: Exception) -> None:
+        """Before another try; after the last one, raise `problem` as a CheckpointError."""
+        if failures >= self.tries:
+            raise hub_error(self.hub_id, problem) from None
+        time.sleep(FIRST_WAIT_S * 2 ** (failures - 1))
 
 
-class MayPass(Exception):
-    """A failure that another try may not meet."""
+def difference(stated: HubFile, num_bytes: int, file: io.BufferedIOBase) -> str:
+    """How a file of `num_bytes` differs from what the hub states of it, in its size or its hash; empty: in neither."""
+    if stated.num_bytes not in (None, num_bytes):
+        return f"{num_bytes} bytes where the hub states {stated.num_bytes}"
+    kind, _, expected = stated.content.partition(":")
+    if kind == "sha256":
+        found, what = hashlib.file_digest(file, "sha256"), "SHA-256"
+    elif kind == "blob":
+        git_hash = hashlib.sha1(b"blob %d\0" % num_bytes, usedforsecurity=False)
+        found, what = hashlib.file_digest(file, lambda: git_hash), "git hash"
+    else:
+        return ""
+    return "" if found.hexdigest() == expected else f"its {what} is not the one the hub states"
 
 
 def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:

@@ -95,7 +95,7 @@ def from_hub(stream: HubStream) -> Runner:
     """The runner that makes every shard of `stream` in a task that downloads what it reads, and deletes it after.
 
     `DOWNLOADS_AT_ONCE` shards at a time, fewer where the disk has no room for so many. Nothing but what a task is at is staged:
-    the folder of `stream` stays hollow. Every node reads the token of the hub (HF_TOKEN) from its own environment.
+    the folder of `stream` stays hollow. Every node logs in by itself (HF_TOKEN, or `hf auth login` there).
     """
 
     def run(

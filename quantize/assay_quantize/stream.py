@@ -15,7 +15,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,15 +24,20 @@ from typing import Self
 from assay.errors import CheckpointError, QuantizeError
 from assay.records import Plan, ShardRecord
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint
-from assay_quantize.hub_download import HubFiles
+from assay_quantize.hub import HubFile
+from assay_quantize.hub_download import DOWNLOADS, HubFiles
 from assay_quantize.publish import MAX_COPIED_BYTES, WEIGHT_SUFFIXES
 from assay_quantize.shard_files import planned_shards
 from assay_quantize.shards import Progress, ShardOptions, quantize_shard
 from assay_quantize.slabs import amax_members
+from assay_quantize.source_files import other_data
 from assay_quantize.sources import SourceReader
 
 SPARE_BYTES = 256 << 20
 """Free disk asked for beyond outputs and staged shards."""
+
+CLOSE_WITHIN_S = 3.0
+"""How long a transfer that is called off may take to end: it ends with the next bytes, which may never come."""
 
 _COMMIT = ".commit"
 _COPY_BYTES = 4 << 20
@@ -82,16 +87,24 @@ def stage_shard(plan: Plan, checkpoint: Checkpoint, need: Need, folder: Path) ->
     as the same file. Raises CheckpointError: the hub does not answer, or has something else by now.
     """
     assert checkpoint.folder is not None and plan.source_revision is not None
-    with HubFiles(plan.source, plan.source_revision) as hub:
-        for file in (*need.whole, *need.ranges):
-            path, num_bytes = folder / file, checkpoint.shards[file]
-            if file in need.whole:
-                hub.download(file, path, num_bytes)
-            else:
-                _write_hollow(path, _header_of(checkpoint.folder / file), num_bytes)
-                hub.download_ranges(file, need.ranges[file], path, num_bytes)
-            time_ns = content_time_ns(hub.files[file].content)
-            os.utime(path, ns=(time_ns, time_ns))
+    hub = HubFiles(plan.source, plan.source_revision)
+    check_listed(plan, hub.files)
+    for file in (*need.whole, *need.ranges):
+        path = folder / file
+        if file in need.whole:
+            hub.download(file, path)
+        else:
+            _write_hollow(path, _header_of(checkpoint.folder / file), checkpoint.shards[file])
+            hub.download_ranges(file, need.ranges[file], path)
+        time_ns = content_time_ns(hub.files[file].content)
+        os.utime(path, ns=(time_ns, time_ns))
+
+
+def check_listed(plan: Plan, files: Mapping[str, HubFile]) -> None:
+    """Refuse a hub that lists other data than the plan was made from. Raises CheckpointError."""
+    listed = {name: files[name].content for name in plan.source_files if name in files}
+    if (how := other_data(plan.source_files, listed)) is not None:
+        raise CheckpointError(f"{plan.source}: has other data on the hub than the plan was made from ({how}); make a new plan")
 
 
 def content_time_ns(content: str) -> int:
@@ -117,15 +130,13 @@ class HubStream:
         self.folder = staging
         self._report = report or (lambda line: None)
         self._hub = HubFiles(plan.source, plan.source_revision)
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="stage")
+        check_listed(plan, self._hub.files)
+        self._ahead: threading.Thread | None = None
         self._lock = threading.Lock()
         self._holders: dict[str, set[str]] = {}
-        try:
-            self._checkpoint = self._make_hollow()
-            self.needs: Mapping[str, Need] = needs_of(plan, self._checkpoint.tensors)
-        except BaseException:
-            self.close()
-            raise
+        shutil.rmtree(staging / DOWNLOADS, ignore_errors=True)  # what a killed run had of a file
+        self._checkpoint = self._make_hollow()
+        self.needs: Mapping[str, Need] = needs_of(plan, self._checkpoint.tensors)
 
     def __enter__(self) -> Self:
         return self
@@ -134,10 +145,10 @@ class HubStream:
         self.close()
 
     def close(self) -> None:
-        """End all transfers. What is staged stays for the next run."""
+        """End the transfer that is under way. What is staged stays for the next run."""
         self._hub.stop()
-        self._ahead.shutdown(cancel_futures=True)
-        self._hub.close()
+        if self._ahead is not None:
+            self._ahead.join(CLOSE_WITHIN_S)
 
     def remove(self) -> None:
         """Delete the staging folder, after the last shard."""
@@ -206,7 +217,13 @@ class HubStream:
 
     # -------------------------------------------------------------------------------------------- staging
     def _stage_ahead(self, shard: str | None) -> tuple[str, Future[None]] | None:
-        return None if shard is None else (shard, self._ahead.submit(self._stage, shard))
+        if shard is None:
+            return None
+        future: Future[None] = Future()
+        # a daemon: a process that is interrupted must not wait for a hub that does not answer
+        self._ahead = threading.Thread(target=_settle, args=(future, self._stage, shard), name="stage", daemon=True)
+        self._ahead.start()
+        return shard, future
 
     def _stage(self, shard: str) -> None:
         """Have everything on disk that the output shard `shard` reads."""
@@ -230,19 +247,19 @@ class HubStream:
                 self._shrink(file)
 
     def _fetch_whole(self, file: str) -> None:
-        num_bytes, arriving = self._checkpoint.shards[file], self.folder / f".{file}.whole"
-        self._report(f"downloading {file} ({num_bytes / 1e9:.2f} GB)")
-        self._hub.download(file, arriving, num_bytes)
+        arriving = self.folder / f".{file}.whole"
+        self._report(f"downloading {file} ({self._checkpoint.shards[file] / 1e9:.2f} GB)")
+        self._hub.download(file, arriving)
         self._put(arriving, file)
         _mark_path(self.folder / file).write_text(self._hub.files[file].content, encoding="utf-8")
 
     def _fetch_ranges(self, file: str) -> None:
         """A version of `file` with all ranges that its holders need."""
-        num_bytes, arriving = self._checkpoint.shards[file], self.folder / f".{file}.ranges"
-        _write_hollow(arriving, _header_of(self.folder / file), num_bytes)
+        arriving = self.folder / f".{file}.ranges"
+        _write_hollow(arriving, _header_of(self.folder / file), self._checkpoint.shards[file])
         with self._lock:
             wanted = self._wanted_ranges(file)
-        self._hub.download_ranges(file, wanted, arriving, num_bytes)
+        self._hub.download_ranges(file, wanted, arriving)
         self._put(arriving, file)
 
     def _shrink(self, file: str) -> None:
@@ -275,33 +292,44 @@ class HubStream:
     def _make_hollow(self) -> Checkpoint:
         """Everything but weights into the staging folder; refuses what is not what the plan was made from."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        commit_path = self.folder / _COMMIT
-        is_same_commit = commit_path.is_file() and commit_path.read_text(encoding="utf-8") == self._hub.commit
+        commit_path, commit = self.folder / _COMMIT, self._hub.revision
+        is_same_commit = commit_path.is_file() and commit_path.read_text(encoding="utf-8") == commit
         missing = []
         for name, file in self._hub.files.items():
-            path, is_shard = self.folder / name, name.endswith(".safetensors")
-            if not _is_plain_name(name) or (path.exists() and is_same_commit):
+            path = self.folder / name
+            if not _is_plain_name(name):
                 continue
-            if (
-                not is_shard
-                and Path(name).suffix not in WEIGHT_SUFFIXES | {".py"}
+            is_there = path.exists() and is_same_commit
+            if name.endswith(".safetensors"):
+                if not is_there and not _is_whole(path, file.content):
+                    _mark_path(path).unlink(missing_ok=True)
+                    missing.append(name)
+            elif (
+                Path(name).suffix not in WEIGHT_SUFFIXES | {".py"}
                 and (file.num_bytes or 0) <= MAX_COPIED_BYTES
+                and (not is_there or self._hub.difference(name, path))
             ):
-                _write(path, self._hub.read_small(name))
-            elif is_shard and not _is_whole(path, file.content):
-                _mark_path(path).unlink(missing_ok=True)
-                missing.append(name)
+                self._hub.download(name, path)
         for name, (header, num_bytes) in zip(missing, self._hub.read_headers(missing), strict=True):
             arriving = self.folder / f".{name}.ranges"
             _write_hollow(arriving, header, num_bytes)
             self._put(arriving, name)
-        _write(commit_path, self._hub.commit.encode())
+        _write(commit_path, commit.encode())
         checkpoint = open_checkpoint(self.folder)
         if checkpoint.sha256 != self.plan.source_sha256:
             raise CheckpointError(
-                f"{self.plan.source}: commit {self._hub.commit[:12]} is not what the plan was made from; make a new plan"
+                f"{self.plan.source}: commit {commit[:12]} is not what the plan was made from; make a new plan"
             )
         return checkpoint
+
+
+def _settle(future: Future[None], call: Callable[[str], None], shard: str) -> None:
+    """Run `call(shard)` and hand its end, whatever it is, to who waits for `future`."""
+    try:
+        call(shard)
+        future.set_result(None)
+    except BaseException as error:  # noqa: BLE001 - raised by future.result()
+        future.set_exception(error)
 
 
 # ------------------------------------------------------------------------------------------------ files
