@@ -176,6 +176,16 @@ class Plan(Record):
     tensors: tuple[TensorPlan, ...]
 
     @property
+    def keeps_mtp(self) -> bool:
+        """Whether the new checkpoint carries an MTP block."""
+        return any(tensor.role == "mtp" and tensor.action != "drop" for tensor in self.tensors)
+
+    @property
+    def drops_mtp(self) -> bool:
+        """Whether an MTP block of the source is left out."""
+        return any(tensor.role == "mtp" and tensor.action == "drop" for tensor in self.tensors)
+
+    @property
     def bytes_in(self) -> int:
         return sum(tensor.num_bytes for tensor in self.tensors)
 

@@ -13,11 +13,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from assay.errors import PlanError
-from assay.families import Classified, classify, family_of, ignore_patterns
+from assay.families import NAMES, Classified, classify, family_of, ignore_patterns
+from assay.mtp import stored_layers
 from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe
 from assay.records import Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
-from assay_quantize.completeness import check_layers, check_mtp, mtp_layer_indexes
+from assay_quantize.completeness import check_layers, check_mtp
 from assay_quantize.schemes import SCHEMES, check_shape
 from assay_quantize.source_format import Companions, find_companions
 from assay_quantize.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
@@ -39,7 +40,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     classified = {
         name: classify(found, name, checkpoint.config) for name in checkpoint.tensors if name not in companions.weight_of
     }
-    mtp_layers = mtp_layer_indexes(found, classified)
+    mtp_layers = () if NAMES[found].mtp else stored_layers(found, checkpoint.config, classified)
     check_layers(checkpoint.location, found, classified, checkpoint.config)
     if recipe.mtp != "drop":
         check_mtp(checkpoint.location, found, classified, checkpoint.config)

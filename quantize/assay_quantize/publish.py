@@ -16,15 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from assay.families import MTP_CONFIG_KEYS
+from assay.mtp import declaring_none
 from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
 from assay.safe_files import stays_inside
+from assay.safetensors_index import INDEX_NAME
 from assay_quantize.config_groups import quantization_config
 from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
 
 MANIFEST = "assay_manifest.json"
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
+INDEX = INDEX_NAME
 MAX_COPIED_BYTES = 256 << 20
 """A file beside the weights that is larger than this is not a tokenizer."""
 
@@ -63,10 +64,8 @@ def files_to_copy(source: Path) -> list[Path]:
 def config_json(plan: Plan) -> dict[str, Any]:
     """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if they were dropped."""
     config = {key: value for key, value in plan.config.items() if key != "quantization_config"}
-    if any(tensor.action == "drop" and tensor.role == "mtp" for tensor in plan.tensors):
-        present = [key for key in MTP_CONFIG_KEYS if key in config]
-        # absent, the count defaults to 1 in transformers and vLLM: say 0
-        config.update(dict.fromkeys(present or MTP_CONFIG_KEYS[:1], 0))
+    if plan.drops_mtp:
+        config = declaring_none(config)
     config["quantization_config"] = quantization_config(plan)
     return config
 

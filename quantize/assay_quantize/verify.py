@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
+from assay.mtp import mtp_problems, names_in_block
 from assay.recipes import PrecisionRecipe
 from assay.records import Manifest, Plan, TensorPlan, Verification
 from assay.safe_files import read_json_object
@@ -304,13 +305,16 @@ def reconstructed_source(
 
 # ------------------------------------------------------------------------------------------------ MTP
 def _check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
+    """The MTP block is whole, or absent and declared so; judged from config and names alone."""
     if config is None:
         return
     packed = PACKED_LEAVES - {"weight_packed"}
-    from assay_quantize.verify_checks import check_mtp
-
     names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in packed}
     try:
-        check_mtp(family_of(config), config, names, findings)
-    except PlanError as problem:
-        findings.damage("config", CONFIG, str(problem))
+        family = family_of(config)
+        if block := names_in_block(family, config, names):
+            findings.look("mtp", len(block))
+        for problem in mtp_problems(family, config, names):
+            findings.damage("mtp", problem.where, problem.what)
+    except PlanError as error:
+        findings.damage("config", CONFIG, str(error))
