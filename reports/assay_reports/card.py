@@ -79,7 +79,7 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
         verdicts=[verdict for verdict in report.verdicts if verdict.candidate == label] if report else [],
         verification=verification_numbers(label, verification, measured) if verification else None,
         base_model=base_model,
-        command=serve_command(measured.fingerprint if measured else None, recipe),
+        command=serve_command(measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp),
         emulated=bool(measured and measured.fingerprint.emulated),
         limits=find_limits(run) if row else (),
         licence=_licence(checkpoint),
@@ -152,8 +152,11 @@ def _licence(checkpoint: Path) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------ how to serve it
-def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -> str:
-    """`vllm serve .` with the flags it was measured with; emulated or unmeasured, with the model's own flags only."""
+def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None, *, has_mtp: bool) -> str:
+    """`vllm serve .` with the flags it was measured with; emulated or unmeasured, with the model's own flags only.
+
+    has_mtp: the checkpoint can draft.
+    """
     if fingerprint is not None and not fingerprint.emulated:
         flags = {name: value for name, value in fingerprint.flags.items() if name not in MEASURING_FLAGS}
         flags |= fingerprint.checkpoint_flags
@@ -162,7 +165,7 @@ def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -
         flags = {name: value for name, value in fingerprint.flags.items() if name in MODEL_FLAGS}
         speculation = fingerprint.speculation
     else:
-        flags, speculation = _recipe_flags(recipe)
+        flags, speculation = _recipe_flags(recipe, has_mtp)
     if speculation:
         flags |= {"speculative-config": speculation}
     words = ["vllm", "serve", "PATH_OF_THIS_FOLDER", *as_arguments(flags)]
@@ -175,11 +178,11 @@ def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -
     return " \\\n  ".join(lines)
 
 
-def _recipe_flags(recipe: ModelRecipe | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _recipe_flags(recipe: ModelRecipe | None, has_mtp: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
     if recipe is None:
         return {}, None
     serving = recipe.serving
     flags: dict[str, Any] = {"reasoning-parser": serving.reasoning_parser, "tool-call-parser": serving.tool_call_parser}
     flags = {name: value for name, value in flags.items() if value} | serving.vllm
-    count = serving.num_speculative_tokens
+    count = serving.num_speculative_tokens if has_mtp else None
     return flags, {"method": "mtp", "num_speculative_tokens": count} if count else None

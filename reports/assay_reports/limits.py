@@ -144,7 +144,7 @@ def unclean_versions(run: Run) -> str | None:
 
 
 def speculation_off(run: Run) -> str | None:
-    with_mtp = {name for name, plan in run.plans.items() if any(t.role == "mtp" and t.action != "drop" for t in plan.tensors)}
+    with_mtp = {name for name, plan in run.plans.items() if plan.keeps_mtp}
     labels = _labels(m for m in run.measurements if m.label in with_mtp and m.fingerprint.speculation is None)
     return labels and f"{labels} carries an MTP head that was not used while measuring: nothing shows that it drafts well."
 
