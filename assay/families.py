@@ -25,12 +25,13 @@ class Form:
     """One name of a family.
 
     kind: `linear`: a 2-D weight that vLLM can hold quantized. `plain`: a weight that vLLM applies to or looks up by
-        activations but loads only unquantized. `vector`: norms, biases and other small things.
-    fused: last component of the vLLM parameter into which this weight is loaded together with others.
+        activations but loads only unquantized, so the ignore list must cover it. `bare`: the same, and vLLM builds its layer
+        without a quantization config, so that the ignore list has no say. `vector`: norms, biases and other small things.
+    fused: last component of the vLLM parameter into which this weight is loaded together with others, in this order.
     """
 
     part: str
-    kind: Literal["linear", "plain", "vector"] = "vector"
+    kind: Literal["linear", "plain", "bare", "vector"] = "vector"
     fused: str | None = None
 
 
@@ -88,7 +89,7 @@ _TOP = {
 }
 _LAYER_NORMS = {"input_layernorm.weight": Form("norm"), "post_attention_layernorm.weight": Form("norm")}
 _MOE = {
-    "mlp.gate.weight": Form("router", "plain"),
+    "mlp.gate.weight": Form("router", "bare"),
     **_mlp("mlp", "dense_mlp"),
     **_mlp("mlp.experts.{expert}", "routed_expert"),
 }
@@ -121,8 +122,8 @@ _MLA = {
 _INDEXER = {
     "self_attn.indexer.wq_b.weight": _linear("indexer"),
     # vLLM fuses these two into one layer that has no quantization config
-    "self_attn.indexer.wk.weight": Form("indexer", "plain", "wk_weights_proj"),
-    "self_attn.indexer.weights_proj.weight": Form("indexer", "plain", "wk_weights_proj"),
+    "self_attn.indexer.wk.weight": Form("indexer", "bare", "wk_weights_proj"),
+    "self_attn.indexer.weights_proj.weight": Form("indexer", "bare", "wk_weights_proj"),
     "self_attn.indexer.k_norm.weight": Form("norm"),
     "self_attn.indexer.k_norm.bias": Form("norm"),
 }
@@ -137,7 +138,7 @@ _GATED_DELTA_NET = {
     "linear_attn.norm.weight": Form("norm"),
 }
 _INLINED_MTP = {
-    "eh_proj.weight": Form("mtp_projection", "plain"),  # a bare nn.Linear in vLLM: packed, it is a KeyError
+    "eh_proj.weight": Form("mtp_projection", "bare"),  # a bare nn.Linear in vLLM: packed, it is a KeyError
     "enorm.weight": Form("norm"),
     "hnorm.weight": Form("norm"),
     "shared_head.norm.weight": Form("norm"),
@@ -173,7 +174,10 @@ NAMES: dict[str, FamilyNames] = {
         mtp_required=_INLINED_REQUIRED,
     ),
     "qwen3_moe": FamilyNames(
-        ("Qwen3MoeForCausalLM",), {**_LAYER_NORMS, **_GQA, **_MOE}, num_experts_keys=_QWEN_EXPERT_KEYS
+        ("Qwen3MoeForCausalLM",),
+        # vLLM hands its quantization config to this router: it is a linear like any other there
+        {**_LAYER_NORMS, **_GQA, **_MOE, "mlp.gate.weight": Form("router", "plain")},
+        num_experts_keys=_QWEN_EXPERT_KEYS,
     ),
     "qwen3_next": FamilyNames(
         ("Qwen3NextForCausalLM",),
@@ -183,7 +187,7 @@ NAMES: dict[str, FamilyNames] = {
             **_GATED_DELTA_NET,
             **_MOE,
             **_mlp("mlp.shared_expert", "shared_expert"),
-            "mlp.shared_expert_gate.weight": Form("router", "plain"),
+            "mlp.shared_expert_gate.weight": Form("router", "bare"),
         },
         mtp=_QWEN_MTP,
         mtp_required=tuple(_QWEN_MTP),
@@ -290,6 +294,14 @@ def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
     )  # fmt: skip
 
 
+def form_of(family: str, name: str, config: Mapping[str, Any]) -> Form:
+    """The form of the tensor called `name`; PlanError as `classify`."""
+    form = _find(NAMES[family], name, num_hidden_layers(config))[3]
+    if form is None:
+        raise PlanError(_unknown(family, name, config))
+    return form
+
+
 def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int | None, bool, Form | None]:
     """(layer, expert, inside the MTP block, form) of a name; form None: not known."""
     at = split_layer(name)
@@ -354,7 +366,7 @@ def ignore_patterns(
     patterns = [r"re:(.*\.)?lm_head$", r"re:(.*\.)?embed_tokens$"]
     kept: dict[str, list[str]] = {}
     for name, form in names.layer.items():
-        if form.kind == "plain" or (form.kind == "linear" and form.part not in quantized):
+        if form.kind in ("plain", "bare") or (form.kind == "linear" and form.part not in quantized):
             parent, _, leaf = name.removesuffix(".weight").rpartition(".")
             kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from assay.records import Plan, TensorPlan
+from assay.runtime_names import packed_modules
 from assay_quantize.casting import float_rows
 from assay_quantize.checkpoint import TensorHeader
 from assay_quantize.publish import config_json
@@ -18,7 +19,7 @@ from assay_quantize.schemes import DTYPE_BYTES, SHARED_SCALE, SOURCE_DTYPES, mod
 from assay_quantize.sources import STORAGE
 from assay_quantize.verify_files import StoredReader
 from assay_quantize.verify_findings import Findings
-from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, loads_quantized, matches, runtime_modules
+from assay_quantize.vllm_rules import MixedSchemes, loads_quantized, matches, runtime_modules
 
 
 # ------------------------------------------------------------------------------------------------ tensors
@@ -114,7 +115,7 @@ def _check_modules(matrices: Iterable[TensorPlan], ignore: list[str], findings: 
 
 def _check_runtime(plan: Plan, matrices: list[TensorPlan], ignore: list[str], targets: list[str], findings: Findings) -> None:
     is_quantized = {tensor.module: tensor.scheme is not None for tensor in matrices}
-    fused = FAMILY_RULES[plan.family].fused
+    fused = packed_modules(plan.family)
     for module in runtime_modules(plan.family, is_quantized, plan.config):
         findings.look("runtime")
         stored = {is_quantized[member] for member in module.members}
