@@ -237,6 +237,19 @@ class Manifest(Record):
         return sha256_of({"shards": {s.name: s.sha256 for s in self.shards}, "files": self.files})
 
 
+MANIFEST = "assay_manifest.json"
+"""Name of a checkpoint's manifest in its folder."""
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint folder; None: it has none, so assay did not make it, or did not finish it.
+
+    AssayError when what is there is not a manifest.
+    """
+    path = folder / MANIFEST
+    return Manifest.load(path) if path.is_file() else None
+
+
 class Damage(Part):
     """One thing that is wrong in a checkpoint."""
 

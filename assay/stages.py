@@ -18,7 +18,7 @@ from assay.gate_recipe import GateRecipe
 from assay.measurement_records import BudgetCheck, Measurement
 from assay.probe_records import load_probes
 from assay.recipes import PrecisionRecipe, ProfileRecipe, load_recipe, recipe_names
-from assay.records import Plan, Verification, canonical_json, write_text_atomically
+from assay.records import MANIFEST, Plan, Verification, canonical_json, load_manifest, write_text_atomically
 from assay.suite_recipe import SuiteRecipe
 from assay.terminal import console, escape, print_verification
 from assay.verdict_records import GateReport
@@ -201,10 +201,8 @@ def _is_as_verified(folder: Path, previous: Verification) -> bool:
 
 
 def manifest_sha256(folder: Path) -> str | None:
-    from assay.records import Manifest
-
-    path = folder / "assay_manifest.json"
-    return Manifest.load(path).checkpoint_sha256 if path.is_file() else None
+    manifest = load_manifest(folder)
+    return None if manifest is None else manifest.checkpoint_sha256
 
 
 def write_first_card(aim: Target, folder: Path) -> None:
@@ -223,7 +221,7 @@ def run_candidates(aim: Target, run_dir: Path, precisions: str | None) -> list[C
 
     def made(name: str) -> Path:
         folder = run_dir / name / "checkpoint"
-        if not (folder / "assay_manifest.json").is_file():
+        if not (folder / MANIFEST).is_file():
             raise CheckpointError(
                 f"{folder}: no finished checkpoint there; make it first: assay quantize {aim.recipe.name} --precision {name}"
             )

@@ -21,13 +21,12 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.recipes import PrecisionRecipe, load_recipe
-from assay.records import Manifest, Plan
+from assay.records import MANIFEST, Manifest, Plan
 from assay_quantize import hub_download, stream
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import quantize
 from assay_quantize.hub import open_hub_checkpoint
 from assay_quantize.plan import make_plan
-from assay_quantize.publish import MANIFEST
 from assay_quantize.stream import HubStream, content_time_ns, needs_of
 
 SHARDS = 6

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, MeasureError
-from assay.records import Fingerprint, Manifest, sha256_of
+from assay.records import MANIFEST, Fingerprint, load_manifest, sha256_of
 from assay_evaluate.journal import Identity, Journal
 
-MANIFEST = "assay_manifest.json"
 WEIGHTS = ("*.safetensors",)
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
@@ -37,7 +36,7 @@ def checkpoint_sha256(folder: Path, journal: Journal) -> str:
     if not weights or not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint there (config.json and *.safetensors); name a folder that has one")
     try:
-        manifest = Manifest.load(folder / MANIFEST)
+        manifest = load_manifest(folder)
     except AssayError:
         manifest = None
     if manifest is not None:

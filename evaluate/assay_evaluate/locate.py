@@ -20,7 +20,7 @@ import yaml
 from assay.errors import AssayError, MeasureError
 from assay.locate_records import Location, Parting, PointDifference, Remedy
 from assay.recipes import PrecisionRecipe, ProfileRecipe, Serving
-from assay.records import Manifest, write_text_atomically
+from assay.records import load_manifest, write_text_atomically
 from assay_evaluate.client import root_url
 from assay_evaluate.external import get
 from assay_evaluate.items import arithmetic_item
@@ -166,9 +166,10 @@ def worst_points(points: Sequence[PointDifference], count: int = WORST_SHOWN) ->
 @functools.cache
 def precision_of(checkpoint: Path | None) -> PrecisionRecipe | None:
     """The recipe in a checkpoint's manifest; None: it was not made here."""
-    if checkpoint is None or not (checkpoint / "assay_manifest.json").is_file():
+    manifest = None if checkpoint is None else load_manifest(checkpoint)
+    if manifest is None:
         return None
-    data = dict(Manifest.load(checkpoint / "assay_manifest.json").precision_recipe)
+    data = dict(manifest.precision_recipe)
     data["schema"] = data.pop("schema_version", 1)
     return PrecisionRecipe.model_validate(data)
 

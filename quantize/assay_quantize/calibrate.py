@@ -27,6 +27,7 @@ from assay.families import classify, family_of
 from assay.records import sha256_of_file
 from assay_quantize.calibration_text import Text
 from assay_quantize.checkpoint import Checkpoint, open_checkpoint
+from assay_quantize.fused_experts import FUSED_PARTS
 from assay_quantize.shard_files import partial_path
 
 BATCH_TOKENS = 4096
@@ -80,10 +81,9 @@ def names_of(model: torch.nn.Module) -> dict[int, tuple[str, ...]]:
         prefix, _, leaf = name.rpartition(".")
         if parameter.dim() == 2:
             found[parameter.data_ptr()] = (name,)
-        elif parameter.dim() == 3 and leaf in ("gate_up_proj", "down_proj"):
-            parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
+        elif parameter.dim() == 3 and leaf in FUSED_PARTS:
             for expert, weight in enumerate(parameter):
-                found[weight.data_ptr()] = tuple(f"{prefix}.{expert}.{part}.weight" for part in parts)
+                found[weight.data_ptr()] = tuple(f"{prefix}.{expert}.{part}.weight" for part in FUSED_PARTS[leaf])
     return found
 
 

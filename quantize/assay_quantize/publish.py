@@ -17,22 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from assay.mtp import declaring_none
-from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
+from assay.records import MANIFEST, Manifest, Plan, ShardRecord, sha256_of_file
 from assay.safe_files import stays_inside
 from assay.safetensors_index import INDEX_NAME
 from assay_quantize.config_groups import quantization_config
 from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
 
-MANIFEST = "assay_manifest.json"
 CONFIG = "config.json"
-INDEX = INDEX_NAME
 MAX_COPIED_BYTES = 256 << 20
 """A file beside the weights that is larger than this is not a tokenizer."""
 
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".tar"}
 )
-MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, "README.md"})
+MADE_HERE = frozenset({CONFIG, INDEX_NAME, MANIFEST, "README.md"})
 OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"})
 """Not copied: they describe the source's own weights, and vLLM takes the last one for a model's config."""
 
@@ -85,7 +83,7 @@ def publish(
     files: dict[str, str] = {}
     for path in files_to_copy(source):
         files[path.name] = _copy(path, folder / path.name)
-    files[INDEX] = write_file(folder / INDEX, _json_text(index_json(plan)))
+    files[INDEX_NAME] = write_file(folder / INDEX_NAME, _json_text(index_json(plan)))
     files[CONFIG] = write_file(folder / CONFIG, _json_text(config_json(plan)))
     manifest = Manifest(
         model=plan.model,

@@ -21,13 +21,14 @@ from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.mtp import mtp_problems, names_in_block
 from assay.recipes import PrecisionRecipe
-from assay.records import Manifest, Plan, TensorPlan, Verification
+from assay.records import MANIFEST, Manifest, Plan, TensorPlan, Verification, load_manifest
 from assay.safe_files import read_json_object
+from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
 from assay_quantize.engine import plan_sha256
 from assay_quantize.hash_files import hash_file
 from assay_quantize.plan import make_plan
-from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
+from assay_quantize.publish import CONFIG, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
 from assay_quantize.source_files import data_of_files
 from assay_quantize.verify_findings import Findings
@@ -141,16 +142,15 @@ def _stamps(folder: Path, manifest: Manifest | None) -> dict[str, str]:
 
 def _manifest(folder: Path, findings: Findings) -> Manifest | None:
     findings.look("manifest")
-    path = folder / MANIFEST
-    if not path.is_file():
-        what = "is no regular file" if path.exists() else "is missing: quantization did not finish"
-        findings.damage("manifest", MANIFEST, what)
-        return None
     try:
-        return Manifest.load(path)
+        manifest = load_manifest(folder)
     except AssayError as problem:
         findings.damage("manifest", MANIFEST, str(problem))
         return None
+    if manifest is None:
+        what = "is no regular file" if (folder / MANIFEST).exists() else "is missing: quantization did not finish"
+        findings.damage("manifest", MANIFEST, what)
+    return manifest
 
 
 def _json_object(folder: Path, name: str, findings: Findings) -> dict[str, Any] | None:
@@ -180,12 +180,12 @@ def _stored_tensors(folder: Path, findings: Findings) -> dict[str, TensorHeader]
 
 
 def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
-    index = _json_object(folder, INDEX, findings)
+    index = _json_object(folder, INDEX_NAME, findings)
     if index is None:
         return
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
-        findings.damage("index", INDEX, "has no weight_map")
+        findings.damage("index", INDEX_NAME, "has no weight_map")
         return
     listed = {str(shard) for shard in weight_map.values()}
     on_disk = {path.name for path in folder.glob("*.safetensors")}
@@ -207,7 +207,7 @@ def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Fin
     metadata = index.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
     if said != total:
-        findings.damage("index", INDEX, f"says total_size {said}, the shards hold {total} bytes")
+        findings.damage("index", INDEX_NAME, f"says total_size {said}, the shards hold {total} bytes")
 
 
 def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:

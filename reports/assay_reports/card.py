@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from assay.errors import AssayError
 from assay.measurement_records import Measurement
 from assay.recipes import ModelRecipe, load_recipe, recipe_names
-from assay.records import Fingerprint, Manifest, Plan, write_text_atomically
+from assay.records import MANIFEST, Fingerprint, Manifest, Plan, write_text_atomically
 from assay_evaluate.vllm_command import as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
@@ -49,7 +49,7 @@ def write_card(run_dir: Path, label: str) -> Path:
     run = load_run(run_dir)
     if label not in run.plans or label not in run.manifests:
         raise AssayError(
-            f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/assay_manifest.json are needed); "
+            f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/{MANIFEST} are needed); "
             f"make it with `assay quantize {run.model} --precision {label}`"
         )
     path = run_dir / label / "checkpoint" / CARD

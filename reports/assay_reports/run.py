@@ -9,7 +9,7 @@ from typing import TypeVar
 from assay.errors import AssayError
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, load_probes
-from assay.records import Manifest, Plan, Record, Verification
+from assay.records import Manifest, Plan, Record, Verification, load_manifest
 from assay.verdict_records import GateReport, Status, Verdict
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
@@ -67,7 +67,7 @@ def load_run(run_dir: Path) -> Run:
         measurements=tuple(sorted(found, key=_order)),
         gates=GateReport.load(gates) if gates.is_file() else None,
         plans=plans,
-        manifests=_load(Manifest, {f.name: f / "checkpoint" / "assay_manifest.json" for f in folders}),
+        manifests={f.name: manifest for f in folders if (manifest := load_manifest(f / "checkpoint")) is not None},
         verifications=_load(Verification, {f.name: f / "verify.json" for f in folders}),
         probes=tuple(load_probes(run_dir)),
     )
