@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from assay.atomic_files import replacing
 from assay.calibration_records import Calibration
 from assay.errors import QuantizeError
 from assay.families import classify, family_of
@@ -28,7 +30,6 @@ from assay.records import sha256_of_file
 from assay_quantize.calibration_text import Text
 from assay_quantize.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.fused_experts import FUSED_PARTS
-from assay_quantize.shard_files import partial_path
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""
@@ -169,8 +170,8 @@ def write_importance(path: Path, moments: Mapping[str, Moments], text: Iterable[
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
     counts = {name: one.num_tokens for name, one in moments.items()}
-    save_file(means, partial_path(path), {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)})
-    os.replace(partial_path(path), path)
+    with replacing(path) as partial:
+        save_file(means, partial, {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)})
 
 
 def _check_out(path: Path) -> None:
@@ -179,8 +180,8 @@ def _check_out(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        partial_path(path).touch()
-        partial_path(path).unlink()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as problem:
         raise QuantizeError(f"--out {path}: cannot be written: {problem.strerror}; give the name of a file") from None
 

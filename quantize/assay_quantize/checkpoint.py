@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.records import sha256_of
-from assay.safe_files import open_inside, read_json_object
+from assay.safe_files import open_inside, read_fully, read_json_object
 from assay.safetensors_index import INDEX_NAME as INDEX_NAME
 from assay.safetensors_index import MAX_HEADER_BYTES as MAX_HEADER_BYTES
 from assay.safetensors_index import SINGLE_NAME, header_entries, weight_map
@@ -77,11 +77,10 @@ class Checkpoint:
         if self.folder is None:
             raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
         header = self.tensors[name]
-        data, path, done = bytearray(header.num_bytes), self.folder / header.shard, 0
+        data, path = bytearray(header.num_bytes), self.folder / header.shard
         try:
             with open_inside(self.folder, header.shard) as file:
-                while done < len(data) and (got := os.preadv(file.fileno(), [memoryview(data)[done:]], header.begin + done)):
-                    done += got
+                done = read_fully(file.fileno(), memoryview(data), header.begin)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         if done != len(data):

@@ -9,19 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from assay.atomic_files import replacing
 from assay.mtp import declaring_none
 from assay.records import MANIFEST, Manifest, Plan, ShardRecord, sha256_of_file
 from assay.safe_files import stays_inside
 from assay.safetensors_index import INDEX_NAME
 from assay_quantize.config_groups import quantization_config
-from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
+from assay_quantize.shard_files import fsync_folder, planned_shards
 
 CONFIG = "config.json"
 MAX_COPIED_BYTES = 256 << 20
@@ -117,21 +117,14 @@ def versions() -> dict[str, str]:
 def write_file(path: Path, text: str) -> str:
     """Write by rename from a temporary name that a later run cleans up; returns the SHA-256."""
     data = text.encode()
-    partial = partial_path(path)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(data)
     return hashlib.sha256(data).hexdigest()
 
 
 def _copy(path: Path, target: Path) -> str:
-    partial = partial_path(target)
-    shutil.copyfile(path, partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+    with replacing(target) as partial:
+        shutil.copyfile(path, partial)
     return sha256_of_file(target)
 
 
