@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from assay.gate_recipe import GateRecipe, ScoreGate, TruncationGate
 from assay.measurement_records import Measurement, TaskResult
+from assay.quantities import percent_short, points_short, points_signed, signed
+from assay.records import Interval
 from assay.verdict_records import Status, Verdict
 from assay_evaluate.pairs import Pairs, TokenCost, find_task, output_tokens, pair_items
 from assay_evaluate.statistics import POWER, PairedEvidence, decide, holm, items_needed
@@ -148,8 +150,8 @@ def _sentences(
     if one.pairs.is_sampled:
         found, right = f"{found}, {one.pairs.n} pairs of replies", "more often right"
     seen = (
-        f"{points(drop.value)} points lost ({percent(drop.level)} interval {points(drop.low)} to {points(drop.high)}) "
-        f"{found}, {evidence.b} {right} in {reference.label} only and {evidence.c} in {candidate.label} only"
+        f"{points_lost(drop)} {found}, {evidence.b} {right} in {reference.label} only and {evidence.c} in "
+        f"{candidate.label} only"
         + (f", {flips.wrong_to_other_wrong} wrong in another way" if flips.wrong_to_other_wrong else "")
         + (f", {one.pairs.num_excluded} without a reply left out" if one.pairs.num_excluded else "")
     )
@@ -158,9 +160,15 @@ def _sentences(
     return f"{seen}: {_conclusion(one, recipe, status, family)}. {tests}.{_token_sentence(one.tokens, reference.label)}"
 
 
+def points_lost(drop: Interval) -> str:
+    """+1.5 points lost (95 % interval -0.3 to +3.3)."""
+    low, high = points_signed(drop.low), points_signed(drop.high)
+    return f"{points_signed(drop.value)} points lost ({percent_short(drop.level)} interval {low} to {high})"
+
+
 def _conclusion(one: Scored, recipe: GateRecipe, status: Status, family: int) -> str:
     evidence = one.evidence
-    margin = f"{points(evidence.margin, sign=False)} points"
+    margin = f"{points_short(evidence.margin)} points"
     equivalent = evidence.claim == "equivalent"
     if status == "PASS":
         return f"equivalent within {margin}" if equivalent else f"less than {margin}"
@@ -192,19 +200,8 @@ def _token_sentence(tokens: TokenCost | None, reference: str) -> str:
     extra = tokens.extra
     return (
         f" {tokens.candidate_mean:.1f} tokens a reply, {tokens.reference_mean:.1f} in {reference} "
-        f"({extra.value:+.1f}, {percent(extra.level)} interval {extra.low:+.1f} to {extra.high:+.1f})."
+        f"({signed(extra.value)}, {percent_short(extra.level)} interval {signed(extra.low)} to {signed(extra.high)})."
     )
-
-
-def points(share: float, *, sign: bool = True) -> str:
-    """0.021 -> +2.1 (percentage points)."""
-    text = f"{100 * share:+.1f}" if sign else f"{100 * share:.1f}".removesuffix(".0")
-    return "0.0" if text in {"+0.0", "-0.0"} else text
-
-
-def percent(share: float) -> str:
-    """0.052 -> 5.2 %."""
-    return f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be believed
@@ -226,8 +223,8 @@ def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str
         return None
     return (
         f"{pairs.num_excluded} of {pairs.n + pairs.num_excluded} items of {gate.task} have no reply on one side or both "
-        f"({percent(pairs.excluded_share)}, allowed {percent(recipe.max_excluded)}): what is left may not be a fair sample; "
-        "run the evaluation again, it asks only what is missing."
+        f"({percent_short(pairs.excluded_share)}, allowed {percent_short(recipe.max_excluded)}): what is left may not be a "
+        "fair sample; run the evaluation again, it asks only what is missing."
     )
 
 
@@ -238,7 +235,7 @@ def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Meas
         if share is not None and share > limit:
             return (
                 f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {measurement.label} to {task.task} "
-                f"were cut off at {task.max_tokens} tokens ({percent(share)}, allowed {percent(limit)}): "
+                f"were cut off at {task.max_tokens} tokens ({percent_short(share)}, allowed {percent_short(limit)}): "
                 "the score would measure the budget, not the model; raise max_tokens."
             )
     return None
@@ -251,6 +248,6 @@ def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: Scored) -> st
         return None
     return (
         f"{reference.label} itself is right in {sum(one.pairs.reference)} of {one.pairs.n} replies to {gate.task} "
-        f"({percent(share)}): it cannot lose {points(gate.max_drop, sign=False)} points, so nothing is shown; "
+        f"({percent_short(share)}): it cannot lose {points_short(gate.max_drop)} points, so nothing is shown; "
         "ask something easier, or for more of the context or budget it needs."
     )

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from assay.measurement_records import ItemResult, TaskResult
+from assay.quantities import points
 from assay.records import Interval
 from assay.swe_records import SweDifference
 from assay_evaluate.statistics import (
@@ -90,7 +91,7 @@ def resolution(discordant_share: float, n: int, level: float = 0.95) -> float:
 def resolution_sentence(n: int, discordant_share: float, level: float = 0.95) -> str:
     """What one run can tell apart, in one sentence."""
     return (
-        f"One run of {n} instances resolves about ±{100 * resolution(discordant_share, n, level):.1f} points "
+        f"One run of {n} instances resolves about ±{points(resolution(discordant_share, n, level))} points "
         f"({100 * discordant_share:.0f} % of the instances come out differently)."
     )
 
