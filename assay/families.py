@@ -25,12 +25,13 @@ class Form:
     """One name of a family.
 
     kind: `linear`: a 2-D weight that vLLM can hold quantized. `plain`: a weight that vLLM applies to or looks up by
-        activations but loads only unquantized. `vector`: norms, biases and other small things.
-    fused: last component of the vLLM parameter into which this weight is loaded together with others.
+        activations but loads only unquantized, so the ignore list must cover it. `bare`: the same, and vLLM builds its layer
+        without a quantization config, so that the ignore list has no say. `vector`: norms, biases and other small things.
+    fused: last component of the vLLM parameter into which this weight is loaded together with others, in this order.
     """
 
     part: str
-    kind: Literal["linear", "plain", "vector"] = "vector"
+    kind: Literal["linear", "plain", "bare", "vector"] = "vector"
     fused: str | None = None
 
 
@@ -88,7 +89,7 @@ _TOP = {
 }
 _LAYER_NORMS = {"input_layernorm.weight": Form("norm"), "post_attention_layernorm.weight": Form("norm")}
 _MOE = {
-    "mlp.gate.weight": Form("router", "plain"),
+    "mlp.gate.weight": Form("router", "bare"),
     **_mlp("mlp", "dense_mlp"),
     **_mlp("mlp.experts.{expert}", "routed_expert"),
 }
@@ -121,8 +122,8 @@ _MLA = {
 _INDEXER = {
     "self_attn.indexer.wq_b.weight": _linear("indexer"),
     # vLLM fuses these two into one layer that has no quantization config
-    "self_attn.indexer.wk.weight": Form("indexer", "plain", "wk_weights_proj"),
-    "self_attn.indexer.weights_proj.weight": Form("indexer", "plain", "wk_weights_proj"),
+    "self_attn.indexer.wk.weight": Form("indexer", "bare", "wk_weights_proj"),
+    "self_attn.indexer.weights_proj.weight": Form("indexer", "bare", "wk_weights_proj"),
     "self_attn.indexer.k_norm.weight": Form("norm"),
     "self_attn.indexer.k_norm.bias": Form("norm"),
 }
@@ -137,7 +138,7 @@ _GATED_DELTA_NET = {
     "linear_attn.norm.weight": Form("norm"),
 }
 _INLINED_MTP = {
-    "eh_proj.weight": Form("mtp_projection", "plain"),  # a bare nn.Linear in vLLM: packed, it is a KeyError
+    "eh_proj.weight": Form("mtp_projection", "bare"),  # a bare nn.Linear in vLLM: packed, it is a KeyError
     "enorm.weight": Form("norm"),
     "hnorm.weight": Form("norm"),
     "shared_head.norm.weight": Form("norm"),
@@ -173,7 +174,10 @@ NAMES: dict[str, FamilyNames] = {
         mtp_required=_INLINED_REQUIRED,
     ),
     "qwen3_moe": FamilyNames(
-        ("Qwen3MoeForCausalLM",), {**_LAYER_NORMS, **_GQA, **_MOE}, num_experts_keys=_QWEN_EXPERT_KEYS
+        ("Qwen3MoeForCausalLM",),
+        # vLLM hands its quantization config to this router: it is a linear like any other there
+        {**_LAYER_NORMS, **_GQA, **_MOE, "mlp.gate.weight": Form("router", "plain")},
+        num_experts_keys=_QWEN_EXPERT_KEYS,
     ),
     "qwen3_next": FamilyNames(
         ("Qwen3NextForCausalLM",),
@@ -183,7 +187,7 @@ NAMES: dict[str, FamilyNames] = {
             **_GATED_DELTA_NET,
             **_MOE,
             **_mlp("mlp.shared_expert", "shared_expert"),
-            "mlp.shared_expert_gate.weight": Form("router", "plain"),
+            "mlp.shared_expert_gate.weight": Form("router", "bare"),
         },
         mtp=_QWEN_MTP,
         mtp_required=tuple(_QWEN_MTP),
@@ -194,6 +198,9 @@ NAMES: dict[str, FamilyNames] = {
 
 MODEL_TYPES: dict[str, str] = {**{family: family for family in NAMES}, "kimi_k2": "deepseek_v3"}
 """`model_type` of config.json -> family."""
+
+EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""The weights of one expert, in every family."""
 
 _IN_LAYER = re.compile(r"(model|mtp)\.layers\.(0|[1-9]\d*)\.(.+)")
 _IN_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d*)\.(.+)")
@@ -218,7 +225,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     family = by_architecture.get(architecture or "") or (MODEL_TYPES.get(str(model_type)) if architecture is None else None)
     if family is not None and num_experts(family, config) > 0:
         return family
-    if not any(_count(key, config.get(key)) for key in _EXPERT_COUNT_KEYS):
+    if not any(count_of(key, config.get(key)) for key in _EXPERT_COUNT_KEYS):
         raise PlanError(
             f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {supported}"
         )
@@ -232,10 +239,10 @@ MAX_COUNT = 100_000
 """More layers or experts than any model has: loops over a config's numbers stay short."""
 
 
-def _count(key: str, value: Any) -> int:
+def count_of(key: str, value: Any) -> int:
     """A number of layers or experts; 0 for what counts nothing. PlanError for one that cannot be."""
     if isinstance(value, list):  # per layer, in some configs
-        return max((_count(key, one) for one in value), default=0)
+        return max((count_of(key, one) for one in value), default=0)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0 or value > MAX_COUNT:
         if value is None or value is False:
             return 0
@@ -247,28 +254,33 @@ def _count(key: str, value: Any) -> int:
 
 def num_experts(family: str, config: Mapping[str, Any]) -> int:
     """Routed experts per MoE layer; 0 if the config does not say."""
-    return next((n for key in NAMES[family].num_experts_keys if (n := _count(key, config.get(key)))), 0)
+    return next((n for key in NAMES[family].num_experts_keys if (n := count_of(key, config.get(key)))), 0)
 
 
 def num_hidden_layers(config: Mapping[str, Any]) -> int:
     """Decoder layers without MTP; PlanError if the config does not say."""
-    layers = _count("num_hidden_layers", config.get("num_hidden_layers"))
+    layers = count_of("num_hidden_layers", config.get("num_hidden_layers"))
     if not layers:
         got = config.get("num_hidden_layers")
         raise PlanError(f"config.json: num_hidden_layers must be a positive number of layers, got {got!r}")
     return layers
 
 
-MTP_CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""Where a config may say how many MTP layers there are; all of them are set to 0 when MTP is dropped."""
-
-
-def declared_mtp_layers(config: Mapping[str, Any]) -> int | None:
-    """How many MTP layers the config says there are; None if it says nothing."""
-    return next((_count(key, config[key]) for key in MTP_CONFIG_KEYS if config.get(key) is not None), None)
-
-
 # ------------------------------------------------------------------------------------------------ names
+class InLayer(NamedTuple):
+    """`model.layers.3.mlp.gate.weight` -> ("model", 3, "mlp.gate.weight"); the root is `mtp` in `mtp.layers`."""
+
+    root: str
+    layer: int
+    rest: str
+
+
+def split_layer(name: str) -> InLayer | None:
+    """Where in the model a tensor lies; None: in no layer."""
+    found = _IN_LAYER.fullmatch(name)
+    return None if found is None else InLayer(found[1], int(found[2]), found[3])
+
+
 def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
     """What the tensor called `name` is. PlanError names tensor, family and the nearest known form."""
     names = NAMES[family]
@@ -282,13 +294,21 @@ def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
     )  # fmt: skip
 
 
+def form_of(family: str, name: str, config: Mapping[str, Any]) -> Form:
+    """The form of the tensor called `name`; PlanError as `classify`."""
+    form = _find(NAMES[family], name, num_hidden_layers(config))[3]
+    if form is None:
+        raise PlanError(_unknown(family, name, config))
+    return form
+
+
 def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int | None, bool, Form | None]:
     """(layer, expert, inside the MTP block, form) of a name; form None: not known."""
-    in_layer = _IN_LAYER.fullmatch(name)
-    if in_layer is None:
+    at = split_layer(name)
+    if at is None:
         inside = name in names.mtp
         return None, None, inside, names.mtp.get(name) if inside else _TOP.get(name)
-    root, layer, rest = in_layer[1], int(in_layer[2]), in_layer[3]
+    root, layer, rest = at
     expert = None
     if in_expert := _IN_EXPERT.fullmatch(rest):
         expert, rest = int(in_expert[1]), f"mlp.experts.{{expert}}.{in_expert[2]}"
@@ -302,16 +322,15 @@ def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int |
 
 
 def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
-    in_layer = _IN_LAYER.fullmatch(name)
-    layers = num_hidden_layers(config)
-    if in_layer and in_layer[1] == "model" and int(in_layer[2]) >= layers and not NAMES[family].mtp_layer:
+    at, layers = split_layer(name), num_hidden_layers(config)
+    if at and at.root == "model" and at.layer >= layers and not NAMES[family].mtp_layer:
         return (
-            f"{name}: layer {in_layer[2]} is beyond the {layers} layers of config.json, and family {family} has no MTP "
+            f"{name}: layer {at.layer} is beyond the {layers} layers of config.json, and family {family} has no MTP "
             "block there; correct num_hidden_layers, or the checkpoint is of another family"
         )
-    if in_layer and in_layer[1] == "model" and in_layer[3] in NAMES[family].mtp_layer:
+    if at and at.root == "model" and at.rest in NAMES[family].mtp_layer:
         return (
-            f"{name}: belongs in an MTP layer, but layer {in_layer[2]} is one of the {layers} layers of config.json; "
+            f"{name}: belongs in an MTP layer, but layer {at.layer} is one of the {layers} layers of config.json; "
             "correct num_hidden_layers"
         )
     numberless = re.sub(r"\.experts\.\d+\.", ".experts.{expert}.", re.sub(r"\.layers\.\d+\.", ".layers.{layer}.", name))
@@ -347,7 +366,7 @@ def ignore_patterns(
     patterns = [r"re:(.*\.)?lm_head$", r"re:(.*\.)?embed_tokens$"]
     kept: dict[str, list[str]] = {}
     for name, form in names.layer.items():
-        if form.kind == "plain" or (form.kind == "linear" and form.part not in quantized):
+        if form.kind in ("plain", "bare") or (form.kind == "linear" and form.part not in quantized):
             parent, _, leaf = name.removesuffix(".weight").rpartition(".")
             kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():

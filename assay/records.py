@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from assay.atomic_files import replacing
 from assay.errors import AssayError
 
 Role = Literal[
@@ -39,28 +38,15 @@ def sha256_of(data: Any) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes, read in 8 MiB pieces."""
-    digest = hashlib.sha256()
+    """SHA-256 (hex) of a file's bytes, whatever its size. Of shards `assay_quantize.hash_files` is faster."""
     with path.open("rb") as file:
-        while piece := file.read(8 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write `text` to a temporary neighbour, fsync, rename: readers see the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write `text` (UTF-8) to `path` as `atomic_files.replacing` does: readers see the old file or the whole new one."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 class Part(BaseModel):
@@ -176,6 +162,16 @@ class Plan(Record):
     tensors: tuple[TensorPlan, ...]
 
     @property
+    def keeps_mtp(self) -> bool:
+        """Whether the new checkpoint carries an MTP block."""
+        return any(tensor.role == "mtp" and tensor.action != "drop" for tensor in self.tensors)
+
+    @property
+    def drops_mtp(self) -> bool:
+        """Whether an MTP block of the source is left out."""
+        return any(tensor.role == "mtp" and tensor.action == "drop" for tensor in self.tensors)
+
+    @property
     def bytes_in(self) -> int:
         return sum(tensor.num_bytes for tensor in self.tensors)
 
@@ -225,6 +221,19 @@ class Manifest(Record):
     def checkpoint_sha256(self) -> str:
         """Identity of the checkpoint: its shards and files, not when or how fast it was made."""
         return sha256_of({"shards": {s.name: s.sha256 for s in self.shards}, "files": self.files})
+
+
+MANIFEST = "assay_manifest.json"
+"""Name of a checkpoint's manifest in its folder."""
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint folder; None: it has none, so assay did not make it, or did not finish it.
+
+    AssayError when what is there is not a manifest.
+    """
+    path = folder / MANIFEST
+    return Manifest.load(path) if path.is_file() else None
 
 
 class Damage(Part):

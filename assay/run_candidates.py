@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
-from assay.records import Manifest, sha256_of_file
+from assay.records import MANIFEST, Manifest, sha256_of_file
 from assay.run_folders import choose_run, find_runs, folder_data, read_run
 from assay.run_records import ReferenceCheckpoint, RunRecord, SourceData, folder_name
 from assay.stages import precision_names
@@ -17,8 +17,6 @@ from assay.targets import Target, local_checkpoint, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.run import Candidate
-
-MANIFEST = "assay_manifest.json"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.foreign_text import safe_name
 from assay.measurement_records import Measurement
-from assay.records import Manifest, Plan
+from assay.records import MANIFEST, Manifest, Plan
 from assay.run_lock import locked_run
 from assay.run_records import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity
 from assay.targets import run_name
@@ -73,7 +73,7 @@ def find_runs(runs: Path, about: RunRecord) -> list[Path]:
     first = runs / safe_name(about.model)
     folders = [first, *sorted(runs.glob(f"{first.name}-*"))]
     same = [folder for folder in folders if (there := read_run(folder)) is not None and there.is_about(about)]
-    return sorted(same, key=lambda folder: (folder != first, not any(folder.glob("*/checkpoint/assay_manifest.json"))))
+    return sorted(same, key=lambda folder: (folder != first, not any(folder.glob(f"*/checkpoint/{MANIFEST}"))))
 
 
 def _new_folder(first: Path, about: RunRecord, same_data: list[Path]) -> Path:
@@ -173,7 +173,7 @@ def read_run(folder: Path) -> RunRecord | None:
 def _from_records(folder: Path) -> RunRecord:
     """Of a folder without run.json; without source and reference where its records disagree."""
     plans: list[Plan | Manifest] = [Plan.load(path) for path in sorted(folder.glob("*/plan.json"))]
-    plans += [Manifest.load(path) for path in sorted(folder.glob("*/checkpoint/assay_manifest.json"))]
+    plans += [Manifest.load(path) for path in sorted(folder.glob(f"*/checkpoint/{MANIFEST}"))]
     measured = [Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))]
     sources = [SourceData(location=p.source, revision=p.source_revision, files=p.source_files) for p in plans]
     references = [

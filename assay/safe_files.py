@@ -60,6 +60,21 @@ def open_ours(path: str, flags: int, what: str) -> int:
     return descriptor
 
 
+def read_fully(descriptor: int, buffer: memoryview, begin: int, *, block_bytes: int = 1) -> int:
+    """Fill `buffer` with the bytes of an open file from `begin` on; how many there were: fewer only where the file ends.
+
+    One read of the system may give less than was asked for. block_bytes: of a file opened past the page cache, which can be
+    read in whole blocks only, so that a part of one is its end. Safe to use from many threads. Raises OSError.
+    """
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(descriptor, [buffer[done:]], begin + done)
+        done += got
+        if got == 0 or got % block_bytes:
+            break
+    return done
+
+
 def read_json_object(folder: Path, name: str, *, unique_names: bool = False) -> dict[str, Any]:
     """The JSON object in `folder/name`; see `parse_json_object`. CheckpointError when it cannot be read or is too long."""
     path = folder / name

@@ -19,7 +19,7 @@ from assay.gate_recipe import GateRecipe
 from assay.measurement_records import BudgetCheck, Measurement
 from assay.probe_records import load_probes
 from assay.recipes import PrecisionRecipe, ProfileRecipe, load_recipe, recipe_names
-from assay.records import Plan, Verification, canonical_json, write_text_atomically
+from assay.records import Plan, Verification, canonical_json, load_manifest, write_text_atomically
 from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay.suite_recipe import SuiteRecipe
 from assay.terminal import console, escape, print_verification, say
@@ -211,10 +211,8 @@ def _is_as_verified(folder: Path, previous: Verification) -> bool:
 
 
 def manifest_sha256(folder: Path) -> str | None:
-    from assay.records import Manifest
-
-    path = folder / "assay_manifest.json"
-    return Manifest.load(path).checkpoint_sha256 if path.is_file() else None
+    manifest = load_manifest(folder)
+    return None if manifest is None else manifest.checkpoint_sha256
 
 
 def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:

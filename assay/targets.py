@@ -7,6 +7,7 @@ from its config.json: same precisions and reference as tiny-glm, the quick suite
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,9 +15,11 @@ from typing import Any, Literal, cast
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.foreign_text import safe_name
+from assay.mtp import mtp_block
 from assay.recipes import Family, Location, ModelRecipe, Reference, Serving, load_recipe, recipe_names, recipes_dir
 from assay.run_records import folder_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
+from assay.safetensors_index import tensor_names
 
 REASONING_PARSERS: dict[str, str] = {
     "glm4_moe": "glm45",
@@ -60,7 +63,7 @@ def resolve_target(text: str) -> Target:
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
         config = read_json_object(folder, "config.json")
         return Target(
-            _recipe_for(folder_name(folder), Location(path=str(folder)), config, folder),
+            _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder),
             Location(path=str(folder)),
             False,
         )
@@ -97,8 +100,8 @@ def _hub_target(hub_id: str) -> Target:
         if recipe.source.hub == hub_id:
             return Target(recipe, recipe.source, True)
     location = Location(hub=hub_id)
-    config = open_hub_checkpoint(hub_id).config
-    return Target(_recipe_for(hub_id.split("/")[1], location, config, None), location, False)
+    found = open_hub_checkpoint(hub_id)
+    return Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location, False)
 
 
 def _from_repository(location: Location) -> Location:
@@ -114,14 +117,17 @@ def _from_repository(location: Location) -> Location:
     return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))
 
 
-def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: Path | None) -> ModelRecipe:
-    """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records."""
+def _recipe_for(
+    name: str, location: Location, config: dict[str, Any], tensors: Iterable[str] | None, folder: Path | None
+) -> ModelRecipe:
+    """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records.
+
+    tensors: their names; None: there are none yet.
+    """
     try:
         family = cast(Family, family_of(config))
     except PlanError as problem:
         raise PlanError(f"{folder or location.hub}/{problem}") from None
-    declared = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
-    has_mtp = bool(declared) or (folder is not None and _has_mtp_tensors(folder))
     return ModelRecipe(
         schema=1,
         name=safe_name(name),
@@ -135,14 +141,9 @@ def _recipe_for(name: str, location: Location, config: dict[str, Any], folder: P
         profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
         serving=Serving(
             reasoning_parser=REASONING_PARSERS[family] if folder is not None and _thinks(folder) else None,
-            num_speculative_tokens=1 if has_mtp else None,
+            num_speculative_tokens=1 if mtp_block(config, tensors).num_layers else None,
         ),
     )  # fmt: skip
-
-
-def _has_mtp_tensors(folder: Path) -> bool:
-    """Whether the index lists `mtp.*` tensors: Qwen3-Next carries an MTP block that its config does not declare."""
-    return '"mtp.' in _text(folder / "model.safetensors.index.json")
 
 
 def _thinks(folder: Path) -> bool:

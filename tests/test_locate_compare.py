@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from assay.recipes import PrecisionRecipe, load_recipe
+from assay.runtime_names import role_of
 from assay_evaluate.locate import remedy_for
 from assay_evaluate.locate_compare import (
     compare,
@@ -20,7 +21,6 @@ from assay_evaluate.locate_compare import (
     outlier,
     parting_of_ranks,
     relative_distance,
-    role_of,
 )
 from assay_evaluate.locate_reading import SKETCH_WIDTH, PointReading, Reading
 from assay_vllm.activations import Point, projection
@@ -254,6 +254,21 @@ def test_statistics_of_a_point_are_those_of_all_its_calls_together() -> None:
         ("model.layers.2.mlp.experts.router", "router"),
         ("model.layers.2.mlp.shared_experts.down_proj", "shared_expert"),
         ("model.layers.3.self_attn.indexer.wq_b", "indexer"),
+        ("model.layers.3.self_attn.indexer.wk_weights_proj", "indexer"),
+        ("model.layers.3.self_attn.indexer.k_norm", "norm"),
+        ("model.layers.3.self_attn.attn", "attention"),
+        ("model.layers.3.self_attn.fused_qkv_a_proj", "attention"),
+        ("model.layers.3.linear_attn.in_proj_qkvz", "attention"),
+        ("model.layers.2.mlp.experts.5.w13_weight", "routed_expert"),
+        ("model.layers.2.mlp.shared_expert.gate_up_proj", "shared_expert"),
+        ("model.layers.2.mlp.shared_expert_gate", "router"),
+        ("model.layers.2.pre_feedforward_layernorm", "norm"),
+        ("model.layers.4.eh_proj", "mtp"),
+        ("model.layers.4.shared_head.head", "mtp"),
+        ("model.layers.4.mtp_block.self_attn.o_proj", "attention"),
+        ("model.norm.residual", "norm"),
+        ("lm_head", "lm_head"),
+        ("mtp.fc", "mtp"),
         ("logits_processor", "lm_head"),
         ("something.else", None),
     ],

@@ -19,14 +19,13 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import QuantizeError
 from assay.recipes import PrecisionRecipe, load_recipe
-from assay.records import Plan
+from assay.records import MANIFEST, Plan
 from assay_quantize import ray_engine, ray_worker
 from assay_quantize.budget import resident_bytes
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import JOURNAL, _runner, quantize
 from assay_quantize.hub import open_hub_checkpoint
 from assay_quantize.plan import make_plan
-from assay_quantize.publish import MANIFEST
 from assay_quantize.shard_files import planned_shards
 from assay_quantize.shards import ShardOptions
 from assay_quantize.stream import HubStream, Need, needs_of

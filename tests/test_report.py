@@ -510,12 +510,12 @@ def test_card_states_a_licence_only_if_there_is_one(run_dir: Path, tmp_path: Pat
 
 def test_serve_command_is_the_fingerprints(run_dir: Path) -> None:
     found = Measurement.load(run_dir / "measurements" / "w4a16.json").fingerprint
-    assert serve_command(found, None) == (
+    assert serve_command(found, None, has_mtp=True) == (
         "vllm serve PATH_OF_THIS_FOLDER \\\n  --reasoning-parser glm45 \\\n"
         '  --speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\''
     )
     native = found.model_copy(update={"emulated": False, "checkpoint_flags": {}, "speculation": None})
-    assert serve_command(native, None) == (
+    assert serve_command(native, None, has_mtp=True) == (
         "vllm serve PATH_OF_THIS_FOLDER \\\n  --dtype float32 \\\n  --enforce-eager \\\n  --max-model-len 4096 \\\n"
         "  --reasoning-parser glm45"
     )

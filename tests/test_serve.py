@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_interpreter import fake_python
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -213,23 +214,6 @@ def command_of(pid: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ a fake vLLM
-FAKE = """#!{python}
-import json, os, signal, subprocess, sys, time
-if "-m" not in sys.argv:
-    print(json.dumps({{"vllm": "0.0", "assay": "0"}}))
-    sys.exit()
-{body}
-"""
-
-
-def fake_python(folder: Path, body: str) -> Path:
-    """An "interpreter" that has vLLM 0.0 and runs `body` when asked to start a server."""
-    path = folder / "python"
-    path.write_text(FAKE.format(python=sys.executable, body=body))
-    path.chmod(0o755)
-    return path
-
-
 STUBBORN = """
 child = subprocess.Popen([sys.executable, "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"])

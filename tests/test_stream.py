@@ -24,14 +24,13 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.recipes import PrecisionRecipe, load_recipe
-from assay.records import Manifest, Plan
+from assay.records import MANIFEST, Manifest, Plan
 from assay_quantize import stream
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import quantize
 from assay_quantize.hub import FIRST_BYTES, open_hub_checkpoint
 from assay_quantize.hub_download import XET_BUFFER_BYTES, HubFiles, Stopped
 from assay_quantize.plan import make_plan
-from assay_quantize.publish import MANIFEST
 from assay_quantize.stream import HubStream, Need, content_time_ns, needs_of, stage_shard
 
 SHARDS = 6

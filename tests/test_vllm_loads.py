@@ -23,12 +23,13 @@ from tiny_checkpoints import make_tiny_glm4_moe, read_shards, store_as_fp8, to_f
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from assay.recipes import PrecisionRecipe, ProfileRecipe, Serving, load_recipe
-from assay.records import Plan
+from assay.records import MANIFEST, Plan
+from assay.safetensors_index import INDEX_NAME
 from assay_evaluate.serve import ServerSpec, find_interpreter, serve
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import quantize
 from assay_quantize.plan import make_plan
-from assay_quantize.publish import CONFIG, INDEX, MANIFEST
+from assay_quantize.publish import CONFIG
 from assay_quantize.verify import verify
 
 TRAINED = Path(__file__).resolve().parent.parent / "examples" / "tiny_glm" / "checkpoint"
@@ -97,7 +98,7 @@ def test_vllm_refuses_every_unfinished_folder(answers: Answers) -> None:
     assert said["whole"] is None, "vLLM refuses the finished one as well: the others prove nothing"
     for moment in MOMENTS.keys() - {"before the manifest"}:
         assert "Invalid repository ID or local directory" in str(said[moment]), f"{moment}: vLLM would load it"
-    assert [(folders["index, but no config.json"] / name).exists() for name in (INDEX, CONFIG)] == [True, False]
+    assert [(folders["index, but no config.json"] / name).exists() for name in (INDEX_NAME, CONFIG)] == [True, False]
     almost = folders["before the manifest"]
     assert [(almost / name).exists() for name in (CONFIG, MANIFEST)] == [True, False]
     assert said["before the manifest"] is None and loadable_files(almost) == loadable_files(folders["whole"])

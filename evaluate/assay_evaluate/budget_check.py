@@ -13,6 +13,7 @@ from typing import assert_never
 from assay.errors import MeasureError
 from assay.gate_recipe import GateRecipe
 from assay.measurement_records import BudgetCheck, TaskBudget, TaskResult
+from assay.quantities import percent_plain
 from assay.recipes import ProfileRecipe, Serving
 from assay.suite_recipe import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
 from assay_evaluate.identity import checkpoint_sha256, identity
@@ -119,7 +120,7 @@ def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_trunc
     if share.value > max_truncated:
         context = task.truncated_by.get("context", 0) > task.num_truncated / 2
         remedy = "the context is too short: raise max-model-len" if context else "raise max_tokens"
-        return f"{seen}: too small, at most {100 * max_truncated:g} % may be; {remedy}"
+        return f"{seen}: too small, at most {percent_plain(max_truncated)} may be; {remedy}"
     is_close = longest is not None and longest >= CLOSE * task.max_tokens
     return f"{seen}: {'suffices, but only just' if is_close else 'suffices'}"
 

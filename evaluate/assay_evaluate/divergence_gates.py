@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from assay.divergence_records import Drift
 from assay.gate_recipe import DivergenceGate
 from assay.measurement_records import Divergence, Measurement
+from assay.quantities import percent_short
 from assay.records import Interval
 from assay.verdict_records import Status, Verdict
-from assay_evaluate.score_gates import percent
 
 WORST: tuple[Status, ...] = ("FAIL", "UNDERPOWERED", "PASS")
 SET_NAMES = {"all": "", "held_out": " on held-out text"}
@@ -70,7 +70,7 @@ def _sentence(gate: DivergenceGate, candidate: Measurement, status: Status, one:
     unit = "" if gate.metric in WITHOUT_UNIT else " nats"
     limit = gate.max if gate.max is not None else gate.min
     if isinstance(one.value, Interval):
-        interval = f"({percent(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g})"
+        interval = f"({percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g})"
         text = f"{gate.metric}{one.where} {one.value.value:.4g}{unit} {interval}"
     else:
         text = f"{gate.metric}{one.where} {one.value:.4g}{unit} (no interval)"

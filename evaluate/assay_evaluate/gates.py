@@ -23,12 +23,13 @@ from assay.errors import MeasureError
 from assay.gate_recipe import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport
+from assay.quantities import percent_short, points_short
 from assay.records import Interval
 from assay.verdict_records import GateReport, Status, Verdict
 from assay_evaluate.divergence_gates import judge_divergence
 from assay_evaluate.pairs import Pairs, find_task, pair_items
 from assay_evaluate.probe_gate import judge_probes
-from assay_evaluate.score_gates import judge_scores, percent, points, truncation_share
+from assay_evaluate.score_gates import judge_scores, points_lost, truncation_share
 from assay_evaluate.statistics import independent_difference, wilson
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
@@ -135,9 +136,9 @@ def _judge_truncation(
     share, label, task = max(shares, key=lambda found: found[0])
     replies = task.num_items - task.num_failed
     detail = (
-        f"At most {percent(share)} of the replies of a task were cut off"
+        f"At most {percent_short(share)} of the replies of a task were cut off"
         + (f" ({task.num_truncated} of {replies}, {label}, {task.task})" if task.num_truncated else "")
-        + f"; allowed {percent(gate.max_share)}."
+        + f"; allowed {percent_short(gate.max_share)}."
     )
     status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
     return verdict(status, detail, wilson(task.num_truncated, replies, level))
@@ -162,11 +163,10 @@ def _judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: M
         ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
     )
     seen = (
-        f"{percent(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {reference.label}, "
-        f"{percent(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {candidate.label}: {points(drop.value)} points "
-        f"lost ({percent(level)} interval {points(drop.low)} to {points(drop.high)})"
+        f"{percent_short(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {reference.label}, "
+        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {candidate.label}: {points_lost(drop)}"
     )
-    margin = f"{points(gate.max_drop, sign=False)} points"
+    margin = f"{points_short(gate.max_drop)} points"
     if drop.high < gate.max_drop:
         return verdict("PASS", f"{seen}, less than {margin}.", drop)
     if drop.low > gate.max_drop:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, MeasureError
-from assay.records import Fingerprint, Manifest, sha256_of
+from assay.records import MANIFEST, Fingerprint, load_manifest, sha256_of
 from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay_evaluate.journal import Identity
 
-MANIFEST = "assay_manifest.json"
 WEIGHTS = ("*.safetensors",)
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
@@ -38,7 +37,7 @@ def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:
     """
     files = hashed_files(folder)
     try:
-        manifest = Manifest.load(folder / MANIFEST)
+        manifest = load_manifest(folder)
     except AssayError:
         manifest = None
     if manifest is not None:

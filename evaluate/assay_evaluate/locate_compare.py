@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.locate_records import Parting, PointDifference
+from assay.runtime_names import role_of
 from assay_evaluate.locate_reading import PointReading, Reading
 
 NOISE_FACTOR = 5.0
@@ -34,26 +35,6 @@ activations by a factor of 6, so their sizes are not compared between ranks."""
 
 WRITING_ROLES = ("attention", "dense_mlp", "shared_expert", "routed_expert")
 """Roles whose output is added to the residual stream."""
-
-ROLES: tuple[tuple[str, str], ...] = (
-    (r"\.indexer\.", "indexer"),
-    (r"(^|\.)(enorm|hnorm|eh_proj|shared_head)(\.|$)", "mtp"),
-    (r"norm(\.residual)?$", "norm"),
-    (r"\.(self_attn|linear_attn|attn)(\.|$)", "attention"),
-    (r"\.mlp\.shared_experts?\.", "shared_expert"),
-    (r"\.mlp\.experts\.router$", "router"),
-    (r"\.mlp\.experts(\.|$)", "routed_expert"),
-    (r"\.mlp\.gate$", "router"),
-    (r"\.mlp\.", "dense_mlp"),
-    (r"embed_tokens$", "embedding"),
-    (r"(lm_head|logits_processor)$", "lm_head"),
-)
-"""vLLM's module names -> role; the first that matches."""
-
-
-def role_of(name: str) -> str | None:
-    """The role of a place of the model; None: not known."""
-    return next((role for pattern, role in ROLES if re.search(pattern, name)), None)
 
 
 def compare(a: Reading, b: Reading, again: Reading | None = None) -> tuple[list[PointDifference], list[str]]:

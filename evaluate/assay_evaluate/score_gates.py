@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from assay.gate_recipe import GateRecipe, ScoreGate, TruncationGate
 from assay.measurement_records import Measurement, TaskResult
+from assay.quantities import percent_short, points_short, points_signed, signed
+from assay.records import Interval
 from assay.verdict_records import Status, Verdict
 from assay_evaluate.pairs import Pairs, TokenCost, find_task, output_tokens, pair_items
 from assay_evaluate.statistics import POWER, PairedEvidence, decide, holm, items_needed
@@ -21,7 +23,7 @@ DEFAULT_MAX_TRUNCATED = 0.05
 
 
 @dataclass(frozen=True)
-class Scored:
+class ComparedTask:
     """One task that both sides answered, held against its margin."""
 
     reference: TaskResult
@@ -37,7 +39,7 @@ def judge_scores(
 ) -> dict[str, Verdict]:
     """Task -> verdict, for every score gate of the recipe."""
     verdicts: dict[str, Verdict] = {}
-    scored: dict[str, Scored] = {}
+    scored: dict[str, ComparedTask] = {}
     unbelievable: dict[str, str] = {}
     for gate in gates:
         found = _score(gate, reference, candidate, recipe)
@@ -81,7 +83,7 @@ def _has_score(measurement: Measurement, name: str) -> bool:
     return task is not None and task.accuracy is not None
 
 
-def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: Scored) -> bool:
+def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> bool:
     """Whether the reference has something to lose, and room for its replies."""
     is_cut = _too_much_truncation(gate, recipe, (reference, one.reference)) is not None
     return _nothing_to_lose(gate, reference, one) is None and not is_cut
@@ -91,7 +93,7 @@ def _adjusted(p_values: list[float], recipe: GateRecipe) -> list[float]:
     return holm(p_values) if recipe.adjust == "holm" else p_values
 
 
-def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> Scored | str:
+def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> ComparedTask | str:
     """The task's evidence, or the sentence that says why there is none."""
     ours, theirs = find_task(reference, gate.task), find_task(candidate, gate.task)
     for side, task in ((reference, ours), (candidate, theirs)):
@@ -106,11 +108,17 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
     evidence = pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
     if ours.kind == "swe":
         evidence = swe.widen(evidence, swe.pair_instances(ours, theirs))
-    return Scored(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
+    return ComparedTask(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
 
 
 def _verdict(
-    gate: ScoreGate, one: Scored, candidate: Measurement, recipe: GateRecipe, status: Status, detail: str, p_holm: float | None
+    gate: ScoreGate,
+    one: ComparedTask,
+    candidate: Measurement,
+    recipe: GateRecipe,
+    status: Status,
+    detail: str,
+    p_holm: float | None,
 ) -> Verdict:
     evidence, tokens = one.evidence, one.tokens
     return Verdict(
@@ -131,7 +139,7 @@ def _verdict(
     )
 
 
-def _items_needed(one: Scored, recipe: GateRecipe) -> int:
+def _items_needed(one: ComparedTask, recipe: GateRecipe) -> int:
     """TOST must pass on both sides: each may miss half as often."""
     power = POWER if one.evidence.claim == "non_inferior" else (1 + POWER) / 2
     return max(one.pairs.needed(one.evidence.margin, recipe.level, power), recipe.min_items)
@@ -139,7 +147,13 @@ def _items_needed(one: Scored, recipe: GateRecipe) -> int:
 
 # ------------------------------------------------------------------------------------------------ what it says
 def _sentences(
-    one: Scored, reference: Measurement, candidate: Measurement, recipe: GateRecipe, status: Status, p_holm: float, family: int
+    one: ComparedTask,
+    reference: Measurement,
+    candidate: Measurement,
+    recipe: GateRecipe,
+    status: Status,
+    p_holm: float,
+    family: int,
 ) -> str:
     """What was compared, with the numbers; whether there is a difference at all; what the replies cost."""
     evidence, flips = one.evidence, one.pairs.flips
@@ -148,8 +162,8 @@ def _sentences(
     if one.pairs.is_sampled:
         found, right = f"{found}, {one.pairs.n} pairs of replies", "more often right"
     seen = (
-        f"{points(drop.value)} points lost ({percent(drop.level)} interval {points(drop.low)} to {points(drop.high)}) "
-        f"{found}, {evidence.b} {right} in {reference.label} only and {evidence.c} in {candidate.label} only"
+        f"{points_lost(drop)} {found}, {evidence.b} {right} in {reference.label} only and {evidence.c} in "
+        f"{candidate.label} only"
         + (f", {flips.wrong_to_other_wrong} wrong in another way" if flips.wrong_to_other_wrong else "")
         + (f", {one.pairs.num_excluded} without a reply left out" if one.pairs.num_excluded else "")
     )
@@ -158,9 +172,15 @@ def _sentences(
     return f"{seen}: {_conclusion(one, recipe, status, family)}. {tests}.{_token_sentence(one.tokens, reference.label)}"
 
 
-def _conclusion(one: Scored, recipe: GateRecipe, status: Status, family: int) -> str:
+def points_lost(drop: Interval) -> str:
+    """+1.5 points lost (95 % interval -0.3 to +3.3)."""
+    low, high = points_signed(drop.low), points_signed(drop.high)
+    return f"{points_signed(drop.value)} points lost ({percent_short(drop.level)} interval {low} to {high})"
+
+
+def _conclusion(one: ComparedTask, recipe: GateRecipe, status: Status, family: int) -> str:
     evidence = one.evidence
-    margin = f"{points(evidence.margin, sign=False)} points"
+    margin = f"{points_short(evidence.margin)} points"
     equivalent = evidence.claim == "equivalent"
     if status == "PASS":
         return f"equivalent within {margin}" if equivalent else f"less than {margin}"
@@ -177,7 +197,7 @@ def _conclusion(one: Scored, recipe: GateRecipe, status: Status, family: int) ->
     return f"{margin} can be neither excluded nor shown{_if_the_loss_is_real(one)}"
 
 
-def _if_the_loss_is_real(one: Scored) -> str:
+def _if_the_loss_is_real(one: ComparedTask) -> str:
     """Items so that the loss that was seen, taken for the true one, would pass; nothing close to the margin or beyond it."""
     evidence, drop = one.evidence, one.evidence.drop
     if one.pairs.is_sampled or not 0 < drop.value < 0.9 * evidence.margin:
@@ -192,19 +212,8 @@ def _token_sentence(tokens: TokenCost | None, reference: str) -> str:
     extra = tokens.extra
     return (
         f" {tokens.candidate_mean:.1f} tokens a reply, {tokens.reference_mean:.1f} in {reference} "
-        f"({extra.value:+.1f}, {percent(extra.level)} interval {extra.low:+.1f} to {extra.high:+.1f})."
+        f"({signed(extra.value)}, {percent_short(extra.level)} interval {signed(extra.low)} to {signed(extra.high)})."
     )
-
-
-def points(share: float, *, sign: bool = True) -> str:
-    """0.021 -> +2.1 (percentage points)."""
-    text = f"{100 * share:+.1f}" if sign else f"{100 * share:.1f}".removesuffix(".0")
-    return "0.0" if text in {"+0.0", "-0.0"} else text
-
-
-def percent(share: float) -> str:
-    """0.052 -> 5.2 %."""
-    return f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be believed
@@ -226,8 +235,8 @@ def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str
         return None
     return (
         f"{pairs.num_excluded} of {pairs.n + pairs.num_excluded} items of {gate.task} have no reply on one side or both "
-        f"({percent(pairs.excluded_share)}, allowed {percent(recipe.max_excluded)}): what is left may not be a fair sample; "
-        "run the evaluation again, it asks only what is missing."
+        f"({percent_short(pairs.excluded_share)}, allowed {percent_short(recipe.max_excluded)}): what is left may not be a "
+        "fair sample; run the evaluation again, it asks only what is missing."
     )
 
 
@@ -238,19 +247,19 @@ def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Meas
         if share is not None and share > limit:
             return (
                 f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {measurement.label} to {task.task} "
-                f"were cut off at {task.max_tokens} tokens ({percent(share)}, allowed {percent(limit)}): "
+                f"were cut off at {task.max_tokens} tokens ({percent_short(share)}, allowed {percent_short(limit)}): "
                 "the score would measure the budget, not the model; raise max_tokens."
             )
     return None
 
 
-def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: Scored) -> str | None:
+def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: ComparedTask) -> str | None:
     """A model that is hardly ever right cannot lose the margin: whatever was done to it, the gate would pass."""
     share = sum(one.pairs.reference) / one.pairs.n
     if share > gate.max_drop:
         return None
     return (
         f"{reference.label} itself is right in {sum(one.pairs.reference)} of {one.pairs.n} replies to {gate.task} "
-        f"({percent(share)}): it cannot lose {points(gate.max_drop, sign=False)} points, so nothing is shown; "
+        f"({percent_short(share)}): it cannot lose {points_short(gate.max_drop)} points, so nothing is shown; "
         "ask something easier, or for more of the context or budget it needs."
     )

@@ -107,6 +107,8 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     _check_versions(interpreter, versions, spec)
     port = _checked_port(spec.port) if spec.port is not None else _free_port()
     command = _command(spec, versions, port)
+    if command.why_undrafted is not None:
+        report(command.why_undrafted)
     if command.emulated and "assay" not in versions:
         raise ServeError(
             f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "

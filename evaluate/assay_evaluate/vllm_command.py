@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ServeError
+from assay.mtp import mtp_block
 from assay.recipes import ProfileRecipe, Serving
+from assay.safetensors_index import tensor_names
 
 EMULATE = "assay-emulate"
 """Quantization method and load format of the plugin `assay_vllm`."""
@@ -50,6 +52,8 @@ class VllmCommand:
     speculation: dict[str, Any] | None
     recorded_environment: dict[str, str]
     emulated: bool | None
+    why_undrafted: str | None = None
+    """In a sentence, if speculation was asked for and the checkpoint has nothing to draft with; else None."""
 
 
 def vllm_command(
@@ -77,7 +81,7 @@ def vllm_command(
     if hidden_states:
         flags = {name: value for name, value in flags.items() if name not in _OF_GENERATION} | _HIDDEN_STATES
     drafting = flags.pop("speculative-config", None)
-    speculation = drafting if speculate and drafting and has_mtp(config) else None
+    speculation, why_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
     checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
@@ -95,6 +99,7 @@ def vllm_command(
         speculation=speculation,
         recorded_environment=recorded,
         emulated=emulated,
+        why_undrafted=why_undrafted,
     )
 
 
@@ -113,10 +118,20 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     return config
 
 
-def has_mtp(config: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint says that it carries its own draft head."""
-    text = config.get("text_config") or config
-    return any(text.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"))
+def _speculation(
+    checkpoint: Path, config: Mapping[str, Any], asked: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """(the speculation of this checkpoint, why there is none though it was asked for).
+
+    Only `method: mtp` drafts with the checkpoint's own MTP block; other methods bring what they need.
+    """
+    if not asked or not str(asked.get("method")).endswith("mtp") or "model" in asked:
+        return asked or None, None
+    block = mtp_block(config, tensor_names(checkpoint))
+    if block.num_layers:
+        return asked, None
+    tokens = asked.get("num_speculative_tokens")
+    return None, f"{checkpoint}: served without the {tokens} draft tokens that were asked for: {block.absence}"
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

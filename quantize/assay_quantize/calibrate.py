@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,18 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from assay.atomic_files import replacing
 from assay.calibration_records import Calibration
+from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.families import classify, family_of
 from assay.records import sha256_of_file
 from assay_quantize.calibration_text import Text
 from assay_quantize.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.shard_files import partial_path
+from assay_quantize.fused_experts import FUSED_PARTS
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""
-
-Report = Callable[[str], None]
 
 
 @dataclass
@@ -80,10 +81,9 @@ def names_of(model: torch.nn.Module) -> dict[int, tuple[str, ...]]:
         prefix, _, leaf = name.rpartition(".")
         if parameter.dim() == 2:
             found[parameter.data_ptr()] = (name,)
-        elif parameter.dim() == 3 and leaf in ("gate_up_proj", "down_proj"):
-            parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
+        elif parameter.dim() == 3 and leaf in FUSED_PARTS:
             for expert, weight in enumerate(parameter):
-                found[weight.data_ptr()] = tuple(f"{prefix}.{expert}.{part}.weight" for part in parts)
+                found[weight.data_ptr()] = tuple(f"{prefix}.{expert}.{part}.weight" for part in FUSED_PARTS[leaf])
     return found
 
 
@@ -97,7 +97,7 @@ def calibrate(
     length: int = 512,
     min_tokens: int = 64,
     device: str = "auto",
-    report: Report | None = None,
+    report: Say | None = None,
 ) -> Calibration:
     """Run the checkpoint in `folder` over `num_tokens` of `text` and write its channel weights to `out` (safetensors).
 
@@ -152,7 +152,7 @@ def linear_weights(checkpoint: Checkpoint) -> set[str]:
     return {name for name, what in found.items() if what.linear and what.role not in ("mtp", "lm_head", "router", "indexer")}
 
 
-def run_over(model: Any, sequences: Sequence[Sequence[int]], watch: InputWatch, say: Report) -> None:
+def run_over(model: Any, sequences: Sequence[Sequence[int]], watch: InputWatch, say: Say) -> None:
     """All sequences, of one length each, through the decoder; the head is not needed."""
     batch = max(1, BATCH_TOKENS // len(sequences[0]))
     with torch.no_grad(), watch:
@@ -169,8 +169,8 @@ def write_importance(path: Path, moments: Mapping[str, Moments], text: Iterable[
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
     counts = {name: one.num_tokens for name, one in moments.items()}
-    save_file(means, partial_path(path), {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)})
-    os.replace(partial_path(path), path)
+    with replacing(path) as partial:
+        save_file(means, partial, {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)})
 
 
 def _check_out(path: Path) -> None:
@@ -179,8 +179,8 @@ def _check_out(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        partial_path(path).touch()
-        partial_path(path).unlink()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as problem:
         raise QuantizeError(f"--out {path}: cannot be written: {problem.strerror}; give the name of a file") from None
 

@@ -11,21 +11,19 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.records import sha256_of
-from assay.safe_files import open_inside, parse_json_object, read_json_object
+from assay.safe_files import open_inside, read_fully, read_json_object
+from assay.safetensors_index import INDEX_NAME as INDEX_NAME
+from assay.safetensors_index import MAX_HEADER_BYTES as MAX_HEADER_BYTES
+from assay.safetensors_index import SINGLE_NAME, header_entries, weight_map
 from assay_quantize.fused_experts import split_experts
 from assay_quantize.schemes import DTYPE_BYTES
 from assay_quantize.source_files import data_of_files
 from assay_quantize.source_format import check_config_readable, find_companions, list_notes
-
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000
-"""What safetensors itself accepts."""
 
 MAX_DIMENSIONS = 8
 """No weight of a known model has more than 4."""
@@ -79,11 +77,10 @@ class Checkpoint:
         if self.folder is None:
             raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
         header = self.tensors[name]
-        data, path, done = bytearray(header.num_bytes), self.folder / header.shard, 0
+        data, path = bytearray(header.num_bytes), self.folder / header.shard
         try:
             with open_inside(self.folder, header.shard) as file:
-                while done < len(data) and (got := os.preadv(file.fileno(), [memoryview(data)[done:]], header.begin + done)):
-                    done += got
+                done = read_fully(file.fileno(), memoryview(data), header.begin)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         if done != len(data):
@@ -194,20 +191,6 @@ def _no_safetensors(folder: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ index
-def weight_map(where: str, index: Mapping[str, Any]) -> dict[str, str]:
-    """Tensor name -> file name from an index; names that would leave the folder are refused."""
-    found = index.get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
-        raise CheckpointError(f"{where}: key weight_map must map tensor names to file names; download the index again")
-    if odd := next((name for name in found if not name.isprintable()), None):
-        raise CheckpointError(f"{where}: {ascii(odd)[:200]} is no tensor's name; download the index again")
-    for file in set(found.values()):
-        path = PurePosixPath(file)
-        if path.name != file or "\\" in file or not file.isprintable() or not file.endswith(".safetensors"):
-            raise CheckpointError(f"{where}: {file!r} is not the name of a safetensors file in the same folder")
-    return found
-
-
 def check_index(where: str, shard_of: Mapping[str, str], present: list[str]) -> None:
     """Every shard of the index must be there."""
     missing = sorted(set(shard_of.values()) - set(present))
@@ -255,18 +238,7 @@ def parse_header(
     read(begin, end) -> bytes of the file; it is called for the header only. Checks what safetensors checks: the length
     of the header, dtypes, offsets that fit dtype and shape, tile the data without gap or overlap, and end with the file.
     """
-    if file_bytes < 8:
-        raise CheckpointError(f"{where}: {file_bytes} bytes are no safetensors file; download it again")
-    header_bytes = int.from_bytes(read(0, 8), "little")
-    if header_bytes > MAX_HEADER_BYTES or header_bytes < 2:
-        raise CheckpointError(
-            f"{where}: not a safetensors file: its header would be {header_bytes} bytes (allowed: 2 to {MAX_HEADER_BYTES})"
-        )
-    data_begin = 8 + header_bytes
-    if data_begin > file_bytes:
-        raise CheckpointError(f"{where}: truncated inside the header ({file_bytes} bytes); download it again")
-    entries = parse_json_object(f"{where}: header", read(8, data_begin), unique_names=True)
-    entries.pop("__metadata__", None)
+    entries, data_begin = header_entries(where, file_bytes, read)
     tensors = [_tensor_header(where, shard, name, entry, data_begin) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     position = data_begin

@@ -6,21 +6,12 @@ vLLM loads a checkpoint that lacks MTP experts without a word and then drafts at
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from assay.errors import PlanError
-from assay.families import NAMES, Classified, declared_mtp_layers, num_experts, num_hidden_layers
-
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-HOW_TO_DROP = "complete the download, or take a precision with `mtp: drop`"
-
-
-def mtp_layer_indexes(family: str, classified: Mapping[str, Classified]) -> tuple[int, ...]:
-    """Decoder-layer indexes of inlined MTP blocks; empty if there are none or the block is called `mtp.*`."""
-    if NAMES[family].mtp:
-        return ()
-    return tuple(sorted({c.layer for c in classified.values() if c.role == "mtp" and c.layer is not None}))
+from assay.families import EXPERT_PROJECTIONS, Classified, num_experts, num_hidden_layers, split_layer
+from assay.mtp import mtp_problems
 
 
 def check_layers(where: str, family: str, classified: Mapping[str, Classified], config: Mapping[str, Any]) -> None:
@@ -57,71 +48,35 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
 _KINDS = ("linear_attn.", "self_attn.", "self_attn.indexer.")
 
 
-def check_mtp(where: str, family: str, classified: Mapping[str, Classified], config: Mapping[str, Any]) -> None:
-    """The MTP block is there if it is declared, declared if it is there, and whole."""
-    names = NAMES[family]
-    block = {name: c for name, c in classified.items() if c.role == "mtp"}
-    declared = declared_mtp_layers(config)
-    layers = _by_layer(block)
-    if declared and not block:
-        raise PlanError(
-            f"{where}: config.json declares {declared} MTP layer(s) (num_nextn_predict_layers), but there are no MTP tensors; "
-            f"{HOW_TO_DROP}"
-        )
-    if declared is not None and declared != len(layers):
-        raise PlanError(
-            f"{where}: config.json declares {declared} MTP layer(s) (num_nextn_predict_layers), but there are {len(layers)}; "
-            "correct the number, or take a precision with `mtp: drop`"
-        )
-    if not block:
-        return
-    first = 0 if names.mtp else num_hidden_layers(config)
-    if list(layers) != list(range(first, first + len(layers))):
-        raise PlanError(
-            f"{where}: MTP layers are numbered {list(layers)}; vLLM looks for them from {first} on (num_hidden_layers)"
-        )
-    ordinary = _by_layer({name: c for name, c in classified.items() if c.role != "mtp"})
-    required = _required_in_mtp(classified, ordinary)
-    for layer, present in layers.items():
-        rest = {_rest(name) for name in present}
-        needed = required | (set() if names.mtp else set(names.mtp_required))
-        if lacking := sorted(needed - rest):
-            raise PlanError(f"{where}: MTP layer {layer} has no {lacking[0]}; {HOW_TO_DROP}")
-        _check_experts(where, present, classified, num_experts(family, config), f"MTP layer {layer}", must=True)
-    if names.mtp and (lacking := sorted(set(names.mtp_required) - set(block))):
-        raise PlanError(f"{where}: the MTP block has no {lacking[0]}; {HOW_TO_DROP}")
+def check_mtp(where: str, family: str, names: Collection[str], config: Mapping[str, Any]) -> None:
+    """The MTP block is there if it is declared, declared if it is there, and whole (`mtp.mtp_problems`).
+
+    names: of all tensors but scales.
+    """
+    problems = mtp_problems(family, config, names)
+    first = next(problems, None)
+    if first is not None:
+        more = sum(1 for _ in problems)
+        also = f" (and {more} more like this)" if more else ""
+        raise PlanError(f"{where}: {first.where} {first.what}{also}; {first.mend}")
 
 
-def _required_in_mtp(classified: Mapping[str, Classified], layers: Mapping[int, list[str]]) -> set[str]:
-    """What an MTP layer must have: what all MoE layers of the model with full attention have, the indexer apart."""
-    moe = [
-        {_rest(name) for name in names}
-        for names in layers.values()
-        if any(classified[name].expert is not None for name in names)
-    ]
-    full = [rests for rests in moe if any(rest.startswith("self_attn.") for rest in rests)]
-    common = set.intersection(*full) if full else set()
-    return {rest for rest in common if ".experts." not in rest and ".indexer." not in rest}
-
-
-def _check_experts(
-    where: str, names: list[str], classified: Mapping[str, Classified], experts: int, what: str, *, must: bool = False
-) -> None:
-    """All experts 0..n-1 with all three projections, or (unless `must`) none at all."""
+def _check_experts(where: str, names: list[str], classified: Mapping[str, Classified], experts: int, what: str) -> None:
+    """All experts 0..n-1 with all three projections, or none at all."""
     found: dict[int, set[str]] = defaultdict(set)
     for name in names:
         expert = classified[name].expert
         if expert is not None:
             found[expert].add(name.split(".")[-2])
-    if not found and not must:
+    if not found:
         return
-    mend = HOW_TO_DROP if must else "complete the download"
     if beyond := sorted(set(found) - set(range(experts))):
         raise PlanError(f"{where}: {what} has expert {beyond[0]}, config.json declares {experts} experts; correct the config")
     for expert in range(experts):
-        if lacking := [p for p in PROJECTIONS if p not in found.get(expert, set())]:
+        if lacking := [p for p in EXPERT_PROJECTIONS if p not in found.get(expert, set())]:
             raise PlanError(
-                f"{where}: {what} has no {lacking[0]} of expert {expert}; {len(found)} of {experts} experts are there; {mend}"
+                f"{where}: {what} has no {lacking[0]} of expert {expert}; {len(found)} of {experts} experts are there; "
+                "complete the download"
             )
 
 
@@ -135,4 +90,6 @@ def _by_layer(classified: Mapping[str, Classified]) -> dict[int, list[str]]:
 
 def _rest(name: str) -> str:
     """`self_attn.q_proj.weight` of `model.layers.3.self_attn.q_proj.weight`."""
-    return name.split(".layers.", 1)[1].split(".", 1)[1]
+    at = split_layer(name)
+    assert at is not None, name
+    return at.rest

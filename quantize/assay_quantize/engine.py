@@ -18,8 +18,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
-from assay.records import Manifest, Plan, ShardRecord
+from assay.records import Manifest, Plan, ShardRecord, load_manifest
 from assay_quantize.budget import (
     DEFAULT_MEMORY_BYTES,
     FRESH_PROCESS_BYTES,
@@ -29,9 +30,9 @@ from assay_quantize.budget import (
     resident_bytes,
 )
 from assay_quantize.journal import JOURNAL, append, locked_journal, plan_sha256, resume, size_of
-from assay_quantize.publish import MANIFEST, files_to_copy, publish
+from assay_quantize.publish import files_to_copy, publish
 from assay_quantize.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
-from assay_quantize.shards import Progress, ShardOptions
+from assay_quantize.shards import ShardOptions
 from assay_quantize.slabs import least_slab_bytes
 from assay_quantize.source_files import FileStamp, data_of_files, other_data, stamps_of
 
@@ -50,14 +51,11 @@ def is_complete(plan: Plan, folder: Path, digest: str | None = None) -> bool:
 
     digest: `plan_sha256(plan)`, if it is known already.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        return False
     try:
-        manifest = Manifest.load(path)
+        manifest = load_manifest(folder)
     except AssayError:
         return False
-    if manifest.plan_sha256 != (digest or plan_sha256(plan)) or manifest.source_files != plan.source_files:
+    if manifest is None or manifest.plan_sha256 != (digest or plan_sha256(plan)) or manifest.source_files != plan.source_files:
         return False
     shards = all(size_of(folder / shard.name) == shard.num_bytes for shard in manifest.shards)
     return shards and all((folder / name).is_file() for name in manifest.files)
@@ -90,9 +88,9 @@ def quantize(
     source, a source that changed, another process at work in the same folder.
     """
     digest = plan_sha256(plan)
-    if is_complete(plan, out_folder, digest):
+    if is_complete(plan, out_folder, digest) and (finished := load_manifest(out_folder)) is not None:
         (out_folder / JOURNAL).unlink(missing_ok=True)  # killed between manifest and clean-up
-        return Manifest.load(out_folder / MANIFEST)
+        return finished
     started = time.monotonic()
     _check_importance(plan, importance)
     _check_source(plan, source)
@@ -246,8 +244,7 @@ def check_folder(plan: Plan, folder: Path, digest: str | None = None) -> None:
     digest = digest or plan_sha256(plan)
     if not folder.is_dir():
         raise QuantizeError(f"{folder}: is a file; give a folder that is empty or does not exist")
-    if (folder / MANIFEST).exists():
-        manifest = Manifest.load(folder / MANIFEST)
+    if (manifest := load_manifest(folder)) is not None:
         if (how := other_data(manifest.source_files, plan.source_files)) is not None:
             raise QuantizeError(
                 f"{folder}: holds a finished checkpoint made from other data ({manifest.source}: {how}); give another folder, "

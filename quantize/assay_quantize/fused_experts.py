@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _FUSED = re.compile(
     r"(?P<experts>.+\.mlp\.experts)\.(?P<leaf>gate_up_proj|down_proj)(?P<rest>(\.weight)?|(\.weight|_)?_?scale\w*)"
 )
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+FUSED_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Fused parameter of transformers -> the weights of single experts in it, from the first row on."""
+
 HOW_TO_SPLIT = "save the model again with one tensor per expert"
 
 
@@ -58,9 +60,9 @@ def _split(
         raise CheckpointError(f"{location}: {header.name} has no {fused.experts}.{fused.leaf}; complete the download")
     if header is weight:
         _check_layout(location, config, weight, fused.leaf)
-        leaf, parts = "weight", _PARTS[fused.leaf]
+        leaf, parts = "weight", FUSED_PARTS[fused.leaf]
     else:
-        leaf, parts = _check_scales(location, config, header, weight, fused), _PARTS[fused.leaf]
+        leaf, parts = _check_scales(location, config, header, weight, fused), FUSED_PARTS[fused.leaf]
     experts, rows = header.shape[0], header.shape[1]
     bytes_each = header.num_bytes // experts
     shared = rows == 1  # one scale of both halves

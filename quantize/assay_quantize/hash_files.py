@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from assay.errors import CheckpointError
-from assay.safe_files import open_inside
+from assay.safe_files import open_inside, read_fully
 from assay_quantize.buffers import HUGE_PAGE_BYTES, new_memory
 from assay_quantize.past_cache import Residency, open_direct
 
@@ -102,12 +102,8 @@ class _Reader:
         """`size` bytes from `begin`, a multiple of PIECE_BYTES, on into the beginning of `buffer`."""
         if self._read_direct(buffer, begin, size):
             return
-        done = 0
-        while done < size:
-            got = os.preadv(self._cached, [buffer[done:size]], begin + done)
-            if got == 0:
-                raise CheckpointError(f"{self._path}: became shorter while it was read")
-            done += got
+        if read_fully(self._cached, buffer[:size], begin) < size:
+            raise CheckpointError(f"{self._path}: became shorter while it was read")
 
     def _read_direct(self, buffer: memoryview, begin: int, size: int) -> bool:
         """The same past the page cache; False: it lies there, or the file system wants it read in the usual way."""

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from assay.safe_files import read_fully
 from assay_quantize.buffers import HUGE_PAGE_BYTES, BufferPool, Memory
 from assay_quantize.direct_file import BLOCK_BYTES
 
@@ -129,11 +130,7 @@ class ReadAhead:
         buffer, done = self._buffers.take(buffer_bytes(size)), 0
         try:
             with contextlib.suppress(OSError):
-                while first + done < end:
-                    got = os.preadv(direct, [buffer[done:num_bytes].data], first + done)
-                    done += got
-                    if got == 0 or got % BLOCK_BYTES:  # the end of the file
-                        break
+                done = read_fully(direct, buffer[:num_bytes].data, first, block_bytes=BLOCK_BYTES)
         finally:
             os.close(direct)
         if first + done >= end:

@@ -13,15 +13,17 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from assay.errors import PlanError
-from assay.families import Classified, classify, family_of, ignore_patterns
+from assay.families import NAMES, Classified, classify, family_of, ignore_patterns
+from assay.mtp import stored_layers
 from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe
 from assay.records import Plan, TensorPlan
+from assay.runtime_names import fused_members, packed_modules
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
-from assay_quantize.completeness import check_layers, check_mtp, mtp_layer_indexes
+from assay_quantize.completeness import check_layers, check_mtp
 from assay_quantize.schemes import SCHEMES, check_shape
 from assay_quantize.source_format import Companions, find_companions
 from assay_quantize.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
-from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, is_ignored, runtime_modules
+from assay_quantize.vllm_rules import MixedSchemes, is_ignored, runtime_modules
 
 
 def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, family: str | None) -> Plan:
@@ -39,11 +41,11 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     classified = {
         name: classify(found, name, checkpoint.config) for name in checkpoint.tensors if name not in companions.weight_of
     }
-    mtp_layers = mtp_layer_indexes(found, classified)
+    mtp_layers = () if NAMES[found].mtp else stored_layers(found, checkpoint.config, classified)
     check_layers(checkpoint.location, found, classified, checkpoint.config)
     if recipe.mtp != "drop":
         check_mtp(checkpoint.location, found, classified, checkpoint.config)
-    tensors = _tensor_plans(checkpoint, classified, companions, recipe)
+    tensors = _tensor_plans(found, checkpoint, classified, companions, recipe)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
     plan = Plan(
@@ -66,7 +68,11 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
 
 
 def _tensor_plans(
-    checkpoint: Checkpoint, classified: Mapping[str, Classified], companions: Companions, recipe: PrecisionRecipe
+    family: str,
+    checkpoint: Checkpoint,
+    classified: Mapping[str, Classified],
+    companions: Companions,
+    recipe: PrecisionRecipe,
 ) -> tuple[TensorPlan, ...]:
     """The plan of every tensor, in the checkpoint's order."""
     carried = carried_weights(checkpoint, classified, companions, recipe)
@@ -74,7 +80,7 @@ def _tensor_plans(
         name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
         for name, what in classified.items()
     }
-    _check_shapes(checkpoint, classified, actions, recipe.scheme)
+    _check_shapes(family, checkpoint, classified, actions, recipe.scheme)
     shard_out = _output_shards(checkpoint, actions, {companions.scale_of[name] for name in carried})
     plans = []
     for name, header in checkpoint.tensors.items():
@@ -109,6 +115,7 @@ def _check_recipe(recipe: PrecisionRecipe) -> None:
 
 # ------------------------------------------------------------------------------------------------ shapes
 def _check_shapes(
+    family: str,
     checkpoint: Checkpoint,
     classified: Mapping[str, Classified],
     actions: Mapping[str, Treatment],
@@ -116,19 +123,21 @@ def _check_shapes(
 ) -> None:
     """Group sizes divide; members of a fused group agree in action, source dtype and columns.
 
-    In a fused parameter another weight follows every member but the last one, which the order of vLLM's mapping defines.
+    In a fused parameter another weight follows every member but the last one (`runtime_names.fused_members`).
     """
     groups: dict[str, list[TensorHeader]] = defaultdict(list)
     for name, found in classified.items():
         if found.fused_group is not None:
             groups[found.fused_group].append(checkpoint.tensors[name])
-    followed = set()
+    followed: set[str] = set()
+    fused_of_family = fused_members(family)
     for group, members in groups.items():
         how = {(*_must_agree(actions[m.name]), m.shape[-1:]) for m in members}
         if len(how) > 1:
             each = ", ".join(f"{m.name} {actions[m.name].action} {m.dtype} {list(m.shape)}" for m in members)
             raise PlanError(f"{group}: vLLM loads its members into one parameter, but they disagree: {each}")
-        followed |= {member.name for member in members if not _is_last(group, member.name)}
+        last = fused_of_family[group.rpartition(".")[2]][-1]
+        followed |= {member.name for member in members if member.name.split(".")[-2] != last}
     for name, done in actions.items():
         if done.scheme is not None:
             check_shape(scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
@@ -139,18 +148,6 @@ def _must_agree(done: Treatment) -> tuple[str, str | None, str | None]:
     if done.scheme is not None:
         return done.action, done.dtype, done.scheme
     return ("drop" if done.action == "drop" else "plain"), None, None
-
-
-_LAST_MEMBERS = {
-    "qkv_proj": "v_proj",
-    "gate_up_proj": "up_proj",
-    "fused_qkv_a_proj": "kv_a_proj_with_mqa",
-    "wk_weights_proj": "weights_proj",
-}
-
-
-def _is_last(group: str, name: str) -> bool:
-    return name.split(".")[-2] == _LAST_MEMBERS[group.rpartition(".")[2]]
 
 
 # ------------------------------------------------------------------------------------------------ shards
@@ -186,7 +183,7 @@ def check_ignore(plan: Plan) -> None:
         if quantized == (any_pattern.match(tensor.module) is not None):
             verb = "quantized, but the ignore list covers it" if quantized else "kept, but the ignore list misses it"
             raise PlanError(f"{tensor.module}: {verb}: {_matching(plan.ignore, tensor.module)}")
-    fused = FAMILY_RULES[plan.family].fused
+    fused = packed_modules(plan.family)
     for runtime in runtime_modules(plan.family, quantized_of, plan.config):
         if runtime.kind == "plain":
             continue

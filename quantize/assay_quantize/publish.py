@@ -9,30 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from assay.families import MTP_CONFIG_KEYS
-from assay.records import Manifest, Plan, ShardRecord, sha256_of_file
+from assay.atomic_files import replacing
+from assay.mtp import declaring_none
+from assay.records import MANIFEST, Manifest, Plan, ShardRecord, sha256_of_file
 from assay.run_records import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay.safe_files import stays_inside
+from assay.safetensors_index import INDEX_NAME
 from assay_quantize.config_groups import quantization_config
-from assay_quantize.shard_files import fsync_folder, partial_path, planned_shards
+from assay_quantize.shard_files import fsync_folder, planned_shards
 
-MANIFEST = "assay_manifest.json"
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
 MAX_COPIED_BYTES = 256 << 20
 """A file beside the weights that is larger than this is not a tokenizer."""
 
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".tar"}
 )
-MADE_HERE = frozenset({CONFIG, INDEX, MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, "README.md"})
+MADE_HERE = frozenset({CONFIG, INDEX_NAME, MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, "README.md"})
 OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"})
 """Not copied: they describe the source's own weights, and vLLM takes the last one for a model's config."""
 
@@ -64,10 +63,8 @@ def files_to_copy(source: Path) -> list[Path]:
 def config_json(plan: Plan) -> dict[str, Any]:
     """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if they were dropped."""
     config = {key: value for key, value in plan.config.items() if key != "quantization_config"}
-    if any(tensor.action == "drop" and tensor.role == "mtp" for tensor in plan.tensors):
-        present = [key for key in MTP_CONFIG_KEYS if key in config]
-        # absent, the count defaults to 1 in transformers and vLLM: say 0
-        config.update(dict.fromkeys(present or MTP_CONFIG_KEYS[:1], 0))
+    if plan.drops_mtp:
+        config = declaring_none(config)
     config["quantization_config"] = quantization_config(plan)
     return config
 
@@ -87,7 +84,7 @@ def publish(
     files: dict[str, str] = {}
     for path in files_to_copy(source):
         files[path.name] = _copy(path, folder / path.name)
-    files[INDEX] = write_file(folder / INDEX, _json_text(index_json(plan)))
+    files[INDEX_NAME] = write_file(folder / INDEX_NAME, _json_text(index_json(plan)))
     files[CONFIG] = write_file(folder / CONFIG, _json_text(config_json(plan)))
     manifest = Manifest(
         model=plan.model,
@@ -121,21 +118,14 @@ def versions() -> dict[str, str]:
 def write_file(path: Path, text: str) -> str:
     """Write by rename from a temporary name that a later run cleans up; returns the SHA-256."""
     data = text.encode()
-    partial = partial_path(path)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(data)
     return hashlib.sha256(data).hexdigest()
 
 
 def _copy(path: Path, target: Path) -> str:
-    partial = partial_path(target)
-    shutil.copyfile(path, partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+    with replacing(target) as partial:
+        shutil.copyfile(path, partial)
     return sha256_of_file(target)
 
 

@@ -77,7 +77,7 @@ def mtp_line(plan: Plan) -> str:
         return "none in this checkpoint"
     where = f"layer {', '.join(map(str, plan.mtp_layers))}" if plan.mtp_layers else "mtp.*"
     size = gigabytes(sum(tensor.num_bytes for tensor in block))
-    if all(tensor.action == "drop" for tensor in block):
+    if not plan.keeps_mtp:
         return f"{where} ({len(block):,} tensors, {size}) is dropped; config.json will declare none"
     if any(tensor.scheme is not None for tensor in block):
         return f"{where} ({len(block):,} tensors, {size}) is quantized like the layers; its input projection and head are not"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.records import TensorPlan
-from assay.safe_files import open_inside
+from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.past_cache import ReadAhead, Residency, has_direct
 from assay_quantize.schemes import DTYPE_BYTES
@@ -197,17 +197,15 @@ class SourceReader:
 
     def _read_into(self, view: memoryview, header: TensorHeader, begin: int) -> None:
         assert begin >= 0 and begin + len(view) <= header.num_bytes, f"{header.name}: {begin} + {len(view)} is beyond its end"
-        file, position, done = self._file(header.shard), header.begin + begin, 0
+        file, position = self._file(header.shard), header.begin + begin
         if self._ahead is not None and self._ahead.take(file.descriptor, position, view):
             return
-        while done < len(view):
-            try:
-                got = os.preadv(file.descriptor, [view[done:]], position + done)
-            except OSError as error:
-                raise CheckpointError(f"{self._folder / header.shard}: cannot be read: {error.strerror}") from None
-            if got == 0:
-                raise CheckpointError(f"{self._folder / header.shard}: truncated: ends inside {header.name}; download it again")
-            done += got
+        try:
+            done = read_fully(file.descriptor, view, position)
+        except OSError as error:
+            raise CheckpointError(f"{self._folder / header.shard}: cannot be read: {error.strerror}") from None
+        if done < len(view):
+            raise CheckpointError(f"{self._folder / header.shard}: truncated: ends inside {header.name}; download it again")
 
 
 def rows_bytes(tensor: TensorPlan, rows: int) -> int:

@@ -13,26 +13,26 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from assay.callbacks import Progress
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
+from assay.mtp import mtp_problems, names_in_block
 from assay.recipes import PrecisionRecipe
-from assay.records import Manifest, Plan, TensorPlan, Verification
+from assay.records import MANIFEST, Manifest, Plan, TensorPlan, Verification, load_manifest
 from assay.safe_files import read_json_object
+from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint import Checkpoint, TensorHeader, open_checkpoint, read_shard_header
 from assay_quantize.engine import plan_sha256
 from assay_quantize.hash_files import hash_file
 from assay_quantize.plan import make_plan
-from assay_quantize.publish import CONFIG, INDEX, MANIFEST, WEIGHT_SUFFIXES
+from assay_quantize.publish import CONFIG, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
 from assay_quantize.source_files import data_of_files
 from assay_quantize.verify_findings import Findings
-
-if TYPE_CHECKING:
-    from assay_quantize.verify_contents import Progress
 
 PACKED_LEAVES = frozenset(
     {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
@@ -140,16 +140,15 @@ def _stamps(folder: Path, manifest: Manifest | None) -> dict[str, str]:
 
 def _manifest(folder: Path, findings: Findings) -> Manifest | None:
     findings.look("manifest")
-    path = folder / MANIFEST
-    if not path.is_file():
-        what = "is no regular file" if path.exists() else "is missing: quantization did not finish"
-        findings.damage("manifest", MANIFEST, what)
-        return None
     try:
-        return Manifest.load(path)
+        manifest = load_manifest(folder)
     except AssayError as problem:
         findings.damage("manifest", MANIFEST, str(problem))
         return None
+    if manifest is None:
+        what = "is no regular file" if (folder / MANIFEST).exists() else "is missing: quantization did not finish"
+        findings.damage("manifest", MANIFEST, what)
+    return manifest
 
 
 def _json_object(folder: Path, name: str, findings: Findings) -> dict[str, Any] | None:
@@ -179,12 +178,12 @@ def _stored_tensors(folder: Path, findings: Findings) -> dict[str, TensorHeader]
 
 
 def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
-    index = _json_object(folder, INDEX, findings)
+    index = _json_object(folder, INDEX_NAME, findings)
     if index is None:
         return
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
-        findings.damage("index", INDEX, "has no weight_map")
+        findings.damage("index", INDEX_NAME, "has no weight_map")
         return
     listed = {str(shard) for shard in weight_map.values()}
     on_disk = {path.name for path in folder.glob("*.safetensors")}
@@ -206,7 +205,7 @@ def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Fin
     metadata = index.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
     if said != total:
-        findings.damage("index", INDEX, f"says total_size {said}, the shards hold {total} bytes")
+        findings.damage("index", INDEX_NAME, f"says total_size {said}, the shards hold {total} bytes")
 
 
 def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:
@@ -304,13 +303,16 @@ def reconstructed_source(
 
 # ------------------------------------------------------------------------------------------------ MTP
 def _check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
+    """The MTP block is whole, or absent and declared so; judged from config and names alone."""
     if config is None:
         return
     packed = PACKED_LEAVES - {"weight_packed"}
-    from assay_quantize.verify_checks import check_mtp
-
     names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in packed}
     try:
-        check_mtp(family_of(config), config, names, findings)
-    except PlanError as problem:
-        findings.damage("config", CONFIG, str(problem))
+        family = family_of(config)
+        if block := names_in_block(family, config, names):
+            findings.look("mtp", len(block))
+        for problem in mtp_problems(family, config, names):
+            findings.damage("mtp", problem.where, problem.what)
+    except PlanError as error:
+        findings.damage("config", CONFIG, str(error))

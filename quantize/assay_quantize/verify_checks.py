@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from assay.families import NAMES, declared_mtp_layers, num_experts, num_hidden_layers
 from assay.records import Plan, TensorPlan
+from assay.runtime_names import packed_modules
 from assay_quantize.casting import float_rows
 from assay_quantize.checkpoint import TensorHeader
 from assay_quantize.publish import config_json
@@ -19,7 +19,7 @@ from assay_quantize.schemes import DTYPE_BYTES, SHARED_SCALE, SOURCE_DTYPES, mod
 from assay_quantize.sources import STORAGE
 from assay_quantize.verify_files import StoredReader
 from assay_quantize.verify_findings import Findings
-from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, loads_quantized, matches, runtime_modules
+from assay_quantize.vllm_rules import MixedSchemes, loads_quantized, matches, runtime_modules
 
 
 # ------------------------------------------------------------------------------------------------ tensors
@@ -115,7 +115,7 @@ def _check_modules(matrices: Iterable[TensorPlan], ignore: list[str], findings: 
 
 def _check_runtime(plan: Plan, matrices: list[TensorPlan], ignore: list[str], targets: list[str], findings: Findings) -> None:
     is_quantized = {tensor.module: tensor.scheme is not None for tensor in matrices}
-    fused = FAMILY_RULES[plan.family].fused
+    fused = packed_modules(plan.family)
     for module in runtime_modules(plan.family, is_quantized, plan.config):
         findings.look("runtime")
         stored = {is_quantized[member] for member in module.members}
@@ -132,68 +132,3 @@ def _check_runtime(plan: Plan, matrices: list[TensorPlan], ignore: list[str], ta
         if expects != stored.pop():
             want, have = ("packed", "plain") if expects else ("plain", "packed")
             findings.damage("runtime", module.name, f"vLLM expects {want} weights for it, stored are {have} ones")
-
-
-# ------------------------------------------------------------------------------------------------ MTP
-def check_mtp(family: str, config: Mapping[str, Any], stored: Iterable[str], findings: Findings) -> None:
-    """The MTP block is whole, or absent and declared so; judged from config and names alone.
-
-    stored: names as the source has them (`weight`, not `weight_packed`). vLLM loads a block with missing experts without a
-    word and drafts noise, and it shares a missing head or embedding from the model.
-    """
-    layers = num_hidden_layers(config)
-    by_layer: dict[str, set[str]] = defaultdict(set)
-    for name in stored:
-        prefix, _, rest = _split_layer(name)
-        by_layer[prefix].add(rest)
-    declared = declared_mtp_layers(config)
-    inlined = not NAMES[family].mtp
-    root = "model.layers" if inlined else "mtp.layers"
-    first = layers if inlined else 0
-    present = sorted(int(p.rpartition(".")[2]) for p in by_layer if p.startswith(f"{root}.") and _number(p) >= first)
-    count = len(present) if declared is None else declared
-    for layer in present:
-        if layer >= first + count:
-            what = f"holds an MTP block, but config.json declares {count} MTP layers"
-            findings.damage("mtp", f"{root}.{layer}", what)
-    main = [rests for p, rests in by_layer.items() if p.startswith("model.layers.") and _number(p) < layers]
-    for layer in range(first, first + count):
-        _check_mtp_block(family, config, f"{root}.{layer}", by_layer, main, findings)
-
-
-def _check_mtp_block(
-    family: str,
-    config: Mapping[str, Any],
-    prefix: str,
-    by_layer: Mapping[str, set[str]],
-    main: list[set[str]],
-    findings: Findings,
-) -> None:
-    have = by_layer.get(prefix, set())
-    if not have:
-        findings.damage("mtp", prefix, "is declared in config.json (MTP), but no shard holds any tensor of it")
-        return
-    wanted: set[str] = set()
-    moe = [rests for rests in main if "mlp.experts.0.gate_proj.weight" in rests]
-    if moe:  # the decoder layer most like it: attention kinds differ between layers in some families
-        wanted |= min(moe, key=lambda rests: len(rests - have))
-    for expert in range(num_experts(family, config)):
-        wanted |= {f"mlp.experts.{expert}.{p}_proj.weight" for p in ("gate", "up", "down")}
-    required = NAMES[family].mtp_required
-    inlined = not NAMES[family].mtp
-    wanted |= set(required) if inlined else set()
-    missing = [f"{prefix}.{rest}" for rest in sorted(wanted - have)]
-    if not inlined:
-        missing += sorted(set(required) - by_layer.get("", set()))
-    findings.look("mtp", len(wanted))
-    for name in missing:
-        findings.damage("mtp", name, "is missing from the MTP block: vLLM would load it and draft noise")
-
-
-def _split_layer(name: str) -> tuple[str, str, str]:
-    found = re.match(r"((?:model|mtp)\.layers\.\d+)\.(.+)", name)
-    return (found[1], ".", found[2]) if found else ("", "", name)
-
-
-def _number(prefix: str) -> int:
-    return int(prefix.rpartition(".")[2])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import CheckpointError
-from assay.safe_files import open_inside
+from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint import TensorHeader
 
 
@@ -35,16 +35,13 @@ class StoredReader:
         header = self._headers[name]
         assert 0 <= begin <= end <= header.num_bytes, f"{name}: [{begin}, {end}) of {header.num_bytes} bytes"
         wanted = buffer[: end - begin]
-        path, done = self._folder / header.shard, 0
+        path = self._folder / header.shard
         try:
-            descriptor = self._descriptor(header.shard)
-            while done < wanted.nbytes:
-                got = os.preadv(descriptor, [wanted[done:].data], header.begin + begin + done)
-                if got == 0:
-                    raise CheckpointError(f"{path}: became shorter while it was read")
-                done += got
+            done = read_fully(self._descriptor(header.shard), wanted.data, header.begin + begin)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if done < wanted.nbytes:
+            raise CheckpointError(f"{path}: became shorter while it was read")
         return wanted
 
     def _descriptor(self, shard: str) -> int:

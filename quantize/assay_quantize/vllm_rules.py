@@ -10,50 +10,23 @@ Nothing here imports vllm; a test compares every answer with vLLM's own function
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
+from assay.families import EXPERT_PROJECTIONS, Form, form_of
+from assay.runtime_names import packed_modules
 
-GATE_UP = {"gate_up_proj": ["gate_proj", "up_proj"]}
-QKV = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-QKV_A = {"fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"]}
+ModuleKind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
 
-ROUTER = r".*\.mlp\.gate$"
-BARE_MTP = r".*\.eh_proj$"
-INDEXER = r".*\.indexer\.(wk|weights_proj)$"
-SHARED_GATE = r".*\.shared_expert_gate$"
-
-EXPERT = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<index>\d+)\.(?P<projection>gate_proj|up_proj|down_proj)$")
+EXPERT = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
 SHARED_HEAD = re.compile(r"^(?P<layer>.*\.layers\.\d+)\.shared_head\.head$")
-
-
-class FamilyRules(NamedTuple):
-    """How vLLM builds one architecture.
-
-    fused: runtime name -> the checkpoint's names, vLLM's `packed_modules_mapping`.
-    plain: modules that get no quantization config at all, whatever config.json says.
-    """
-
-    fused: Mapping[str, Sequence[str]]
-    plain: tuple[str, ...]
-
-
-FAMILY_RULES: dict[str, FamilyRules] = {
-    "glm4_moe": FamilyRules({**QKV, **GATE_UP}, (ROUTER, BARE_MTP)),
-    "glm_moe_dsa": FamilyRules({**QKV_A, **GATE_UP}, (ROUTER, BARE_MTP, INDEXER)),
-    "deepseek_v3": FamilyRules({**QKV_A, **GATE_UP}, (ROUTER, BARE_MTP, INDEXER)),
-    # vLLM hands its quantization config to the router of qwen3_moe: it is a linear like any other there
-    "qwen3_moe": FamilyRules({**QKV, **GATE_UP}, (SHARED_GATE,)),
-    "qwen3_next": FamilyRules({**QKV, **GATE_UP}, (ROUTER, SHARED_GATE)),
-}
 
 
 class RuntimeModule(NamedTuple):
     """One module of vLLM. `members`: the checkpoint's modules loaded into it; `judged_by`: names the patterns see."""
 
     name: str
-    kind: Kind
+    kind: ModuleKind
     judged_by: tuple[str, ...]
     members: tuple[str, ...]
 
@@ -87,37 +60,34 @@ def runtime_modules(family: str, modules: Iterable[str], config: Mapping[str, An
 
     config: the model's config.json (MLA fuses q_a and kv_a only when `q_lora_rank` is set).
     """
-    rules = FAMILY_RULES[family]
-    fused = dict(rules.fused)
+    fused = set(packed_modules(family))
     if config.get("q_lora_rank") is None:
-        fused.pop("fused_qkv_a_proj", None)
-    fused_name = {part: name for name, parts in fused.items() for part in parts}
-    members: dict[tuple[str, Kind], list[str]] = {}
+        fused.discard("fused_qkv_a_proj")
+    members: dict[tuple[str, ModuleKind], list[str]] = {}
     for module in modules:
-        members.setdefault(_runtime_name(module, fused_name, rules.plain), []).append(module)
+        form = form_of(family, f"{module}.weight", config)
+        members.setdefault(_runtime_name(module, form, fused), []).append(module)
     return tuple(RuntimeModule(name, kind, _judged_by(name, kind), tuple(parts)) for (name, kind), parts in members.items())
 
 
-def _runtime_name(module: str, fused_name: Mapping[str, str], plain: tuple[str, ...]) -> tuple[str, Kind]:
-    prefix, _, last = module.rpartition(".")
+def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str, ModuleKind]:
     if expert := EXPERT.match(module):
         return expert["experts"], "experts"
-    if head := SHARED_HEAD.match(module):
-        return f"{head['layer']}.head", "lm_head"
-    if last == "lm_head":
-        return module, "lm_head"
-    if last == "embed_tokens":
+    if form.part == "lm_head":
+        head = SHARED_HEAD.match(module)
+        return (f"{head['layer']}.head" if head else module), "lm_head"
+    if form.part == "embedding":
         return module, "embedding"
-    if any(re.match(pattern, module) for pattern in plain):
+    if form.kind == "bare":
         return module, "plain"
-    if last in fused_name:
-        return f"{prefix}.{fused_name[last]}", "linear"
+    if form.fused in fused:
+        return f"{module.rpartition('.')[0]}.{form.fused}", "linear"
     return module, "linear"
 
 
-def _judged_by(name: str, kind: Kind) -> tuple[str, ...]:
+def _judged_by(name: str, kind: ModuleKind) -> tuple[str, ...]:
     if kind == "experts":
-        return tuple(f"{name}.0.{projection}" for projection in ("gate_proj", "up_proj", "down_proj"))
+        return tuple(f"{name}.0.{projection}" for projection in EXPERT_PROJECTIONS)
     return (name,)
 
 

@@ -17,7 +17,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from assay.errors import AssayError
 from assay.measurement_records import Measurement
 from assay.recipes import ModelRecipe, load_recipe, recipe_names
-from assay.records import Fingerprint, Manifest, Plan, write_text_atomically
+from assay.records import MANIFEST, Fingerprint, Manifest, Plan, write_text_atomically
 from assay_evaluate.vllm_command import as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
@@ -50,7 +50,7 @@ def write_card(run_dir: Path, label: str) -> Path:
     run = load_run(run_dir)
     if label not in run.plans or label not in run.manifests:
         raise AssayError(
-            f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/assay_manifest.json are needed); "
+            f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/{MANIFEST} are needed); "
             f"make it with `assay quantize {run.model} --precision {label}`"
         )
     return _write(run, label)
@@ -130,7 +130,7 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
         verdicts=[verdict for verdict in report.verdicts if verdict.candidate == label] if report else [],
         verification=verification_numbers(label, verification, measured) if verification else None,
         base_model=base_model,
-        command=serve_command(measured.fingerprint if measured else None, recipe),
+        command=serve_command(measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp),
         emulated=bool(measured and measured.fingerprint.emulated),
         limits=find_limits(run) if row else (),
         licence=_licence(checkpoint),
@@ -203,8 +203,11 @@ def _licence(checkpoint: Path) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------ how to serve it
-def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -> str:
-    """`vllm serve .` with the flags it was measured with; emulated or unmeasured, with the model's own flags only."""
+def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None, *, has_mtp: bool) -> str:
+    """`vllm serve .` with the flags it was measured with; emulated or unmeasured, with the model's own flags only.
+
+    has_mtp: the checkpoint can draft.
+    """
     if fingerprint is not None and not fingerprint.emulated:
         flags = {name: value for name, value in fingerprint.flags.items() if name not in MEASURING_FLAGS}
         flags |= fingerprint.checkpoint_flags
@@ -213,7 +216,7 @@ def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -
         flags = {name: value for name, value in fingerprint.flags.items() if name in MODEL_FLAGS}
         speculation = fingerprint.speculation
     else:
-        flags, speculation = _recipe_flags(recipe)
+        flags, speculation = _recipe_flags(recipe, has_mtp)
     if speculation:
         flags |= {"speculative-config": speculation}
     words = ["vllm", "serve", "PATH_OF_THIS_FOLDER", *as_arguments(flags)]
@@ -226,11 +229,11 @@ def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None) -
     return " \\\n  ".join(lines)
 
 
-def _recipe_flags(recipe: ModelRecipe | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _recipe_flags(recipe: ModelRecipe | None, has_mtp: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
     if recipe is None:
         return {}, None
     serving = recipe.serving
     flags: dict[str, Any] = {"reasoning-parser": serving.reasoning_parser, "tool-call-parser": serving.tool_call_parser}
     flags = {name: value for name, value in flags.items() if value} | serving.vllm
-    count = serving.num_speculative_tokens
+    count = serving.num_speculative_tokens if has_mtp else None
     return flags, {"method": "mtp", "num_speculative_tokens": count} if count else None

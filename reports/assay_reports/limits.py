@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from assay.measurement_records import Measurement, TaskResult
+from assay.quantities import percent_of_events, points
 from assay_evaluate.gates import find_task, pair_items
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
 from assay_reports.run import UNQUANTIZED_LABELS, Run
@@ -53,7 +54,7 @@ def sample_sizes(run: Run) -> str | None:
         effects = [effect for candidate in run.candidates if (effect := _detectable(task, candidate)) is not None]
         if effects:
             n, smallest = max(effects, key=lambda found: found[1])
-            parts.append(f"{task.task}: {n} paired items, so a loss below {100 * smallest:.1f} points may go unnoticed")
+            parts.append(f"{task.task}: {n} paired items, so a loss below {points(smallest)} points may go unnoticed")
     return f"Sample sizes (80 % power, worst candidate): {'; '.join(parts)}." if parts else None
 
 
@@ -144,7 +145,7 @@ def unclean_versions(run: Run) -> str | None:
 
 
 def speculation_off(run: Run) -> str | None:
-    with_mtp = {name for name, plan in run.plans.items() if any(t.role == "mtp" and t.action != "drop" for t in plan.tensors)}
+    with_mtp = {name for name, plan in run.plans.items() if plan.keeps_mtp}
     labels = _labels(m for m in run.measurements if m.label in with_mtp and m.fingerprint.speculation is None)
     return labels and f"{labels} carries an MTP head that was not used while measuring: nothing shows that it drafts well."
 
@@ -173,7 +174,8 @@ def kl_lower_bound(run: Run) -> str | None:
         return None
     return (
         f"KL is a lower bound: what lies outside the reference's top {min(d.top_k for d in found)} tokens is one bucket, "
-        f"with up to {100 * tail:.2g} % of the probability on average. The corrected mean has no such bias and more noise."
+        f"with up to {percent_of_events(tail)} of the probability on average. The corrected mean has no such bias and more "
+        "noise."
     )
 
 

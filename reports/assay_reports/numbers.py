@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.measurement_records import ItemResult, Measurement, TaskResult
+from assay.quantities import hundredfold, percent_plain, points
 from assay.records import Interval, Plan, Verification
 from assay.verdict_records import Verdict
 from assay_evaluate.gates import find_task, pair_items, truncation_share
@@ -119,8 +120,8 @@ def headline(run: Run, label: str) -> str:
     worst = max(scores, key=lambda v: v.observed.high if v.observed else 0.0)
     assert worst.observed is not None and worst.limit is not None
     return (
-        f"Every gate passed. With {100 * worst.observed.level:g} % confidence no gated score fell by more than "
-        f"{100 * worst.observed.high:.1f} points ({worst.gate.removeprefix('score ')}; margin {100 * worst.limit:g})."
+        f"Every gate passed. With {percent_plain(worst.observed.level)} confidence no gated score fell by more than "
+        f"{points(worst.observed.high)} points ({worst.gate.removeprefix('score ')}; margin {hundredfold(worst.limit)})."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from assay.quantities import percent_of_events
 from assay_evaluate.probe_gate import find_probes
 from assay_evaluate.probes.rates import TYPICAL_FAULT, trials_needed
 from assay_reports.run import Run
@@ -14,7 +15,7 @@ def no_load(run: Run) -> str | None:
     unprobed = [m.label for m in run.measurements if find_probes(run.probes, m) is None]
     if not unprobed:
         return None
-    bound = f"{100 * min(1.0, 3 / max(requests, 1)):.2g} %"
+    bound = percent_of_events(min(1.0, 3 / max(requests, 1)))
     who = "" if len(unprobed) == len(run.measurements) else f" of {', '.join(unprobed)}"
     return (
         f"No load test, no speed measurement and no probes{who}: failures that need concurrency or long uptime were not looked "

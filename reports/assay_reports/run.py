@@ -10,14 +10,13 @@ from assay.comparable import check_measurements
 from assay.errors import AssayError
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, load_probes
-from assay.records import Manifest, Plan, Record, Verification
+from assay.records import MANIFEST, Manifest, Plan, Record, Verification, load_manifest
 from assay.run_records import plan_of, verification_of
 from assay.verdict_records import GateReport, Status, Verdict
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""
 
-MANIFEST = "assay_manifest.json"
 R = TypeVar("R", bound=Record)
 
 
@@ -94,7 +93,7 @@ def _run_of(
         measurements=tuple(sorted(measured, key=_order)),
         gates=gates,
         plans=plans,
-        manifests=_load(Manifest, {label: folder / MANIFEST for label, folder in folders.items()}),
+        manifests={label: manifest for label, folder in folders.items() if (manifest := load_manifest(folder)) is not None},
         verifications=_load(Verification, {label: verification_of(folder) for label, folder in folders.items()}),
         checkpoints=folders,
         probes=probes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from assay import quantities
 from assay.foreign_text import in_markdown
 from assay.records import Interval
 
@@ -11,39 +12,33 @@ NOT_MEASURED = "NOT MEASURED"
 
 
 def percent(share: float | None) -> str:
-    """0.975 -> 97.5 %. A share below 0.1 % that is not zero keeps one significant digit."""
-    if share is None:
-        return NOT_MEASURED
-    return f"{100 * share:.1g} %" if 0 < abs(share) < 0.001 else f"{100 * share:.1f} %"
+    """0.975 -> 97.5 %"""
+    return NOT_MEASURED if share is None else quantities.percent(share)
 
 
 def confidence(level: float) -> str:
     """0.95 -> 95 % confidence"""
-    return f"{100 * level:g} % confidence"
+    return f"{quantities.percent_plain(level)} confidence"
 
 
 def percent_interval(interval: Interval | None) -> str:
     """97.5 % [94.3, 98.9]"""
     if interval is None:
         return NOT_MEASURED
-    return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return f"{points(interval.value)} % [{points(interval.low)}, {points(interval.high)}]"
 
 
 def points(share: float | None) -> str:
     """0.015 -> 1.5: percentage points, the unit stands in the heading."""
-    return NOT_MEASURED if share is None else f"{100 * share:.1f}"
+    return NOT_MEASURED if share is None else quantities.points(share)
 
 
 def points_interval(interval: Interval | None) -> str:
     """+1.5 [-0.9, +4.2]: percentage points, the unit stands in the heading."""
     if interval is None:
         return NOT_MEASURED
-    return f"{_signed(100 * interval.value)} [{_signed(100 * interval.low)}, {_signed(100 * interval.high)}]"
-
-
-def _signed(number: float) -> str:
-    text = f"{number:+.1f}"
-    return "0.0" if text in {"+0.0", "-0.0"} else text
+    value, low, high = map(quantities.points_signed, (interval.value, interval.low, interval.high))
+    return f"{value} [{low}, {high}]"
 
 
 def nats(number: float | None) -> str:
@@ -84,7 +79,8 @@ def tokens_interval(interval: Interval | None) -> str:
     """+3.1 [-0.2, +6.9]"""
     if interval is None:
         return NOT_MEASURED
-    return f"{_signed(interval.value)} [{_signed(interval.low)}, {_signed(interval.high)}]"
+    value, low, high = map(quantities.signed, (interval.value, interval.low, interval.high))
+    return f"{value} [{low}, {high}]"
 
 
 def times_interval(interval: Interval | None) -> str:

@@ -11,7 +11,6 @@ states are kept.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.atomic_files import replacing
 from assay.errors import MeasureError, ServeError
 from assay.records import sha256_of
 from assay_evaluate.client import Endpoint, NotMeasured, root_url
@@ -105,9 +105,8 @@ class HiddenStates:
         first = len(document.prompt_ids) - 1
         kept_PH = states_TH[first : first + len(document.reply_ids)].clone()
         path = self.path(document)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        save_file({TENSOR: kept_PH}, temporary, metadata={"item": document.item, "who": self._who})
-        os.replace(temporary, path)
+        with replacing(path) as partial:
+            save_file({TENSOR: kept_PH}, partial, metadata={"item": document.item, "who": self._who})
 
 
 def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype: str) -> bytes:

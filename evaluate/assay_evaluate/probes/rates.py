@@ -10,6 +10,8 @@ import math
 
 from scipy import stats
 
+from assay.quantities import percent_of_events, percent_plain
+
 TYPICAL_FAULT = 4e-4
 """Rate of garbled replies that was found in production (3 to 5 in 10,000; z.ai, "Scaling Pain")."""
 
@@ -38,14 +40,10 @@ def sentence(events: int, trials: int, unit: str, level: float = 0.95, fault: fl
     upper = upper_bound(events, trials, level)
     if events:
         low = lower_bound(events, trials, level)
-        return f"{events:,} of {trials:,} {unit}s: {_percent(events / trials)}, between {_percent(low)} and {_percent(upper)}"
-    seen = f"0 of {trials:,} {unit}s: below {_percent(upper)} at {level * 100:g} %"
+        between = f"between {percent_of_events(low)} and {percent_of_events(upper)}"
+        return f"{events:,} of {trials:,} {unit}s: {percent_of_events(events / trials)}, {between}"
+    seen = f"0 of {trials:,} {unit}s: below {percent_of_events(upper)} at {percent_plain(level)}"
     needed = trials_needed(fault, level)
     if trials >= needed:
         return seen
     return f"{seen}; a fault of {fault * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"
-
-
-def _percent(share: float) -> str:
-    """Two significant digits."""
-    return f"{share * 100:.2g} %" if share < 0.995 else "100 %"

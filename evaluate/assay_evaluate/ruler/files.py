@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from assay.atomic_files import replacing
 from assay_evaluate.ruler.errors import RulerError
 from assay_evaluate.ruler.items import RulerItem, from_saved_fields, saved_fields
 
@@ -13,15 +14,12 @@ from assay_evaluate.ruler.items import RulerItem, from_saved_fields, saved_field
 def write_items(path: str | Path, items: Iterable[RulerItem]) -> int:
     """Write `items` one a line, by way of a temporary file; the number written. Items are not held in memory."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     num_items = 0
-    with partial.open("w", encoding="utf-8") as file:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         for item in items:
             line = {"sha256": item.sha256, "id": item.id, **saved_fields(item)}
             file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
             num_items += 1
-    partial.replace(path)
     return num_items
 
 

@@ -32,6 +32,7 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.environments.singularity import SingularityEnvironment
 from minisweagent.models import get_model_class
 
+from assay.records import write_text_atomically
 from assay_evaluate.swebench.exits import Exit, classify
 from assay_evaluate.swebench.gate import GatedRetry, GaveUp, ServerGate
 from assay_evaluate.swebench.predictions import failed_path, trajectory_path
@@ -172,10 +173,7 @@ def _save(job: Mapping[str, Any], agent: Agent | None, end: Exit, error: Excepti
     data = (
         agent.save(None, extra) if agent is not None else {**extra, "messages": [], "trajectory_format": "mini-swe-agent-1.1"}
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    temporary.write_text(json.dumps(data, indent=1, default=str), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text_atomically(path, json.dumps(data, indent=1, default=str))
 
 
 # ------------------------------------------------------------------------------------------------ all of them

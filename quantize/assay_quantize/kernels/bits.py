@@ -12,7 +12,6 @@ The dtype of a weight is told by the type of its array, so that each dtype is a 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,6 +20,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from assay.records import sha256_of_file
 from assay_quantize.kernels.rows import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +38,7 @@ def kernel(function: F) -> F:
 
 @functools.cache
 def _sha256(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return sha256_of_file(Path(path))
 
 
 def kernel_view(rows: Array) -> Array:

@@ -1,0 +1,53 @@
+"""Shares, percentage points and levels as people read them: one function for each way of writing them.
+
+A share is a number from 0 to 1; all of these write a hundred times as much. Reports, verdicts and probes take them from here,
+so that a sentence and the table beside it read alike.
+"""
+
+from __future__ import annotations
+
+
+def percent(share: float) -> str:
+    """0.975 -> 97.5 %. A share below 0.1 % that is not zero keeps one significant digit."""
+    return f"{100 * share:.1g} %" if 0 < abs(share) < 0.001 else f"{100 * share:.1f} %"
+
+
+def percent_short(share: float) -> str:
+    """0.052 -> 5.2 %, 0.95 -> 95 %: in a sentence."""
+    return f"{100 * share:.1f} %".replace(".0 %", " %")
+
+
+def percent_plain(share: float) -> str:
+    """0.005 -> 0.5 %, 0.95 -> 95 %: what somebody chose, with the digits it was given."""
+    return f"{hundredfold(share)} %"
+
+
+def percent_of_events(rate: float) -> str:
+    """0.0015 -> 0.15 %: two significant digits, for the rate of something rare."""
+    return f"{100 * rate:.2g} %" if rate < 0.995 else "100 %"
+
+
+def hundredfold(share: float) -> str:
+    """0.015 -> 1.5, 0.02 -> 2: the unit stands elsewhere."""
+    return f"{100 * share:g}"
+
+
+def points(share: float) -> str:
+    """0.015 -> 1.5, 0.02 -> 2.0: percentage points, the unit stands elsewhere."""
+    return f"{100 * share:.1f}"
+
+
+def points_short(share: float) -> str:
+    """0.015 -> 1.5, 0.02 -> 2: a margin in a sentence."""
+    return points(share).removesuffix(".0")
+
+
+def points_signed(share: float) -> str:
+    """0.021 -> +2.1."""
+    return signed(100 * share)
+
+
+def signed(number: float) -> str:
+    """3.14 -> +3.1; what rounds to zero has no sign."""
+    text = f"{number:+.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text

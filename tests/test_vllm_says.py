@@ -1,0 +1,120 @@
+"""Our description of the families against vLLM's own: which folders it drafts with, what it fuses, what it ignores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.families import NAMES, forms
+from assay.recipes import PrecisionRecipe, load_recipe
+from assay.runtime_names import packed_modules
+from assay_evaluate.serve import find_interpreter
+from assay_quantize.checkpoint import open_checkpoint
+from assay_quantize.plan import make_plan
+from assay_quantize.publish import config_json
+from assay_quantize.vllm_rules import MixedSchemes, is_ignored, runtime_modules
+
+pytestmark = pytest.mark.serve
+
+DRAFT_TOKENS = 2
+ARCHITECTURES = {architecture: family for family, names in NAMES.items() for architecture in names.architectures}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of vLLM's own functions, asked in one process."""
+    folder = tmp_path_factory.mktemp("vllm")
+    questions = {
+        "tokens": DRAFT_TOKENS,
+        "drafts": [str(path) for path in draft_folders(folder)],
+        "packed": list(ARCHITECTURES),
+        "ignored": ignore_questions(folder),
+    }
+    (folder / "questions.json").write_text(json.dumps(questions))
+    interpreter = find_interpreter(None)
+    assert interpreter is not None, "no .venv-serve here: run `make setup`"
+    quiet = {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [str(interpreter), str(Path(__file__).with_name("vllm_says.py")), str(folder / "questions.json")],
+        env={**os.environ, **quiet}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**said, "asked": questions["ignored"]}
+
+
+def draft_folders(folder: Path) -> list[Path]:
+    """Sources, and the config.json of their candidates with the MTP block kept and dropped."""
+    made = []
+    hollow.hollow_model(folder / "qwen3-next", "qwen3-next-80b-a3b")
+    make_tiny_glm4_moe(folder / "glm4")
+    for model in ("qwen3-next", "glm4"):
+        source = folder / model
+        made.append(source)
+        for name in ("w4a16", "w4a16-nomtp"):
+            plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, name), model="m", family=None)
+            candidate = folder / f"{model}-{name}"
+            candidate.mkdir()
+            (candidate / "config.json").write_text(json.dumps(config_json(plan)))
+            made.append(candidate)
+    return made
+
+
+def test_vllm_drafts_with_a_kept_block_and_refuses_a_dropped_one(answers: dict[str, Any]) -> None:
+    """Qwen3-Next's config says nothing of its block: vLLM takes one layer. 0 layers it refuses, in its own way."""
+    said = {Path(folder).name: answer for folder, answer in answers["drafts"].items()}
+    refused = "ZeroDivisionError: integer modulo by zero"
+    assert said == {
+        "qwen3-next": ["Qwen3NextMTP", 1],
+        "qwen3-next-w4a16": ["Qwen3NextMTP", 1],
+        "qwen3-next-w4a16-nomtp": refused,
+        "glm4": ["Glm4MoeMTPModel", 1],
+        "glm4-w4a16": ["Glm4MoeMTPModel", 1],
+        "glm4-w4a16-nomtp": refused,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ names
+def ignore_questions(folder: Path) -> list[tuple[str, list[str], dict[str, tuple[str, ...]]]]:
+    """vLLM's names of all modules of every model, with the ignore lists of several plans; some lists damaged."""
+    questions = []
+    for model in ("glm-5", "glm-4.7", "deepseek-v3", "qwen3-30b-a3b", "qwen3-next-80b-a3b"):
+        source = open_checkpoint(hollow.hollow_model(folder / f"names-{model}", model))
+        for mtp in ("keep", "quantize"):
+            recipe = load_recipe(PrecisionRecipe, "w4a16").model_copy(update={"mtp": mtp})
+            plan = make_plan(source, recipe, model="m", family=None)
+            modules = {tensor.module for tensor in plan.tensors if tensor.name.endswith(".weight") and len(tensor.shape) == 2}
+            names = [name for one in runtime_modules(plan.family, sorted(modules), plan.config) for name in one.judged_by]
+            partly = [*plan.ignore, r"re:.*\.(q_proj|gate_proj|q_a_proj)$"]
+            for ignore in (list(plan.ignore), partly):
+                questions += [(name, ignore, dict(packed_modules(plan.family))) for name in names]
+    return questions
+
+
+def test_what_vllm_fuses(answers: dict[str, Any]) -> None:
+    """Its mapping may name modules that a family does not have (DeepSeek-V2 without MLA), and fuses of one member."""
+    for architecture, theirs in answers["packed"].items():
+        family = ARCHITECTURES[architecture]
+        known = {form.split(".")[-2] for form in forms(family)}
+        real = {fused: tuple(parts) for fused, parts in theirs.items() if len(parts) > 1 and known.issuperset(parts)}
+        assert dict(packed_modules(family)) == real, architecture
+    assert answers["packed"].keys() == ARCHITECTURES.keys()
+
+
+def test_what_vllm_ignores(answers: dict[str, Any]) -> None:
+    def ours(name: str, ignore: list[str], fused: dict[str, tuple[str, ...]]) -> bool | None:
+        try:
+            return is_ignored(name, ignore, fused)
+        except MixedSchemes:
+            return None
+
+    said = [ours(*question) for question in answers["asked"]]
+    assert said == answers["ignored"]
+    assert {True, False, None} == set(said) and len(said) > 800
