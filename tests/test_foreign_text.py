@@ -26,7 +26,7 @@ from synthetic_run import make_run
 
 from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import MOST_NAME_BYTES, check_label, in_markdown, one_line, safe_name, shown
-from assay.locate_records import Location, Remedy
+from assay.locate_records import LocateReport, Remedy
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeReport, probes_place
 from assay.recipes import Hardware, ProfileRecipe
@@ -36,7 +36,7 @@ from assay_evaluate.connection import Connection, TransportError
 from assay_evaluate.external import get, meet_server, require_same
 from assay_evaluate.lever_settings import Setting
 from assay_evaluate.locate import write_remedy
-from assay_evaluate.probes import Endpoint, find_endpoint
+from assay_evaluate.probes import ProbedEndpoint, find_endpoint
 from assay_evaluate.replies import message_in
 from assay_evaluate.reproduction import write_bundle
 from assay_reports.card import write_card
@@ -274,7 +274,7 @@ def test_a_label_of_the_user_is_an_error_before_anything_is_asked(
 def test_a_remedy_stays_in_its_folder(tmp_path: Path) -> None:
     """Its recipe is called after the one in the manifest of a checkpoint that may come from anywhere."""
     remedy = Remedy(role="router", keep="fp32", sentence="", recipe="name: ../../docs/x\n")
-    found = Location(
+    found = LocateReport(
         how="ranks", a="a", b=None, tensor_parallel_size=2, num_prompts=1, num_tokens=1, first=None, outlier=None,
         remedy=remedy, sentence="", points=(), not_compared=(), seconds=0.0,
     )  # fmt: skip
@@ -286,7 +286,7 @@ def test_a_command_line_is_quoted(tmp_path: Path) -> None:
     """Run with a `python` that says what it was given: the words and variables, each as it was, and nothing else happens."""
     words = ["python", "-m", "vllm", "--flag", COMMAND.replace("\x00", ""), "it's", '{"a": "$(touch pwned)"}', ""]
     value = "one\ntwo'$(touch pwned)"
-    endpoint = Endpoint("http://127.0.0.1:1", "model", None, OFFER)
+    endpoint = ProbedEndpoint("http://127.0.0.1:1", "model", None, OFFER)
     write_bundle(tmp_path, lever_report(LINK), [], [], {}, endpoint, Setting(1), words, {"VALUE": value})
     stub = tmp_path / "bin" / "python"
     stub.parent.mkdir()

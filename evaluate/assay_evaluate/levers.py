@@ -4,8 +4,8 @@
 
 `start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `served_here` makes one for a
 checkpoint folder, `running_already` for a URL, where only what a request can say is changed. The same greedy requests are asked
-every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number, signs of
-garbling.
+every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number,
+signs of garbling.
 """
 
 from __future__ import annotations
