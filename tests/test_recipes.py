@@ -43,6 +43,28 @@ def test_every_recipe_parses(kind: str, name: str) -> None:
     assert load_recipe(KINDS[kind], str(recipes_dir() / kind / f"{name}.yaml")) == recipe
 
 
+PRECISION_SHA256 = {
+    "fp8": "0e40bad02da85b1438c11349be4f12d3e1bf21d2d119857b0ce3ac9515c03f0c",
+    "fp8-channel": "e1b24f3539e83573379924aae6e9254657bfc0aa539b9c0f279931d4d7a1a2fd",
+    "nvfp4a16": "20ab6ed9cb9b8a9238898e0748c61a388421b3d947495bade71647ffbf244162",
+    "nvfp4a16-mse": "8222baee6b8b4baa2ec9c13fbb5a7ce03599040144e2752fcbd720ef6d6576d3",
+    "w4a16": "6e78421f33f2377612a7da267ca338037993445c456a295991307c63bb055f9d",
+    "w4a16-asym": "7d5f136d315f9af28f5d5798e8e3bd0ce1115acd66a5cffee9e8670bb5019fb2",
+    "w4a16-experts": "96d0f69a0cb3036643425a7b875ee321d96451138c7e80d0e50d1ee94001dae9",
+    "w4a16-g32": "833b90fb8cb7e1c449679d1987cd2e02927dbc52a2ace8f778c576a59898c370",
+    "w4a16-mse": "a309e2466c5c2ee9f91f80a013121f9312b777034491209f9aee40389df0265b",
+    "w4a16-mtp": "8ee34a078b189af9cf87ca3fa4ac3490f0f7e789eac6ace9c6548c564a36fd7d",
+    "w4a16-nomtp": "d9bf4e2dff49fdf13051831e085738d9afb3ead23c48ade98e131474fd942de4",
+}
+"""Precision -> `recipe_sha256`, which stands in the plan and the manifest of every checkpoint made with it."""
+
+
+@pytest.mark.parametrize("name", PRECISION_SHA256)
+def test_a_precision_means_what_it_meant(name: str) -> None:
+    """However its file is written: another hash would make every checkpoint of it another one."""
+    assert load_recipe(PrecisionRecipe, name).sha256 == PRECISION_SHA256[name]
+
+
 @pytest.mark.parametrize("name", recipe_names("models"))
 def test_every_model_names_recipes_that_exist(name: str) -> None:
     recipe = load_recipe(ModelRecipe, name)
