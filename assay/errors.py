@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each says what, where, what is allowed and what to do, in one line.
+"""The errors a user can cause. Each says what, where, what is allowed and what to do, in one line (a recipe's: one a problem).
 
 The command line prints `str(error)` and exits 2; a traceback is for our own mistakes (`assert`, `KeyError`...).
 """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from assay.records import sha256_of
 
@@ -13,6 +14,17 @@ class Section(BaseModel):
     """Base of every recipe and part of one: unknown keys are errors, values never change after loading."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def _contradictions(self) -> Iterator[str]:
+        """What in this section cannot be meant, a sentence each. Sections that can contradict themselves override this."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """One error for all contradictions, a line each: pydantic would stop at the first validator that raises."""
+        if found := list(self._contradictions()):
+            raise ValueError("\n".join(found))
+        return self
 
 
 class Recipe(Section):

@@ -197,10 +197,12 @@ ROLES_MESSAGE = "name each role once, under `quantize` or one `keep` dtype"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantize": ["attention", "attention"]}, f"Value error, role attention is named twice; {ROLES_MESSAGE}"),
+        ({"quantize": ["attention", "routed_expert", "shared_expert", "dense_mlp", "attention"]},
+         f"role attention is named twice; {ROLES_MESSAGE}"),
         ({"quantize": ["attention", "routed_expert", "shared_expert"]},
-         "Value error, role dense_mlp is named nowhere; put it under `quantize` or under `keep: {bf16: [...]}`"),
-        ({"mtp": "keeep"}, "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'keeep')"),
+         "role dense_mlp is named nowhere; put it under `quantize` or under `keep: {bf16: [...]}`"),
+        ({"mtp": "keeep"}, "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'keeep'); did you mean 'keep'?"),
+        ({"keep": ["norm"]}, "keep: Input should be a mapping of keys to values (got \"['norm']\")"),
         ({"name": "other"}, "name is 'other'; it must be the file's name, 'w4a16'"),
     ],
 )  # fmt: skip
@@ -210,8 +212,90 @@ def test_a_precision_that_contradicts_itself(tmp_path: Path, changes: dict[str, 
     file.write_text(yaml.safe_dump({**data, **changes}))
     with pytest.raises(RecipeError) as caught:
         parse_recipe(PrecisionRecipe, file)
-    assert message.removeprefix("Value error, ") in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value) == f"{file}: {message}"
+
+
+EVERYTHING_WRONG = {
+    "models": (
+        "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
+        "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
+        [
+            "unknown key 'sourse'; did you mean 'source'? Allowed: description, family, gates, include_source, name, "
+            "precisions, profiles, reference, schema, serving, source, suite",
+            "schema: Input should be 1 (got '2')",
+            "family: Input should be 'glm4_moe', 'glm_moe_dsa', 'deepseek_v3', 'qwen3_moe' or 'qwen3_next' (got 'glm4')",
+            "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",
+            "precisions: Input should be a list (got 'w4a16')",
+            "serving.num_speculative_tokens: Input should be a valid integer, unable to parse string as an integer "
+            "(got 'none')",
+            "name is 'other'; it must be the file's name, 'wrong'",
+        ],
+    ),
+    "precisions": (
+        "schema: 1\nname: wrong\nschem: w4a16\nquantize: [attention, dense_mpl, shared_expert, router]\n"
+        "keep: {bf17: [embedding, mtp, router_bias], fp32: [norm], source: [lm_head, lm_head]}\nmtp: yes\n",
+        [
+            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, keep, mtp, name, observer, "
+            "quantize, schema, scheme",
+            "quantize.1: Input should be 'embedding', 'lm_head', 'norm', 'attention', 'indexer', 'dense_mlp', 'shared_expert', "
+            "'routed_expert', 'router', 'router_bias' or 'mtp' (got 'dense_mpl'); did you mean 'dense_mlp'?",
+            "keep.bf17: Input should be 'source', 'bf16' or 'fp32' (got 'bf17'); did you mean 'bf16'?",
+            "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'True')",
+            "role lm_head is named twice; name each role once, under `quantize` or one `keep` dtype",
+            "roles indexer, routed_expert are named nowhere; put each under `quantize` or under `keep: {bf16: [...]}`",
+            "role router cannot be under `quantize`: vLLM loads it only unquantized; move it to `keep`",
+            "router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens",
+        ],
+    ),
+    "profiles": (
+        "schema: 1\nname: wrong\nhardware: {num_gpus: 1}\nconcurrency: 0\nbase_url: http://a\n"
+        "base_urls: [http://b, http://b]\nvlm: {}\n",
+        [
+            "unknown key 'vlm'; did you mean 'vllm'? Allowed: base_url, base_urls, concurrency, description, emulate, "
+            "environment, hardware, interpreter, name, schema, startup_timeout_s, vllm",
+            "key 'hardware.device' is missing",
+            "concurrency: Input should be greater than or equal to 1 (got '0')",
+            "say either `base_url` or `base_urls`",
+            "`base_urls` names http://b twice",
+        ],
+    ),
+    "suites": (
+        "schema: 1\nname: wrong\nseed: train-1\ntasks:\n"
+        "- {kind: arithmetic, name: a, num_items: 5, max_tokens: 8, thinking_tokens: 9, num_samples: 2}\n"
+        "- {kind: tools, name: a, num_items: 5, max_tokens: 8, num_samples: 2, temprature: 1.0}\n"
+        "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n",
+        [
+            "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: kind, languages, max_tokens, name, "
+            "num_items, num_samples, num_tools, prompt_tokens, share_without_tool, temperature, thinking_tokens, top_k, top_p",
+            "tasks.0.arithmetic: num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike",
+            "tasks.0.arithmetic: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
+            "tasks.2.swe: environment local runs what the model writes on this machine, without a container: it needs "
+            "`allow_local_execution: true` and `local_repositories: FOLDER`; or say docker, podman or singularity",
+            "tasks.2.swe: filter '(' is not a regular expression (missing ), unterminated subpattern at position 0)",
+            "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",
+        ],
+    ),
+    "gates": (
+        "schema: 1\nname: wrong\nlevel: 2\ngates:\n- {kind: score, task: a, max_drop: 0.1}\n"
+        "- {kind: score, task: a, max_drop: 0.2}\n"
+        "- {kind: divergence, metric: kl_p99, texts: held_out, over: spans}\n",
+        [
+            "gates.2.divergence: say either `max` or `min`",
+            "gates.2.divergence: `over: spans` judges kl_mean",
+            "level: Input should be less than 1 (got '2')",
+        ],
+    ),
+}
+"""Kind -> a file, and everything that is told of it."""
+
+
+@pytest.mark.parametrize("kind", EVERYTHING_WRONG)
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, kind: str) -> None:
+    text, problems = EVERYTHING_WRONG[kind]
+    (file := tmp_path / "wrong.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(KINDS[kind], str(file))
+    assert str(caught.value).split("\n  ") == [f"{file}: {len(problems)} problems:", *problems]
 
 
 def test_a_recipe_that_is_not_there_names_the_nearest() -> None:
