@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -30,6 +30,8 @@ class Section(BaseModel):
 class Recipe(Section):
     """A whole file. `schema: 1` is its first line."""
 
+    loader_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the file that are gone when it is read: what they say is in the other fields then."""
     schema_version: Literal[1] = Field(alias="schema")
     name: str
     description: str = ""

@@ -53,10 +53,12 @@ def _faults(kind: type[Recipe], data: Mapping[str, Any]) -> list[Fault]:
 
 # ------------------------------------------------------------------------------------------------ words
 def _described(kind: type[Recipe], faults: Sequence[Fault]) -> list[str]:
-    """Unknown keys first. A misspelt required key is both unknown and missing: the unknown one tells what to mend."""
+    """Unknown keys first. A misspelt required key is both unknown and missing: the unknown one tells what to mend. Of a
+    misspelt `extends`, every key that the other recipe has is missing."""
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     meant = {(*fault["loc"][:-1], _nearest_key(kind, fault)) for fault in unknown}
-    others = [fault for fault in faults if fault not in unknown and not (fault["type"] == "missing" and fault["loc"] in meant)]
+    explained = meant if not meant & {(key,) for key in kind.loader_keys} else {fault["loc"] for fault in faults}
+    others = [f for f in faults if f not in unknown and not (f["type"] == "missing" and f["loc"] in explained)]
     return [text for fault in (*unknown, *others) for text in _texts(kind, fault)]
 
 
@@ -92,8 +94,10 @@ def _nearest(wrong: Any, allowed: Sequence[str], least_likeness: float = 0.6) ->
     return next(iter(difflib.get_close_matches(str(wrong), allowed, 1, least_likeness)), None)
 
 
-def _keys_at(kind: type[BaseModel], steps: Sequence[int | str]) -> list[str]:
-    return [field.alias or name for section in _sections_at(kind, steps) for name, field in section.model_fields.items()]
+def _keys_at(kind: type[Recipe], steps: Sequence[int | str]) -> list[str]:
+    """Allowed keys of the section that `steps` lead to."""
+    keys = [field.alias or name for section in _sections_at(kind, steps) for name, field in section.model_fields.items()]
+    return keys if steps else [*keys, *kind.loader_keys]
 
 
 def _sections_at(kind: type[BaseModel], steps: Sequence[int | str]) -> list[type[BaseModel]]:
@@ -155,8 +159,9 @@ def _mended(kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]
 def _mend_key(kind: type[Recipe], parent: dict[str, Any], key: str, fault: Fault) -> None:
     if fault["type"] == "extra_forbidden" or fault["loc"][-1] == "[key]":
         near, value = _nearest_value(fault) or _nearest_key(kind, fault), parent.pop(key)
-        if near is not None and near not in parent:
-            parent[near] = value
+        if near is not None:
+            there = parent.get(near)
+            parent[near] = [*there, *value] if isinstance(there, list) and isinstance(value, list) else there or value
     elif allowed := _allowed_values(fault):
         parent[key] = _nearest_value(fault) or allowed[0]
     else:

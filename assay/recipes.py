@@ -22,6 +22,7 @@ from pydantic import Field
 from assay.errors import RecipeError
 from assay.gate_recipe import GateRecipe
 from assay.recipe_base import Recipe, Section
+from assay.recipe_defaults import EXTENDS, MAX_DEPTH, with_defaults
 from assay.recipe_problems import problems_in
 from assay.records import Role
 from assay.suite_recipe import SuiteRecipe
@@ -92,6 +93,7 @@ class ModelRecipe(Recipe):
 class PrecisionRecipe(Recipe):
     """What is quantized and what is kept, by role."""
 
+    loader_keys = (EXTENDS,)
     scheme: SchemeName
     quantize: tuple[Role, ...]
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
@@ -197,31 +199,74 @@ def recipe_names(kind: str) -> list[str]:
 def load_recipe(kind: type[R], name_or_path: str) -> R:
     """The recipe called `name_or_path`, or in the file of that path.
 
+    A precision may say `extends: NAME`, a shipped precision or the path of a YAML file (relative to its own), and then holds
+    only what is different. Values replace the other's; roles under `keep` and `quantize` move (`recipe_defaults.py`). What
+    is returned, and hashed, is the whole: no trace is left of how it was written.
+
     Raises RecipeError when there is none of that name, or with everything that is wrong in the file (`problems_in`).
     """
-    folder = next(folder for folder, model in KINDS.items() if model is kind)
-    path = Path(name_or_path)
-    if path.suffix not in {".yaml", ".yml"}:
-        path = recipes_dir() / folder / f"{name_or_path}.yaml"
-        if Path(name_or_path).name != name_or_path or not path.is_file():
-            known = recipe_names(folder)
-            near = difflib.get_close_matches(name_or_path, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
-    return parse_recipe(kind, path)
+    return parse_recipe(kind, _file_of(kind, name_or_path))
 
 
 def parse_recipe(kind: type[R], path: Path) -> R:
-    """Read and validate one file."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds a {type(data).__name__}")
+    """Read and validate one file, and what it extends."""
+    return _parse(kind, path, ())
+
+
+def _file_of(kind: type[Recipe], name_or_path: str) -> Path:
+    folder = next(folder for folder, model in KINDS.items() if model is kind)
+    if Path(name_or_path).suffix in {".yaml", ".yml"}:
+        return Path(name_or_path)
+    path = recipes_dir() / folder / f"{name_or_path}.yaml"
+    if Path(name_or_path).name != name_or_path or not path.is_file():
+        known = recipe_names(folder)
+        near = difflib.get_close_matches(name_or_path, known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
+    return path
+
+
+def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
+    """above: the files that led here by `extends`, the first one first."""
+    data = _read(path)
+    if EXTENDS in data and EXTENDS in kind.loader_keys:
+        base = _parse(kind, _extended_file(kind, path, data.pop(EXTENDS), above), (*above, path))
+        data = with_defaults(base.model_dump(mode="json", by_alias=True), data)
     if problems := problems_in(kind, data, path.stem):
         listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
         raise RecipeError(f"{path}: {listed}")
     return kind.model_validate(data)
+
+
+def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path, ...]) -> Path:
+    """The file that `path` extends. RecipeError: there is none, or no end."""
+    if not isinstance(named, str):
+        raise RecipeError(f"{path}: extends: say one precision, by its name or the path of its file (got {str(named)[:80]!r})")
+    try:
+        found = _file_of(kind, named)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: extends: {error}") from None
+    found = path.parent / found  # a shipped one's path is absolute
+    if not found.is_file():
+        raise RecipeError(f"{path}: extends: {found}: no such file; a path is relative to the file that says it")
+    chain = [*above, path, found]
+    way = " -> ".join(str(one) for one in chain)
+    if found.resolve() in {one.resolve() for one in chain[:-1]}:
+        raise RecipeError(f"{chain[0]}: extends: goes round in a circle, {way}; one of them must stand by itself")
+    if len(chain) > MAX_DEPTH + 1:
+        raise RecipeError(f"{chain[0]}: extends: more than {MAX_DEPTH} recipes deep, {way}; extend one nearer to the end")
+    return found
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: not YAML: not even text in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds a {type(data).__name__}")
+    return data

@@ -159,7 +159,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
          "num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
         ("precisions", "w4a16", ["scheme"], "schema_",
-         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, keep, mtp, name, observer, "
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, extends, keep, mtp, name, observer, "
          "quantize, schema, scheme"),
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
@@ -235,8 +235,8 @@ EVERYTHING_WRONG = {
         "schema: 1\nname: wrong\nschem: w4a16\nquantize: [attention, dense_mpl, shared_expert, router]\n"
         "keep: {bf17: [embedding, mtp, router_bias], fp32: [norm], source: [lm_head, lm_head]}\nmtp: yes\n",
         [
-            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, keep, mtp, name, observer, "
-            "quantize, schema, scheme",
+            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, extends, keep, mtp, name, "
+            "observer, quantize, schema, scheme",
             "quantize.1: Input should be 'embedding', 'lm_head', 'norm', 'attention', 'indexer', 'dense_mlp', 'shared_expert', "
             "'routed_expert', 'router', 'router_bias' or 'mtp' (got 'dense_mpl'); did you mean 'dense_mlp'?",
             "keep.bf17: Input should be 'source', 'bf16' or 'fp32' (got 'bf17'); did you mean 'bf16'?",
