@@ -19,7 +19,7 @@ class CheckpointError(AssayError):
 
 
 class PlanError(AssayError):
-    """Recipe and checkpoint do not fit: unknown tensor, group that does not divide, precision that needs calibration."""
+    """Recipe and checkpoint do not fit: unknown tensor, group that does not divide."""
 
 
 class QuantizeError(AssayError):

@@ -32,10 +32,8 @@ Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_n
 SchemeName = Literal[
     "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel",
     "w4a16_asym", "w4a16_asym_g64", "w4a16_asym_g32", "w4a16_asym_channel",
-    "fp8_block", "fp8_channel", "fp8_tensor", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w8a8",
+    "fp8_block", "fp8_channel", "fp8_tensor", "nvfp4a16", "mxfp4", "mxfp8", "w8a8",
 ]  # fmt: skip
-NEEDS_CALIBRATION: dict[str, str] = {"nvfp4": "its activation scales (input_global_scale) are measured on data"}
-"""Schemes that cannot be made from weights alone -> why."""
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -101,7 +99,8 @@ class PrecisionRecipe(Recipe):
     mtp: Literal["keep", "quantize", "drop"] = "keep"
     """keep: in the dtype role `mtp` has under `keep`. quantize: inside the block like outside, `eh_proj` exempt.
     drop: the block is removed and the config rewritten."""
-    calibration: Literal["none", "required"] = "none"
+    calibration: Literal["none"] = "none"
+    """Every scheme is made from weights alone; in the file's meaning, and so in `sha256`, all the same."""
     observer: Literal["minmax", "mse"] = "minmax"
     """How scales are found. minmax: from the largest weight of the group. mse: searched for the least squared error, weighted
     by what a calibration file says of each input channel where one is given."""

@@ -139,9 +139,10 @@ def test_source_that_is_quantized_already(run: Run, source: Path) -> None:
     assert "gptq" in one_error(run("quantize", source)) and not Path("runs").exists()
 
 
-def test_precision_that_needs_calibration(run: Run, source: Path) -> None:
+def test_precision_that_is_not_there(run: Run, source: Path) -> None:
     message = one_error(run("quantize", source, "--precision", "nvfp4", "--out", "made"))
-    assert "needs calibration" in message and not Path("made").exists()
+    assert message.startswith("no precision recipe called 'nvfp4'; did you mean nvfp4a16? known: fp8, ")
+    assert not Path("made").exists()
 
 
 def test_disk_that_is_too_small(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

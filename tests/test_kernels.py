@@ -122,7 +122,7 @@ def test_what_a_scheme_needs() -> None:
     assert {s: row_multiple(s) for s in SCHEMES if row_multiple(s) != 1} == {
         "fp8_block": 128, "w4a16_asym": 8, "w4a16_asym_g64": 8, "w4a16_asym_g32": 8, "w4a16_asym_channel": 8
     }  # fmt: skip
-    assert {s for s in SCHEMES if needs_amax(s)} == {"nvfp4", "nvfp4a16", "fp8_tensor"}
+    assert {s for s in SCHEMES if needs_amax(s)} == {"nvfp4a16", "fp8_tensor"}
     assert {s for s in SCHEMES if is_whole_tensor(s, "mse")} == {"fp8_tensor"}
     assert not any(is_whole_tensor(s, "minmax") for s in SCHEMES)
 

@@ -121,7 +121,7 @@ def test_findings_do_not_depend_on_slabs_and_workers(
 EXPERTS = {"routed_expert", "shared_expert"}
 
 
-@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"nvfp4"}))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_every_scheme_in_ragged_slabs(tiny: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_recipe(PrecisionRecipe, "w4a16")
     moved = EXPERTS if scheme == "fp8_tensor" else set()  # vLLM has no experts with one scale per weight

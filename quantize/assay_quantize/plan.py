@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.errors import PlanError
 from assay.families import Classified, classify, family_of, ignore_patterns
-from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe
+from assay.recipes import ROLES, PrecisionRecipe
 from assay.records import Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.completeness import check_layers, check_mtp, mtp_layer_indexes
@@ -88,13 +88,6 @@ def _tensor_plans(
 
 
 def _check_recipe(recipe: PrecisionRecipe) -> None:
-    why = NEEDS_CALIBRATION.get(recipe.scheme)
-    if why is not None or recipe.calibration == "required":
-        instead = "nvfp4a16" if recipe.scheme == "nvfp4" else "w4a16, nvfp4a16 or fp8"
-        raise PlanError(
-            f"precision {recipe.name} needs calibration data{f': {why}' if why else ''}; assay has no calibration yet; "
-            f"take {instead} instead, made from the weights alone"
-        )
     if SCHEMES[recipe.scheme].per_tensor and recipe.observer != "minmax":
         raise PlanError(
             f"precision {recipe.name}: scheme {recipe.scheme} has one scale for all weights that vLLM merges, which is not "

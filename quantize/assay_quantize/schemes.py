@@ -76,14 +76,13 @@ SCHEMES: dict[str, Scheme] = {
     # Not for experts: vLLM's FP8 experts take one scale per weight only with one measured scale per activation tensor.
     "fp8_tensor": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, per_tensor=True, max_relative_error=0.2),
     "nvfp4a16": Scheme("NVFP4A16", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
-    "nvfp4": Scheme("NVFP4", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
     "mxfp4": Scheme("MXFP4", "mxfp4-pack-quantized", "mxfp4", "U8", 32),
     "mxfp8": Scheme("MXFP8", "mxfp8-quantized", "mxfp8", "F8_E4M3", 32, max_relative_error=0.2),
     "w8a8": Scheme("W8A8", "int-quantized", "plain", "I8", None, max_relative_error=0.2),
 }
 """Scheme name of a recipe -> its row."""
 
-SHARES_GLOBAL_SCALE = frozenset({"nvfp4", "nvfp4a16"})
+SHARES_GLOBAL_SCALE = frozenset({"nvfp4a16"})
 """Schemes in which the members of a fused group must have one `weight_global_scale`: vLLM applies one to all of them."""
 
 SHARED_SCALE: dict[str, str] = {
