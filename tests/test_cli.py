@@ -145,6 +145,35 @@ def test_precision_that_is_not_there(run: Run, source: Path) -> None:
     assert not Path("made").exists()
 
 
+UNTESTED = "this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes"
+
+
+@pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("calibrate", "--out", "made")])
+def test_cuda_is_taken_only_where_it_is_asked_for(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    on_cuda = (command[0], source, *command[1:], "--device")
+    assert one_error(run(*on_cuda, "cuda")) == (
+        f"--device cuda: {UNTESTED}; to try it all the same, say --device cuda-untested"
+    )
+    assert one_error(run(*on_cuda, "gpu")) == "--device gpu: say cpu, auto (the CPU), or cuda-untested"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = run(*on_cuda, "cuda-untested")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu",
+        "error: --device cuda-untested: PyTorch sees no CUDA device here; say --device cpu",
+    ]
+    assert not Path("made").exists()
+
+
+def test_auto_is_the_cpu_where_there_is_a_gpu_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.stages import device_of
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [device_of(option) for option in ("auto", "cpu", "cuda-untested")] == ["cpu", "cpu", "cuda"]
+
+
 def test_disk_that_is_too_small(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
