@@ -30,9 +30,7 @@ from assay.suite_recipe import SuiteRecipe
 ROLES: tuple[str, ...] = get_args(Role)
 Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
 SchemeName = Literal[
-    "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel",
-    "w4a16_asym", "w4a16_asym_g64", "w4a16_asym_g32", "w4a16_asym_channel",
-    "fp8_block", "fp8_channel", "fp8_tensor", "nvfp4a16", "mxfp4", "mxfp8", "w8a8",
+    "w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "mxfp4", "mxfp8", "w8a8",
 ]  # fmt: skip
 
 
@@ -117,11 +115,6 @@ class PrecisionRecipe(Recipe):
         for never in sorted({"norm", "router", "router_bias", "embedding", "mtp"} & set(self.quantize)):
             hint = "say `mtp: quantize`" if never == "mtp" else "vLLM loads it only unquantized; move it to `keep`"
             yield f"role {never} cannot be under `quantize`: {hint}"
-        if self.scheme == "fp8_tensor" and "routed_expert" in self.quantize:
-            yield (
-                "scheme fp8_tensor cannot be under `quantize` for routed_expert: vLLM's FP8 experts take scales by row or by "
-                "block; choose fp8_channel or fp8_block, or move the role to `keep`"
-            )
         if "router_bias" in self.keep.get("bf16", ()):
             yield "router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens"
 

@@ -18,7 +18,7 @@ from assay.recipes import ROLES, PrecisionRecipe
 from assay.records import Plan, TensorPlan
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.completeness import check_layers, check_mtp, mtp_layer_indexes
-from assay_quantize.schemes import SCHEMES, check_shape
+from assay_quantize.schemes import check_shape
 from assay_quantize.source_format import Companions, find_companions
 from assay_quantize.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
 from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, is_ignored, runtime_modules
@@ -88,11 +88,6 @@ def _tensor_plans(
 
 
 def _check_recipe(recipe: PrecisionRecipe) -> None:
-    if SCHEMES[recipe.scheme].per_tensor and recipe.observer != "minmax":
-        raise PlanError(
-            f"precision {recipe.name}: scheme {recipe.scheme} has one scale for all weights that vLLM merges, which is not "
-            "searched for; take `observer: minmax`, or scheme fp8_channel"
-        )
     if "lm_head" in recipe.quantize:
         raise PlanError(
             f"precision {recipe.name}: lm_head cannot be quantized: vLLM's quantization target `Linear` does not cover it; "
