@@ -109,11 +109,11 @@ def quantize_options(
 
 
 def device_of(option: str) -> Device:
-    """What `--device` means. Nobody has run the CUDA path yet, so it is never chosen for anyone, and says so where it is used."""
+    """What `--device` means. Nobody has run the CUDA path yet: it is never chosen for anyone, and says so where it is used."""
     if option == "cuda":
         raise PlanError(
-            "--device cuda: this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes; to try "
-            "it all the same, say --device cuda-untested"
+            "--device cuda: this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes; to "
+            "try it all the same, say --device cuda-untested"
         )
     if option not in {"auto", "cpu", "cuda-untested"}:
         raise PlanError(f"--device {option}: say cpu, auto (the CPU), or cuda-untested")

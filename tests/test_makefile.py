@@ -15,7 +15,10 @@ set -e
 echo "$*" >> installs.txt
 test "$1" = check && exit
 touch started-$1
-for _ in $(seq 100); do test -n "$(ls started-* | grep -v "$1")" && echo "$1 beside another" >> installs.txt && break; sleep 0.02; done
+for _ in $(seq 100); do
+  ls started-* | grep -qv "$1" && echo "$1 beside another" >> installs.txt && break
+  sleep 0.02
+done
 mkdir -p $2/bin
 printf '#!/bin/sh\\necho "assay $*"\\n' > $2/bin/assay
 chmod +x $2/bin/assay
