@@ -9,7 +9,7 @@
 #   PROFILE     recipes/profiles/: how vLLM is run         (default: chosen from the hardware)
 #   SUITE       recipes/suites/: what is measured          (default: quick for tiny-glm and on CPUs, full otherwise)
 #   WORKERS     threads that quantize                      (default: every core)
-#   MEMORY      bound of the quantizer's memory            (default: 2GiB on CPUs)
+#   MEMORY      bound of the quantizer's memory            (default: 2GiB)
 #   RUNS        where results go                           (default runs/)
 
 MODEL ?= tiny-glm
@@ -25,6 +25,13 @@ PYTHON ?= python3
 export PYTHONSAFEPATH := 1
 export PYTHON
 
+# A name misspelt on the command line (MODLE=glm-5) would silently make the default.
+variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY RUNS PYTHON
+unknown := $(foreach name,$(filter-out $(variables) -*-command-variables-*-,$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name)))
+ifneq ($(strip $(unknown)),)
+$(error $(strip $(unknown)): no such variable; known: $(variables))
+endif
+
 comma := ,
 space := $(subst ,, )
 assay := .venv/bin/assay
@@ -39,6 +46,8 @@ help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## both environments, when missing; side by side
+	@missing=; $(MAKE) -qs .venv/.ready || missing=work; $(MAKE) -qs .venv-serve/.ready || missing="$$missing serve"; \
+	test -z "$$missing" || constraints/install.sh check $$missing
 	@$(MAKE) -s --no-print-directory .venv/.ready & work=$$!; $(MAKE) -s --no-print-directory .venv-serve/.ready; serve=$$?; \
 	wait $$work && exit $$serve
 
@@ -50,7 +59,8 @@ setup: ## both environments, when missing; side by side
 	@constraints/install.sh serve .venv-serve
 	@touch $@
 
-quantize: .venv/.ready ## every precision of MODEL, verified
+# With `eval` the serving environment is needed right after: both are built side by side. Without it, only what quantizes.
+quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) ## every precision of MODEL, verified
 	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
 
 eval: setup ## serve and measure the reference and every candidate; gates, report, cards

@@ -31,7 +31,9 @@ def calibrate(
     min_tokens: Annotated[
         int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer tokens are left out, and named.")
     ] = 64,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+    ] = "auto",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the model's own text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,
 ) -> None:
@@ -39,11 +41,12 @@ def calibrate(
 
     `assay quantize -p w4a16-mse --importance FILE` then rounds the channels best that carry most.
     """  # fmt: skip
+    from assay.stages import device_of
     from assay.targets import local_checkpoint, resolve_target
     from assay_quantize.calibrate import calibrate as run
     from assay_quantize.calibration_text import Text
 
-    aim = resolve_target(target)
+    where, aim = device_of(device), resolve_target(target)
     made = run(
         local_checkpoint(aim.location),
         out,
@@ -52,7 +55,7 @@ def calibrate(
         num_tokens=tokens,
         length=length,
         min_tokens=min_tokens,
-        device=device,
+        device=where,
         report=say,
     )
     if as_json:

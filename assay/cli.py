@@ -156,13 +156,15 @@ def quantize(
     ] = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+    ] = "auto",
     engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
     workers: WorkersOption = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory", help="Bound of this process's memory, e.g. 1.5GiB, 800MB; default 2GiB on CPUs, 8GiB with CUDA."
+            "--memory", help="Bound of this process's memory, e.g. 1.5GiB, 800MB; default 2GiB, 8GiB with cuda-untested."
         ),
     ] = None,
     importance: Annotated[

@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each says what, where, what is allowed and what to do, in one line.
+"""The errors a user can cause. Each says what, where, what is allowed and what to do, in one line (a recipe's: one a problem).
 
 The command line prints `str(error)` and exits 2; a traceback is for our own mistakes (`assert`, `KeyError`...).
 """
@@ -19,7 +19,7 @@ class CheckpointError(AssayError):
 
 
 class PlanError(AssayError):
-    """Recipe and checkpoint do not fit: unknown tensor, group that does not divide, precision that needs calibration."""
+    """Recipe and checkpoint do not fit: unknown tensor, group that does not divide."""
 
 
 class QuantizeError(AssayError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from assay.recipe_base import Recipe, Section
 
@@ -40,15 +41,13 @@ class DivergenceGate(Section):
     over: Literal["all", "spans"] = "all"
     """spans: every span of positions by itself, the worst of them: short texts cannot dilute what goes wrong in long ones."""
 
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if (self.max is None) == (self.min is None):
-            raise ValueError("say either `max` or `min`")
+            yield "say either `max` or `min`"
         if self.over == "spans" and self.metric != "kl_mean":
-            raise ValueError("`over: spans` judges kl_mean")
+            yield "`over: spans` judges kl_mean"
         if self.texts != "sampled" and self.metric in {"kl_unbiased_mean", "kl_exact_mean"}:
-            raise ValueError(f"{self.metric} is of sampled texts")
-        return self
+            yield f"{self.metric} is of sampled texts"
 
 
 class AcceptanceGate(Section):
@@ -88,10 +87,7 @@ class GateRecipe(Recipe):
     min_items: int = Field(default=30, ge=1)
     """Fewer paired items never PASS, whatever the margin."""
 
-    @model_validator(mode="after")
-    def _one_gate_per_task(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]
-        twice = [task for task in tasks if tasks.count(task) > 1]
-        if twice:
-            raise ValueError(f"two score gates for task {twice[0]}; write one margin and one claim per task")
-        return self
+        for twice in sorted({task for task in tasks if tasks.count(task) > 1}):
+            yield f"two score gates for task {twice}; write one margin and one claim per task"

@@ -6,33 +6,32 @@
     suites/      what is measured
     gates/       limits, written down before the run
 
-An unknown key is an error that names the file, the key and the nearest allowed one. Needs neither torch nor vllm.
+A file that is not valid is one error, which names the file and lists all that is wrong in it. Needs neither torch nor vllm.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field
 
 from assay.errors import RecipeError
 from assay.gate_recipe import GateRecipe
 from assay.recipe_base import Recipe, Section
+from assay.recipe_defaults import EXTENDS, MAX_DEPTH, with_defaults
+from assay.recipe_problems import problems_in
 from assay.records import Role
 from assay.suite_recipe import SuiteRecipe
 
 ROLES: tuple[str, ...] = get_args(Role)
 Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
 SchemeName = Literal[
-    "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel",
-    "w4a16_asym", "w4a16_asym_g64", "w4a16_asym_g32", "w4a16_asym_channel",
-    "fp8_block", "fp8_channel", "fp8_tensor", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w8a8",
+    "w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "mxfp4", "mxfp8", "w8a8",
 ]  # fmt: skip
-NEEDS_CALIBRATION: dict[str, str] = {"nvfp4": "its activation scales (input_global_scale) are measured on data"}
-"""Schemes that cannot be made from weights alone -> why."""
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -43,11 +42,9 @@ class Location(Section):
     hub: str | None = None
     revision: str = "main"
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if (self.path is None) == (self.hub is None):
-            raise ValueError("say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither")
-        return self
+            yield "say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither"
 
 
 class Reference(Section):
@@ -56,11 +53,9 @@ class Reference(Section):
     precision: str | None = None
     release: Location | None = None
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if (self.precision is None) == (self.release is None):
-            raise ValueError("say either `precision` (made here from the source) or `release` (a published checkpoint)")
-        return self
+            yield "say either `precision` (made here from the source) or `release` (a published checkpoint)"
 
 
 class Serving(Section):
@@ -94,6 +89,7 @@ class ModelRecipe(Recipe):
 class PrecisionRecipe(Recipe):
     """What is quantized and what is kept, by role."""
 
+    loader_keys = (EXTENDS,)
     scheme: SchemeName
     quantize: tuple[Role, ...]
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
@@ -101,32 +97,26 @@ class PrecisionRecipe(Recipe):
     mtp: Literal["keep", "quantize", "drop"] = "keep"
     """keep: in the dtype role `mtp` has under `keep`. quantize: inside the block like outside, `eh_proj` exempt.
     drop: the block is removed and the config rewritten."""
-    calibration: Literal["none", "required"] = "none"
+    calibration: Literal["none"] = "none"
+    """Every scheme is made from weights alone; in the file's meaning, and so in `sha256`, all the same."""
     observer: Literal["minmax", "mse"] = "minmax"
     """How scales are found. minmax: from the largest weight of the group. mse: searched for the least squared error, weighted
     by what a calibration file says of each input channel where one is given."""
 
-    @model_validator(mode="after")
-    def _each_role_once(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        """Each role is named once; what vLLM loads only unquantized is kept; router_bias stays exact."""
         named = [*self.quantize, *(role for roles in self.keep.values() for role in roles)]
-        twice = sorted({role for role in named if named.count(role) > 1})
-        if twice:
-            raise ValueError(f"role {twice[0]} is named twice; name each role once, under `quantize` or one `keep` dtype")
+        for twice in sorted({role for role in named if named.count(role) > 1}):
+            yield f"role {twice} is named twice; name each role once, under `quantize` or one `keep` dtype"
         missing = [role for role in ROLES if role not in named]
         if missing:
-            raise ValueError(f"role {missing[0]} is named nowhere; put it under `quantize` or under `keep: {{bf16: [...]}}`")
-        never = sorted({"norm", "router", "router_bias", "embedding", "mtp"} & set(self.quantize))
-        if never:
-            hint = "say `mtp: quantize`" if never[0] == "mtp" else "vLLM loads it only unquantized; move it to `keep`"
-            raise ValueError(f"role {never[0]} cannot be under `quantize`: {hint}")
-        if self.scheme == "fp8_tensor" and "routed_expert" in self.quantize:
-            raise ValueError(
-                "scheme fp8_tensor cannot be under `quantize` for routed_expert: vLLM's FP8 experts take scales by row or by "
-                "block; choose fp8_channel or fp8_block, or move the role to `keep`"
-            )
-        if "router_bias" not in self.keep.get("fp32", ()) and "router_bias" not in self.keep.get("source", ()):
-            raise ValueError("router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens")
-        return self
+            roles, each = ("roles", "are named nowhere; put each") if missing[1:] else ("role", "is named nowhere; put it")
+            yield f"{roles} {', '.join(missing)} {each} under `quantize` or under `keep: {{bf16: [...]}}`"
+        for never in sorted({"norm", "router", "router_bias", "embedding", "mtp"} & set(self.quantize)):
+            hint = "say `mtp: quantize`" if never == "mtp" else "vLLM loads it only unquantized; move it to `keep`"
+            yield f"role {never} cannot be under `quantize`: {hint}"
+        if "router_bias" in self.keep.get("bf16", ()):
+            yield "router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens"
 
     def kept_dtype(self, role: str) -> Literal["source", "bf16", "fp32"] | None:
         """The dtype `role` is kept in, or None if it is quantized."""
@@ -163,14 +153,11 @@ class ProfileRecipe(Recipe):
     base_urls: tuple[str, ...] = ()
     """Several such servers of the same checkpoint: they share the items, each item always goes to the same one."""
 
-    @model_validator(mode="after")
-    def _one_way_to_name_servers(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if self.base_url is not None and self.base_urls:
-            raise ValueError("say either `base_url` or `base_urls`")
-        twice = sorted({url for url in self.base_urls if self.base_urls.count(url) > 1})
-        if twice:
-            raise ValueError(f"`base_urls` names {twice[0]} twice")
-        return self
+            yield "say either `base_url` or `base_urls`"
+        for twice in sorted({url for url in self.base_urls if self.base_urls.count(url) > 1}):
+            yield f"`base_urls` names {twice} twice"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -204,80 +191,74 @@ def recipe_names(kind: str) -> list[str]:
 def load_recipe(kind: type[R], name_or_path: str) -> R:
     """The recipe called `name_or_path`, or in the file of that path.
 
-    Raises RecipeError (one line: file, key, what is allowed) when there is none or it is not valid.
+    A precision may say `extends: NAME`, a shipped precision or the path of a YAML file (relative to its own), and then holds
+    only what is different. Values replace the other's; roles under `keep` and `quantize` move (`recipe_defaults.py`). What
+    is returned, and hashed, is the whole: no trace is left of how it was written.
+
+    Raises RecipeError when there is none of that name, or with everything that is wrong in the file (`problems_in`).
     """
-    folder = next(folder for folder, model in KINDS.items() if model is kind)
-    path = Path(name_or_path)
-    if path.suffix not in {".yaml", ".yml"}:
-        path = recipes_dir() / folder / f"{name_or_path}.yaml"
-        if Path(name_or_path).name != name_or_path or not path.is_file():
-            known = recipe_names(folder)
-            near = difflib.get_close_matches(name_or_path, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
-    return parse_recipe(kind, path)
+    return parse_recipe(kind, _file_of(kind, name_or_path))
 
 
 def parse_recipe(kind: type[R], path: Path) -> R:
-    """Read and validate one file."""
+    """Read and validate one file, and what it extends."""
+    return _parse(kind, path, ())
+
+
+def _file_of(kind: type[Recipe], name_or_path: str) -> Path:
+    folder = next(folder for folder, model in KINDS.items() if model is kind)
+    if Path(name_or_path).suffix in {".yaml", ".yml"}:
+        return Path(name_or_path)
+    path = recipes_dir() / folder / f"{name_or_path}.yaml"
+    if Path(name_or_path).name != name_or_path or not path.is_file():
+        known = recipe_names(folder)
+        near = difflib.get_close_matches(name_or_path, known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
+    return path
+
+
+def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
+    """above: the files that led here by `extends`, the first one first."""
+    data = _read(path)
+    if EXTENDS in data and EXTENDS in kind.loader_keys:
+        base = _parse(kind, _extended_file(kind, path, data.pop(EXTENDS), above), (*above, path))
+        data = with_defaults(base.model_dump(mode="json", by_alias=True), data)
+    if problems := problems_in(kind, data, path.stem):
+        listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
+        raise RecipeError(f"{path}: {listed}")
+    return kind.model_validate(data)
+
+
+def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path, ...]) -> Path:
+    """The file that `path` extends. RecipeError: there is none, or no end."""
+    if not isinstance(named, str):
+        raise RecipeError(f"{path}: extends: say one precision, by its name or the path of its file (got {str(named)[:80]!r})")
+    try:
+        found = _file_of(kind, named)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: extends: {error}") from None
+    found = path.parent / found  # a shipped one's path is absolute
+    if not found.is_file():
+        raise RecipeError(f"{path}: extends: {found}: no such file; a path is relative to the file that says it")
+    chain = [*above, path, found]
+    way = " -> ".join(str(one) for one in chain)
+    if found.resolve() in {one.resolve() for one in chain[:-1]}:
+        raise RecipeError(f"{chain[0]}: extends: goes round in a circle, {way}; one of them must stand by itself")
+    if len(chain) > MAX_DEPTH + 1:
+        raise RecipeError(f"{chain[0]}: extends: more than {MAX_DEPTH} recipes deep, {way}; extend one nearer to the end")
+    return found
+
+
+def _read(path: Path) -> dict[Any, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: not YAML: not even text in UTF-8") from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds a {type(data).__name__}")
-    try:
-        recipe = kind.model_validate(data)
-    except ValidationError as error:
-        raise RecipeError(f"{path}: {_first_problem(kind, error)}") from None
-    if recipe.name != path.stem:
-        raise RecipeError(f"{path}: name is {recipe.name!r}; it must be the file's name, {path.stem!r}")
-    return recipe
-
-
-def _first_problem(kind: type[BaseModel], error: ValidationError) -> str:
-    # A misspelt required key is both missing and unknown: the unknown one tells what to mend.
-    problem = next((one for one in error.errors() if one["type"] == "extra_forbidden"), error.errors()[0])
-    steps = [str(step) for step in problem["loc"]]
-    where = ".".join(steps) or kind.__name__
-    if problem["type"] == "extra_forbidden":
-        allowed = _keys_at(kind, steps[:-1])
-        near = difflib.get_close_matches(steps[-1], allowed, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"unknown key {where!r}{hint or '.'} Allowed: {', '.join(sorted(allowed))}"
-    if problem["type"] == "missing":
-        return f"key {where!r} is missing"
-    got = "" if isinstance(problem["input"], dict) else f" (got {str(problem['input'])[:80]!r})"
-    return f"{where}: {problem['msg'].removeprefix('Value error, ')}{got}"
-
-
-def _keys_at(kind: type[BaseModel], steps: list[str]) -> list[str]:
-    """Allowed keys of the section that `steps` lead to; indexes and union tags in between are stepped over."""
-    current: list[type[BaseModel]] = [kind]
-    for step in steps:
-        following = [
-            model
-            for section in current
-            if (field := _field(section, step)) is not None
-            for model in _sections_in(field.annotation)
-        ]
-        tagged = [model for model in current if _kind_tag(model) == step]
-        current = following or tagged or current
-    return [field.alias or name for section in current for name, field in section.model_fields.items()]
-
-
-def _kind_tag(section: type[BaseModel]) -> str | None:
-    kind = section.model_fields.get("kind")
-    return None if kind is None else str(get_args(kind.annotation)[0])
-
-
-def _field(section: type[BaseModel], key: str) -> Any:
-    return next((f for name, f in section.model_fields.items() if key in (name, f.alias)), None)
-
-
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _sections_in(argument)]
+    return data

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from assay.errors import AssayError, PlanError
 from assay.gate_recipe import GateRecipe
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from assay_evaluate.run import Candidate
     from assay_quantize.engine import Runner
     from assay_quantize.hardware_time import Estimate
+
+Device = Literal["cpu", "cuda"]
 
 REGISTERED_GATES = "gates.registered.json"
 """In a run's folder: the limits as they stood when measuring began."""
@@ -80,13 +82,13 @@ def estimate_for(made: Plan, hardware: str) -> Estimate:
 class QuantizeOptions:
     """How checkpoints are made; their bytes depend on `importance` only.
 
-    device: cpu, cuda or auto. engine: local or ray. workers: threads; None: every core this process may use.
+    device: cpu or cuda. engine: local or ray. workers: threads; None: every core this process may use.
     memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
     stream_from: `hub`: each shard of the source is downloaded when it is due and deleted after; None: the source is there, or
     is downloaded whole first.
     """
 
-    device: str = "auto"
+    device: Device = "cpu"
     engine: str = "local"
     workers: int | None = None
     memory_bytes: int | None = None
@@ -100,13 +102,27 @@ def quantize_options(
     """The command line's options, checked."""
     from assay_quantize.budget import parse_memory
 
-    if device not in {"cpu", "cuda", "auto"}:
-        raise PlanError(f"--device {device}: say cpu, cuda or auto")
+    where = device_of(device)
     if engine not in {"local", "ray"}:
         raise PlanError(f"--engine {engine}: say local or ray")
     if stream_from not in {None, "hub"}:
         raise PlanError(f"--stream-from {stream_from}: say hub, or leave it out")
-    return QuantizeOptions(device, engine, workers, None if memory is None else parse_memory(memory), importance, stream_from)
+    return QuantizeOptions(where, engine, workers, None if memory is None else parse_memory(memory), importance, stream_from)
+
+
+def device_of(option: str) -> Device:
+    """What `--device` means. Nobody has run the CUDA path yet: it is never chosen for anyone, and says so where it is used."""
+    if option == "cuda":
+        raise PlanError(
+            "--device cuda: this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes; to "
+            "try it all the same, say --device cuda-untested"
+        )
+    if option not in {"auto", "cpu", "cuda-untested"}:
+        raise PlanError(f"--device {option}: say cpu, auto (the CPU), or cuda-untested")
+    if option != "cuda-untested":
+        return "cpu"
+    console.print("note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu")
+    return "cuda"
 
 
 def with_importance(made: Plan, path: Path | None) -> Plan:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -41,10 +43,13 @@ def with_swe_options(
             SweTask.model_validate(task.model_dump() | changes) if isinstance(task, SweTask) else task for task in suite.tasks
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"--{str(step).removeprefix('num_')}: " for step in first["loc"])
-        raise RecipeError(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
+        raise RecipeError("; ".join(_of_option(fault) for fault in error.errors())) from None
     return suite.model_copy(update={"tasks": tasks})
+
+
+def _of_option(fault: Mapping[str, Any]) -> str:
+    where = "".join(f"--{str(step).removeprefix('num_')}: " for step in fault["loc"])
+    return where + "; ".join(str(fault["msg"]).removeprefix("Value error, ").split("\n"))
 
 
 def named_files(suite: SuiteRecipe) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Iterator
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from assay.probe_records import ProbeSettings
 from assay.recipe_base import Recipe, Section
@@ -25,20 +26,15 @@ class TaskBase(Section):
     num_samples: int = Field(default=1, ge=1)
     """Replies to each item: the score is the mean over them (avg@k, and pass@k beside it), its interval is over items."""
 
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.num_samples > 1 and self.temperature == 0:
-            raise ValueError("num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike")
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_room_for_an_answer(self) -> Self:
+            yield "num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike"
         if self.thinking_tokens is not None and self.thinking_tokens >= self.max_tokens:
-            raise ValueError(
+            yield (
                 f"thinking_tokens {self.thinking_tokens} leaves no room for an answer; it is part "
                 f"of max_tokens ({self.max_tokens})"
             )
-        return self
 
 
 RulerTaskName = Literal[
@@ -125,11 +121,10 @@ class ToolsTask(TaskBase):
     share_without_tool: float = Field(default=0.25, ge=0, le=1)
     """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
 
-    @model_validator(mode="after")
-    def _one_sample(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.num_samples > 1:
-            raise ValueError("tools are asked about once each: ask for more num_items, the shares of cells are over items")
-        return self
+            yield "tools are asked about once each: ask for more num_items, the shares of cells are over items"
 
 
 class SweTask(TaskBase, SweOptions):
@@ -159,11 +154,9 @@ class DivergenceSpec(Section):
     exact: bool = False
     """Also the full-vocabulary KL, from hidden states; needs one more start of a server per checkpoint."""
 
-    @model_validator(mode="after")
-    def _spans_ascend(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if not self.spans or self.spans[0] != 0 or list(self.spans) != sorted(set(self.spans)):
-            raise ValueError(f"spans {list(self.spans)} must begin with 0 and ascend")
-        return self
+            yield f"spans {list(self.spans)} must begin with 0 and ascend"
 
 
 class SuiteRecipe(Recipe):
@@ -182,12 +175,9 @@ class SuiteRecipe(Recipe):
     """Local files and folders that tasks name -> hash of what is in them. Filled in when the suite is read for a run: other
     data are another suite."""
 
-    @model_validator(mode="after")
-    def _names(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         names = [task.name for task in self.tasks]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"two tasks are called {twice[0]}; names are keys of the results")
+        for twice in sorted({name for name in names if names.count(name) > 1}):
+            yield f"two tasks are called {twice}; names are keys of the results"
         if not self.seed.startswith("eval"):
-            raise ValueError(f"seed {self.seed!r} must begin with 'eval': other seeds may have been trained on")
-        return self
+            yield f"seed {self.seed!r} must begin with 'eval': other seeds may have been trained on"

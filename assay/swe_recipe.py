@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
+
+from assay.recipe_base import Section
 
 NAMED_DATASETS = {
     "verified": "SWE-bench/SWE-bench_Verified",
@@ -20,10 +23,8 @@ OPERATIONAL = frozenset(
 """Options that change how long a run takes and what it survives, not what a trajectory or a grade is."""
 
 
-class SweOptions(BaseModel):
+class SweOptions(Section):
     """Agent (mini-swe-agent), containers and grading (`swebench`). Everything that could change a score is pinned."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str
     """verified, lite, multilingual; a Hugging Face id; a .jsonl, .json or .parquet file, or a folder with SPLIT.parquet or
@@ -73,10 +74,10 @@ class SweOptions(BaseModel):
     min_free_disk_gb: float = Field(default=5.0, ge=0)
     """In the container engine's storage, before a run begins. SWE-bench Verified needs about 120."""
 
-    @model_validator(mode="after")
-    def _can_be_run(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.environment == "local" and not (self.allow_local_execution and self.local_repositories):
-            raise ValueError(
+            yield (
                 "environment local runs what the model writes on this machine, without a container: it needs "
                 "`allow_local_execution: true` and `local_repositories: FOLDER`; or say docker, podman or singularity"
             )
@@ -84,8 +85,7 @@ class SweOptions(BaseModel):
             try:
                 re.compile(self.filter)
             except re.error as error:
-                raise ValueError(f"filter {self.filter!r} is not a regular expression ({error})") from None
-        return self
+                yield f"filter {self.filter!r} is not a regular expression ({error})"
 
     @property
     def local_paths(self) -> tuple[str, ...]:

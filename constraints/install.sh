@@ -1,22 +1,39 @@
 #!/usr/bin/env bash
 # Builds one of the two environments: `install.sh work .venv` or `install.sh serve .venv-serve`.
 # Two, because llm-compressor and vLLM pin different compressed-tensors. Prints a line per step; pip's own words go to a log.
+# `install.sh check work serve` builds nothing: it fails, in one line, where one of those could not be built.
 set -euo pipefail
-kind=$1 venv=$2
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(dirname "$here")
 python=${PYTHON:-python3}
-log=$venv/install.log
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "error: $python is $("$python" --version 2>&1); assay needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2
+fail() {
+  echo "error: $1" >&2
   exit 2
 }
-free_kib=$(df -Pk "$(dirname "$venv")" | awk 'NR == 2 {print $4}')
-if [ "$free_kib" -lt $((6 * 1024 * 1024)) ]; then
-  echo "error: $(dirname "$venv") has $((free_kib / 1024 / 1024)) GiB free; an environment needs 6 GiB" >&2
-  exit 2
+has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; }
+gib_of() { # disk of an environment: 2.8 GiB for work, 3.4 for serve, about 12 with vLLM's CUDA libraries
+  if [ "$1" = serve ] && has_gpu; then echo 12; else echo 4; fi
+}
+check() { # check FOLDER KIND...: a Python that is new enough, and room for all of them
+  local folder=$1 needed_gib=0 free_gib kind
+  shift
+  command -v "$python" > /dev/null || fail "PYTHON=$python: no such program; set PYTHON to a Python 3.11 or newer"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null ||
+    fail "PYTHON=$python: is $("$python" --version 2>&1 | head -n 1); assay needs Python 3.11 or newer"
+  for kind in "$@"; do needed_gib=$((needed_gib + $(gib_of "$kind"))); done
+  free_gib=$(df -Pk "$folder" | awk 'NR == 2 {print int($4 / 1024 / 1024)}')
+  [ "$free_gib" -ge "$needed_gib" ] || fail "$folder has $free_gib GiB free; $needed_gib GiB are needed to build: $*"
+}
+
+if [ "$1" = check ]; then
+  check "$repository" "${@:2}"
+  exit
 fi
+kind=$1 venv=$2
+log=$venv/install.log
+case $kind in work | serve) ;; *) fail "unknown environment $kind; say work or serve" ;; esac
+check "$(dirname "$venv")" "$kind"
 
 "$python" -m venv "$venv"
 : > "$log"
@@ -26,14 +43,13 @@ step() { # step "what" command...
   echo "  $venv: $what ..." # whole lines: the other environment may be built at the same time
   if ! "$@" >> "$log" 2>&1; then
     grep -iE 'error|could not|no matching' "$log" | tail -n 8 >&2 || tail -n 8 "$log" >&2
-    echo "error: $kind environment: '$what' failed; the whole log is $log" >&2
-    exit 2
+    fail "$kind environment: '$what' failed; the whole log is $log"
   fi
   echo "  $venv: $what, $((SECONDS - start)) s"
 }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@"; }
 
-echo "$venv: the $kind environment (once; a few minutes and about 3 GB)"
+echo "$venv: the $kind environment (once; a few minutes and up to $(gib_of "$kind") GiB)"
 case $kind in
   work)
     step "PyTorch" pip torch==2.13.0
@@ -41,7 +57,7 @@ case $kind in
       pip -c "$here/work.txt" -e "$repository[quantize,ray,evaluate,swe,report,dev]"
     ;;
   serve)
-    if command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; then
+    if has_gpu; then
       step "vLLM (CUDA)" pip -r "$here/serve-cuda.txt"
     else
       step "PyTorch" pip torch==2.13.0
@@ -49,9 +65,5 @@ case $kind in
     fi
     # Only the plugin is used there; assay's own requirements must not touch vLLM's.
     step "assay's vLLM plugin" pip --no-deps -e "$repository"
-    ;;
-  *)
-    echo "error: unknown environment $kind; say work or serve" >&2
-    exit 2
     ;;
 esac

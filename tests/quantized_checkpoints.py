@@ -67,6 +67,8 @@ def dense_weight(parts: dict[str, torch.Tensor], scheme: QuantizationScheme) -> 
 
         rows, half = parts["weight_packed"].shape
         values = unpack_fp4_from_uint8(parts["weight_packed"], rows, 2 * half, dtype=torch.float32)
+        if scheme.weights.scale_dtype == torch.uint8:
+            return values * torch.exp2(scale - 127).repeat_interleave(scheme.weights.group_size, 1)
         return dequantize(values, scale, args=scheme.weights, dtype=torch.float32) / parts["weight_global_scale"]
     if scheme.weights.strategy == "block":
         height, width = scheme.weights.block_structure

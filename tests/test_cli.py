@@ -139,9 +139,39 @@ def test_source_that_is_quantized_already(run: Run, source: Path) -> None:
     assert "gptq" in one_error(run("quantize", source)) and not Path("runs").exists()
 
 
-def test_precision_that_needs_calibration(run: Run, source: Path) -> None:
+def test_precision_that_is_not_there(run: Run, source: Path) -> None:
     message = one_error(run("quantize", source, "--precision", "nvfp4", "--out", "made"))
-    assert "needs calibration" in message and not Path("made").exists()
+    assert message.startswith("no precision recipe called 'nvfp4'; did you mean nvfp4a16? known: fp8, ")
+    assert not Path("made").exists()
+
+
+UNTESTED = "this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes"
+
+
+@pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("calibrate", "--out", "made")])
+def test_cuda_is_taken_only_where_it_is_asked_for(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    on_cuda = (command[0], source, *command[1:], "--device")
+    assert one_error(run(*on_cuda, "cuda")) == (
+        f"--device cuda: {UNTESTED}; to try it all the same, say --device cuda-untested"
+    )
+    assert one_error(run(*on_cuda, "gpu")) == "--device gpu: say cpu, auto (the CPU), or cuda-untested"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = run(*on_cuda, "cuda-untested")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu",
+        "error: --device cuda-untested: PyTorch sees no CUDA device here; say --device cpu",
+    ]
+    assert not Path("made").exists()
+
+
+def test_auto_is_the_cpu_where_there_is_a_gpu_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.stages import device_of
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [device_of(option) for option in ("auto", "cpu", "cuda-untested")] == ["cpu", "cpu", "cuda"]
 
 
 def test_disk_that_is_too_small(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,19 @@ from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
 from assay_vllm.fake_quant import check_supported, fake_quantize
 
-PRESETS = ("W4A16", "W4A16_ASYM", "W8A16", "FP8_BLOCK", "FP8_DYNAMIC", "W8A8", "NVFP4A16", "NVFP4", "MXFP4A16", "MXFP8")
+PRESETS = (
+    "W4A16",
+    "W4A16_ASYM",
+    "W8A16",
+    "FP8_BLOCK",
+    "FP8_DYNAMIC",
+    "W8A8",
+    "NVFP4A16",
+    "NVFP4",
+    "MXFP4A16",
+    "MXFP4",
+    "MXFP8",
+)
 ROWS, COLUMNS = 192, 384  # rows are not a multiple of 128: the last block of FP8_BLOCK is a part
 
 
@@ -122,6 +135,23 @@ def test_activations_are_rounded_as_compressed_tensors_rounds_them(
     expected = reference_fake_quantize(activations[None], scale, zero_point, args, global_scale=global_scale)[0]
     assert torch.equal(fake_quantize(activations, args, global_scale=global_scale), expected)
     assert not torch.equal(expected, activations)
+
+
+def test_mxfp4_activations_are_rounded_as_blackwell_rounds_them(activations: torch.Tensor) -> None:
+    """Number by number: the least power of two that keeps a block of 32 within 6, then the nearest of E2M1, ties to even."""
+    numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+    def nearest(size: float) -> float:
+        return min(numbers, key=lambda one: (abs(one - size), numbers.index(one) % 2))
+
+    expected = []
+    for value_block in activations.reshape(-1, 32).double().tolist():
+        fraction, exponent = math.frexp(max(map(abs, value_block)) / 6)
+        step = 2.0 ** (exponent - (fraction == 0.5))
+        expected.append([math.copysign(nearest(abs(value) / step) * step, value) for value in value_block])
+    got = fake_quantize(activations, scheme_of("MXFP4").input_activations)
+    assert torch.equal(got, torch.tensor(expected).reshape(got.shape).float())
+    assert 0.05 < (got - activations).norm() / activations.norm() < 0.2
 
 
 def test_a_static_scale_saturates() -> None:

@@ -76,16 +76,11 @@ def bytes_of(folder: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ the same bytes
 @pytest.mark.parametrize(
     ("scheme", "precision"),
-    [("w4a16", "w4a16"), ("w4a16_asym", "w4a16"), ("fp8_block", "fp8"), ("fp8_tensor", "fp8"), ("nvfp4a16", "nvfp4a16"),
-     ("mxfp4", "w4a16"), ("w8a8", "w4a16")],
+    [("w4a16", "w4a16"), ("w4a16_asym", "w4a16"), ("fp8_block", "fp8"), ("nvfp4a16", "nvfp4a16"), ("mxfp4", "w4a16"),
+     ("w8a8", "w4a16")],
 )  # fmt: skip
 def test_workers_slabs_lanes_and_engines_do_not_show(source: Path, tmp_path: Path, scheme: str, precision: str) -> None:
-    keep = {"bf16": ["routed_expert", "attention"]} if scheme == "fp8_tensor" else None
     recipe = load_recipe(PrecisionRecipe, precision)
-    if keep is not None:  # one scale per weight is not for experts
-        quantized = tuple(role for role in recipe.quantize if role not in keep["bf16"])
-        kept = {**recipe.keep, "bf16": (*recipe.keep.get("bf16", ()), *keep["bf16"])}
-        recipe = recipe.model_copy(update={"quantize": quantized, "keep": kept})
     plan = make_plan(open_checkpoint(source), recipe.model_copy(update={"scheme": scheme}), model="tiny", family=None)
     ways = {
         "one slab per tensor": ShardOptions(),
@@ -240,14 +235,13 @@ def test_odd_tensors_go_through(tmp_path: Path) -> None:
 
 def test_slabs_cover_a_tensor_once() -> None:
     tensor = quantized("w", "w4a16_asym", 21, 128)._replace(shape=(21, 128), num_bytes=21 * 256)
-    assert list(cut(tensor, 256 * 8, "minmax")) == [(0, 8), (8, 16), (16, 21)]
-    assert list(cut(tensor, 1, "minmax")) == [(0, 8), (8, 16), (16, 21)]
-    assert list(cut(tensor, 256 * 17, "minmax")) == [(0, 16), (16, 21)]
-    per_tensor = quantized("w", "fp8_tensor", 21, 128)._replace(shape=(21, 128), num_bytes=21 * 256)
-    assert list(cut(per_tensor, 256, "minmax")) == [(row, row + 1) for row in range(21)]
-    assert list(cut(per_tensor, 256, "mse")) == [(0, 21)]
-    assert list(cut(kept("k", "BF16", 5, 3)._replace(num_bytes=30), 17, "minmax")) == [(0, 16), (16, 30)]
-    assert list(cut(kept("k", "BF16", 0, 3)._replace(num_bytes=0), 17, "minmax")) == [(0, 0)]
+    assert list(cut(tensor, 256 * 8)) == [(0, 8), (8, 16), (16, 21)]
+    assert list(cut(tensor, 1)) == [(0, 8), (8, 16), (16, 21)]
+    assert list(cut(tensor, 256 * 17)) == [(0, 16), (16, 21)]
+    by_row = quantized("w", "fp8_channel", 21, 128)._replace(shape=(21, 128), num_bytes=21 * 256)
+    assert list(cut(by_row, 256)) == [(row, row + 1) for row in range(21)]
+    assert list(cut(kept("k", "BF16", 5, 3)._replace(num_bytes=30), 17)) == [(0, 16), (16, 30)]
+    assert list(cut(kept("k", "BF16", 0, 3)._replace(num_bytes=0), 17)) == [(0, 0)]
 
 
 # ------------------------------------------------------------------------------------------------ memory, workers

@@ -91,7 +91,7 @@ def test_every_byte_of_the_source_is_in_one_slab(source: Path) -> None:
     of_work: Counter[str] = Counter()
     for tensors in planned_shards(plan).values():
         next_row = dict.fromkeys((tensor.name for tensor in tensors), 0)
-        for slab in slabs_of(layout(tensors)[0], amax_members(plan, tensors), SLAB_BYTES, "minmax"):
+        for slab in slabs_of(layout(tensors)[0], amax_members(plan, tensors), SLAB_BYTES):
             rows = slab.end - slab.begin
             of_work[slab.work] += rows * slab.tensor.num_bytes // slab.tensor.shape[0] if slab.work != "copy" else rows
             if slab.work != "amax":

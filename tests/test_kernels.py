@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay_quantize.kernels import amax_rows, error_rows, is_whole_tensor, needs_amax, quantize_rows, reference, row_multiple
+from assay_quantize.kernels import amax_rows, error_rows, needs_amax, quantize_rows, reference, row_multiple
 from assay_quantize.kernels.rows import Array, QuantizedRows
 from assay_quantize.schemes import SCHEMES, output_tensors
 
@@ -98,10 +98,7 @@ def test_slabs_are_the_whole(scheme: str) -> None:
     step = row_multiple(scheme) * (1 if row_multiple(scheme) > 1 else 7)
     slabs = [quantize_rows(w[begin : begin + step], "BF16", scheme, amax=amax) for begin in range(0, shape[0], step)]
     for name, part in whole.parts.items():
-        if SCHEMES[scheme].per_tensor and name == "weight_scale":
-            assert all(np.array_equal(slab.parts[name], part) for slab in slabs)
-        else:
-            assert np.array_equal(np.concatenate([slab.parts[name] for slab in slabs]), part), name
+        assert np.array_equal(np.concatenate([slab.parts[name] for slab in slabs]), part), name
     assert math.isclose(sum(slab.squared_error for slab in slabs), whole.squared_error, rel_tol=1e-12)
     assert math.isclose(sum(slab.squared_norm for slab in slabs), whole.squared_norm, rel_tol=1e-12)
 
@@ -119,12 +116,8 @@ def test_amax_and_weights_that_are_not_finite(dtype: str) -> None:
 
 
 def test_what_a_scheme_needs() -> None:
-    assert {s: row_multiple(s) for s in SCHEMES if row_multiple(s) != 1} == {
-        "fp8_block": 128, "w4a16_asym": 8, "w4a16_asym_g64": 8, "w4a16_asym_g32": 8, "w4a16_asym_channel": 8
-    }  # fmt: skip
-    assert {s for s in SCHEMES if needs_amax(s)} == {"nvfp4", "nvfp4a16", "fp8_tensor"}
-    assert {s for s in SCHEMES if is_whole_tensor(s, "mse")} == {"fp8_tensor"}
-    assert not any(is_whole_tensor(s, "minmax") for s in SCHEMES)
+    assert {s: row_multiple(s) for s in SCHEMES if row_multiple(s) != 1} == {"fp8_block": 128, "w4a16_asym": 8}
+    assert {s for s in SCHEMES if needs_amax(s)} == {"nvfp4a16"}
 
 
 def test_a_damaged_code_shows_in_the_error() -> None:

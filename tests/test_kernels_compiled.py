@@ -44,9 +44,8 @@ def test_operations_are_those_of_the_reference_for_every_scheme() -> None:
     for scheme in schemes:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             w = compiled._every_kind().to(dtype)
-            amax = compiled.reference.magnitude(w) if compiled.SCHEMES[scheme].per_tensor else None
-            want = compiled.reference.quantize_weight(w, scheme, global_scale_amax=amax)
-            parts, _, _ = compiled._operations(w, None if amax is None else amax.reshape(1), row=compiled.SCHEMES[scheme])
+            want = compiled.reference.quantize_weight(w, scheme)
+            parts, _, _ = compiled._operations(w, row=compiled.SCHEMES[scheme])
             for name, part in parts.items():
                 assert part.dtype == want[name].dtype and part.shape == want[name].shape, (scheme, dtype, name)
                 left, right = (compiled.reference.to_numpy(tensor).tobytes() for tensor in (part, want[name]))

@@ -23,7 +23,7 @@ from assay_quantize.schemes import SCHEMES, compressed_tensors_scheme
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 SMALLEST_LARGEST = {"BF16": (2.0**-133, 3.3895e38), "F16": (2.0**-24, 65504.0), "F32": (2.0**-149, 3.4028e38)}
 KINDS = ("normal", "constant", "zero", "holes", "outlier", "denormal", "huge", "wide", "ties", "negative zero")
-SHAPES = {"nvfp4a16": (37, 1040), "nvfp4": (5, 528), "mxfp4": (37, 1120), "mxfp8": (37, 1120)}
+SHAPES = {"nvfp4a16": (37, 1040), "mxfp4": (37, 1120), "mxfp8": (37, 1120)}
 """Columns that the kernels' chunk does not divide."""
 
 

@@ -242,13 +242,6 @@ def test_router_bias_in_bf16_is_cast_up(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what a user can get wrong
-def test_a_precision_that_needs_calibration_says_which_to_take(tiny_glm: Path) -> None:
-    with pytest.raises(PlanError, match=r"^precision nvfp4 needs calibration data: .* take nvfp4a16 instead, made from"):
-        plan_of(tiny_glm, "nvfp4")
-    with pytest.raises(PlanError, match=r"^precision w4a16 needs calibration data; assay has no calibration yet; take w4a16"):
-        plan_of(tiny_glm, precision(calibration="required"))
-
-
 def test_lm_head_cannot_be_quantized(tiny_glm: Path) -> None:
     keep = {**KEEP, "bf16": ["mtp", "embedding", "router", "indexer"]}
     recipe = precision(quantize=["attention", "dense_mlp", "shared_expert", "routed_expert", "lm_head"], keep=keep)

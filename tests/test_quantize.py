@@ -17,15 +17,15 @@ import torch
 from killed_runs import killed_at
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_tiny_glm4_moe, write_shards
+from tiny_checkpoints import make_tiny_glm4_moe
 from transformers import AutoConfig
 
-from assay.errors import PlanError, QuantizeError
+from assay.errors import QuantizeError
 from assay.recipes import PrecisionRecipe, load_recipe
 from assay.records import Manifest, Plan, ShardRecord
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import JOURNAL, is_complete, quantize
-from assay_quantize.kernels import dequantize_weight, quantize_weight, relative_error
+from assay_quantize.kernels import dequantize_weight, relative_error
 from assay_quantize.local_engine import run_local
 from assay_quantize.plan import make_plan
 from assay_quantize.verify import verify
@@ -145,62 +145,6 @@ def test_the_other_schemes_go_through_and_verify(made: Made, tmp_path: Path, sch
     quantize(plan_for(made.source, "w4a16", scheme=scheme), made.source, tmp_path / "out", device="cpu")
     assert verify(tmp_path / "out", source=made.source).damages == ()
     assert verify(tmp_path / "out").damages == ()
-
-
-FP8_TENSOR: dict[str, Any] = {
-    "scheme": "fp8_tensor",
-    "quantize": ("attention", "dense_mlp", "shared_expert"),
-    "keep": {
-        "source": ("norm",),
-        "bf16": ("mtp", "lm_head", "embedding", "router", "indexer", "routed_expert"),
-        "fp32": ("router_bias",),
-    },
-}
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_what_vllm_merges_has_one_fp8_scale(tmp_path: Path, dtype: str) -> None:
-    """Every fused group is the definition's answer for its members in one piece, although they lie in different shards."""
-    source = make_tiny_glm4_moe(tmp_path / "source", **TINY, dtype=dtype)
-    weights = {n: t for f in source.glob("*.safetensors") for n, t in load_file(f).items()}
-    dealt = {shard: {n: weights[n] for n in sorted(weights)[number::2]} for number, shard in enumerate(SHARDS)}
-    write_shards(source, dealt)
-    plan = plan_for(source, "fp8", **FP8_TENSOR)
-    made = quantize(plan, source, tmp_path / "out", device="cpu")
-    assert verify(tmp_path / "out", source=source).damages == verify(tmp_path / "out").damages == ()
-    stored = {n: t for f in (tmp_path / "out").glob("*.safetensors") for n, t in load_file(f).items()}
-    groups: dict[str, list[str]] = {}
-    for tensor in plan.tensors:
-        if tensor.scheme is not None:
-            groups.setdefault(tensor.fused_group or tensor.module, []).append(tensor.module)
-    assert sorted(map(len, groups.values())) == [1, 1, 1, 1, 2, 2, 3, 3]
-    for members in groups.values():
-        parts = quantize_weight(torch.cat([weights[f"{m}.weight"] for m in members]), "fp8_tensor")
-        rows = parts["weight"].split([len(weights[f"{m}.weight"]) for m in members])
-        for module, expected in zip(members, rows, strict=True):
-            assert torch.equal(stored[f"{module}.weight"].view(torch.uint8), expected.view(torch.uint8)), module
-            assert torch.equal(stored[f"{module}.weight_scale"], parts["weight_scale"]), module
-    alone = [{float(weights[f"{m}.weight"].abs().max()) for m in members} for members in groups.values()]
-    assert sum(len(largest) > 1 for largest in alone) >= 3, "the members are alike by themselves"
-    assert all(error < 0.04 for shard in made.shards for error in shard.relative_error.values())
-
-    path = next(f for f in (tmp_path / "out").glob("*.safetensors") if "model.layers.0.self_attn.k_proj.weight" in load_file(f))
-    tensors = load_file(path)
-    tensors["model.layers.0.self_attn.k_proj.weight_scale"] *= 1.01
-    save_file(tensors, path, metadata={"format": "pt"})
-    found = [
-        damage for damage in verify(tmp_path / "out", source=source, hashes=False).damages if damage.check == "fused_scales"
-    ]
-    assert len(found) == 1 and "model.layers.0.self_attn.qkv_proj differ: " in found[0].what and "k_proj " in found[0].what
-
-
-def test_one_scale_for_merged_weights_is_not_searched_for(made: Made) -> None:
-    with pytest.raises(PlanError) as caught:
-        plan_for(made.source, "fp8", **FP8_TENSOR, observer="mse")
-    assert str(caught.value) == (
-        "precision fp8: scheme fp8_tensor has one scale for all weights that vLLM merges, which is not searched for; take "
-        "`observer: minmax`, or scheme fp8_channel"
-    )
 
 
 # ------------------------------------------------------------------------------------------------ MTP

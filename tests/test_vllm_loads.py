@@ -1,7 +1,4 @@
-"""What vLLM itself makes of our folders: it refuses every unfinished one, and reads FP8 weights that were carried over.
-
-Each is shown twice: by what `vllm serve` calls before it starts anything, and by a real start.
-"""
+"""What vLLM itself makes of our folders: it refuses every unfinished one, and reads FP8 weights that were carried over."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from killed_runs import killed_at
-from safetensors.torch import save_file
-from tiny_checkpoints import make_tiny_glm4_moe, read_shards, store_as_fp8, to_fp8
+from tiny_checkpoints import make_tiny_glm4_moe, read_shards, store_as_fp8
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from assay.recipes import PrecisionRecipe, ProfileRecipe, Serving, load_recipe
@@ -67,7 +63,6 @@ class Answers:
 
     folders: dict[str, Path]
     said: dict[str, str | None]
-    changed: dict[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +73,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     plan = plan_of(source, load_recipe(PrecisionRecipe, "w4a16"))
     folders = {**killed_at(MOMENTS, plan, source, folder), "whole": folder / "whole"}
     quantize(plan, source, folder / "whole", device="cpu")
-    merged = merged_groups(source, folder)
-    save_file(merged, folder / "merged.safetensors")
     script = str(Path(__file__).with_name("vllm_accepts.py"))
-    done = run_vllm(script, str(folder / "merged.safetensors"), *map(str, folders.values()))
+    done = run_vllm(script, *map(str, folders.values()))
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    return Answers(folders, {name: said["folders"][str(path)] for name, path in folders.items()}, said["changed"])
+    return Answers(folders, {name: said[str(path)] for name, path in folders.items()})
 
 
 def plan_of(source: Path, recipe: PrecisionRecipe) -> Plan:
@@ -119,50 +112,6 @@ def loadable_files(folder: Path) -> dict[str, str]:
         for path in sorted(folder.iterdir())
         if not path.name.startswith((".", "assay_"))
     }
-
-
-# ------------------------------------------------------------------------------------------------ merged
-def merged_groups(source: Path, folder: Path) -> dict[str, torch.Tensor]:
-    """Weights and scales of every fused group of an fp8_tensor checkpoint as vLLM puts them together; `apart.`: the same
-    weights with a scale for each member alone."""
-    keep = {"source": ("norm",), "fp32": ("router_bias",)}
-    keep["bf16"] = ("mtp", "lm_head", "embedding", "router", "indexer", "routed_expert")
-    recipe = load_recipe(PrecisionRecipe, "fp8").model_copy(
-        update={"scheme": "fp8_tensor", "quantize": ("attention", "dense_mlp", "shared_expert"), "keep": keep}
-    )
-    plan = plan_of(source, recipe)
-    quantize(plan, source, folder / "fp8-tensor", device="cpu")
-    made, plain = stored(folder / "fp8-tensor"), stored(source)
-    groups: dict[str, list[str]] = {}
-    for tensor in plan.tensors:
-        if tensor.scheme is not None and tensor.fused_group is not None:
-            groups.setdefault(tensor.fused_group, []).append(tensor.module)
-    found = {}
-    for group, members in groups.items():
-        alone = [to_fp8(plain[f"{member}.weight"], "tensor") for member in members]
-        for name, parts in (
-            (group, [(made[f"{member}.weight"], made[f"{member}.weight_scale"].float()) for member in members]),
-            (f"apart.{group}", alone),
-        ):
-            found[f"{name}.weight"] = torch.cat([weight for weight, _ in parts])
-            found[f"{name}.scales"] = torch.cat([scale.reshape(1) for _, scale in parts])
-            found[f"{name}.widths"] = torch.tensor([len(weight) for weight, _ in parts])
-    return found
-
-
-@pytest.mark.serve
-def test_vllm_does_not_round_merged_fp8_weights_again(answers: Answers) -> None:
-    apart = {name.removeprefix("apart."): count for name, count in answers.changed.items() if name.startswith("apart.")}
-    ours = {name: count for name, count in answers.changed.items() if not name.startswith("apart.")}
-    assert sorted(ours) == sorted(
-        [
-            *(f"model.layers.{layer}.self_attn.qkv_proj" for layer in range(2)),
-            "model.layers.0.mlp.gate_up_proj",
-            "model.layers.1.mlp.shared_experts.gate_up_proj",
-        ]
-    )
-    assert set(ours.values()) == {0}
-    assert sum(apart.values()) > 1000, "with scales of their own, vLLM changes nothing either"
 
 
 # ------------------------------------------------------------------------------------------------ carried over

@@ -2,7 +2,7 @@
 
 Each rule follows the kernel vLLM would run; where compressed-tensors has the same rule the results are bit-equal to its
 `fake_quantize` on float32 input (the tests compare). Not emulated: FP8 group scales rounded up to powers of two, which DeepGEMM
-uses on Blackwell, and MXFP4 activations, for which vLLM has no reference in PyTorch.
+uses on Blackwell.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ def check_supported(args: Any) -> None:
         (kind == "float" and args.num_bits == 8 and strategy in {"tensor", "token", "group"})
         or (kind == "int" and args.num_bits == 8 and strategy in {"tensor", "token", "group"})
         or (kind == "float" and args.num_bits == 4 and strategy == "tensor_group" and args.group_size == 16)
+        or (kind == "float" and args.num_bits == 4 and strategy == "group" and args.group_size == 32 and _has_mx_scales(args))
     )
     if not supported or not args.symmetric:
         symmetry = "symmetric" if args.symmetric else "asymmetric"
         raise NotImplementedError(
             f"{symmetry} {kind}{args.num_bits} activations per {strategy} (group size {args.group_size}) cannot be emulated; "
-            "emulated are symmetric fp8 and int8 per tensor, token or group, and NVFP4"
+            "emulated are symmetric fp8 and int8 per tensor, token or group, MXFP4 and NVFP4"
         )
 
 
@@ -58,8 +59,8 @@ def fake_quantize(
         if global_scale is None:
             raise ValueError("NVFP4 activations need input_global_scale")
         result = _nvfp4(values, amax, global_scale.float().reshape(()))
-    elif args.scale_dtype in (torch.uint8, "torch.uint8"):
-        result = _mxfp8(values, amax)
+    elif _has_mx_scales(args):
+        result = _mx(values, amax, args.num_bits)
     else:
         largest = FP8_MAX if _text(args.type) == "float" else 127.0
         scale = static_scale.float().reshape(()) if static_scale is not None and not args.dynamic else amax / largest
@@ -89,11 +90,20 @@ def _nvfp4(values: torch.Tensor, amax: torch.Tensor, global_scale: torch.Tensor)
     return torch.where(scale == 0, 0.0, to_fp4(values / step) * step)
 
 
-def _mxfp8(values: torch.Tensor, amax: torch.Tensor) -> torch.Tensor:
-    """Blocks of 32 with a power-of-two scale that holds the largest value, as vLLM's `_mxfp8_e4m3_quantize_torch`."""
-    exponent = torch.ceil(torch.log2(amax.clamp_min(torch.finfo(torch.float32).tiny) / FP8_MAX)).clamp(-127, 127)
+def _mx(values: torch.Tensor, amax: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """MXFP8 and MXFP4: blocks of 32 with the least power-of-two scale that holds the largest value.
+
+    MXFP8 as vLLM's `_mxfp8_e4m3_quantize_torch`. MXFP4 as FlashInfer's kernel on Blackwell (`cvt_warp_fp16_to_fp4` with UE8M0
+    scales, which rounds amax / 6 up); compressed-tensors rounds the scale of *weights* to the nearest power instead.
+    """
+    largest, nearest = (FP8_MAX, to_fp8) if num_bits == 8 else (FP4_MAX, to_fp4)
+    exponent = torch.ceil(torch.log2(amax.clamp_min(torch.finfo(torch.float32).tiny) / largest)).clamp(-127, 127)
     step = torch.exp2(exponent)
-    return to_fp8(values / step) * step
+    return nearest(values / step) * step
+
+
+def _has_mx_scales(args: Any) -> bool:
+    return args.scale_dtype in (torch.uint8, "torch.uint8")
 
 
 def _text(value: Any) -> str:

@@ -96,14 +96,14 @@ def calibrate(
     num_tokens: int = 65_536,
     length: int = 512,
     min_tokens: int = 64,
-    device: str = "auto",
+    device: str = "cpu",
     report: Say | None = None,
 ) -> Calibration:
     """Run the checkpoint in `folder` over `num_tokens` of `text` and write its channel weights to `out` (safetensors).
 
     text: where tokens come from. length: of the sequences, in tokens. min_tokens: weights that saw fewer are left out of the
     file (and so searched unweighted), since a mean over a few tokens says more about them than about the weight. device: cpu,
-    cuda, auto. report: told lines of progress. Deterministic on a CPU.
+    or cuda (never run yet). report: told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
     started = time.monotonic()
@@ -197,13 +197,13 @@ def load_model(checkpoint: Checkpoint, folder: Path, device: str) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as their_logging
 
-    from assay_quantize.engine import resolve_device
+    from assay_quantize.engine import check_device
 
     logging: Any = their_logging
     by_name: Any = AutoModelForCausalLM
-    where = resolve_device(device)
-    dtype = torch.float32 if where == "cpu" else torch.bfloat16
-    _check_memory(checkpoint, where, dtype.itemsize)
+    check_device(device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    _check_memory(checkpoint, device, dtype.itemsize)
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # it warns of every tensor of the MTP block, which it leaves out by design
@@ -224,7 +224,7 @@ def load_model(checkpoint: Checkpoint, folder: Path, device: str) -> Any:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-    return model.eval().to(where)
+    return model.eval().to(device)
 
 
 def plain_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ ACTIVATIONS: Mapping[str, Mapping[str, Any] | None] = {
     "FP8_BLOCK": {"group_size": 128, "strategy": "group", "block_structure": None, "dynamic": True},
     "FP8_DYNAMIC": _PER_TOKEN,
     "NVFP4A16": None,
-    "NVFP4": {"dynamic": "local", "observer": "static_minmax"},
     "MXFP4": {"dynamic": True},
     "MXFP8": {"dynamic": True},
     "W8A8": _PER_TOKEN,
@@ -70,7 +69,7 @@ def _weights(row: Scheme) -> dict[str, Any]:
     elif row.block_rows > 1:
         strategy = "block"
     elif row.group_size is None:
-        strategy = "tensor" if row.per_tensor else "channel"
+        strategy = "channel"
     else:
         strategy = "group"
     return {

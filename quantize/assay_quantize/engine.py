@@ -66,7 +66,7 @@ def quantize(
     source: Path,
     out_folder: Path,
     *,
-    device: str = "auto",
+    device: str = "cpu",
     workers: int | None = None,
     memory_bytes: int | None = None,
     engine: str = "fused",
@@ -77,7 +77,7 @@ def quantize(
 ) -> Manifest:
     """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
 
-    device: `cpu`, `cuda`, or `auto` (CUDA if there is one). workers: threads; default: every core this process may use.
+    device: `cpu`, or `cuda` (never run yet). workers: threads; default: every core this process may use.
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
     engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: `local`, `ray`, or a function.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. source_files: what
@@ -150,7 +150,7 @@ def shard_options(
     plan: Plan,
     *,
     runs_elsewhere: bool = False,
-    device: str = "auto",
+    device: str = "cpu",
     workers: int | None = None,
     memory_bytes: int | None = None,
     engine: str = "fused",
@@ -162,7 +162,7 @@ def shard_options(
     runs_elsewhere: the work is done by other processes, so what this one holds does not count against their memory.
     memory_bytes None: the device's default, and in a process that already holds much (a notebook) half as much beside it.
     """
-    device = resolve_device(device)
+    check_device(device)
     if engine not in ("fused", "reference"):
         raise QuantizeError(f"kernels {engine}: say fused or reference")
     held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
@@ -187,19 +187,14 @@ def shard_options(
     )
 
 
-def resolve_device(device: str) -> str:
-    """`cpu` or `cuda`. torch is imported only where there may be a GPU."""
-    if device not in ("cpu", "cuda", "auto"):
-        raise QuantizeError(f"--device {device}: say cpu, cuda or auto")
-    if device == "cpu" or (device == "auto" and not any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))):
-        return "cpu"
+def check_device(device: str) -> None:
+    """QuantizeError: it is not here. torch is imported only where a GPU was asked for."""
+    if device == "cpu":
+        return
     import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
-    if device == "cuda":
-        raise QuantizeError("--device cuda: PyTorch sees no CUDA device here; say --device cpu, or auto")
-    return "cpu"
+    if not torch.cuda.is_available():
+        raise QuantizeError("--device cuda-untested: PyTorch sees no CUDA device here; say --device cpu")
 
 
 def _runner(runner: str | Runner) -> Runner:

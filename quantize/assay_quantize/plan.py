@@ -15,12 +15,12 @@ from typing import Any
 from assay.errors import PlanError
 from assay.families import NAMES, Classified, classify, family_of, ignore_patterns
 from assay.mtp import stored_layers
-from assay.recipes import NEEDS_CALIBRATION, ROLES, PrecisionRecipe
+from assay.recipes import ROLES, PrecisionRecipe
 from assay.records import Plan, TensorPlan
 from assay.runtime_names import fused_members, packed_modules
 from assay_quantize.checkpoint import Checkpoint, TensorHeader
 from assay_quantize.completeness import check_layers, check_mtp
-from assay_quantize.schemes import SCHEMES, check_shape
+from assay_quantize.schemes import check_shape
 from assay_quantize.source_format import Companions, find_companions
 from assay_quantize.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
 from assay_quantize.vllm_rules import MixedSchemes, is_ignored, runtime_modules
@@ -94,18 +94,6 @@ def _tensor_plans(
 
 
 def _check_recipe(recipe: PrecisionRecipe) -> None:
-    why = NEEDS_CALIBRATION.get(recipe.scheme)
-    if why is not None or recipe.calibration == "required":
-        instead = "nvfp4a16" if recipe.scheme == "nvfp4" else "w4a16, nvfp4a16 or fp8"
-        raise PlanError(
-            f"precision {recipe.name} needs calibration data{f': {why}' if why else ''}; assay has no calibration yet; "
-            f"take {instead} instead, made from the weights alone"
-        )
-    if SCHEMES[recipe.scheme].per_tensor and recipe.observer != "minmax":
-        raise PlanError(
-            f"precision {recipe.name}: scheme {recipe.scheme} has one scale for all weights that vLLM merges, which is not "
-            "searched for; take `observer: minmax`, or scheme fp8_channel"
-        )
     if "lm_head" in recipe.quantize:
         raise PlanError(
             f"precision {recipe.name}: lm_head cannot be quantized: vLLM's quantization target `Linear` does not cover it; "

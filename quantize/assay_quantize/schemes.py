@@ -4,7 +4,7 @@ A weight `w_OI` (rows O = output features, columns I = input features) becomes a
 
     pack-quantized        weight_packed I32 [O, I*4/32], weight_scale [O, I/group], weight_shape I64 [2]
                           asymmetric: weight_zero_point I32 [ceil(O/8), I/group], packed along the rows
-    float-quantized       weight F8_E4M3 [O, I], weight_scale [ceil(O/128), ceil(I/128)]; per channel [O, 1]; per tensor [1]
+    float-quantized       weight F8_E4M3 [O, I], weight_scale [ceil(O/128), ceil(I/128)]; per channel [O, 1]
     nvfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale F8_E4M3 [O, I/16], weight_global_scale F32 [1]
     mxfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale U8 [O, I/32] (exponents, bias 127)
     mxfp8-quantized       weight F8_E4M3 [O, I], weight_scale U8 [O, I/32] (exponents, bias 127)
@@ -41,11 +41,10 @@ class Scheme:
     """One row of the table.
 
     preset: compressed-tensors' name for it, from which every argument in `config.json` is taken; where it has no preset, the
-        nearest one's, and `group_size` or `per_tensor` say what is changed.
+        nearest one's, and `group_size` says what is changed.
     layout: which tensors are made (the docstring of this module).
     group_size: columns that share a scale; None: all of them (one scale per row).
     block_rows: rows that share a scale.
-    per_tensor: one scale for the whole weight.
     max_relative_error: verification refuses a weight that is further from its source, as ||dequantized - source|| /
         ||source||. Normal weights come out at 0.11 (INT4 groups of 128), 0.10 (FP4), 0.03 (FP8), 0.01 (INT8); outliers
         raise it; weights of another layer give 1.41.
@@ -58,43 +57,25 @@ class Scheme:
     group_size: int | None
     block_rows: int = 1
     symmetric: bool = True
-    per_tensor: bool = False
     max_relative_error: float = 0.5
 
 
 SCHEMES: dict[str, Scheme] = {
     "w4a16": Scheme("W4A16", "pack-quantized", "int4", "I32", 128),
-    "w4a16_g64": Scheme("W4A16", "pack-quantized", "int4", "I32", 64),
     "w4a16_g32": Scheme("W4A16", "pack-quantized", "int4", "I32", 32),
     "w4a16_channel": Scheme("W4A16", "pack-quantized", "int4", "I32", None),
     "w4a16_asym": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 128, symmetric=False),
-    "w4a16_asym_g64": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 64, symmetric=False),
-    "w4a16_asym_g32": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 32, symmetric=False),
-    "w4a16_asym_channel": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", None, symmetric=False),
     "fp8_block": Scheme("FP8_BLOCK", "float-quantized", "plain", "F8_E4M3", 128, 128, max_relative_error=0.2),
     "fp8_channel": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, max_relative_error=0.2),
-    # Not for experts: vLLM's FP8 experts take one scale per weight only with one measured scale per activation tensor.
-    "fp8_tensor": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, per_tensor=True, max_relative_error=0.2),
     "nvfp4a16": Scheme("NVFP4A16", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
-    "nvfp4": Scheme("NVFP4", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
     "mxfp4": Scheme("MXFP4", "mxfp4-pack-quantized", "mxfp4", "U8", 32),
     "mxfp8": Scheme("MXFP8", "mxfp8-quantized", "mxfp8", "F8_E4M3", 32, max_relative_error=0.2),
     "w8a8": Scheme("W8A8", "int-quantized", "plain", "I8", None, max_relative_error=0.2),
 }
 """Scheme name of a recipe -> its row."""
 
-SHARES_GLOBAL_SCALE = frozenset({"nvfp4", "nvfp4a16"})
+SHARES_GLOBAL_SCALE = frozenset({"nvfp4a16"})
 """Schemes in which the members of a fused group must have one `weight_global_scale`: vLLM applies one to all of them."""
-
-SHARED_SCALE: dict[str, str] = {
-    **dict.fromkeys(sorted(SHARES_GLOBAL_SCALE), "weight_global_scale"),
-    **{name: "weight_scale" for name, row in SCHEMES.items() if row.per_tensor},
-}
-"""Scheme -> the part that is one number for a weight, and the same for all members of a fused group.
-
-Of FP8 with a scale per weight vLLM makes one weight with one scale, the largest, and rounds again what had another
-(`requantize_with_max_scale`): twice rounded, by code that is no part of the checkpoint.
-"""
 
 
 def module_of(name: str) -> str:
@@ -152,7 +133,7 @@ def output_tensors(scheme: str, name: str, shape: tuple[int, ...], dtype: str = 
     elif row.layout == "plain":
         parts = {
             "weight": (row.weight_dtype, shape),
-            "weight_scale": (dtype, (1,) if row.per_tensor else (math.ceil(rows / row.block_rows), groups)),
+            "weight_scale": (dtype, (math.ceil(rows / row.block_rows), groups)),
         }
     elif row.layout == "nvfp4":
         parts = {
@@ -180,8 +161,6 @@ def compressed_tensors_scheme(scheme: str) -> QuantizationScheme:
     made = preset_name_to_scheme(row.preset, ["Linear"])
     made.format = CompressionFormat(row.format)
     strategy = {"group_size": row.group_size, "strategy": "channel" if row.group_size is None else "group"}
-    if row.per_tensor:
-        strategy["strategy"] = "tensor"
-    if row.layout == "int4" or row.per_tensor:
+    if row.layout == "int4":
         made.weights = QuantizationArgs(**{**made.weights.model_dump(), **strategy})
     return made

@@ -122,7 +122,7 @@ def write_shard(
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
             on_progress=on_progress,
         )  # fmt: skip
-        slabs = list(slabs_of(order, members, options.slab_bytes, observer))
+        slabs = list(slabs_of(order, members, options.slab_bytes))
         with work.computer.ready(), _writing(path):
             _run(work, slabs, options.workers, stop)
     except BaseException:

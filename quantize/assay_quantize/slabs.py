@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from assay.records import Plan, TensorPlan
-from assay_quantize.kernels import is_whole_tensor, needs_amax, row_multiple
-from assay_quantize.schemes import DTYPE_BYTES, SHARED_SCALE
+from assay_quantize.kernels import needs_amax, row_multiple
+from assay_quantize.schemes import DTYPE_BYTES
 
 Work = Literal["amax", "copy", "cast", "quantize"]
 
@@ -43,7 +43,7 @@ def amax_key(tensor: TensorPlan) -> str | None:
     """What shares one largest magnitude: the fused group, or the tensor itself; None when the scheme needs none."""
     if tensor.action != "quantize" or tensor.scheme is None or not needs_amax(tensor.scheme):
         return None
-    return tensor.name if tensor.fused_group is None or tensor.scheme not in SHARED_SCALE else tensor.fused_group
+    return tensor.name if tensor.fused_group is None else tensor.fused_group
 
 
 def amax_members(plan: Plan, tensors: Sequence[TensorPlan]) -> dict[str, list[TensorPlan]]:
@@ -62,19 +62,16 @@ def row_bytes(tensor: TensorPlan) -> int:
     return math.prod(tensor.shape[1:]) * DTYPE_BYTES[tensor.logical_dtype]
 
 
-def least_rows(tensor: TensorPlan, observer: str) -> int:
+def least_rows(tensor: TensorPlan) -> int:
     """Rows of the smallest slab that the tensor can be cut into."""
     if tensor.action != "quantize" or tensor.scheme is None:
         return 1
-    if is_whole_tensor(tensor.scheme, observer):
-        return tensor.shape[0]
     return min(tensor.shape[0], row_multiple(tensor.scheme))
 
 
 def least_slab_bytes(plan: Plan) -> int:
     """The smallest slab size that works for every tensor of the plan."""
-    observer = observer_of(plan)
-    return max((least_rows(t, observer) * row_bytes(t) for t in plan.tensors if by_rows(t)), default=1)
+    return max((least_rows(t) * row_bytes(t) for t in plan.tensors if by_rows(t)), default=1)
 
 
 def by_rows(tensor: TensorPlan) -> bool:
@@ -82,10 +79,10 @@ def by_rows(tensor: TensorPlan) -> bool:
     return tensor.action in ("quantize", "dequantize")
 
 
-def cut(tensor: TensorPlan, slab_bytes: int, observer: str) -> Iterator[tuple[int, int]]:
+def cut(tensor: TensorPlan, slab_bytes: int) -> Iterator[tuple[int, int]]:
     """[begin, end) of every slab of a tensor: rows, or bytes for what is copied or cast. An empty tensor is one empty slab."""
     if by_rows(tensor):
-        size, smallest = tensor.shape[0], least_rows(tensor, observer)
+        size, smallest = tensor.shape[0], least_rows(tensor)
         step = max(smallest, slab_bytes // max(1, row_bytes(tensor)) // smallest * smallest)
     else:
         size, step = tensor.num_bytes, max(8, slab_bytes // 8 * 8)
@@ -93,9 +90,7 @@ def cut(tensor: TensorPlan, slab_bytes: int, observer: str) -> Iterator[tuple[in
         yield begin, min(begin + step, size)
 
 
-def slabs_of(
-    order: Sequence[TensorPlan], members: Mapping[str, Sequence[TensorPlan]], slab_bytes: int, observer: str
-) -> Iterator[Slab]:
+def slabs_of(order: Sequence[TensorPlan], members: Mapping[str, Sequence[TensorPlan]], slab_bytes: int) -> Iterator[Slab]:
     """All units of work of a shard, in order.
 
     order: the tensors as `layout` sorted them. members: of every magnitude that is needed. Magnitudes are taken one tensor
@@ -109,7 +104,7 @@ def slabs_of(
         if key is not None and key not in known:
             known.add(key)
             for member in members[key]:
-                yield from _slabs("amax", member, key, slab_bytes, observer)
+                yield from _slabs("amax", member, key, slab_bytes)
 
     for number, tensor in enumerate(order):
         if number == 0:
@@ -117,10 +112,10 @@ def slabs_of(
         if number + 1 < len(order):
             yield from magnitudes(order[number + 1])
         work: Work = "copy" if tensor.action == "keep" else "quantize" if tensor.action == "quantize" else "cast"
-        yield from _slabs(work, tensor, amax_key(tensor), slab_bytes, observer)
+        yield from _slabs(work, tensor, amax_key(tensor), slab_bytes)
 
 
-def _slabs(work: Work, tensor: TensorPlan, key: str | None, slab_bytes: int, observer: str) -> Iterator[Slab]:
+def _slabs(work: Work, tensor: TensorPlan, key: str | None, slab_bytes: int) -> Iterator[Slab]:
     last_end = tensor.shape[0] if by_rows(tensor) else tensor.num_bytes
-    for begin, end in cut(tensor, slab_bytes, observer):
+    for begin, end in cut(tensor, slab_bytes):
         yield Slab(work, tensor, begin, end, key, begin == 0, end == last_end)

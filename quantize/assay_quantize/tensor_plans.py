@@ -38,7 +38,7 @@ def carried_weights(
     All members of a fused group, or none of them.
     """
     scheme, block = SCHEMES[recipe.scheme], declared_block(checkpoint.location, checkpoint.config)
-    if scheme.layout != "plain" or scheme.weight_dtype != FP8 or scheme.per_tensor:
+    if scheme.layout != "plain" or scheme.weight_dtype != FP8:
         return set()
     wanted = {
         name for name, what in classified.items() if what.linear and recipe.kept_dtype(_rule(what, recipe)) is None

@@ -12,11 +12,9 @@ import numpy as np
 
 from assay.records import Plan, TensorPlan
 from assay.runtime_names import packed_modules
-from assay_quantize.casting import float_rows
 from assay_quantize.checkpoint import TensorHeader
 from assay_quantize.publish import config_json
-from assay_quantize.schemes import DTYPE_BYTES, SHARED_SCALE, SOURCE_DTYPES, module_of
-from assay_quantize.sources import STORAGE
+from assay_quantize.schemes import SHARES_GLOBAL_SCALE, module_of
 from assay_quantize.verify_files import StoredReader
 from assay_quantize.verify_findings import Findings
 from assay_quantize.vllm_rules import MixedSchemes, loads_quantized, matches, runtime_modules
@@ -45,17 +43,15 @@ def check_planned(plan: Plan, stored: Mapping[str, TensorHeader], findings: Find
 
 
 def check_fused_scales(plan: Plan, folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
-    """One scale of the whole weight per fused group (`SHARED_SCALE`): vLLM applies one to all members."""
+    """One global scale per fused group: vLLM applies one to all members."""
     reader, buffer = StoredReader(folder, stored), np.empty(4, np.uint8)
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     for tensor in plan.tensors:
-        part = SHARED_SCALE.get(tensor.scheme or "")
-        header = stored.get(f"{module_of(tensor.name)}.{part}")
-        if part is None or tensor.fused_group is None or header is None:
+        header = stored.get(f"{module_of(tensor.name)}.weight_global_scale")
+        if tensor.scheme not in SHARES_GLOBAL_SCALE or tensor.fused_group is None or header is None:
             continue
-        if header.dtype in SOURCE_DTYPES and header.shape == (1,):
-            raw = reader.read(header.name, 0, DTYPE_BYTES[header.dtype], buffer).view(STORAGE[header.dtype])
-            groups[tensor.fused_group][f"{module_of(tensor.name)}.{part}"] = float(float_rows(raw, header.dtype)[0])
+        if header.dtype == "F32" and header.shape == (1,):
+            groups[tensor.fused_group][header.name] = float(reader.read(header.name, 0, 4, buffer).view(np.float32)[0])
     reader.close()
     for group, scales in groups.items():
         findings.look("fused_scales")

@@ -106,7 +106,7 @@ def _jobs(
             yield shard, partial(_hash, folder, shard, is_needed_again=True)
         for tensor in tensors.get(shard, ()):
             num_bytes = sum(output.num_bytes for output in tensor.outputs)
-            slabs = list(cut(tensor, SLAB_BYTES, "minmax"))
+            slabs = list(cut(tensor, SLAB_BYTES))
             size = slabs[-1][1] or 1
             for begin, end in slabs:
                 share = num_bytes * end // size - num_bytes * begin // size

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from assay_quantize.kernels.reference import dequantize_weight, magnitude, quantize_weight, relative_error
 
 __all__ = [
-    "QuantizedRows", "RowErrors", "amax_rows", "dequantize_weight", "error_rows", "is_whole_tensor", "magnitude", "needs_amax",
-    "quantize_rows", "quantize_weight", "relative_error", "row_multiple",
+    "QuantizedRows", "RowErrors", "amax_rows", "dequantize_weight", "error_rows", "magnitude", "needs_amax", "quantize_rows",
+    "quantize_weight", "relative_error", "row_multiple",
 ]  # fmt: skip
 
 _TORCH_FUNCTIONS = frozenset({"dequantize_weight", "magnitude", "quantize_weight", "relative_error"})
@@ -43,13 +43,8 @@ def row_multiple(scheme: str) -> int:
 
 
 def needs_amax(scheme: str) -> bool:
-    """Whether `quantize_rows` must be given the largest |w|: of the fused group (NVFP4), of the weight (FP8 per tensor)."""
-    return scheme in SHARES_GLOBAL_SCALE or SCHEMES[scheme].per_tensor
-
-
-def is_whole_tensor(scheme: str, observer: str = "minmax") -> bool:
-    """Whether a weight must be given to `quantize_rows` whole, because its one scale is searched over all of it."""
-    return SCHEMES[scheme].per_tensor and observer != "minmax"
+    """Whether `quantize_rows` must be given the largest |w| of the fused group, or of the weight where it is alone."""
+    return scheme in SHARES_GLOBAL_SCALE
 
 
 def amax_rows(w_OI: Array, dtype: str) -> float:
@@ -105,7 +100,7 @@ def quantize_rows(
     if row.weight_dtype == "F8_E4M3":
         from assay_quantize.kernels import fused_fp8
 
-        return fused_fp8.quantize_rows(w_OI, row, amax=amax, found=found, memory=memory)
+        return fused_fp8.quantize_rows(w_OI, row, found, memory)
     from assay_quantize.kernels import fused_int
 
     return fused_int.quantize_rows(w_OI, row, found, memory)

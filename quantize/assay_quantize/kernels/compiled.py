@@ -33,7 +33,7 @@ _COMPILER = threading.Lock()
 """One thread at a time: a call may compile for a new shape, and torch.compile must not be called while a thread traces."""
 
 Parts = dict[str, Tensor]
-Compiled = Callable[[Tensor, Tensor | None], tuple[Parts, Tensor, Tensor]]
+Compiled = Callable[[Tensor], tuple[Parts, Tensor, Tensor]]
 
 
 def quantize_rows(
@@ -45,9 +45,8 @@ def quantize_rows(
     if not trusted:
         return reference.quantize_rows(w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, device=device)
     w = reference.to_torch(w_OI, dtype).to(device)
-    shared = None if amax is None else torch.tensor([amax], dtype=w.dtype, device=device)
     with _COMPILER, torch.no_grad():
-        parts, error, norm = _compiled(scheme)(w, shared)
+        parts, error, norm = _compiled(scheme)(w)
     return QuantizedRows({name: reference.to_numpy(part) for name, part in parts.items()}, float(error), float(norm))
 
 
@@ -57,12 +56,11 @@ def agrees(scheme: str, dtype: str, device: str) -> bool:
     if SCHEMES[scheme].layout not in ("int4", "plain"):
         return False
     w = _every_kind().to(reference.torch_dtype(dtype)).to(device)
-    amax = reference.magnitude(w) if SCHEMES[scheme].per_tensor else None
-    want = reference.quantize_weight(w, scheme, global_scale_amax=amax)
+    want = reference.quantize_weight(w, scheme)
     want.pop("weight_shape", None)
     try:
         with torch.no_grad():
-            got, _, _ = _compiled(scheme)(w, None if amax is None else amax.reshape(1))
+            got, _, _ = _compiled(scheme)(w)
     except (ImportError, RuntimeError) as error:  # no Triton, no C++ compiler, a device it does not know
         LOG.warning("%s on %s: cannot be compiled (%s); the reference is used", scheme, device, str(error).partition("\n")[0])
         return False
@@ -92,12 +90,12 @@ def _every_kind() -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ operations
-def _operations(w_OI: Tensor, amax: Tensor | None, *, row: Scheme) -> tuple[Parts, Tensor, Tensor]:
+def _operations(w_OI: Tensor, *, row: Scheme) -> tuple[Parts, Tensor, Tensor]:
     """(parts, sum of squared errors, sum of squares), each step rounded to the dtype of w_OI as compressed-tensors does."""
     if row.layout == "int4":
         parts, dequantized = _int4(w_OI, row)
     else:
-        parts, dequantized = _plain(w_OI, amax, row)
+        parts, dequantized = _plain(w_OI, row)
     wide = w_OI.double()
     return parts, (dequantized.double() - wide).square().sum(), wide.square().sum()
 
@@ -135,7 +133,7 @@ def _packed(codes: Tensor) -> Tensor:
     return (codes.reshape(codes.shape[0], -1, 8) << shifts).sum(-1, dtype=torch.int32)
 
 
-def _plain(w_OI: Tensor, amax: Tensor | None, row: Scheme) -> tuple[Parts, Tensor]:
+def _plain(w_OI: Tensor, row: Scheme) -> tuple[Parts, Tensor]:
     num_rows, columns = w_OI.shape
     if row.block_rows > 1:
         assert row.group_size is not None
@@ -145,7 +143,7 @@ def _plain(w_OI: Tensor, amax: Tensor | None, row: Scheme) -> tuple[Parts, Tenso
         largest = blocks.abs().amax((1, 3))
     else:
         blocks = w_OI
-        largest = w_OI.abs().amax(-1, keepdim=True) if amax is None else amax
+        largest = w_OI.abs().amax(-1, keepdim=True)
     low, high = (-128, 127) if row.weight_dtype == "I8" else (-448, 448)
     scale = _nonzero(largest / ((high - low) / 2))
     spread = scale[:, None, :, None] if row.block_rows > 1 else scale

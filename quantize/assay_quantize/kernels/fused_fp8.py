@@ -1,4 +1,4 @@
-"""Fused kernels of FP8 (E4M3) with float scales: by block of 128 x 128 (ragged at both edges), by row, by weight.
+"""Fused kernels of FP8 (E4M3) with float scales: by block of 128 x 128 (ragged at both edges), or by row.
 
 A row of blocks at a time: its scales from the largest |w|, then row after row in pieces of 128 columns, which with their sums
 stay in the first cache. Every step is rounded to the weight's dtype where compressed-tensors computes in it.
@@ -28,30 +28,21 @@ from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal,
 from assay_quantize.schemes import Scheme
 
 
-def quantize_rows(
-    w_OI: Array, row: Scheme, *, amax: float | None = None, found: FoundScales | None = None, memory: Array | None = None
-) -> QuantizedRows:
-    """`kernels.quantize_rows` for the FP8 schemes, with the scales that were found, or min-max scales.
-
-    amax: of the whole weight, for one scale.
-    """
+def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None, memory: Array | None = None) -> QuantizedRows:
+    """`kernels.quantize_rows` for the FP8 schemes, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
-    height, width = _block(row, num_rows, columns)
-    shape = (1,) if row.per_tensor else (-(-num_rows // height), -(-columns // width))
+    height, width = _block(row, columns)
+    shape = (-(-num_rows // height), -(-columns // width))
     scale = np.empty(shape, w_OI.dtype) if found is None else found.scale.reshape(shape)
     q_OI = large_part(memory, (num_rows, columns), np.uint8)
-    given_amax = np.float32(-1 if amax is None else amax)
-    scale_RC = kernel_view(scale.reshape(-1, shape[-1]))
-    sums = _quantize_fp8(kernel_view(w_OI), q_OI, scale_RC, height, width, given_amax, found is not None)
+    sums = _quantize_fp8(kernel_view(w_OI), q_OI, kernel_view(scale), height, width, found is not None)
     return QuantizedRows({"weight": q_OI, "weight_scale": scale}, *sums)
 
 
 def error_rows(parts: dict[str, Array], w_OI: Array, row: Scheme) -> RowErrors:
     """`kernels.error_rows` for the FP8 schemes."""
-    height, width = _block(row, *w_OI.shape)
-    scale = parts["weight_scale"]
-    scale_RC = kernel_view(scale.reshape(-1, scale.shape[-1]))
-    return RowErrors(*_error_fp8(parts["weight"], scale_RC, kernel_view(w_OI), height, width))
+    height, width = _block(row, w_OI.shape[1])
+    return RowErrors(*_error_fp8(parts["weight"], kernel_view(parts["weight_scale"]), kernel_view(w_OI), height, width))
 
 
 def amax_rows(w_OI: Array) -> float:
@@ -60,10 +51,8 @@ def amax_rows(w_OI: Array) -> float:
     return amax if math.isfinite(amax) else math.nan
 
 
-def _block(row: Scheme, num_rows: int, columns: int) -> tuple[int, int]:
+def _block(row: Scheme, columns: int) -> tuple[int, int]:
     """Rows and columns that share a scale."""
-    if row.per_tensor:
-        return num_rows, columns
     return row.block_rows, columns if row.group_size is None else row.group_size
 
 
@@ -74,11 +63,11 @@ def _amax(w_OI: Any) -> Any:
 
 
 @kernel
-def _scales_fp8(w_OI: Any, scale_RC: Any, r: Any, height: Any, width: Any, given_amax: Any) -> None:
+def _scales_fp8(w_OI: Any, scale_RC: Any, r: Any, height: Any, width: Any) -> None:
     """The scales of row r of the blocks, found by whole rows: that is the order in which memory is read ahead."""
     num_rows, columns = w_OI.shape
-    amax_C = np.full(scale_RC.shape[1], given_amax)
-    for o in range(r * height, min((r + 1) * height, num_rows) if given_amax < np.float32(0) else 0):
+    amax_C = np.zeros(scale_RC.shape[1], np.float32)
+    for o in range(r * height, min((r + 1) * height, num_rows)):
         for c in range(amax_C.size):
             amax_C[c] = max(amax_C[c], largest(w_OI[o, c * width : min((c + 1) * width, columns)]))
     for c in range(amax_C.size):
@@ -103,12 +92,12 @@ def _round_fp8(w_I: Any, q_I: Any, scale_C: Any, inverse_C: Any, width: Any, err
 
 
 @kernel
-def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, given_amax: Any, given: Any) -> Any:
+def _quantize_fp8(w_OI: Any, q_OI: Any, scale_RC: Any, height: Any, width: Any, given: Any) -> Any:
     error_L, norm_L, row_error_L, row_norm_L = sums(CHUNK)
     scale_C, inverse_C = np.empty(scale_RC.shape[1], np.float32), np.empty(scale_RC.shape[1], np.float32)
     for r in range(scale_RC.shape[0]):
         if not given:
-            _scales_fp8(w_OI, scale_RC, r, height, width, given_amax)
+            _scales_fp8(w_OI, scale_RC, r, height, width)
         ordinary = True
         for c in range(scale_C.size):
             scale_C[c] = load(scale_RC[r], c)

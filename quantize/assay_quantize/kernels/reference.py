@@ -67,8 +67,7 @@ def quantize_weight(
     """The packed parts of a weight, by local name (`weight_packed`, `weight_scale`, ...; see schemes.py), on its device.
 
     w_OI: BF16, FP16 or FP32, finite, of a shape that `check_shape` accepts.
-    global_scale_amax: largest |w| of the fused group (`magnitude`) for NVFP4, of the whole weight for schemes with one scale
-        per weight; default: of w_OI alone.
+    global_scale_amax: largest |w| of the fused group (`magnitude`) for NVFP4; default: of w_OI alone.
     observer: `minmax`, or `mse`: scales searched for the least error (search_reference.py), with importance_I of the columns.
     All-zero groups get a small non-zero scale. Deterministic: the same bytes on every device.
     """
@@ -81,11 +80,7 @@ def quantize_weight(
         if scheme in SHARES_GLOBAL_SCALE:
             amax = (magnitude(w_OI) if global_scale_amax is None else global_scale_amax.to(w_OI.device)).reshape(1)
             global_scale = generate_gparam(-amax, amax)
-        if args.strategy == QuantizationStrategy.TENSOR and global_scale_amax is not None:
-            high = global_scale_amax.to(w_OI).reshape(1)
-            low = -high
-        else:
-            low, high = torch.aminmax(_blocks(w_OI, args), dim=-1)
+        low, high = torch.aminmax(_blocks(w_OI, args), dim=-1)
         from_range = functools.partial(_min_max, args=args, dtype=w_OI.dtype, global_scale=global_scale)
         stored = functools.partial(_stored, w_OI=w_OI, scheme=scheme, global_scale=global_scale)
         if observer == "mse":
@@ -151,8 +146,6 @@ def _compressor(scheme: str) -> Any:
 
 def _blocks(w_OI: Tensor, args: QuantizationArgs) -> Tensor:
     """The weight as [rows of scales, columns of scales, elements that share a scale]; ragged blocks padded with zeros."""
-    if args.strategy == QuantizationStrategy.TENSOR:
-        return w_OI.reshape(1, -1)
     if args.strategy == QuantizationStrategy.CHANNEL:
         return w_OI.unsqueeze(-2)
     if args.strategy == QuantizationStrategy.BLOCK:

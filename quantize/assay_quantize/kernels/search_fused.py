@@ -4,7 +4,7 @@ Each candidate is tried on a tile x_JL in FP32 that stays in the cache. All loop
 weights by one vector instruction, also in the tree of the sum, which runs over J:
 
     groups        a tile is LANES groups, transposed: L counts groups, J the columns of the group
-    units         rows, blocks and whole weights, in pieces of up to 128 chunks: L counts the columns of the chunk, J the
+    units         rows and blocks, in pieces of up to 128 chunks: L counts the columns of the chunk, J the
                   chunks. A piece of 128 is a subtree, so that the sums of pieces are put together by the same tree
 """
 
@@ -59,12 +59,11 @@ def search_scales(
             kind, w.reshape(-1), importance, weighted, squared, row.group_size, steps, scale.reshape(-1), code.reshape(-1)
         )
     else:
-        height = num_rows if row.per_tensor else row.block_rows
+        height = row.block_rows
         width = columns if row.group_size is None else row.group_size
         shape = (-(-num_rows // height), -(-columns // width))
         scale, code = np.empty(shape, np.float32), np.empty(shape, np.int16)
-        given = np.float32(amax if row.per_tensor else -1)
-        _search_units(kind, w, importance, weighted, squared, height, width, given, steps, scale, code)
+        _search_units(kind, w, importance, weighted, squared, height, width, steps, scale, code)
     if isinstance(kind, Nvfp4 | Mxfp4 | Mxfp8):
         return FoundScales(code.astype(np.uint8), np.zeros_like(code))
     stored = (scale.view(np.uint32) >> 16).astype(np.uint16) if dtype == np.uint16 else scale.astype(dtype)
@@ -193,11 +192,11 @@ def _transpose(row_LJ: Any, x_JL: Any) -> None:
             x_L[i] = row_LJ[i, j]
 
 
-# ------------------------------------------------------------------------------------------------ rows, blocks, whole weights
+# ------------------------------------------------------------------------------------------------ rows, blocks
 @kernel
 def _search_units(
-    kind: Any, w_OI: Any, importance_I: Any, weighted: Any, squared: Any, height: Any, width: Any, given_amax: Any,
-    steps_K: Any, scale_RC: Any, code_RC: Any,
+    kind: Any, w_OI: Any, importance_I: Any, weighted: Any, squared: Any, height: Any, width: Any, steps_K: Any,
+    scale_RC: Any, code_RC: Any,
 ) -> None:  # fmt: skip
     num_rows, columns = w_OI.shape
     chunks_wide = (width + CHUNK - 1) // CHUNK
@@ -211,11 +210,10 @@ def _search_units(
         bottom = min((r + 1) * height, num_rows)
         for c in range(scale_RC.shape[1]):
             left, right = c * width, min((c + 1) * width, columns)
-            low, high = np.float32(0), max(given_amax, np.float32(0))
-            if given_amax < np.float32(0):
-                for o in range(r * height, bottom):
-                    lower, higher = range_of(kind, w_OI[o, left:right])
-                    low, high = min(low, lower), max(high, higher)
+            low, high = np.float32(0), np.float32(0)
+            for o in range(r * height, bottom):
+                lower, higher = range_of(kind, w_OI[o, left:right])
+                low, high = min(low, lower), max(high, higher)
             first = first_of(kind, w_OI, low, high)
             if weighted and squared:
                 for p in range(num_pieces):

@@ -53,7 +53,7 @@ def search_scales(
     stored: Stored,
     importance_I: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The best (scale, zero point) of every group, block, row or the whole weight, in the dtypes `from_range` returns.
+    """The best (scale, zero point) of every group, block or row, in the dtypes `from_range` returns.
 
     w_OI: finite. low, high: the ranges. from_range, stored: the scheme's min-max arithmetic, there and back.
     importance_I: FP32 [I], finite, >= 0. Not finite errors (weights beyond 1e19) lose, so the min-max scale stays.
@@ -126,9 +126,9 @@ def _error_of_scales(e_OI: Tensor, scheme: str) -> Tensor:
         e_RGCL = e_OI.reshape(rows, -1, row.group_size)[:, :, None] if row.group_size <= CHUNK else None
         assert e_RGCL is not None, f"{scheme}: groups of more than {CHUNK}"
         return fold(fold(e_RGCL.transpose(-1, -2)))
-    height = rows if row.per_tensor else row.block_rows
+    height = row.block_rows
     padded = torch.nn.functional.pad(e_OI, (0, -columns % CHUNK, 0, -rows % height))
     e_RHCL = padded.reshape(padded.shape[0] // height, height, -1, CHUNK)
-    if row.group_size is None:  # the chunks of a row, or of a whole weight, row by row
+    if row.group_size is None:  # the chunks of a row
         return fold(fold(e_RHCL.reshape(e_RHCL.shape[0], 1, -1, CHUNK).transpose(-1, -2)))
     return fold(fold(e_RHCL.permute(0, 2, 3, 1)))  # the rows of a block

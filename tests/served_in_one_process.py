@@ -1,0 +1,65 @@
+"""Run by test_schemes_served.py with the serving environment's Python: one checkpoint after the other, in one process.
+
+python served_in_one_process.py REQUEST.json ANSWERS.jsonl. The request holds `prompts` (token ids), `num_tokens` and `servers`:
+name -> vLLM's arguments, as assay would start a server with them. The first answers the prompts greedily with `num_tokens`
+tokens each, and every one is given the prompts with these replies. Answers, a line a checkpoint: its `name`; `logprobs` of
+every token behind the first of each text; `drafted` and `accepted` tokens of speculation; what the plugin `said`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(request_path: str, answers_path: str) -> None:
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    texts, said = request["prompts"], list[str]()
+    # no handler: vLLM takes those away whenever it configures its loggers again
+    logging.getLogger("vllm.assay").addFilter(lambda record: said.append(record.getMessage()) or True)
+    with open(answers_path, "w", encoding="utf-8") as answers:
+        for number, (name, arguments) in enumerate(request["servers"].items()):
+            parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+            engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_known_args(arguments)[0]))
+            replies = [reply.outputs[0].token_ids for reply in ask(engine, texts, request["num_tokens"])]
+            if number == 0:
+                texts = [[*prompt, *reply] for prompt, reply in zip(texts, replies, strict=True)]
+            logprobs = [
+                [position[token].logprob for position, token in zip(reply.prompt_logprobs[1:], text[1:], strict=True)]
+                for reply, text in zip(ask(engine, texts, 1, prompt_logprobs=0), texts, strict=True)
+            ]
+            counted = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
+            drafted, accepted = (counted.get(f"vllm:spec_decode_num_{what}_tokens", 0) for what in ("draft", "accepted"))
+            answer = {"name": name, "logprobs": logprobs, "drafted": drafted, "accepted": accepted}
+            answers.write(json.dumps({**answer, "said": said}) + "\n")
+            said.clear()
+            engine.engine_core.shutdown()
+            del engine
+            gc.collect()
+            cleanup_dist_env_and_memory()
+
+
+def ask(engine: Any, prompts: list[list[int]], num_tokens: int, **how: int) -> list[Any]:
+    """The finished requests, in the order of the prompts."""
+    from vllm import SamplingParams
+
+    for number, prompt in enumerate(prompts):
+        settings = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **how)
+        engine.add_request(f"{number}", {"prompt_token_ids": prompt}, settings)
+    finished = {}
+    while engine.has_unfinished_requests():
+        finished |= {int(reply.request_id.split("-")[0]): reply for reply in engine.step() if reply.finished}
+    return [finished[number] for number in range(len(prompts))]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
