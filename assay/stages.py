@@ -171,7 +171,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
     result = verify_one(folder, None if options.stream_from else source)
     result.save(record_path)
     print_verification(result)
-    write_first_card(aim, folder)
+    write_first_card(folder)
     return result
 
 
@@ -223,7 +223,7 @@ def manifest_sha256(folder: Path) -> str | None:
     return Manifest.load(path).checkpoint_sha256 if path.is_file() else None
 
 
-def write_first_card(aim: Target, folder: Path) -> None:
+def write_first_card(folder: Path) -> None:
     """The card without scores: it says that nothing was measured yet. Only inside a run, whose layout the card reads."""
     if folder.name == "checkpoint" and (folder.parent / "plan.json").is_file():
         from assay_reports.card import write_card

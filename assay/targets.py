@@ -34,18 +34,16 @@ class Target:
 
     recipe: ModelRecipe
     location: Location
-    named_recipe: bool
-    """False when the recipe was made up from the checkpoint's config."""
 
 
 def resolve_target(text: str) -> Target:
     """The model that `text` names; AssayError says what was tried."""
     if text in recipe_names("models"):
         recipe = load_recipe(ModelRecipe, text)
-        return Target(recipe, _from_repository(recipe.source), True)
+        return Target(recipe, _from_repository(recipe.source))
     if text.endswith((".yaml", ".yml")):
         recipe = load_recipe(ModelRecipe, text)
-        return Target(recipe, _from_repository(recipe.source), True)
+        return Target(recipe, _from_repository(recipe.source))
     folder = Path(text).expanduser()
     if folder.exists() or text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
         if not folder.exists():
@@ -60,7 +58,6 @@ def resolve_target(text: str) -> Target:
         return Target(
             _recipe_for(folder.resolve().name, Location(path=str(folder)), config, folder),
             Location(path=str(folder)),
-            False,
         )
     return _hub_target(text)
 
@@ -94,10 +91,10 @@ def _hub_target(hub_id: str) -> Target:
     for name in recipe_names("models"):
         recipe = load_recipe(ModelRecipe, name)
         if recipe.source.hub == hub_id:
-            return Target(recipe, recipe.source, True)
+            return Target(recipe, recipe.source)
     location = Location(hub=hub_id)
     config = open_hub_checkpoint(hub_id).config
-    return Target(_recipe_for(hub_id.split("/")[1], location, config, None), location, False)
+    return Target(_recipe_for(hub_id.split("/")[1], location, config, None), location)
 
 
 def _from_repository(location: Location) -> Location:

@@ -92,19 +92,18 @@ class Checkpoint:
 
 
 # ------------------------------------------------------------------------------------------------ opening a folder
-def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoint:
+def open_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, from its headers.
 
-    allow_quantized: also open what is quantized already (to verify it). Raises CheckpointError: no such folder, no config,
-    no safetensors, index and files that disagree, a damaged header, a source in a form that cannot be read.
+    Raises CheckpointError: no such folder, no config, no safetensors, index and files that disagree, a damaged header, a
+    source in a form that cannot be read.
     """
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such folder; give a folder with config.json and *.safetensors, or a hub id")
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
     config = read_json_object(folder, "config.json")
-    if not allow_quantized:
-        check_config_readable(str(folder), config)
+    check_config_readable(str(folder), config)
     entries = sorted(path.name for path in folder.iterdir())
     files = [name for name in entries if name.endswith(".safetensors") or (folder / name).is_file()]
     if not any(name.endswith(".safetensors") for name in files):
@@ -113,8 +112,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     made = assemble(
         str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
     )
-    made = replace(made, data=data_of_files(folder, made.shards))
-    return made if allow_quantized else as_source(made)
+    return as_source(replace(made, data=data_of_files(folder, made.shards)))
 
 
 def as_source(checkpoint: Checkpoint) -> Checkpoint:

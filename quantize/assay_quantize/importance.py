@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import CheckpointError, PlanError
+from assay.records import sha256_of_file
 from assay_quantize.checkpoint import TensorHeader, read_shard_header
-from assay_quantize.shard_files import sha256_and_size
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Importance:
     @functools.cached_property
     def sha256(self) -> str:
         """Of the file: part of a plan's identity, since the bytes that are written depend on it."""
-        return sha256_and_size(self.path)[0]
+        return sha256_of_file(self.path)
 
     def for_weight(self, name: str, columns: int) -> NDArray[np.float32] | None:
         """FP32 [columns] for the weight called `name`, None if the file does not name it. Raises PlanError."""

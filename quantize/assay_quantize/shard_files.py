@@ -1,18 +1,16 @@
-"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, hashes, fsync."""
+"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, fsync."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from assay.records import OutputTensor, Plan, TensorPlan
 from assay_quantize.schemes import DTYPE_BYTES
 
-HASH_PIECE_BYTES = 4 << 20
 ALIGNMENT_BYTES = 8
 """Sizes that are multiples of it keep every later tensor aligned to its element size, whatever that is."""
 
@@ -99,16 +97,3 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def sha256_and_size(path: Path, on_bytes: Callable[[int], None] | None = None) -> tuple[str, int]:
-    """SHA-256 (hex) and size in bytes of a file, in one reading; on_bytes is told how many were read after every piece."""
-    digest, num_bytes, buffer = hashlib.sha256(), 0, bytearray(HASH_PIECE_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while got := file.readinto(buffer):
-            digest.update(view[:got])
-            num_bytes += got
-            if on_bytes is not None:
-                on_bytes(got)
-    return digest.hexdigest(), num_bytes

@@ -33,17 +33,17 @@ def trials_needed(rate: float, level: float = 0.95) -> int:
     return math.ceil(math.log1p(-level) / math.log1p(-rate))
 
 
-def sentence(events: int, trials: int, unit: str, level: float = 0.95, fault: float = TYPICAL_FAULT) -> str:
+def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:
     """`0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs 7,500`."""
     upper = upper_bound(events, trials, level)
     if events:
         low = lower_bound(events, trials, level)
         return f"{events:,} of {trials:,} {unit}s: {_percent(events / trials)}, between {_percent(low)} and {_percent(upper)}"
     seen = f"0 of {trials:,} {unit}s: below {_percent(upper)} at {level * 100:g} %"
-    needed = trials_needed(fault, level)
+    needed = trials_needed(TYPICAL_FAULT, level)
     if trials >= needed:
         return seen
-    return f"{seen}; a fault of {fault * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"
+    return f"{seen}; a fault of {TYPICAL_FAULT * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"
 
 
 def _percent(share: float) -> str:
