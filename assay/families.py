@@ -12,12 +12,9 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes import Family
-
-FAMILIES: tuple[str, ...] = get_args(Family)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ python emulation_in_serving_env.py IN.safetensors CASES.json OUT.safetensors
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -39,7 +38,6 @@ def main(inputs_path: str, cases_path: str, outputs_path: str) -> None:
             f"compressed-tensors {preset}": theirs,
         }
     outputs |= vllm_references(inputs["x"], inputs["NVFP4.input_global_scale"])
-    outputs["weights_only_switch"] = weights_only_switch(cases["schemes"]["FP8_BLOCK"])
     save_file({name: tensor.contiguous() for name, tensor in outputs.items()}, outputs_path)
 
 
@@ -57,20 +55,6 @@ def vllm_references(x: torch.Tensor, global_scale: torch.Tensor) -> dict[str, to
         "vllm MXFP8": mxfp8.float() * torch.exp2(exponents.float() - 127).repeat_interleave(32, -1),
         "vllm NVFP4": (fp4.unflatten(-1, (-1, 16)) * fp4_scale.unsqueeze(-1) / global_scale).flatten(-2),
     }
-
-
-def weights_only_switch(scheme_json: dict[str, object]) -> torch.Tensor:
-    """[quantized activations without the switch, with it]: what EmulatedConfig decides for one linear layer."""
-    from assay_vllm.emulate import WEIGHTS_ONLY_VARIABLE, EmulatedConfig
-
-    config = EmulatedConfig.from_config(
-        {"format": scheme_json["format"], "config_groups": {"group_0": scheme_json}, "ignore": []}
-    )
-    decided = []
-    for value in ("0", "1"):
-        os.environ[WEIGHTS_ONLY_VARIABLE] = value
-        decided.append(config._input_args(torch.nn.Linear(1, 1), "model.layers.0.mlp.down_proj") is not None)
-    return torch.tensor(decided)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from assay.measurement_records import Acceptance, Divergence, ItemResult, Measur
 from assay.recipes import PrecisionRecipe, load_recipe
 from assay.records import Fingerprint, Interval, Manifest, OutputTensor, Plan, ShardRecord, TensorPlan, Verification, sha256_of
 from assay.suite_recipe import SuiteRecipe
-from assay.verdict_records import GateReport
 from assay_evaluate.gates import judge
 from assay_evaluate.statistics import wilson
 
@@ -271,7 +270,3 @@ def make_fingerprint(*, quantized: bool) -> Fingerprint:
         kernels=("Using CPU Unquantized MoE backend out of potential backends: ['CPU'].",),
         system_fingerprint="vllm-0.32.0-tp1-1a2b3c4d",
     )  # fmt: skip
-
-
-def load_gates(run_dir: Path) -> GateReport:
-    return GateReport.load(run_dir / "gates.json")

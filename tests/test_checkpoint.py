@@ -195,7 +195,6 @@ def test_the_release_to_take_instead_is_named(tiny_glm: Path, tmp_path: Path) ->
     _edit_config(quantization_config={"quant_method": "awq"})(folder)
     with pytest.raises(CheckpointError, match=r"for this model that is zai-org/GLM-5.3-BF16"):
         open_checkpoint(folder)
-    assert len(open_checkpoint(folder, allow_quantized=True).tensors) == 107
 
 
 def test_a_tensor_in_two_listed_shards_is_refused(tmp_path: Path) -> None:

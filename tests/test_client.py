@@ -13,9 +13,10 @@ import pytest
 from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError
-from assay_evaluate.client import Client, is_truncated
+from assay_evaluate.client import Client
 from assay_evaluate.dialect import CHAT, Dialect, count_tokens, learn_dialect, sampling
 from assay_evaluate.journal import Identity, Journal, Reply, Request
+from assay_evaluate.truncation import truncated_by
 
 WHO = Identity("checkpoint", "fingerprint")
 
@@ -179,8 +180,8 @@ def test_another_batch_composition(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_truncation_rule(reply: Reply, max_tokens: int, max_model_len: int | None, parser: bool, truncated: bool) -> None:
-    seen = is_truncated(reply, max_tokens=max_tokens, max_model_len=max_model_len, has_reasoning_parser=parser)
-    assert seen is truncated
+    by = truncated_by(reply, max_tokens=max_tokens, max_model_len=max_model_len, has_reasoning_parser=parser)
+    assert (by is not None) is truncated
 
 
 @pytest.mark.parametrize(("chat", "tokenize"), [(True, True), (True, False), (False, True), (False, False)])

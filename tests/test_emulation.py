@@ -195,7 +195,6 @@ def test_the_serving_environment_computes_the_same(weights: dict[str, Any], acti
     # vLLM multiplies with a reciprocal where we divide: a value exactly between two steps may go the other way
     for preset, share in (("W8A8", 1e-3), ("NVFP4", 5e-3)):
         assert (out[f"ours {preset}"] - out[f"vllm {preset}"]).abs().gt(1e-6).float().mean() < share, preset
-    assert out["weights_only_switch"].tolist() == [True, False]
 
 
 # ------------------------------------------------------------------------------------------------ served

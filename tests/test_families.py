@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from assay.errors import PlanError
-from assay.families import FAMILIES, NAMES, Classified, classify, family_of, forms, ignore_patterns
+from assay.families import NAMES, Classified, classify, family_of, forms, ignore_patterns
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "vocab_size": 128, "num_hidden_layers": 3}
 GLM_SMALL = {**SMALL, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_shared_experts": 1}
@@ -239,7 +239,7 @@ def test_ignore_patterns_of_the_usual_precision() -> None:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("quantized", [QUANTIZED, ("routed_expert",), ("attention",), (*QUANTIZED, "indexer")])
 @pytest.mark.parametrize("mtp", ["keep", "quantize", "drop"])
 def test_ignore_patterns_are_closed_and_hit_only_their_layer(family: str, quantized: tuple[str, ...], mtp: Any) -> None:

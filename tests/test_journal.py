@@ -34,8 +34,8 @@ def scored(p: int, k: int) -> TokenLogprobs:
 
 def test_reply_survives_reopening(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.db") as journal:
-        journal.write_request(REQUEST.key(WHO), REQUEST, WHO)
-        journal.write_reply(REQUEST.key(WHO), REPLY)
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(REQUEST.key(WHO), REPLY, 1)])
     with Journal(tmp_path / "journal.db") as journal:
         assert journal.find(REQUEST.key(WHO)) == REPLY
 
@@ -43,8 +43,8 @@ def test_reply_survives_reopening(tmp_path: Path) -> None:
 def test_log_probabilities_survive_bit_by_bit(tmp_path: Path) -> None:
     before = scored(30, 8)
     with Journal(tmp_path / "journal.db") as journal:
-        journal.write_request(REQUEST.key(WHO), REQUEST, WHO)
-        journal.write_reply(REQUEST.key(WHO), dataclasses.replace(REPLY, logprobs=before))
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(REQUEST.key(WHO), dataclasses.replace(REPLY, logprobs=before), 1)])
         reply = journal.find(REQUEST.key(WHO))
     assert reply is not None
     assert reply.logprobs is not None
@@ -56,8 +56,8 @@ def test_log_probabilities_survive_bit_by_bit(tmp_path: Path) -> None:
 def test_long_text_is_kept_whole(tmp_path: Path) -> None:
     long = dataclasses.replace(REPLY, text="思考 and think " * 5000)
     with Journal(tmp_path / "journal.db") as journal:
-        journal.write_request(REQUEST.key(WHO), REQUEST, WHO)
-        journal.write_reply(REQUEST.key(WHO), long)
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(REQUEST.key(WHO), long, 1)])
         assert journal.find(REQUEST.key(WHO)) == long
     assert (tmp_path / "journal.db").stat().st_size < 60_000
 
@@ -78,8 +78,8 @@ def test_long_text_is_kept_whole(tmp_path: Path) -> None:
 )
 def test_stale_reply_is_never_found(tmp_path: Path, request_: Request, who: Identity) -> None:
     with Journal(tmp_path / "journal.db") as journal:
-        journal.write_request(REQUEST.key(WHO), REQUEST, WHO)
-        journal.write_reply(REQUEST.key(WHO), REPLY)
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(REQUEST.key(WHO), REPLY, 1)])
         assert journal.find(request_.key(who)) is None
         same = dataclasses.replace(REQUEST, body=dict(reversed(REQUEST.body.items())))  # the order of keys means nothing
         assert journal.find(same.key(WHO)) == REPLY
@@ -88,14 +88,14 @@ def test_stale_reply_is_never_found(tmp_path: Path, request_: Request, who: Iden
 def test_asked_but_unanswered_and_failed_are_asked_again_refused_is_final(tmp_path: Path) -> None:
     key = REQUEST.key(WHO)
     with Journal(tmp_path / "journal.db") as journal:
-        journal.write_request(key, REQUEST, WHO)
+        journal.write_requests([(key, REQUEST)], WHO)
         assert journal.find(key) is None
-        journal.write_reply(key, Reply(status="failed", error="ConnectError"))
+        journal.write_replies([(key, Reply(status="failed", error="ConnectError"), 1)])
         assert journal.find(key) is None
         assert (journal.count("failed"), journal.count("failed", "needle")) == (1, 0)
-        journal.write_request(key, REQUEST, WHO)
+        journal.write_requests([(key, REQUEST)], WHO)
         refused = Reply(status="refused", error="HTTP 400: too long", http_status=400)
-        journal.write_reply(key, refused)
+        journal.write_replies([(key, refused, 1)])
         assert journal.find(key) == refused
 
 
@@ -103,8 +103,8 @@ def test_many_threads_one_file(tmp_path: Path) -> None:
     def work(journal: Journal, thread: int) -> None:
         for i in range(50):
             request = dataclasses.replace(REQUEST, item=f"{thread}/{i}")
-            journal.write_request(request.key(WHO), request, WHO)
-            journal.write_reply(request.key(WHO), dataclasses.replace(REPLY, text=request.item))
+            journal.write_requests([(request.key(WHO), request)], WHO)
+            journal.write_replies([(request.key(WHO), dataclasses.replace(REPLY, text=request.item), 1)])
 
     with Journal(tmp_path / "journal.db") as journal:
         threads = [threading.Thread(target=work, args=(journal, t)) for t in range(8)]
@@ -143,13 +143,13 @@ def test_file_hash_follows_the_file(tmp_path: Path) -> None:
 def test_journal_of_an_earlier_version_is_read_and_written(tmp_path: Path) -> None:
     """It had no column for the suite; what stands in it keeps its key."""
     with Journal(tmp_path / "journal.db") as journal:
-        journal.write_request(REQUEST.key(WHO), REQUEST, WHO)
-        journal.write_reply(REQUEST.key(WHO), REPLY)
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(REQUEST.key(WHO), REPLY, 1)])
         journal._execute("ALTER TABLE requests DROP COLUMN suite")
     other = dataclasses.replace(REQUEST, item="en/2")
     with Journal(tmp_path / "journal.db") as journal:
         assert journal.find(REQUEST.key(WHO)) == REPLY
-        journal.write_request(other.key(WHO), other, WHO)
+        journal.write_requests([(other.key(WHO), other)], WHO)
         assert journal._execute("SELECT item, suite FROM requests ORDER BY item") == [("en/1", ""), ("en/2", "")]
 
 
@@ -159,7 +159,7 @@ def test_many_requests_in_one_transaction_and_many_replies_in_one_look(tmp_path:
     with Journal(tmp_path / "journal.db") as journal:
         journal.write_requests(list(zip(keys, requests, strict=True)), WHO)
         for key in keys[::3]:
-            journal.write_reply(key, REPLY, num_attempts=2)
+            journal.write_replies([(key, REPLY, 2)])
         journal.write_requests([(keys[0], requests[0])], WHO)  # answered already: it stays so
         assert journal.find_all(keys) == dict.fromkeys(keys[::3], REPLY)
         assert journal.find_all([]) == {}

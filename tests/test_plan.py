@@ -24,7 +24,7 @@ from assay.recipes import PrecisionRecipe, load_recipe
 from assay.records import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.fits import fits, kv_bytes_per_token
-from assay_quantize.plan import bytes_by_role, check_ignore, make_plan, recipe_of
+from assay_quantize.plan import bytes_by_role, check_ignore, make_plan
 from assay_quantize.show import gigabytes, print_plan
 
 KEEP = {"source": ["norm"], "bf16": ["mtp", "lm_head", "embedding", "router", "indexer"], "fp32": ["router_bias"]}
@@ -143,7 +143,7 @@ def test_a_plan_is_saved_and_read_back_equal(tiny_glm: Path, tmp_path: Path) -> 
     plan = plan_of(tiny_glm)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
-    assert recipe_of(plan) == load_recipe(PrecisionRecipe, "w4a16")
+    assert PrecisionRecipe.model_validate(plan.precision_recipe) == load_recipe(PrecisionRecipe, "w4a16")
 
 
 def test_the_same_checkpoint_and_recipe_give_the_same_plan(tiny_glm: Path) -> None:

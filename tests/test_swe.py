@@ -24,7 +24,6 @@ from assay_evaluate.swebench.trajectories import is_valid_call, longest_loop, me
 from assay_evaluate.swebench.verdict import (
     InstancePair,
     difference,
-    from_counts,
     pair_instances,
     resolution_sentence,
     sentence,
@@ -186,16 +185,6 @@ def test_a_tool_call_is_valid_by_its_schema(function: dict[str, Any], valid: boo
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
-def test_410_against_411_of_500_is_an_interval_and_not_a_match() -> None:
-    """Published: SWE-bench Verified, W4A16 410 of 500, FP8 411. What differs between the two is not; 8 to 17 % is usual."""
-    few, many = from_counts(411, 410, 500, 0.08), from_counts(411, 410, 500, 0.17)
-    assert [round(100 * end, 1) for end in (few.value, few.low, few.high)] == [0.2, -2.4, 2.8]
-    assert [round(100 * end, 1) for end in (many.value, many.low, many.high)] == [0.2, -3.5, 3.9]
-    assert few == paired_difference(21, 20, 500)  # the one split of 41 discordant pairs that gives these totals
-    assert many == paired_difference(43, 42, 500)
-    assert few.high > 0.02  # a margin of two points is not excluded even then
-
-
 def test_one_run_of_500_resolves_about_3_6_points() -> None:
     """From the pairs themselves: 17 % come out differently, nothing is lost."""
     pairs = [InstancePair(f"i-{i}", f"r-{i % 12}", float(i < 43), float(43 <= i < 85)) for i in range(500)]

@@ -26,7 +26,6 @@ from assay_evaluate.connection import Connection, TransportError
 from assay_evaluate.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.journal import Identity, Journal, Reply, Request
 from assay_evaluate.replies import message_in, read_reply
-from assay_evaluate.truncation import truncated_by
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 """HTTP statuses that say nothing about the request itself."""
@@ -307,11 +306,3 @@ def root_url(url: str) -> str:
 def error_message(response: httpx.Response) -> str:
     """The server's own words about an error, on one line of at most 300 characters."""
     return message_in(response.text)
-
-
-def is_truncated(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> bool:
-    """Whether the reply was cut off; `truncation.truncated_by` says by what."""
-    found = truncated_by(
-        reply, max_tokens=max_tokens, max_model_len=max_model_len, has_reasoning_parser=has_reasoning_parser
-    )  # fmt: skip
-    return found is not None

@@ -82,17 +82,11 @@ def _score_sample(
             bootstrap_iters=0,
             confirm_run_unsafe_code=task.allow_code_execution,
         )["samples"]
-    return model, [_score_named(session, task, name, loaded, rows, model, sample) for name, rows in rows_of.items()]
+    return model, [_score_named(task, name, loaded, rows, model) for name, rows in rows_of.items()]
 
 
 def _score_named(
-    session: Session,
-    task: LmEvalTask,
-    name: str,
-    loaded: Any,
-    rows: Sequence[dict[str, Any]],
-    model: JournaledLM[_Kept],
-    sample: int,
+    task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]], model: JournaledLM[_Kept]
 ) -> tuple[list[ItemResult], str]:
     """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
     chosen, metric = _filter_and_metric(task, name, loaded, rows)

@@ -237,10 +237,6 @@ class Journal:
             rows,
         )
 
-    def write_request(self, key: str, request: Request, who: Identity) -> None:
-        """Note that `request` is about to be sent."""
-        self.write_requests([(key, request)], who)
-
     def write_replies(self, replies: Sequence[tuple[str, Reply, int]]) -> None:
         """Keep, in one transaction, what came back: (key, reply, how often it was sent for that; attempts add up)."""
         self._execute_all(
@@ -255,10 +251,6 @@ class Journal:
                 for key, reply, num_attempts in replies
             ],
         )
-
-    def write_reply(self, key: str, reply: Reply, num_attempts: int = 1) -> None:
-        """Keep what came back for the request under `key`."""
-        self.write_replies([(key, reply, num_attempts)])
 
     def count(self, status: str, task: str | None = None) -> int:
         """How many requests have `status` (asked, answered, refused, failed), of one task or of all."""

@@ -10,7 +10,6 @@ results are bit-identical to a dense checkpoint of the same values.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,9 +23,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from assay_vllm import EMULATE
 from assay_vllm.fake_quant import check_supported, describe, fake_quantize
-
-WEIGHTS_ONLY_VARIABLE = "ASSAY_EMULATE_WEIGHTS_ONLY"
-"""Environment: `1` leaves activations as they are, to tell the loss by weights from the loss by activations."""
 
 
 class EmulatedConfig(CompressedTensorsConfig):
@@ -63,7 +59,7 @@ class EmulatedConfig(CompressedTensorsConfig):
     def _input_args(self, layer: torch.nn.Module, prefix: str) -> Any:
         scheme = self.get_scheme_dict(layer, prefix)
         args: Any = scheme.get("input_activations") if scheme else None
-        if args is None or os.environ.get(WEIGHTS_ONLY_VARIABLE) == "1":
+        if args is None:
             return None
         check_supported(args)
         return args

@@ -10,7 +10,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from assay.errors import PlanError
 from assay.families import NAMES, Classified, classify, family_of, ignore_patterns
@@ -201,9 +200,3 @@ def bytes_by_role(plan: Plan) -> dict[str, tuple[int, int, int]]:
         bytes_in[tensor.role] += tensor.num_bytes
         bytes_out[tensor.role] += sum(output.num_bytes for output in tensor.outputs)
     return {role: (counts[role], bytes_in[role], bytes_out[role]) for role in ROLES if counts[role]}
-
-
-def recipe_of(plan: Plan) -> PrecisionRecipe:
-    """The precision recipe a plan was made with."""
-    data: dict[str, Any] = plan.precision_recipe
-    return PrecisionRecipe.model_validate(data)

@@ -1,4 +1,4 @@
-"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, hashes, fsync."""
+"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, fsync."""
 
 from __future__ import annotations
 

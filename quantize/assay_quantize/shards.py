@@ -74,18 +74,17 @@ def quantize_shard(
     on_progress: Progress | None = None,
     *,
     reader: SourceReader | None = None,
-    stop: threading.Event | None = None,
 ) -> ShardRecord:
     """Make the shard `shard_name` of `plan` in `out_folder` from the checkpoint in `source`, replacing one of that name.
 
-    reader: opened on `source`, to spare reading its headers again. stop: when set, the work ends with KeyboardInterrupt.
+    reader: opened on `source`, to spare reading its headers again.
     Raises QuantizeError: a weight that is not finite, a source that differs from the plan or changed, a disk that is full;
     CheckpointError: a source that cannot be read.
     """
     if reader is not None:
-        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=reader, stop=stop))
+        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=reader))
     with SourceReader(open_checkpoint(source)) as own:
-        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=own, stop=stop))
+        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=own))
 
 
 def write_shard(

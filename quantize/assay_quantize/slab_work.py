@@ -179,9 +179,7 @@ def _output_parts(slab: Slab, parts: Mapping[str, Array]) -> dict[str, BytesLike
         made[f"{module}.weight_shape"] = np.array(tensor.shape, np.int64)
     assert made.keys() == planned.keys(), f"{tensor.name}: made {sorted(made)}, planned {sorted(planned)}"
     return {
-        name: _checked_bytes(value, planned[name], slab)
-        for name, value in made.items()
-        if slab.is_first or _has_rows(planned[name])
+        name: _checked_bytes(value, planned[name]) for name, value in made.items() if slab.is_first or _has_rows(planned[name])
     }
 
 
@@ -189,7 +187,7 @@ def _has_rows(output: OutputTensor) -> bool:
     return len(output.shape) == 2
 
 
-def _checked_bytes(value: Array, output: OutputTensor, slab: Slab) -> memoryview:
+def _checked_bytes(value: Array, output: OutputTensor) -> memoryview:
     want = STORAGE[output.dtype]
     columns = output.shape[1:] if _has_rows(output) else output.shape
     got = value.shape[1:] if _has_rows(output) else value.shape

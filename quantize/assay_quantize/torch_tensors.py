@@ -15,8 +15,8 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 """safetensors dtype name -> torch dtype."""
 
 
-def read_tensor(source: Checkpoint, name: str, device: str = "cpu") -> Tensor:
-    """A tensor of a checkpoint on `device`, in memory of its own. Raises CheckpointError (`Checkpoint.read`)."""
+def read_tensor(source: Checkpoint, name: str) -> Tensor:
+    """A tensor of a checkpoint, in memory of its own. Raises CheckpointError (`Checkpoint.read`)."""
     header = source.tensors[name]
     dtype = TORCH_DTYPES[header.dtype]
-    return torch.frombuffer(source.read(name), dtype=dtype).reshape(header.shape).to(device)
+    return torch.frombuffer(source.read(name), dtype=dtype).reshape(header.shape)

@@ -256,7 +256,8 @@ def _expected_plan(
     try:
         recipe = PrecisionRecipe.model_validate(manifest.precision_recipe)
     except ValidationError as problem:
-        findings.damage("manifest", MANIFEST, f"its recipe is not one: {problem.errors()[0]['msg']}")
+        what = "; ".join(str(problem.errors()[0]["msg"]).removeprefix("Value error, ").splitlines())
+        findings.damage("manifest", MANIFEST, f"its recipe is not one: {what}")
         return None
     if recipe.sha256 != manifest.recipe_sha256:
         findings.damage("manifest", MANIFEST, "its recipe_sha256 is not the hash of its recipe")

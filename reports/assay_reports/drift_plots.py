@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from assay.divergence_records import DriftSpan
-from assay_reports.schema import Report, Row
+from assay_reports.schema import Report
 
 Figure = dict[str, Any]
 
@@ -33,7 +33,7 @@ def drift_by_position(report: Report, colours: dict[str, str]) -> Figure | None:
             if spans:
                 name, dash = LINES[drift.texts]
                 floor = row.kind == "noise floor"
-                data.append(_line(row, spans, colours[row.label], f"{row.label}{name}", "dash" if floor else dash))
+                data.append(_line(spans, colours[row.label], f"{row.label}{name}", "dash" if floor else dash))
     if not data:
         return None
     axis: Figure = {"type": "log", "automargin": True, "zeroline": False, "ticks": "outside", "ticklen": 4, "tickmode": "array"}
@@ -63,7 +63,7 @@ def drift_by_position(report: Report, colours: dict[str, str]) -> Figure | None:
     }
 
 
-def _line(row: Row, spans: list[DriftSpan], colour: str, name: str, dash: str) -> Figure:
+def _line(spans: list[DriftSpan], colour: str, name: str, dash: str) -> Figure:
     # In the middle of a span, as a logarithmic axis has it; the first span begins at 0, which such an axis does not have.
     middles = [math.sqrt(max(span.first, span.last / 4, 1) * (span.last + 1)) for span in spans]
     intervals = [span.kl_mean_interval for span in spans]

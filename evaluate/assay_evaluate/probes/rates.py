@@ -35,7 +35,7 @@ def trials_needed(rate: float, level: float = 0.95) -> int:
     return math.ceil(math.log1p(-level) / math.log1p(-rate))
 
 
-def sentence(events: int, trials: int, unit: str, level: float = 0.95, fault: float = TYPICAL_FAULT) -> str:
+def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:
     """`0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs 7,500`."""
     upper = upper_bound(events, trials, level)
     if events:
@@ -43,7 +43,7 @@ def sentence(events: int, trials: int, unit: str, level: float = 0.95, fault: fl
         between = f"between {percent_of_events(low)} and {percent_of_events(upper)}"
         return f"{events:,} of {trials:,} {unit}s: {percent_of_events(events / trials)}, {between}"
     seen = f"0 of {trials:,} {unit}s: below {percent_of_events(upper)} at {percent_plain(level)}"
-    needed = trials_needed(fault, level)
+    needed = trials_needed(TYPICAL_FAULT, level)
     if trials >= needed:
         return seen
-    return f"{seen}; a fault of {fault * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"
+    return f"{seen}; a fault of {TYPICAL_FAULT * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"

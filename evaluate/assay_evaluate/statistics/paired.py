@@ -32,11 +32,6 @@ class Flips(NamedTuple):
         """Share of items whose correctness changed, in either direction (Dutta et al.)."""
         return (self.right_to_wrong + self.wrong_to_right) / self.n
 
-    @property
-    def rate_of_all(self) -> float:
-        """The same with wrong-to-another-wrong: what changed without anyone's score noticing."""
-        return (self.right_to_wrong + self.wrong_to_right + self.wrong_to_other_wrong) / self.n
-
 
 def count_flips(
     reference: Sequence[bool],

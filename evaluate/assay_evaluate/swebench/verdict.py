@@ -111,18 +111,6 @@ def sentence(pairs: Sequence[InstancePair], level: float) -> str:
     )
 
 
-def from_counts(reference: int, candidate: int, n: int, discordant_share: float, level: float = 0.95) -> Interval:
-    """Interval of the drop when only totals are published, and the share of instances that differ is assumed.
-
-    410 where the reference has 411 of 500: -2.4 to +2.8 points if 8 % differ, -3.5 to +3.9 if 17 % do. That is not "matches".
-    """
-    lost = reference - candidate
-    num_discordant = max(abs(lost), round(discordant_share * n))
-    num_discordant += (num_discordant - lost) % 2  # b - c is the difference: both are whole numbers
-    b = (num_discordant + lost) // 2
-    return paired_difference(b, b - lost, n, level)
-
-
 def widen(by_instance: PairedEvidence, pairs: Sequence[InstancePair]) -> PairedEvidence:
     """Evidence that took instances for independent, with repositories as clusters besides: a word only where both would say it.
 

@@ -70,10 +70,10 @@ def object_of(properties: dict[str, Schema], required: tuple[str, ...], descript
     return {**made, "description": description} if description else made
 
 
-def one_of(name: str, *values: str, description: str, default: str | None = None) -> Parameter:
-    """A string out of a few. With a default, leaving it out and saying it mean the same."""
+def one_of(name: str, *values: str, description: str) -> Parameter:
+    """A string out of a few."""
     schema: Schema = {"type": "string", "enum": list(values), "description": description}
-    return Parameter(name, schema if default is None else {**schema, "default": default}, lambda draw: draw.choice(values))
+    return Parameter(name, schema, lambda draw: draw.choice(values))
 
 
 def _integer(name: str, low: int, high: int, description: str) -> Parameter:

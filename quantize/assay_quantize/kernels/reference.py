@@ -201,7 +201,7 @@ def dequantize_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: st
 
 
 def _stored_parts(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> dict[str, Tensor]:
-    made = {name: _part_to_torch(name, part, dtype, scheme) for name, part in parts.items()}
+    made = {name: _part_to_torch(name, part, scheme) for name, part in parts.items()}
     if SCHEMES[scheme].layout == "int4":
         made["weight_shape"] = torch.tensor(w_OI.shape)
     return made
@@ -238,7 +238,7 @@ def to_numpy(part: Tensor) -> Array:
     return array
 
 
-def _part_to_torch(name: str, part: Array, dtype: str, scheme: str) -> Tensor:
+def _part_to_torch(name: str, part: Array, scheme: str) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(part))
     if part.dtype == np.uint16:
         return tensor.view(torch.bfloat16)
