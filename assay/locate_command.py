@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from assay.errors import AssayError
-from assay.locate_records import Location
+from assay.locate_records import LocateReport
 from assay.terminal import console, emit, escape
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _side(text: str, profile: str | None, size: int, name: str) -> Side:
     )  # fmt: skip
 
 
-def show(found: Location, out: Console) -> None:
+def show(found: LocateReport, out: Console) -> None:
     """The sentence first, then the places that add most."""
     from assay_evaluate.locate import worst_points
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from assay.records import Part, Record
 
-Pair = tuple[float, float]
+SidePair = tuple[float, float]
 """The same figure on side A and on side B."""
 
 
@@ -32,9 +32,9 @@ class PointDifference(Part):
     """What the module adds to the distance of its inputs: sqrt(distance^2 - that of the inputs^2). None: inputs not known."""
     noise: float
     """Distance of side A to itself, asked again."""
-    max_abs: Pair
-    mean: Pair
-    rms: Pair
+    max_abs: SidePair
+    mean: SidePair
+    rms: SidePair
     non_finite: tuple[int, int]
     agreement: float | None = None
     """Of a router: share of tokens for which both sides chose the same experts."""
@@ -62,7 +62,7 @@ class Remedy(Part):
     """YAML of the changed precision recipe: `assay quantize -p FILE`, then `assay locate` again. None: no recipe was given."""
 
 
-class Location(Record):
+class LocateReport(Record):
     """What `assay locate` found."""
 
     kind: Literal["location"] = "location"

@@ -22,7 +22,7 @@ from assay_evaluate.client import Client
 from assay_evaluate.dialect import sampling
 from assay_evaluate.divergence import summarize
 from assay_evaluate.divergence.documents import Document
-from assay_evaluate.divergence.scoring import GENERATE, Form, learn_scoring, pair_scores, scoring_requests
+from assay_evaluate.divergence.scoring import GENERATE, ScoringForm, learn_scoring, pair_scores, scoring_requests
 from assay_evaluate.identity import identity
 from assay_evaluate.journal import Journal, Reply, Request
 from assay_evaluate.serve import Server, ServerSpec, serve
@@ -65,7 +65,7 @@ def compare_forms(server: Server, num_positions: int, concurrency: int) -> dict[
         Client(server, journal, who, concurrency=1) as client,
     ):
         best = learn_scoring(client, server.fingerprint).form
-    forms: list[Form] = ["completions", "generate", "packed"]
+    forms: list[ScoringForm] = ["completions", "generate", "packed"]
     seconds: dict[str, float] = {}
     for number in range(ROUNDS):
         documents = texts(num_positions, f"round {number}")
@@ -88,7 +88,7 @@ def main() -> None:
     documents = texts(arguments.positions, "phase")
     phase_s = 0.0
     scores: list[list[Reply]] = []
-    form: Form = "completions"
+    form: ScoringForm = "completions"
     for folder in [arguments.reference, *arguments.candidate]:
         with tempfile.TemporaryDirectory() as logs:
             spec = ServerSpec(folder, profile, Serving(num_speculative_tokens=1), True, Path(logs) / "vllm.log")
@@ -109,13 +109,13 @@ def main() -> None:
     print(f"whole phase, {1 + len(arguments.candidate)} checkpoints: {phase_s:.0f} s")
 
 
-def show_forms(server: Server, num_positions: int, concurrency: int) -> Form:
+def show_forms(server: Server, num_positions: int, concurrency: int) -> ScoringForm:
     """Print the forms side by side; the cheapest, which is also what an evaluation would take."""
     seconds = compare_forms(server, num_positions, concurrency)
     print(f"| {num_positions:,} positions, top {TOP_K} | s | times bare |\n|---|---:|---:|")
     for name, took_s in seconds.items():
         print(f"| {name} | {took_s:.2f} | {took_s / seconds['bare']:.2f} |", flush=True)
-    found: list[Form] = ["packed", "generate", "completions"]
+    found: list[ScoringForm] = ["packed", "generate", "completions"]
     return next(form for form in found if form in seconds)
 
 

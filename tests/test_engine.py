@@ -43,7 +43,7 @@ from assay_quantize.casting import cast_rows
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.engine import JOURNAL, quantize
 from assay_quantize.local_engine import run_local
-from assay_quantize.ordered_writer import OrderedWriter, Result, Stopped
+from assay_quantize.ordered_writer import OrderedWriter, Result, WritingStopped
 from assay_quantize.plan import make_plan
 from assay_quantize.schemes import output_tensors
 from assay_quantize.shard_files import header_bytes, held_bytes, layout
@@ -211,14 +211,14 @@ def test_a_failure_stops_everyone(tmp_path: Path) -> None:
     def wait() -> None:
         try:
             writer.wait_for_room(1)
-        except Stopped:
+        except WritingStopped:
             seen.append("stopped")
 
     thread = threading.Thread(target=wait)
     thread.start()
     writer.fail(OSError("disk"))
     thread.join(10)
-    with pytest.raises(Stopped):
+    with pytest.raises(WritingStopped):
         writer.deliver(0, Result({"a": b"1234"}, False, lambda: None))
     writer.close()
     assert seen == ["stopped"] and (tmp_path / "file").read_bytes() == b""

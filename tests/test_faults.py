@@ -9,7 +9,7 @@ import pytest
 from faults.planting import faulty_spec, foreign_ids, planted, rpc
 
 from assay.probe_records import ProbeSettings
-from assay_evaluate.probes import Endpoint, find_endpoint, run_probes
+from assay_evaluate.probes import ProbedEndpoint, find_endpoint, run_probes
 from assay_evaluate.serve import serve
 
 pytestmark = pytest.mark.serve
@@ -20,7 +20,7 @@ PROBES = ProbeSettings(
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedEndpoint]:
     """tiny-glm with its MTP head and a prefix cache; its workers can be told to fail."""
     flags = {"block_size": 32, "num_gpu_blocks_override": 160, "max_model_len": 1024}
     spec = faulty_spec(tmp_path_factory.mktemp("faults") / "vllm.log", enable_prefix_caching=True, **flags)
@@ -37,14 +37,14 @@ SEEN: dict[str, tuple[dict[str, Any], str]] = {
 """Fault -> (parameters, probe that must see it)."""
 
 
-def test_the_healthy_server_raises_no_alarm(endpoint: Endpoint) -> None:
+def test_the_healthy_server_raises_no_alarm(endpoint: ProbedEndpoint) -> None:
     report = run_probes(endpoint, PROBES, sorted({probe for _, probe in SEEN.values()}))
     assert [(one.name, one.reason) for one in report.alarms] == []
     assert all(one.status == "ok" for one in report.results)
 
 
 @pytest.mark.parametrize("fault", SEEN)
-def test_a_planted_fault_is_seen_by_its_probe(fault: str, endpoint: Endpoint) -> None:
+def test_a_planted_fault_is_seen_by_its_probe(fault: str, endpoint: ProbedEndpoint) -> None:
     parameters, probe = SEEN[fault]
     more = {"tokens": foreign_ids()} if fault == "foreign tokens" else {}
     with planted(endpoint.base_url, fault, **parameters, **more) as told:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay_evaluate.items import Item, Step, arithmetic_item, extract_answer, needle_item, score, writing_item
+from assay_evaluate.items import ArithmeticStep, Item, arithmetic_item, extract_answer, needle_item, score, writing_item
 
 
 def test_arithmetic_item_whole() -> None:
@@ -17,7 +17,12 @@ def test_arithmetic_item_whole() -> None:
         "then write the final answer after ####.",
         answer="22",
         facts={
-            "steps": (Step(39, "-", 19, 20), Step(20, "-", 18, 2), Step(2, "-", 2, 0), Step(0, "+", 22, 22)),
+            "steps": (
+                ArithmeticStep(39, "-", 19, 20),
+                ArithmeticStep(20, "-", 18, 2),
+                ArithmeticStep(2, "-", 2, 0),
+                ArithmeticStep(0, "+", 22, 22),
+            ),
             "name": "Mia",
             "thing": "shells",
         },

@@ -24,7 +24,7 @@ from assay.recipes import ProfileRecipe, load_recipe
 from assay_evaluate.lever_settings import LEVERS, Facts, Setting, Start, with_setting
 from assay_evaluate.lever_structure import choose_changes, compare_observations, pick
 from assay_evaluate.levers import LeverSettings, find_levers
-from assay_evaluate.probes import Endpoint, find_endpoint
+from assay_evaluate.probes import ProbedEndpoint, find_endpoint
 from assay_evaluate.reproduction import reproduce, shrink
 from assay_evaluate.statistics import clopper_pearson
 
@@ -128,7 +128,7 @@ class ScriptedVllm(FakeServer):
 
 def scripted(fails: Callable[[ScriptedVllm, Setting], bool]) -> Start:
     @contextmanager
-    def start(setting: Setting) -> Iterator[Endpoint]:
+    def start(setting: Setting) -> Iterator[ProbedEndpoint]:
         with ScriptedVllm(setting, fails) as server:
             yield find_endpoint(server.base_url)
 
@@ -145,7 +145,7 @@ RULES: dict[str, Callable[[ScriptedVllm, Setting], bool]] = {
 ALL = {"block_size": 128, "speculation": True, "prefix_caching": True, "can_restart": True, "num_devices": 2}
 
 
-def facts(endpoint: Endpoint) -> Facts:
+def facts(endpoint: ProbedEndpoint) -> Facts:
     return Facts(kv_cache_blocks=100, **ALL)  # type: ignore[arg-type]
 
 
@@ -191,7 +191,7 @@ def test_habits_of_the_model_are_no_failures() -> None:
 
 
 def test_somebody_elses_server_is_only_asked() -> None:
-    def bare(endpoint: Endpoint) -> Facts:
+    def bare(endpoint: ProbedEndpoint) -> Facts:
         return Facts()
 
     settings = LeverSettings(num_requests=12, concurrency=8, max_tokens=16)
@@ -204,7 +204,7 @@ def test_somebody_elses_server_is_only_asked() -> None:
 
 def test_a_setting_under_which_vllm_does_not_start_is_told() -> None:
     @contextmanager
-    def start(setting: Setting) -> Iterator[Endpoint]:
+    def start(setting: Setting) -> Iterator[ProbedEndpoint]:
         if setting.eager:
             raise ServeError("vLLM stopped before it was ready (exit status 1): no room\n  last lines: ...")
         with scripted(RULES["concurrency"])(setting) as endpoint:

@@ -16,7 +16,7 @@ from faults.planting import faulty_spec, planted
 
 from assay_evaluate.lever_settings import Setting, Start, facts_of, served_here
 from assay_evaluate.levers import LeverSettings, find_levers
-from assay_evaluate.probes import Endpoint
+from assay_evaluate.probes import ProbedEndpoint
 from assay_evaluate.reproduction import reproduce
 
 pytestmark = pytest.mark.serve
@@ -35,7 +35,7 @@ class Servers:
         self.spec = faulty_spec(folder / "vllm.log", enable_prefix_caching=True, **flags)
         self._start, self._stack = served_here(self.spec), stack
         self._pool = stack.enter_context(ThreadPoolExecutor())
-        self._running: dict[Setting, Future[Endpoint]] = {}
+        self._running: dict[Setting, Future[ProbedEndpoint]] = {}
         for early in (Setting(1), Setting(1, speculation=False)):
             self._begin(early)
 
@@ -49,7 +49,7 @@ class Servers:
 
         self._stack.callback(stop)
 
-    def at(self, setting: Setting) -> Endpoint:
+    def at(self, setting: Setting) -> ProbedEndpoint:
         own = Setting(1, kv_cache_blocks=setting.kv_cache_blocks, speculation=setting.speculation)
         if own not in self._running:
             self._begin(own)
@@ -59,7 +59,7 @@ class Servers:
         """Every server of a search has the fault in it, as all servers of a faulty version would."""
 
         @contextmanager
-        def start(setting: Setting) -> Iterator[Endpoint]:
+        def start(setting: Setting) -> Iterator[ProbedEndpoint]:
             endpoint = self.at(setting)
             with planted(endpoint.base_url, fault, **parameters):
                 yield endpoint

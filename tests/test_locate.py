@@ -9,7 +9,7 @@ import pytest
 from conftest import Run
 from faults.planting import faulty_spec, planted
 
-from assay.locate_records import Location
+from assay.locate_records import LocateReport
 from assay_evaluate.locate import Side, judge_servers, locate_ranks, prompts
 from assay_evaluate.locate_reading import Reading, Watched, read_activations
 from assay_evaluate.serve import serve
@@ -58,7 +58,7 @@ def test_every_place_of_both_ranks_is_read(healthy: tuple[Reading, Reading, list
     assert abs(total - reading[0][f"{name}.sum"].sketch_TS).max() < 1e-3  # type: ignore[operator]
 
 
-def located(url: str, healthy: tuple[Reading, Reading, list[tuple[int, ...]]]) -> Location:
+def located(url: str, healthy: tuple[Reading, Reading, list[tuple[int, ...]]]) -> LocateReport:
     before, again, ids = healthy
     after, _ = read_activations(Watched(url, "model"), ids)
     return judge_servers(Side("healthy", url=url), Side("now", url=url), before, again, after, ids, 0.0)
@@ -101,11 +101,11 @@ def test_a_fault_of_the_whole_layer_is_on_every_rank(
 def test_the_command_compares_servers_and_ranks(two_ranks: str, run: Run, tmp_path: Path) -> None:
     code, out, _ = run("locate", two_ranks, two_ranks, "--prompts", "2", "--out", tmp_path / "same.json")
     assert code == 0 and "nothing differs by more than noise" in out
-    assert Location.load(tmp_path / "same.json").how == "servers"
+    assert LocateReport.load(tmp_path / "same.json").how == "servers"
     with planted(two_ranks, "expert scaled", layer=2, expert=1, factor=3.0, rank=1):
         code, out, _ = run("locate", two_ranks, "--ranks", "--prompts", "2", "--json")
     assert code == 1
-    found = Location.model_validate_json(out)
+    found = LocateReport.model_validate_json(out)
     assert found.first is not None
     assert found.first.name == "model.layers.2.mlp.experts.1.w2_weight" and found.first.rank == 1
     assert found.sentence.startswith("model.layers.2.mlp.experts.1.w2_weight on rank 1: its weights are 3.")

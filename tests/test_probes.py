@@ -22,7 +22,7 @@ from assay_evaluate.probes.consensus import positions_of
 from assay_evaluate.probes.detectors import longest_loop, signs_in
 from assay_evaluate.probes.divergences import part
 from assay_evaluate.probes.rates import lower_bound, sentence, trials_needed, upper_bound
-from assay_evaluate.probes.session import Scored
+from assay_evaluate.probes.session import RescoredReply
 from assay_evaluate.probes.trends import find_step
 
 Run = Callable[..., tuple[int, str, str]]
@@ -252,7 +252,7 @@ def test_a_drawn_token_outside_the_top_is_not_missing_there() -> None:
     ):
         exchange = Exchange(Ask("sampled/0", "/v1/completions", {}), 0, 1, "answered", reply, (rows,))
         prefill = TokenLogprobs(np.array([rows.token], np.int32), ids, logprobs, np.array([rows.logprob], np.float32))
-        [ranks] = positions_of(Scored(exchange, prefill)).values()
+        [ranks] = positions_of(RescoredReply(exchange, prefill)).values()
         assert list(ranks.decode) == list(ranks.prefill) == [7, 8, 9, 5][:k]
 
 

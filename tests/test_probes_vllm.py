@@ -9,9 +9,9 @@ import pytest
 
 from assay.probe_records import Offer, ProbeReport, ProbeSettings
 from assay.recipes import ModelRecipe, ProfileRecipe, load_recipe
-from assay_evaluate.probes import Asker, Endpoint, find_endpoint, run_probes
+from assay_evaluate.probes import Asker, ProbedEndpoint, find_endpoint, run_probes
 from assay_evaluate.probes.garble import is_own
-from assay_evaluate.probes.session import Session
+from assay_evaluate.probes.session import ProbeSession
 from assay_evaluate.serve import ServerSpec, serve
 
 pytestmark = pytest.mark.serve
@@ -22,7 +22,7 @@ SETTINGS = ProbeSettings(
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedEndpoint]:
     profile = load_recipe(ProfileRecipe, "cpu-emulated")
     vllm = {name: value for name, value in profile.vllm.items() if name != "no-enable-prefix-caching"}
     profile = profile.model_copy(
@@ -40,17 +40,17 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 
 @pytest.fixture(scope="module")
-def asker(endpoint: Endpoint) -> Iterator[Asker]:
+def asker(endpoint: ProbedEndpoint) -> Iterator[Asker]:
     with Asker(endpoint.base_url, endpoint.model) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def report(endpoint: Endpoint, asker: Asker) -> ProbeReport:
+def report(endpoint: ProbedEndpoint, asker: Asker) -> ProbeReport:
     return run_probes(endpoint, SETTINGS, asker=asker)
 
 
-def test_what_vllm_offers(endpoint: Endpoint) -> None:
+def test_what_vllm_offers(endpoint: ProbedEndpoint) -> None:
     assert endpoint.offer == Offer(
         is_vllm=True, version="0.32.0", chat=True, completions=True, logprobs=128, prompt_logprobs=128, token_ids=True,
         extended_sampling=True, tokenize=True, metrics=True, counts_nans=True, speculation=True, routed_experts=False,
@@ -91,11 +91,11 @@ def test_requests_of_one_wave_were_in_flight_together(asker: Asker, report: Prob
     assert all(one.reply.speculation and len(one.rows) == len(one.reply.token_ids or ()) for one in greedy)
 
 
-def test_a_reply_that_the_model_did_not_write_is_told_from_its_own(endpoint: Endpoint, asker: Asker) -> None:
+def test_a_reply_that_the_model_did_not_write_is_told_from_its_own(endpoint: ProbedEndpoint, asker: Asker) -> None:
     """One token of a greedy reply replaced: prefill disowns it."""
     from dataclasses import replace
 
-    session = Session(endpoint, SETTINGS, asker)
+    session = ProbeSession(endpoint, SETTINGS, asker)
     [first] = session.asker.ask([session.ask("own", session.prompts("own", 1, 64)[0], with_logprobs=True)], 1)
     ids = list(first.reply.token_ids or ())
     ids[len(ids) // 2] = 300

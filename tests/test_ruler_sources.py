@@ -15,10 +15,10 @@ from assay_evaluate.ruler import (
     GENERATOR_VERSION,
     LANGUAGES,
     TASKS,
-    Cell,
+    GridCell,
     Prompt,
-    Question,
-    Questions,
+    QaQuestion,
+    QaSource,
     RulerError,
     RulerItem,
     Sources,
@@ -189,8 +189,8 @@ def test_squad(tmp_path: Path) -> None:
     file.write_text(json.dumps(SQUAD), encoding="utf-8")
     squad = read_squad(file)
     elbe, hills = "The Elbe is long. It flows north.", "Hills are low."
-    assert squad == Questions(
-        (Question("Where to?", ("north", "flows north"), (elbe,)), Question("How high?", ("low",), (hills,))),
+    assert squad == QaSource(
+        (QaQuestion("Where to?", ("north", "flows north"), (elbe,)), QaQuestion("How high?", ("low",), (hills,))),
         (elbe, "Nobody asks about this. It is only here to fill.", hills),
     )
     items = [make("qa_1", 200, index, Sources(squad=squad)) for index in range(4)]
@@ -209,7 +209,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
     file.write_text(json.dumps(HOTPOT), encoding="utf-8")
     hotpot = read_hotpotqa(file)
     oak, ash, elm, fir = "Oak\nOak is a tree.", "Ash\nAsh is old. It is a town.", "Elm\nElm is new.", "Fir\nFir is green."
-    assert hotpot == Questions((Question("Which is older?", ("Ash",), (ash, elm), (oak,)),), (oak, ash, elm, fir))
+    assert hotpot == QaSource((QaQuestion("Which is older?", ("Ash",), (ash, elm), (oak,)),), (oak, ash, elm, fir))
     item = make("qa_2", 150, sources=Sources(hotpotqa=hotpot))
     assert len(item.depths) == 2 and item.question.count(ash) == item.question.count(elm) == item.question.count(oak) == 1
     assert item.question.endswith("Question: Which is older?") and item.answer_prefix == "Answer:"
@@ -237,7 +237,7 @@ def test_other_question_files_are_refused(tmp_path: Path, text: str, message: st
 
 
 def test_too_few_documents_are_refused() -> None:
-    only = Questions((Question("Who?", ("Ada",), ("Ada was here.",)),), ("Ada was here.",))
+    only = QaSource((QaQuestion("Who?", ("Ada",), ("Ada was here.",)),), ("Ada was here.",))
     with pytest.raises(RulerError, match=r"qa_1 at 500 tokens .* there is no more filler than 0 units"):
         make("qa_1", 500, sources=Sources(squad=only))
 
@@ -281,7 +281,7 @@ def test_grid_has_every_cell_and_its_interval() -> None:
         (length, depth, language) for length in (400, 800) for depth in (0.0, 1.0) for language in ("en", "es")
     ]
     # all of 3: (alpha / 2)^(1/3) to 1
-    assert cells[0] == Cell(400, 0.0, "en", Interval(value=1.0, low=cells[0].accuracy.low, high=1.0, n=3, level=0.95))
+    assert cells[0] == GridCell(400, 0.0, "en", Interval(value=1.0, low=cells[0].accuracy.low, high=1.0, n=3, level=0.95))
     assert cells[0].accuracy.low == pytest.approx(0.025 ** (1 / 3))
     assert cells[1].accuracy.value == pytest.approx(2 / 3) and cells[1].accuracy.n == 3
 

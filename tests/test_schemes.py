@@ -366,9 +366,9 @@ def test_ignore_rules_are_vllms(vllm_answers: tuple[dict[str, Any], dict[str, An
 
 def test_quantized_or_not_is_vllms(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     asked, answers = vllm_answers
-    from assay_quantize.vllm_rules import Kind, RuntimeModule
+    from assay_quantize.vllm_rules import ModuleKind, RuntimeModule
 
-    kinds: dict[str, Kind] = {
+    kinds: dict[str, ModuleKind] = {
         "ColumnParallelLinear": "linear", "RoutedExperts": "experts", "ParallelLMHead": "lm_head",
         "VocabParallelEmbedding": "embedding",
     }  # fmt: skip

@@ -22,7 +22,7 @@ from assay_evaluate.swebench.predictions import exit_of, settle, trajectory_path
 from assay_evaluate.swebench.settings import settings_for
 from assay_evaluate.swebench.trajectories import is_valid_call, longest_loop, measure
 from assay_evaluate.swebench.verdict import (
-    Pair,
+    InstancePair,
     difference,
     from_counts,
     pair_instances,
@@ -198,7 +198,7 @@ def test_410_against_411_of_500_is_an_interval_and_not_a_match() -> None:
 
 def test_one_run_of_500_resolves_about_3_6_points() -> None:
     """From the pairs themselves: 17 % come out differently, nothing is lost."""
-    pairs = [Pair(f"i-{i}", f"r-{i % 12}", float(i < 43), float(43 <= i < 85)) for i in range(500)]
+    pairs = [InstancePair(f"i-{i}", f"r-{i % 12}", float(i < 43), float(43 <= i < 85)) for i in range(500)]
     found = difference(pairs)
     assert (found.reference_only, found.candidate_only, found.num_instances, found.num_repositories) == (43, 42, 500, 12)
     assert round(100 * found.resolution, 1) == 3.6
@@ -209,7 +209,7 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
 
 
 def test_without_any_difference_a_run_still_resolves_only_so_much() -> None:
-    pairs = [Pair(f"i-{i}", f"r-{i % 3}", 1.0, 1.0) for i in range(10)]
+    pairs = [InstancePair(f"i-{i}", f"r-{i % 3}", 1.0, 1.0) for i in range(10)]
     found = difference(pairs)
     assert found.drop == paired_difference(0, 0, 10)
     assert found.resolution == pytest.approx(found.drop.high, abs=1e-9)
@@ -217,8 +217,8 @@ def test_without_any_difference_a_run_still_resolves_only_so_much() -> None:
 
 def test_repositories_that_fall_together_widen_the_interval() -> None:
     """Eight losses in one repository of four, or spread over all four: the same counts, not the same evidence."""
-    together = [Pair(f"i-{i}", f"r-{i // 20}", 1.0, float(not i < 8)) for i in range(80)]
-    spread = [Pair(f"i-{i}", f"r-{i // 20}", 1.0, float(i % 20 >= 2)) for i in range(80)]
+    together = [InstancePair(f"i-{i}", f"r-{i // 20}", 1.0, float(not i < 8)) for i in range(80)]
+    spread = [InstancePair(f"i-{i}", f"r-{i // 20}", 1.0, float(i % 20 >= 2)) for i in range(80)]
     narrow, wide = difference(spread), difference(together)
     assert narrow.by_instance == wide.by_instance == paired_difference(8, 0, 80)
     assert narrow.drop == narrow.by_instance  # every repository lost the same share
@@ -234,7 +234,7 @@ def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_cluste
     repository = rng.integers(0, 9, 120)
     reference = (rng.random(120) < 0.7).astype(float)
     candidate = (rng.random(120) < 0.5 + 0.03 * repository).astype(float)
-    pairs = [Pair(str(i), str(repository[i]), reference[i], candidate[i]) for i in range(120)]
+    pairs = [InstancePair(str(i), str(repository[i]), reference[i], candidate[i]) for i in range(120)]
     fit = sm.OLS(reference - candidate, np.ones(120)).fit(
         cov_type="cluster", cov_kwds={"groups": repository, "use_correction": False, "df_correction": True}, use_t=True
     )
@@ -263,7 +263,7 @@ def test_several_trajectories_of_an_instance_are_one_share() -> None:
         {("a-1", 0): True, ("a-1", 1): False, ("b-1", 0): True, ("b-1", 1): True, ("c-1", 0): True, ("c-1", 1): None}
     )
     theirs = as_task({("a-1", 0): False, ("a-1", 1): False, ("b-1", 0): True, ("b-1", 1): True, ("d-1", 0): True})
-    assert pair_instances(ours, theirs) == [Pair("a-1", "a", 0.5, 0.0), Pair("b-1", "b", 1.0, 1.0)]
+    assert pair_instances(ours, theirs) == [InstancePair("a-1", "a", 0.5, 0.0), InstancePair("b-1", "b", 1.0, 1.0)]
     found = difference(pair_instances(ours, theirs))
     assert (found.drop.value, found.reference_only, found.candidate_only) == (0.25, 1, 0)
 
@@ -271,13 +271,13 @@ def test_several_trajectories_of_an_instance_are_one_share() -> None:
 def test_a_gate_says_a_word_only_if_clusters_would_say_it_too() -> None:
     from assay_evaluate.statistics import decide, paired_evidence
 
-    together = [Pair(f"i-{i}", f"r-{i // 20}", 1.0, float(not i < 12)) for i in range(80)]
+    together = [InstancePair(f"i-{i}", f"r-{i // 20}", 1.0, float(not i < 12)) for i in range(80)]
     alone = paired_evidence(12, 0, 80, 0.05)
     widened = widen(alone, together)
     assert decide(alone, min_items=30) == "FAIL"
     assert decide(widened, min_items=30) == "UNDERPOWERED"
     assert widened.p_difference == pytest.approx(mcnemar([[0, 12], [0, 0]], exact=True).pvalue / 2)  # mid-p at 12 : 0
-    assert widen(paired_evidence(0, 0, 80, 0.1), [Pair(str(i), str(i % 4), 1.0, 1.0) for i in range(80)]).p_fail > 0.9
+    assert widen(paired_evidence(0, 0, 80, 0.1), [InstancePair(str(i), str(i % 4), 1.0, 1.0) for i in range(80)]).p_fail > 0.9
 
 
 # ------------------------------------------------------------------------------------------------ reports of the harness

@@ -22,7 +22,7 @@ COUNTERS = {
 }
 
 
-class Tally:
+class AcceptanceTally:
     """Sums the speculation of replies as they are handed out."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def _read(metrics: Callable[[], dict[str, float]]) -> dict[str, float]:
     return {name: totals[counter] for counter, name in COUNTERS.items() if counter in totals}
 
 
-def acceptance(per_reply: Tally, counted: dict[str, float]) -> Acceptance | None:
+def acceptance(per_reply: AcceptanceTally, counted: dict[str, float]) -> Acceptance | None:
     """From the replies where they say, else from the server's counters; None if neither saw any speculation."""
     totals = per_reply.totals if per_reply.totals["num_drafts"] else Counter({k: int(v) for k, v in counted.items()})
     drafts, drafted, accepted = (totals[name] for name in COUNTERS.values())

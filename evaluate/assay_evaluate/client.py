@@ -22,7 +22,7 @@ import httpx
 
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay_evaluate.connection import Connection, TransportError
-from assay_evaluate.dispatch import Answered, Dispatcher, Flight, Job
+from assay_evaluate.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.journal import Identity, Journal, Reply, Request
 from assay_evaluate.replies import message_in, read_reply
 from assay_evaluate.truncation import truncated_by
@@ -91,7 +91,7 @@ class Client:
         self._backoff_s = backoff_s
         self._timeout_s = timeout_s
         self._on_progress = on_progress
-        self._open: dict[str, Job] = {}
+        self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         # trust_env=False: a proxy setting of the machine must not come between us and the loopback.
@@ -136,7 +136,7 @@ class Client:
     def ask_each(self, requests: Iterable[Request], on_hungry: Callable[[], bool] | None = None) -> Iterator[Reply]:
         """Like `ask`, one reply at a time: memory does not grow with the number of requests. Not to be left half-read."""
         coming = iter(requests)
-        under_way: deque[Job] = deque()
+        under_way: deque[PendingRequest] = deque()
         most, is_whole, had_all, num_done, task = WINDOW * self._concurrency * len(self._urls), False, True, 0, ""
         started = last_line = time.monotonic()
         with self._stopped_by_errors():
@@ -162,14 +162,14 @@ class Client:
         if not had_all:
             self._on_progress(f"{task}: all {num_done}, {time.monotonic() - started:.0f} s")
 
-    def submit(self, requests: Sequence[Request]) -> list[Job]:
+    def submit(self, requests: Sequence[Request]) -> list[PendingRequest]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
         keys = [request.key(self.who) for request in requests]
-        known = {key: Job(key, request, reply) for key, request, reply in self._known(keys, requests)}
-        lanes: list[list[Job]] = [[] for _ in self._urls]
+        known = {key: PendingRequest(key, request, reply) for key, request, reply in self._known(keys, requests)}
+        lanes: list[list[PendingRequest]] = [[] for _ in self._urls]
         for key, request in zip(keys, requests, strict=True):
             if key not in known and key not in self._open:
-                self._open[key] = Job(key, request)
+                self._open[key] = PendingRequest(key, request)
                 lanes[self._lane_of(request)].append(self._open[key])
         jobs = [known[key] if key in known else self._open[key] for key in keys]
         if any(lanes):
@@ -205,7 +205,7 @@ class Client:
         found = self.journal.find_all([key for key in keys if key not in self._open])
         return ((key, request, found[key]) for key, request in zip(keys, requests, strict=True) if key in found)
 
-    def _wait(self, job: Job, on_hungry: Callable[[], bool] | None) -> Reply | None:
+    def _wait(self, job: PendingRequest, on_hungry: Callable[[], bool] | None) -> Reply | None:
         """The reply, or None after a while, so that the caller can do something else meanwhile."""
         if job.reply is None:
             self._dispatcher.wait(job, PROGRESS_EVERY_S if on_hungry is None else IDLE_EVERY_S)
@@ -221,18 +221,18 @@ class Client:
         return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(self._urls)
 
     # ------------------------------------------------------------------------------------------------ in the threads
-    def _write_requests(self, jobs: Sequence[Job]) -> None:
+    def _write_requests(self, jobs: Sequence[PendingRequest]) -> None:
         self.journal.write_requests([(job.key, job.request) for job in jobs], self.who)
 
     def _keep(self, answered: Sequence[Answered]) -> None:
         self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
 
-    def _work(self, lane: int, jobs: Iterator[Job]) -> Iterator[Answered]:
+    def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
         with closing(Connection(self._urls[lane], read_s=self._timeout_s)) as connection:
             for job in jobs:
                 yield self._put(connection, job)
 
-    def _put(self, connection: Connection, job: Job) -> Answered:
+    def _put(self, connection: Connection, job: PendingRequest) -> Answered:
         """Send one request until it is answered, refused, or out of attempts."""
         for attempt in itertools.count(1):
             with self.flight.one():

@@ -20,7 +20,7 @@ from assay_evaluate.lm_eval_tasks import code_execution, load_tasks, quiet_lm_ev
 from assay_evaluate.session import Session, task_result
 
 if TYPE_CHECKING:
-    from assay_evaluate.lm_eval_model import JournaledLM, Question
+    from assay_evaluate.lm_eval_model import JournaledLM, LmEvalQuestion
 
 
 def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
@@ -140,7 +140,7 @@ def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept
     """lm-eval's model for one reply to every document of a task."""
     from assay_evaluate.lm_eval_model import JournaledLM
 
-    def request(question: Question) -> Request:
+    def request(question: LmEvalQuestion) -> Request:
         return session.request(
             task.name,
             f"{question.task}/{question.doc_id}",
@@ -151,7 +151,7 @@ def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept
             more=session.parameters(task),
         )
 
-    def keep(question: Question, reply: Reply) -> _Kept:
+    def keep(question: LmEvalQuestion, reply: Reply) -> _Kept:
         text = question.text
         result = session.result(
             reply,
@@ -167,7 +167,7 @@ def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept
         scripts = count_scripts((reply.reasoning or "") + reply.text)
         return _Kept(result, frozenset(count_scripts(text)), scripts)
 
-    def ask(questions: Iterable[Question]) -> Iterator[tuple[str, _Kept]]:
+    def ask(questions: Iterable[LmEvalQuestion]) -> Iterator[tuple[str, _Kept]]:
         for question, reply in session.ask_pairs(questions, request):
             yield reply.text, keep(question, reply)
 

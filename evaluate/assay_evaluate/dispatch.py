@@ -24,7 +24,7 @@ MOST_UNWRITTEN = 64
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class PendingRequest:
     """One request on its way. `reply` is set when it is final for this session."""
 
     key: str
@@ -38,7 +38,7 @@ class Job:
 class Answered:
     """A job, what came back for it, and how often it was sent for that."""
 
-    job: Job
+    job: PendingRequest
     reply: Reply
     num_attempts: int
 
@@ -82,7 +82,7 @@ class Flight:
 
 @dataclass(eq=False)
 class _Lane:
-    queue: deque[Job] = field(default_factory=deque)
+    queue: deque[PendingRequest] = field(default_factory=deque)
     changed: threading.Condition = field(default_factory=threading.Condition)
     num_workers: int = 0
 
@@ -94,8 +94,8 @@ class Dispatcher:
         self,
         num_lanes: int,
         concurrency: int,
-        write: Callable[[Sequence[Job]], None],
-        work: Callable[[int, Iterator[Job]], Iterator[Answered]],
+        write: Callable[[Sequence[PendingRequest]], None],
+        work: Callable[[int, Iterator[PendingRequest]], Iterator[Answered]],
         keep: Callable[[Sequence[Answered]], None],
     ) -> None:
         """write: note requests before they are sent. work(lane, jobs): take jobs as they come, give each with its reply.
@@ -117,7 +117,7 @@ class Dispatcher:
         """Jobs no thread has taken yet."""
         return sum(len(lane.queue) for lane in self._lanes)
 
-    def submit(self, number: int, jobs: Sequence[Job]) -> None:
+    def submit(self, number: int, jobs: Sequence[PendingRequest]) -> None:
         """Put jobs at the end of a lane."""
         if self._error is not None:
             raise self._error
@@ -130,7 +130,7 @@ class Dispatcher:
                 self._pool.submit(self._run, number).add_done_callback(self._ended)
             lane.changed.notify(len(jobs))
 
-    def wait(self, job: Job, timeout_s: float | None) -> Reply | None:
+    def wait(self, job: PendingRequest, timeout_s: float | None) -> Reply | None:
         """The job's reply; None if it did not come in time. Raises what stopped the threads, if something did."""
         with self._answered:
             job.is_awaited = True
@@ -185,7 +185,7 @@ class Dispatcher:
             if is_awaited:
                 self._answered.notify_all()
 
-    def _take(self, lane: _Lane) -> Iterator[Job]:
+    def _take(self, lane: _Lane) -> Iterator[PendingRequest]:
         while True:
             with lane.changed:
                 while not lane.queue and not self.stopped.is_set():

@@ -24,7 +24,7 @@ MAX_VALUE = 99
 """Every value of an arithmetic story lies in 0..MAX_VALUE."""
 
 
-class Step(NamedTuple):
+class ArithmeticStep(NamedTuple):
     """`before` `sign` `amount` = `after`."""
 
     before: int
@@ -120,7 +120,7 @@ def arithmetic_item(seed: str, index: int, language: Language, num_steps: int) -
         grow = value < 2 or (value < MAX_VALUE - 1 and draw.random() < 0.5)
         amount = draw.randint(1, min(40, MAX_VALUE - value) if grow else min(40, value))
         after = value + amount if grow else value - amount
-        steps.append(Step(value, "+" if grow else "-", amount, after))
+        steps.append(ArithmeticStep(value, "+" if grow else "-", amount, after))
         wording = draw.choice((MORE if grow else FEWER)[language])
         sentences.append(("Then " if language == "en" else "然后") + wording.format(name=name, other=other, n=amount))
         value = after

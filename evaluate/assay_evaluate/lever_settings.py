@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from assay.callbacks import Say
 from assay.recipes import ProfileRecipe
 from assay_evaluate.external import get
 from assay_evaluate.hardware import find_gpus
 from assay_evaluate.locate_reading import with_cores
-from assay_evaluate.probes import Endpoint, find_endpoint
+from assay_evaluate.probes import ProbedEndpoint, find_endpoint
 from assay_evaluate.serve import ServerSpec, serve
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Setting:
     eager: bool | None = None
 
 
-Start = Callable[[Setting], AbstractContextManager[Endpoint]]
+Start = Callable[[Setting], AbstractContextManager[ProbedEndpoint]]
 
 
 @dataclass(frozen=True)
@@ -93,22 +92,22 @@ LEVERS: dict[str, Lever] = {
 
 
 # ------------------------------------------------------------------------------------------------ servers
-def running_already(endpoint: Endpoint) -> Start:
+def running_already(endpoint: ProbedEndpoint) -> Start:
     """For a server that somebody else runs: every setting is asked of it as it is."""
 
     @contextmanager
-    def start(setting: Setting) -> Iterator[Endpoint]:
+    def start(setting: Setting) -> Iterator[ProbedEndpoint]:
         yield endpoint
 
     return start
 
 
-def served_here(spec: ServerSpec, on_progress: Report = lambda line: None) -> Start:
+def served_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start:
     """For a checkpoint folder: one server for every setting, with a log of its own beside the first."""
     number = itertools.count(1)
 
     @contextmanager
-    def start(setting: Setting) -> Iterator[Endpoint]:
+    def start(setting: Setting) -> Iterator[ProbedEndpoint]:
         speculate = spec.speculate if setting.speculation is None else setting.speculation
         log_path = spec.log_path.with_stem(f"{spec.log_path.stem}-{next(number)}")
         turned = replace(spec, profile=with_setting(spec.profile, setting), speculate=speculate, log_path=log_path)
@@ -148,7 +147,7 @@ def with_flags(profile: ProfileRecipe, flags: dict[str, Any]) -> ProfileRecipe:
     return profile.model_copy(update={"vllm": {**kept, **flags}})
 
 
-def facts_of(endpoint: Endpoint, *, can_restart: bool) -> Facts:
+def facts_of(endpoint: ProbedEndpoint, *, can_restart: bool) -> Facts:
     """What vLLM's metrics say of its cache; None where the server tells nothing."""
     found = _cache_config(endpoint.base_url) if endpoint.offer.metrics else {}
     blocks, size = found.get("num_gpu_blocks", ""), found.get("block_size", "")

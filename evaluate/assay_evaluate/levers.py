@@ -2,10 +2,10 @@
 
     report, search = find_levers(start, LeverSettings(), label="glm-5 w4a16", facts=facts_of)
 
-`start(setting)` is a context manager that yields an Endpoint served under a Setting; `served_here` makes one for a checkpoint
-folder, `running_already` for a URL, where only what a request can say is changed. The same greedy requests are asked every
-time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number, signs of
-garbling.
+`start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `served_here` makes one for a
+checkpoint folder, `running_already` for a URL, where only what a request can say is changed. The same greedy requests are asked
+every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number,
+signs of garbling.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from assay.callbacks import Say
 from assay.errors import MeasureError, ServeError
 from assay.lever_records import Failure, LeverEffect, LeverReport, Observation
 from assay.probe_records import ProbeSettings
-from assay_evaluate.lever_settings import LEVERS, Facts, Report, Setting, Start
+from assay_evaluate.lever_settings import LEVERS, Facts, Setting, Start
 from assay_evaluate.lever_structure import choose_changes, compare_observations, pick
-from assay_evaluate.probes import Asker, Endpoint, Exchange
+from assay_evaluate.probes import Asker, Exchange, ProbedEndpoint
 from assay_evaluate.probes.argmax import TIE
 from assay_evaluate.probes.asking import Ask
 from assay_evaluate.probes.detectors import signs_in
-from assay_evaluate.probes.session import Scored, Session
+from assay_evaluate.probes.session import ProbeSession, RescoredReply
 from assay_evaluate.statistics import clopper_pearson
 
 RECOMPUTED_NATS = 0.5
@@ -60,8 +61,8 @@ def find_levers(
     *,
     label: str,
     base: Setting | None = None,
-    facts: Callable[[Endpoint], Facts],
-    on_progress: Report = lambda line: None,
+    facts: Callable[[ProbedEndpoint], Facts],
+    on_progress: Say = lambda line: None,
 ) -> tuple[LeverReport, Search]:
     """(report, what is needed to shrink and to write a bundle). MeasureError: a lever that is not in the table."""
     unknown = [name for name in settings.levers or () if name not in LEVERS]
@@ -144,7 +145,7 @@ class Search:
     start: Start
     settings: LeverSettings
     base: Setting
-    on_progress: Report = lambda line: None
+    on_progress: Say = lambda line: None
     longest_tokens: int = 0
     exchanges: dict[Setting, list[Exchange]] = field(default_factory=dict)
     """The last pass under each setting."""
@@ -162,7 +163,7 @@ class Search:
                 return f"vLLM does not start with {LEVERS[lever].field} {_said(value)}: {str(error).splitlines()[0]}"
             return self.observe(endpoint, setting)
 
-    def observe(self, endpoint: Endpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
+    def observe(self, endpoint: ProbedEndpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
         """Every request `num_passes` times. asks: only these; None: all."""
         started = time.monotonic()
         with Asker(endpoint.base_url, endpoint.model) as asker:
@@ -192,19 +193,19 @@ class Search:
         habits = {one.id for one in alone if one.is_answered and one.text == said[one.id].text}
         return [failure for failure in found if failure.kind not in GARBLED or failure.request not in habits]
 
-    def requests(self, session: Session) -> list[Ask]:
+    def requests(self, session: ProbeSession) -> list[Ask]:
         """The greedy requests of this search, always the same."""
         prompts = session.prompts("lever", self.settings.num_requests, self.settings.prompt_tokens)
         return [session.ask("lever", prompt, with_logprobs=True) for prompt in prompts]
 
-    def asks(self, endpoint: Endpoint) -> list[Ask]:
+    def asks(self, endpoint: ProbedEndpoint) -> list[Ask]:
         """The requests as this endpoint is asked them."""
         with Asker(endpoint.base_url, endpoint.model) as asker:
             return self.requests(self.session(endpoint, asker))
 
-    def session(self, endpoint: Endpoint, asker: Asker) -> Session:
+    def session(self, endpoint: ProbedEndpoint, asker: Asker) -> ProbeSession:
         settings = ProbeSettings(max_tokens=self.settings.max_tokens, seed=self.settings.seed, top_k=8)
-        return Session(endpoint, settings, asker)
+        return ProbeSession(endpoint, settings, asker)
 
     def _ask(self, asker: Asker, asks: Sequence[Ask], setting: Setting) -> list[Exchange]:
         """In full waves. Of n copies of a request the first is looked at: a server refuses n > 1 of a greedy request."""
@@ -217,13 +218,13 @@ def said_of(setting: Setting) -> dict[str, Any]:
     return {name: value for name, value in asdict(setting).items() if value is not None}
 
 
-def failures_in(scored: Sequence[Scored], exchanges: Sequence[Exchange]) -> list[Failure]:
+def failures_in(scored: Sequence[RescoredReply], exchanges: Sequence[Exchange]) -> list[Failure]:
     """At most one failure of each exchange, the first that shows. scored: those that could be recomputed."""
     prefill = {one.exchange.id: one for one in scored}
     return [failure for exchange in exchanges if (failure := failure_of(exchange, prefill.get(exchange.id))) is not None]
 
 
-def failure_of(exchange: Exchange, scored: Scored | None) -> Failure | None:
+def failure_of(exchange: Exchange, scored: RescoredReply | None) -> Failure | None:
     """What is wrong with one reply; None: nothing that can be seen."""
 
     def failure(kind: str, detail: str, position: int | None = None) -> Failure:

@@ -23,7 +23,7 @@ CHAT_MARK = "\x02chat\x02"
 
 
 @dataclass(frozen=True)
-class Question:
+class LmEvalQuestion:
     """One prompt of an lm-eval task."""
 
     task: str
@@ -38,7 +38,9 @@ class Question:
 class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
     """lm-eval's view of a served checkpoint."""
 
-    def __init__(self, ask: Callable[[Iterable[Question]], Iterator[tuple[str, K]]], *, cuts_at_stops: bool = False) -> None:
+    def __init__(
+        self, ask: Callable[[Iterable[LmEvalQuestion]], Iterator[tuple[str, K]]], *, cuts_at_stops: bool = False
+    ) -> None:
         """ask: gives for each question, in order, the text of the reply and what is to be kept of it beside the text.
 
         cuts_at_stops: cut finished replies where the task's stop strings would have ended them.
@@ -56,7 +58,7 @@ class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
         What is returned, and scored, may be cut at them. Whole replies are not held here: the journal has them.
         """
         docs = [(request.task_name, request.doc_id) for request in requests]
-        questions = (Question(*doc, _messages(request.args[0])) for doc, request in zip(docs, requests, strict=True))
+        questions = (LmEvalQuestion(*doc, _messages(request.args[0])) for doc, request in zip(docs, requests, strict=True))
         texts = []
         for doc, request, (text, kept) in zip(docs, requests, self._ask(questions), strict=True):
             assert doc not in self.kept, "a document is asked once by each model: tasks with repeats are not loaded"

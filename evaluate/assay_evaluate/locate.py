@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
+from assay.callbacks import Say
 from assay.errors import AssayError, MeasureError
-from assay.locate_records import Location, Parting, PointDifference, Remedy
+from assay.locate_records import LocateReport, Parting, PointDifference, Remedy
 from assay.recipes import PrecisionRecipe, ProfileRecipe, Serving
 from assay.records import load_manifest, write_text_atomically
 from assay_evaluate.client import root_url
@@ -31,7 +32,6 @@ from assay_evaluate.serve import ServerSpec, serve
 NUM_PROMPTS = 8
 WORST_SHOWN = 12
 SEED = "eval-locate"
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def prompts(count: int = NUM_PROMPTS) -> list[str]:
     return [arithmetic_item(SEED, index, ("en", "zh")[index % 2], 3 + index % 3).prompt for index in range(count)]
 
 
-def locate_servers(a: Side, b: Side, num_prompts: int = NUM_PROMPTS, on_progress: Report = lambda line: None) -> Location:
+def locate_servers(a: Side, b: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
     """Both sides read the same tokens, A twice: what it differs from itself is noise. They are served one after the other."""
     started = time.monotonic()
     with watched(a, on_progress) as server:
@@ -65,7 +65,7 @@ def locate_servers(a: Side, b: Side, num_prompts: int = NUM_PROMPTS, on_progress
 
 def judge_servers(
     a: Side, b: Side, before: Reading, again: Reading, after: Reading, ids: Sequence[Sequence[int]], seconds: float
-) -> Location:
+) -> LocateReport:
     """What two readings say. again: side A once more."""
     _same_tokens(before, after, a, b)
     points, missing = compare(before, after, again)
@@ -75,7 +75,7 @@ def judge_servers(
     # every layer of another precision differs a little: the first says where quantization begins, not what costs most
     role = odd.role if odd is not None else next(iter(shares), None if first is None else first.role)
     remedy = None if recipe is None or role is None else remedy_for(recipe, role)
-    return Location(
+    return LocateReport(
         how="servers", a=a.label, b=b.label, tensor_parallel_size=len(before), num_prompts=len(ids),
         num_tokens=sum(map(len, ids)), first=first, outlier=odd, remedy=remedy, points=tuple(points),
         sentence=_sentence(first, odd, len(points)) + _shares_in_words(shares, points),
@@ -83,7 +83,7 @@ def judge_servers(
     )  # fmt: skip
 
 
-def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Report = lambda line: None) -> Location:
+def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
     """The ranks of one server, by what all must hold alike and by the sizes of the weights that are each one's own."""
     started = time.monotonic()
     with watched(a, on_progress) as server:
@@ -94,7 +94,7 @@ def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Report = 
     points, missing = compare_ranks({rank: reading[rank] | weights[rank] for rank in reading})
     first = parting_of_ranks(points)
     said = "no rank stands out" if first is None else _named(first)
-    return Location(
+    return LocateReport(
         how="ranks", a=a.label, b=None, tensor_parallel_size=len(reading), num_prompts=len(ids),
         num_tokens=sum(map(len, ids)), first=first, outlier=None, remedy=None, points=tuple(points),
         sentence=f"{said} ({len(points)} places compared)", not_compared=tuple(missing),
@@ -103,7 +103,7 @@ def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Report = 
 
 
 @contextmanager
-def watched(side: Side, on_progress: Report = lambda line: None) -> Iterator[Watched]:
+def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watched]:
     """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
     if side.url is not None:
         base_url = root_url(side.url)
@@ -199,7 +199,7 @@ def remedy_for(recipe: PrecisionRecipe, role: str) -> Remedy | None:
     )
 
 
-def write_remedy(location: Location, folder: Path) -> Path:
+def write_remedy(location: LocateReport, folder: Path) -> Path:
     """The proposed recipe as FOLDER/NAME.yaml, for `assay quantize -p`; AssayError if none was proposed."""
     if location.remedy is None or location.remedy.recipe is None:
         raise AssayError(

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import assay
+from assay.callbacks import Say
 from assay.lever_records import LeverReport
 from assay.records import canonical_json, write_text_atomically
 from assay_evaluate import reproduction_script
-from assay_evaluate.lever_settings import Report, Setting, with_setting
+from assay_evaluate.lever_settings import Setting, with_setting
 from assay_evaluate.levers import Search, said_of
-from assay_evaluate.probes import Endpoint, Exchange
+from assay_evaluate.probes import Exchange, ProbedEndpoint
 from assay_evaluate.probes.asking import Ask
 from assay_evaluate.probes.divergences import tokens_of
 from assay_evaluate.serve import ServerSpec
@@ -54,7 +55,7 @@ def shrink(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool], most_
     return kept
 
 
-def shrink_requests(search: Search, endpoint: Endpoint, report: LeverReport) -> list[Ask]:
+def shrink_requests(search: Search, endpoint: ProbedEndpoint, report: LeverReport) -> list[Ask]:
     """The fewest of the search's requests that still fail under its base setting, cut after the last first wrong token.
 
     Every set is asked as often as the baseline was, as one that fails now and then must be given a chance to.
@@ -72,7 +73,7 @@ def shrink_requests(search: Search, endpoint: Endpoint, report: LeverReport) -> 
 
 
 def reproduce(
-    report: LeverReport, search: Search, folder: Path, spec: ServerSpec | None, on_progress: Report = lambda line: None
+    report: LeverReport, search: Search, folder: Path, spec: ServerSpec | None, on_progress: Say = lambda line: None
 ) -> LeverReport:
     """Shrink, write the bundle, and return the report that says so. spec: what was served; None: somebody else's server."""
     with search.start(search.base) as endpoint:
@@ -118,7 +119,7 @@ def write_bundle(
     asks: Sequence[Ask],
     seen: Sequence[Exchange],
     expected: Mapping[str, Exchange],
-    endpoint: Endpoint,
+    endpoint: ProbedEndpoint,
     setting: Setting,
     command: Sequence[str] | None,
     environment: Mapping[str, str],
@@ -151,7 +152,7 @@ def write_bundle(
     report.save(folder / "levers.json")
 
 
-def _server_script(command: Sequence[str] | None, environment: Mapping[str, str], endpoint: Endpoint) -> str:
+def _server_script(command: Sequence[str] | None, environment: Mapping[str, str], endpoint: ProbedEndpoint) -> str:
     if command is None:
         said = f"model {endpoint.model}, version {endpoint.offer.version}, fingerprint {endpoint.system_fingerprint}"
         return f"#!/bin/sh\n# assay did not start this server; it says of itself: {said}\nexit 2\n"

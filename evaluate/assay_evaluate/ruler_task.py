@@ -45,7 +45,7 @@ ASKED_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
-class Cell:
+class RulerCell:
     """All items of one task at one length; of the grid, also of one depth and language."""
 
     task: str
@@ -93,14 +93,14 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path, reference_sha
     return task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
 
 
-def _cells(task: RulerTask) -> Iterator[Cell]:
+def _cells(task: RulerTask) -> Iterator[RulerCell]:
     for name in task.tasks:
         for length_tokens in task.lengths_tokens:
             if name != GRID_TASK:
-                yield Cell(name, length_tokens)
+                yield RulerCell(name, length_tokens)
                 continue
             for depth in task.depths:
-                yield from (Cell(name, length_tokens, depth, language) for language in task.languages)
+                yield from (RulerCell(name, length_tokens, depth, language) for language in task.languages)
 
 
 def _style(session: Session, task: RulerTask) -> Style:
@@ -135,7 +135,7 @@ class _Maker:
     made_from: dict[str, Any]
     checkpoint: Path
 
-    def item(self, cell: Cell, index: int) -> RulerItem:
+    def item(self, cell: RulerCell, index: int) -> RulerItem:
         """RulerError if it cannot be made; NotMeasured if it does not fit, or tokens cannot be counted."""
         reply_tokens = self.task.max_tokens if self.task.reply_within_length else cell.published_reply_tokens
         self._require_room(cell, reply_tokens)
@@ -148,7 +148,7 @@ class _Maker:
         journal.keep_items("ruler", key, [saved_fields(made)])
         return made
 
-    def _require_room(self, cell: Cell, reply_tokens: int) -> None:
+    def _require_room(self, cell: RulerCell, reply_tokens: int) -> None:
         room, wanted = (
             self.session.max_model_len,
             cell.length_tokens - reply_tokens + _max_tokens(self.task, self.style, cell.task),
@@ -158,7 +158,7 @@ class _Maker:
                 f"{cell.task} at {cell.length_tokens} tokens: prompt and reply need up to {wanted}, max_model_len is {room}"
             )
 
-    def _make(self, cell: Cell, index: int, reply_tokens: int) -> RulerItem:
+    def _make(self, cell: RulerCell, index: int, reply_tokens: int) -> RulerItem:
         common: dict[str, Any] = {
             "seed": self.session.seed, "style": self.style, "count_tokens": self._count, "sources": self.sources,
             "reply_tokens": reply_tokens,

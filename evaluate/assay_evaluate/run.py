@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.callbacks import Say
 from assay.errors import AssayError, MeasureError
 from assay.measurement_records import Measurement
 from assay.probe_records import ProbeSettings, probes_place
@@ -30,8 +31,7 @@ from assay_evaluate.serve import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.suite import measure_suite
 from assay_evaluate.swebench.task import check_suite
 
-Progress = Callable[[str], None]
-StartServer = Callable[[ServerSpec, Progress], AbstractContextManager[Server]]
+StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def evaluate(
     profile: ProfileRecipe,
     serving: Serving,
     run_dir: Path,
-    on_progress: Progress = lambda line: None,
+    on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
     foresee: Callable[[ServerSpec], Fingerprint | None] = planned_fingerprint,
 ) -> list[Measurement]:
@@ -64,7 +64,7 @@ def evaluate(
     reference, others = _sorted_out(candidates)
     check_suite(suite)
     with Journal(run_dir / "journal.db") as journal:
-        run = _Run(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
+        run = _Evaluation(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
         run.check_alike(reference, others)
         first, repeat = run.measure_reference(reference)
         measured = [run.measure_candidate(one, first) for one in others]
@@ -86,14 +86,14 @@ def _sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candid
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Evaluation:
     model: str
     suite: SuiteRecipe
     profile: ProfileRecipe
     serving: Serving
     run_dir: Path
     journal: Journal
-    on_progress: Progress
+    on_progress: Say
     start_server: StartServer
     foresee: Callable[[ServerSpec], Fingerprint | None]
 

@@ -23,7 +23,7 @@ DEFAULT_MAX_TRUNCATED = 0.05
 
 
 @dataclass(frozen=True)
-class Scored:
+class ComparedTask:
     """One task that both sides answered, held against its margin."""
 
     reference: TaskResult
@@ -39,7 +39,7 @@ def judge_scores(
 ) -> dict[str, Verdict]:
     """Task -> verdict, for every score gate of the recipe."""
     verdicts: dict[str, Verdict] = {}
-    scored: dict[str, Scored] = {}
+    scored: dict[str, ComparedTask] = {}
     unbelievable: dict[str, str] = {}
     for gate in gates:
         found = _score(gate, reference, candidate, recipe)
@@ -83,7 +83,7 @@ def _has_score(measurement: Measurement, name: str) -> bool:
     return task is not None and task.accuracy is not None
 
 
-def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: Scored) -> bool:
+def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> bool:
     """Whether the reference has something to lose, and room for its replies."""
     is_cut = _too_much_truncation(gate, recipe, (reference, one.reference)) is not None
     return _nothing_to_lose(gate, reference, one) is None and not is_cut
@@ -93,7 +93,7 @@ def _adjusted(p_values: list[float], recipe: GateRecipe) -> list[float]:
     return holm(p_values) if recipe.adjust == "holm" else p_values
 
 
-def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> Scored | str:
+def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> ComparedTask | str:
     """The task's evidence, or the sentence that says why there is none."""
     ours, theirs = find_task(reference, gate.task), find_task(candidate, gate.task)
     for side, task in ((reference, ours), (candidate, theirs)):
@@ -108,11 +108,17 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
     evidence = pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
     if ours.kind == "swe":
         evidence = swe.widen(evidence, swe.pair_instances(ours, theirs))
-    return Scored(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
+    return ComparedTask(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
 
 
 def _verdict(
-    gate: ScoreGate, one: Scored, candidate: Measurement, recipe: GateRecipe, status: Status, detail: str, p_holm: float | None
+    gate: ScoreGate,
+    one: ComparedTask,
+    candidate: Measurement,
+    recipe: GateRecipe,
+    status: Status,
+    detail: str,
+    p_holm: float | None,
 ) -> Verdict:
     evidence, tokens = one.evidence, one.tokens
     return Verdict(
@@ -133,7 +139,7 @@ def _verdict(
     )
 
 
-def _items_needed(one: Scored, recipe: GateRecipe) -> int:
+def _items_needed(one: ComparedTask, recipe: GateRecipe) -> int:
     """TOST must pass on both sides: each may miss half as often."""
     power = POWER if one.evidence.claim == "non_inferior" else (1 + POWER) / 2
     return max(one.pairs.needed(one.evidence.margin, recipe.level, power), recipe.min_items)
@@ -141,7 +147,13 @@ def _items_needed(one: Scored, recipe: GateRecipe) -> int:
 
 # ------------------------------------------------------------------------------------------------ what it says
 def _sentences(
-    one: Scored, reference: Measurement, candidate: Measurement, recipe: GateRecipe, status: Status, p_holm: float, family: int
+    one: ComparedTask,
+    reference: Measurement,
+    candidate: Measurement,
+    recipe: GateRecipe,
+    status: Status,
+    p_holm: float,
+    family: int,
 ) -> str:
     """What was compared, with the numbers; whether there is a difference at all; what the replies cost."""
     evidence, flips = one.evidence, one.pairs.flips
@@ -166,7 +178,7 @@ def points_lost(drop: Interval) -> str:
     return f"{points_signed(drop.value)} points lost ({percent_short(drop.level)} interval {low} to {high})"
 
 
-def _conclusion(one: Scored, recipe: GateRecipe, status: Status, family: int) -> str:
+def _conclusion(one: ComparedTask, recipe: GateRecipe, status: Status, family: int) -> str:
     evidence = one.evidence
     margin = f"{points_short(evidence.margin)} points"
     equivalent = evidence.claim == "equivalent"
@@ -185,7 +197,7 @@ def _conclusion(one: Scored, recipe: GateRecipe, status: Status, family: int) ->
     return f"{margin} can be neither excluded nor shown{_if_the_loss_is_real(one)}"
 
 
-def _if_the_loss_is_real(one: Scored) -> str:
+def _if_the_loss_is_real(one: ComparedTask) -> str:
     """Items so that the loss that was seen, taken for the true one, would pass; nothing close to the margin or beyond it."""
     evidence, drop = one.evidence, one.evidence.drop
     if one.pairs.is_sampled or not 0 < drop.value < 0.9 * evidence.margin:
@@ -241,7 +253,7 @@ def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Meas
     return None
 
 
-def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: Scored) -> str | None:
+def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: ComparedTask) -> str | None:
     """A model that is hardly ever right cannot lose the margin: whatever was done to it, the gate would pass."""
     share = sum(one.pairs.reference) / one.pairs.n
     if share > gate.max_drop:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from assay.measurement_records import ItemResult, TaskResult
 from assay.records import Interval
 from assay.suite_recipe import TaskBase
-from assay_evaluate.acceptance import Tally
+from assay_evaluate.acceptance import AcceptanceTally
 from assay_evaluate.client import Client
 from assay_evaluate.dialect import Dialect, Messages, seed_of
 from assay_evaluate.journal import Reply, Request
@@ -37,7 +37,7 @@ class Session:
     sample: int
     has_reasoning_parser: bool
     sends_seeds: bool = True
-    tally: Tally = field(default_factory=Tally)
+    tally: AcceptanceTally = field(default_factory=AcceptanceTally)
     """Speculation of all replies to the tasks."""
     ahead: LookAhead = field(default_factory=LookAhead)
 

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from assay.atomic_files import replacing
 from assay.calibration_records import Calibration
+from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.families import classify, family_of
 from assay.records import sha256_of_file
@@ -33,8 +34,6 @@ from assay_quantize.fused_experts import FUSED_PARTS
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""
-
-Report = Callable[[str], None]
 
 
 @dataclass
@@ -98,7 +97,7 @@ def calibrate(
     length: int = 512,
     min_tokens: int = 64,
     device: str = "auto",
-    report: Report | None = None,
+    report: Say | None = None,
 ) -> Calibration:
     """Run the checkpoint in `folder` over `num_tokens` of `text` and write its channel weights to `out` (safetensors).
 
@@ -153,7 +152,7 @@ def linear_weights(checkpoint: Checkpoint) -> set[str]:
     return {name for name, what in found.items() if what.linear and what.role not in ("mtp", "lm_head", "router", "indexer")}
 
 
-def run_over(model: Any, sequences: Sequence[Sequence[int]], watch: InputWatch, say: Report) -> None:
+def run_over(model: Any, sequences: Sequence[Sequence[int]], watch: InputWatch, say: Say) -> None:
     """All sequences, of one length each, through the decoder; the head is not needed."""
     batch = max(1, BATCH_TOKENS // len(sequences[0]))
     with torch.no_grad(), watch:

@@ -8,17 +8,16 @@ another one is sampled from its first token (self-calibration, arXiv 2410.17170)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.callbacks import Say
 from assay.errors import QuantizeError
 
 SAMPLED_AT_ONCE = 32
 PLACEHOLDER = "assay-user-message"
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Text:
     def describe(self) -> tuple[str, ...]:
         return tuple(map(str, self.files)) or (f"the model's own, sampled at temperature 1, seed {self.seed}",)
 
-    def sequences(self, model: Any, folder: Path, num_tokens: int, length: int, say: Report) -> list[list[int]]:
+    def sequences(self, model: Any, folder: Path, num_tokens: int, length: int, say: Say) -> list[list[int]]:
         """About `num_tokens` tokens in sequences of `length`. Raises QuantizeError when the files hold not even one."""
         from transformers import AutoTokenizer
 
@@ -49,7 +48,7 @@ class Text:
             )
         return made
 
-    def _sampled(self, model: Any, tokenizer: Any, length: int, say: Report) -> Iterator[list[int]]:
+    def _sampled(self, model: Any, tokenizer: Any, length: int, say: Say) -> Iterator[list[int]]:
         """Texts of the model, without end."""
         import torch
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from numpy.typing import NDArray
 
 from assay_quantize import kernels
 from assay_quantize.kernels import QuantizedRows
-
-Array = NDArray[Any]
-Engine = Literal["fused", "reference"]
+from assay_quantize.kernels.rows import Array, Engine
 
 
 @dataclass(frozen=True)

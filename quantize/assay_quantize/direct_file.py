@@ -36,7 +36,7 @@ DROP_BEHIND_BYTES = 32 << 20
 """Written through the cache, what lies further back than this need not stay there: the few pages of a file being written are
 used again and again, and the fsync at the end finds little left."""
 
-Buffer = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 
 class DirectFile:
@@ -57,7 +57,7 @@ class DirectFile:
         self._filled_bytes = 0
         self._stage_begin = 0
 
-    def append(self, data: Buffer) -> None:
+    def append(self, data: BytesLike) -> None:
         """Add bytes; they are copied. Waits when the disk is behind; raises OSError when an earlier write has failed."""
         source, done = np.frombuffer(data, np.uint8), 0
         while done < source.size:

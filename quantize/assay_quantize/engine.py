@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
 from assay.records import Manifest, Plan, ShardRecord, load_manifest
 from assay_quantize.budget import (
@@ -31,7 +32,7 @@ from assay_quantize.budget import (
 from assay_quantize.journal import JOURNAL, append, locked_journal, plan_sha256, resume, size_of
 from assay_quantize.publish import files_to_copy, publish
 from assay_quantize.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
-from assay_quantize.shards import Progress, ShardOptions
+from assay_quantize.shards import ShardOptions
 from assay_quantize.slabs import least_slab_bytes
 from assay_quantize.source_files import FileStamp, data_of_files, other_data, stamps_of
 

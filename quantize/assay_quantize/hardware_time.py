@@ -84,7 +84,7 @@ AMAX, DEQUANTIZE, COPY_IN, COPY_OUT, SHA256 = 50.0, 3.0, 8.0, 2.4, 1.7
 
 
 @dataclass(frozen=True)
-class Work:
+class PlanWork:
     """What a plan has to do, in bytes.
 
     read: of the source, as stored. read_twice: read again for shared magnitudes, from the page cache. quantized: of logical
@@ -109,7 +109,7 @@ class Estimate:
 
     machine: Machine
     rates: CoreRates
-    work: Work
+    work: PlanWork
     workers: int
     read_s: float
     compute_s: float
@@ -181,13 +181,13 @@ def schemes_of(plan: Plan) -> set[str]:
     return {tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}
 
 
-def work_of(plan: Plan) -> Work:
+def work_of(plan: Plan) -> PlanWork:
     """What a plan has to do; exact, but for magnitudes of groups that two shards share, which are taken once for each."""
     tensors = [tensor for tensor in plan.tensors if tensor.action != "drop"]
     quantized = [tensor for tensor in tensors if tensor.action == "quantize"]
     twice = [tensor for tensor in quantized if amax_key(tensor) is not None]
     dequantized = [t for t in tensors if t.scale is not None and t.action in ("quantize", "dequantize")]
-    return Work(
+    return PlanWork(
         read=sum(tensor.num_bytes for tensor in tensors),
         read_twice=sum(tensor.num_bytes for tensor in twice),
         quantized=sum(map(_bf16_bytes, quantized)),
@@ -236,7 +236,7 @@ def estimate(plan: Plan, machine: Machine, rates: CoreRates) -> Estimate:
     )
 
 
-def core_seconds(work: Work, rates: CoreRates) -> float:
+def core_seconds(work: PlanWork, rates: CoreRates) -> float:
     """Seconds that one core would work."""
     return (
         work.quantized / rates.quantize

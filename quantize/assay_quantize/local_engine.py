@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from assay.callbacks import Progress
 from assay.records import Plan, ShardRecord
 from assay_quantize.budget import lanes_of
 from assay_quantize.buffers import new_pools
 from assay_quantize.checkpoint import open_checkpoint
-from assay_quantize.shards import Progress, ShardOptions, Written, discard, finish_shard, write_shard
+from assay_quantize.shards import ShardOptions, Written, discard, finish_shard, write_shard
 from assay_quantize.sources import SourceReader
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from assay.records import OutputTensor
-from assay_quantize.direct_file import Buffer, DirectFile
+from assay_quantize.direct_file import BytesLike, DirectFile
 
 PIECE_BYTES = 256 << 10
 """Hashed, then copied, piece by piece: the copy finds it in the second cache."""
 
 
-class Stopped(Exception):
+class WritingStopped(Exception):
     """Another worker failed, or the run was interrupted: there is nothing more to do."""
 
 
@@ -31,7 +31,7 @@ class Result(NamedTuple):
     borrowed: the bytes lie in a buffer that goes back when they are written. written: called after they were.
     """
 
-    parts: Mapping[str, Buffer]
+    parts: Mapping[str, BytesLike]
     borrowed: bool
     written: Callable[[], None]
 
@@ -47,7 +47,7 @@ class OrderedWriter:
         self._file = DirectFile(path, len(prefix) + sum(output.num_bytes for output in layout))
         self._digest = hashlib.sha256()
         self._layout = deque(layout)
-        self._held: defaultdict[str, list[Buffer]] = defaultdict(list)
+        self._held: defaultdict[str, list[BytesLike]] = defaultdict(list)
         self._received: defaultdict[str, int] = defaultdict(int)
         self._ready: dict[int, Result] = {}
         self._changed = threading.Condition()
@@ -59,13 +59,13 @@ class OrderedWriter:
         self._write(prefix)
 
     def wait_for_room(self, index: int) -> None:
-        """Wait until the result `index` is within the window of what may be in flight; `Stopped` after a failure."""
+        """Wait until the result `index` is within the window of what may be in flight; `WritingStopped` after a failure."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or index < self._next + self._window)
             self._check()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition()`, which some other result makes true (`announce`); `Stopped` after a failure."""
+        """Wait until `condition()`, which some other result makes true (`announce`); `WritingStopped` after a failure."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or condition())
             self._check()
@@ -119,7 +119,7 @@ class OrderedWriter:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise Stopped
+            raise WritingStopped
 
     def _append(self, result: Result) -> None:
         for name, data in result.parts.items():
@@ -143,7 +143,7 @@ class OrderedWriter:
             assert self._received[due.name] == due.num_bytes, f"{due.name}: more than the {due.num_bytes} bytes planned"
             self._layout.popleft()
 
-    def _write(self, data: Buffer) -> None:
+    def _write(self, data: BytesLike) -> None:
         view = memoryview(data)
         for begin in range(0, len(view), PIECE_BYTES):
             piece = view[begin : begin + PIECE_BYTES]

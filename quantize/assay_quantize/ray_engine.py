@@ -25,12 +25,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
 from assay.records import Plan, ShardRecord
 from assay_quantize.budget import DEFAULT_MEMORY_BYTES, default_workers
-from assay_quantize.ray_worker import Job, attempt_folder, make_in_scratch, wait_for
+from assay_quantize.ray_worker import RayJob, attempt_folder, make_in_scratch, wait_for
 from assay_quantize.shard_files import planned_shards
-from assay_quantize.shards import Progress, ShardOptions
+from assay_quantize.shards import ShardOptions
 
 if TYPE_CHECKING:
     from assay_quantize.engine import Runner
@@ -130,7 +131,7 @@ def _run(
     try:
         with _cluster(needs) as ray:
             own = replace(options, workers=needs.cpus, lanes=1)
-            tasks = _Tasks(ray, needs, plan, Job(source, out_folder, scratch, own, stream is not None), stream)
+            tasks = _Tasks(ray, needs, plan, RayJob(source, out_folder, scratch, own, stream is not None), stream)
             try:
                 for record in tasks.run(shard_names, at_once):
                     wait_for(out_folder / record.name, record.num_bytes)
@@ -166,7 +167,7 @@ class _Tasks:
         ray: ModuleType,
         needs: TaskNeeds,
         plan: Plan,
-        job: Job,
+        job: RayJob,
         stream: HubStream | None,
     ) -> None:
         self._ray, self._job, self._stream = ray, job, stream

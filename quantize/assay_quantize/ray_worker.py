@@ -27,7 +27,7 @@ VISIBLE_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
-class Job:
+class RayJob:
     """What is the same for all tasks of a run.
 
     source: the checkpoint's folder; with `hub`, one that looks like it and holds no data. scratch: where attempts write.
@@ -47,7 +47,7 @@ def attempt_folder(scratch: Path, shard_name: str, attempt: int) -> Path:
     return scratch / f"{shard_name}.{attempt}"
 
 
-def make_in_scratch(plan_ref: list[Any], shard_name: str, attempt: int, job: Job, need: Need | None) -> ShardRecord:
+def make_in_scratch(plan_ref: list[Any], shard_name: str, attempt: int, job: RayJob, need: Need | None) -> ShardRecord:
     """One task. plan_ref: the plan's reference in Ray's object store, in a list, so that Ray does not fetch it each time.
 
     need: with `job.hub`, what of the source the shard is made of. Raises QuantizeError and CheckpointError.

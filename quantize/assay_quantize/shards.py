@@ -17,21 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from assay.callbacks import Progress as Progress
 from assay.errors import QuantizeError
 from assay.records import Plan, ShardRecord, TensorPlan
 from assay_quantize.budget import SLAB_BYTES, window_of
 from assay_quantize.buffers import Pools, new_pools
 from assay_quantize.checkpoint import open_checkpoint
-from assay_quantize.compute import Computer, Engine
-from assay_quantize.ordered_writer import OrderedWriter, Stopped
+from assay_quantize.compute import Computer
+from assay_quantize.kernels.rows import Engine
+from assay_quantize.ordered_writer import OrderedWriter, WritingStopped
 from assay_quantize.shard_files import fsync_folder, header_bytes, layout, partial_path, planned_shards
-from assay_quantize.slab_work import Importance, ShardWork
+from assay_quantize.slab_work import ChannelWeights, ShardWork
 from assay_quantize.slabs import Slab, amax_members, observer_of, slabs_of
 from assay_quantize.source_files import FileStamp, check_stamps, stamps_of
 from assay_quantize.sources import SourceReader
-
-Progress = Callable[[str, int], None]
-"""`progress(tensor_name, bytes_in)`, called whenever a slab is written; from worker threads, one at a time for each shard."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +184,12 @@ def _source_shards(plan: Plan, tensors: Sequence[TensorPlan], members: Mapping[s
     return sorted(shards)
 
 
-def _importance(path: Path | None) -> Importance | None:
+def _importance(path: Path | None) -> ChannelWeights | None:
     if path is None:
         return None
     from assay_quantize.importance import load_importance
 
-    loaded: Importance = load_importance(path)
+    loaded: ChannelWeights = load_importance(path)
     return loaded
 
 
@@ -213,7 +212,7 @@ def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.E
                     return
                 ahead = index + window
                 work.do(index, slab, ahead=slabs[ahead] if ahead < len(slabs) else None)
-        except Stopped:
+        except WritingStopped:
             return
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             work.writer.fail(error)

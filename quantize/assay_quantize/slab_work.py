@@ -16,7 +16,7 @@ from assay.records import OutputTensor, TensorPlan
 from assay_quantize.buffers import Pools
 from assay_quantize.casting import cast_rows, count_not_finite
 from assay_quantize.compute import Computer
-from assay_quantize.direct_file import Buffer
+from assay_quantize.direct_file import BytesLike
 from assay_quantize.ordered_writer import OrderedWriter, Result
 from assay_quantize.schemes import module_of
 from assay_quantize.slabs import Slab, by_rows
@@ -27,7 +27,7 @@ ERROR_DIGITS = 6
 """Significant digits of a recorded error: fewer than the order of a sum over slabs can change."""
 
 
-class Importance(Protocol):
+class ChannelWeights(Protocol):
     """Channel weights of a calibration file."""
 
     def for_weight(self, name: str, columns: int) -> NDArray[np.float32] | None:
@@ -46,7 +46,7 @@ class ShardWork:
         *,
         pools: Pools,
         observer: str,
-        importance: Importance | None,
+        importance: ChannelWeights | None,
         on_progress: Callable[[str, int], None] | None,
     ) -> None:
         self.writer, self.computer = writer, computer
@@ -170,7 +170,7 @@ def _stored_range(slab: Slab) -> tuple[int, int]:
     return slab.begin * per_row, slab.end * per_row
 
 
-def _output_parts(slab: Slab, parts: Mapping[str, Array]) -> dict[str, Buffer]:
+def _output_parts(slab: Slab, parts: Mapping[str, Array]) -> dict[str, BytesLike]:
     """Local names to full ones; what has no rows (a scale of the whole weight, its shape) is written with the first slab."""
     tensor, module = slab.tensor, module_of(slab.tensor.name)
     planned = {output.name: output for output in tensor.outputs}

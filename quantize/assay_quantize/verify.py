@@ -13,10 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from assay.callbacks import Progress
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.families import family_of
 from assay.mtp import mtp_problems, names_in_block
@@ -32,9 +33,6 @@ from assay_quantize.publish import CONFIG, WEIGHT_SUFFIXES
 from assay_quantize.schemes import SCHEMES, SOURCE_DTYPES, module_of
 from assay_quantize.source_files import data_of_files
 from assay_quantize.verify_findings import Findings
-
-if TYPE_CHECKING:
-    from assay_quantize.verify_contents import Progress
 
 PACKED_LEAVES = frozenset(
     {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}

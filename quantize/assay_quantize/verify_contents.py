@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from assay.callbacks import Progress
 from assay.errors import CheckpointError
 from assay.records import Manifest, Plan, TensorPlan
 from assay_quantize.budget import SLAB_BYTES
@@ -30,9 +31,6 @@ from assay_quantize.verify_slabs import SlabChecks, SlabFindings
 AHEAD = 1024
 """Jobs that may be finished ahead of the first unfinished one: a shard is hashed in one piece while others go on."""
 
-Progress = Callable[[str, int], None]
-"""`progress(tensor or file, bytes of the checkpoint)`, called when a piece is done; never from two threads at once."""
-
 
 class HashFound(NamedTuple):
     """SHA-256 (hex) of a file, or why it could not be read."""
@@ -41,9 +39,9 @@ class HashFound(NamedTuple):
     problem: str | None
 
 
-Job = Callable[[], HashFound | SlabFindings]
+CheckJob = Callable[[], HashFound | SlabFindings]
 What = TypeVar("What")
-Result = TypeVar("Result")
+Found = TypeVar("Found")
 
 
 def contents_by_shard(plan: Plan, stored: Mapping[str, TensorHeader]) -> dict[str, list[TensorPlan]]:
@@ -101,7 +99,7 @@ def check_files_and_contents(
 
 def _jobs(
     folder: Path, hashed: Iterable[str], tensors: Mapping[str, list[TensorPlan]], checks: SlabChecks, tell: _Teller
-) -> Iterator[tuple[str | TensorPlan, Job]]:
+) -> Iterator[tuple[str | TensorPlan, CheckJob]]:
     """(shard, its hash), then (tensor, one of its slabs) for all tensors in it, shard by shard."""
     for shard in sorted({*hashed, *tensors}):
         if shard in hashed:
@@ -149,9 +147,9 @@ def _judge_hash(name: str, expected: str, found: HashFound | SlabFindings, findi
         findings.damage("hashes", name, f"has SHA-256 {str(found.sha256)[:12]}...; the manifest says {expected[:12]}...")
 
 
-def in_order(jobs: Iterable[tuple[What, Callable[[], Result]]], workers: int) -> Iterator[tuple[What, Result]]:
+def in_order(jobs: Iterable[tuple[What, Callable[[], Found]]], workers: int) -> Iterator[tuple[What, Found]]:
     """Run jobs on threads; (what, result) of each, in the order of `jobs`. The first exception ends it."""
-    pending: deque[tuple[What, Future[Result]]] = deque()
+    pending: deque[tuple[What, Future[Found]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="assay-verify")
     try:
         for what, job in jobs:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from assay.families import EXPERT_PROJECTIONS, Form, form_of
 from assay.runtime_names import packed_modules
 
-Kind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
+ModuleKind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
 
 EXPERT = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
 SHARED_HEAD = re.compile(r"^(?P<layer>.*\.layers\.\d+)\.shared_head\.head$")
@@ -26,7 +26,7 @@ class RuntimeModule(NamedTuple):
     """One module of vLLM. `members`: the checkpoint's modules loaded into it; `judged_by`: names the patterns see."""
 
     name: str
-    kind: Kind
+    kind: ModuleKind
     judged_by: tuple[str, ...]
     members: tuple[str, ...]
 
@@ -63,14 +63,14 @@ def runtime_modules(family: str, modules: Iterable[str], config: Mapping[str, An
     fused = set(packed_modules(family))
     if config.get("q_lora_rank") is None:
         fused.discard("fused_qkv_a_proj")
-    members: dict[tuple[str, Kind], list[str]] = {}
+    members: dict[tuple[str, ModuleKind], list[str]] = {}
     for module in modules:
         form = form_of(family, f"{module}.weight", config)
         members.setdefault(_runtime_name(module, form, fused), []).append(module)
     return tuple(RuntimeModule(name, kind, _judged_by(name, kind), tuple(parts)) for (name, kind), parts in members.items())
 
 
-def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str, Kind]:
+def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str, ModuleKind]:
     if expert := EXPERT.match(module):
         return expert["experts"], "experts"
     if form.part == "lm_head":
@@ -85,7 +85,7 @@ def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str,
     return module, "linear"
 
 
-def _judged_by(name: str, kind: Kind) -> tuple[str, ...]:
+def _judged_by(name: str, kind: ModuleKind) -> tuple[str, ...]:
     if kind == "experts":
         return tuple(f"{name}.0.{projection}" for projection in EXPERT_PROJECTIONS)
     return (name,)

@@ -26,7 +26,7 @@ class TimesFloor(Part):
     """`by_span: 512 to 1023` -> multiple of the mean KL of the same group."""
 
 
-class Flips(Part):
+class TaskFlips(Part):
     """One task: items whose answer changed, against the reference."""
 
     task: str
@@ -68,7 +68,7 @@ def _value(number: Interval | float | None) -> float | None:
     return number.value if isinstance(number, Interval) else number
 
 
-def flips(reference: Measurement, measurement: Measurement, level: float) -> tuple[Flips, ...]:
+def flips(reference: Measurement, measurement: Measurement, level: float) -> tuple[TaskFlips, ...]:
     """For every task that both were scored on."""
     found = []
     for task in measurement.tasks:
@@ -77,7 +77,7 @@ def flips(reference: Measurement, measurement: Measurement, level: float) -> tup
             lost = sum(bool(ours.correct) and not theirs.correct for ours, theirs in pairs)
             gained = sum(bool(theirs.correct) and not ours.correct for ours, theirs in pairs)
             found.append(
-                Flips(
+                TaskFlips(
                     task=task.task,
                     num_pairs=len(pairs),
                     num_lost=lost,

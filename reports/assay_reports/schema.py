@@ -9,7 +9,7 @@ from assay.probe_records import ProbeReport
 from assay.records import Damage, Fingerprint, Interval, Part, Record
 from assay.swe_records import SweDifference, SweFigures
 from assay.verdict_records import Status, Verdict
-from assay_reports.drift import Flips, TimesFloor
+from assay_reports.drift import TaskFlips, TimesFloor
 
 
 class Limit(Part):
@@ -94,7 +94,7 @@ class Row(Part):
     """Mean KL / mean KL of the reference's repeat; None without a floor, or if the floor is exactly 0."""
     times_floor: tuple[TimesFloor, ...] = ()
     """Every other statistic of drift as such a multiple."""
-    flips: tuple[Flips, ...] = ()
+    flips: tuple[TaskFlips, ...] = ()
     acceptance: Acceptance | None
     acceptance_drop: Interval | None
     emulated: bool | None

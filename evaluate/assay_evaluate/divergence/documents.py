@@ -46,7 +46,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Question:
+class TextQuestion:
     """What the reference is asked for a text."""
 
     language: str
@@ -99,10 +99,10 @@ def keep_texts(journal: Journal, made_from: Any, texts: KeptTexts) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what the reference writes
-def own_questions(session: Session, spec: DivergenceSpec) -> list[Question]:
+def own_questions(session: Session, spec: DivergenceSpec) -> list[TextQuestion]:
     """Our own questions: open texts and calculations."""
     return [
-        Question(
+        TextQuestion(
             item.language,
             "replies",
             item.kind,
@@ -121,7 +121,7 @@ def own_questions(session: Session, spec: DivergenceSpec) -> list[Question]:
 
 def suite_questions(
     session: Session, spec: DivergenceSpec, who: Identity, languages: Mapping[tuple[str, str], str]
-) -> list[Question]:
+) -> list[TextQuestion]:
     """Questions that the tasks of the suite asked the reference, to be answered once more at T=1 with their own budgets.
 
     `spec.suite_documents` of every task, spread over its items. languages: (task, item) -> language.
@@ -138,7 +138,7 @@ def suite_questions(
         for item, key in chosen:
             path, body = session.client.journal.request_of(key)
             request = Request(TASK_WRITE, f"{task}/{item}", 0, path, _sampled(body))
-            questions.append(Question(languages.get((task, item), ""), "suite_replies", task, request))
+            questions.append(TextQuestion(languages.get((task, item), ""), "suite_replies", task, request))
     return questions
 
 
@@ -147,7 +147,7 @@ def _sampled(body: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key != "seed"} | sampling(1.0, None) | {"return_token_ids": True}
 
 
-def write_replies(session: Session, questions: Sequence[Question]) -> list[Document]:
+def write_replies(session: Session, questions: Sequence[TextQuestion]) -> list[Document]:
     """Let the reference answer. NotMeasured if the server does not return token ids, or nearly no reply came."""
     documents = []
     replies = session.client.ask([question.request for question in questions])
@@ -159,7 +159,7 @@ def write_replies(session: Session, questions: Sequence[Question]) -> list[Docum
     return documents
 
 
-def _document(session: Session, question: Question, reply: Reply) -> Document | None:
+def _document(session: Session, question: TextQuestion, reply: Reply) -> Document | None:
     if reply.token_ids is None or reply.prompt_token_ids is None:
         raise NotMeasured("the server returns no token ids (vLLM's return_token_ids); texts cannot be scored exactly")
     # One position must stay free: scoring asks for one new token.

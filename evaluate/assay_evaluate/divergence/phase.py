@@ -26,8 +26,8 @@ from assay_evaluate.divergence.documents import (
     write_replies,
 )
 from assay_evaluate.divergence.scoring import (
-    Form,
     Scoring,
+    ScoringForm,
     exact_requests,
     find_scores,
     learn_scoring,
@@ -48,7 +48,7 @@ class ReferenceText:
     documents: Sequence[Document]
     scores: Sequence[Reply]
     top_k: int
-    form: Form
+    form: ScoringForm
     why_not: str | None
 
 

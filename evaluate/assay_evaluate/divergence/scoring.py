@@ -25,14 +25,14 @@ from assay_evaluate.journal import Identity, Journal, Reply, Request, TokenLogpr
 TASK_SCORE = "divergence.score"
 GENERATE = "/inference/v1/generate"
 SCALE_OUT = "enable-scale-out"
-Form = Literal["completions", "generate", "packed"]
+ScoringForm = Literal["completions", "generate", "packed"]
 
 
 @dataclass(frozen=True)
 class Scoring:
     """What a server offers. exact_ids: it can score given ids per position."""
 
-    form: Form
+    form: ScoringForm
     exact_ids: bool
 
 
@@ -45,7 +45,7 @@ def learn_scoring(client: Client, fingerprint: Fingerprint) -> Scoring:
         first = _try(client, {"prompt_logprobs": 1})
         if first is None or "prompt_logprobs" not in first:
             return Scoring("completions", False)
-    form: Form = "packed" if first.get("prompt_token_id_logprobs") else "generate"
+    form: ScoringForm = "packed" if first.get("prompt_token_id_logprobs") else "generate"
     exact = _try(client, {"prompt_logprobs": 1, "prompt_logprob_token_ids": [[0, 1]]})
     return Scoring(form, exact is not None and bool(exact.get("prompt_token_id_logprobs")))
 
@@ -56,7 +56,7 @@ def _try(client: Client, more: dict[str, Any]) -> dict[str, Any] | None:
     return dict(response.json()) if response.status_code == 200 else None
 
 
-def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: Form) -> list[Request]:
+def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: ScoringForm) -> list[Request]:
     """Requests for the log-probabilities of each text's own tokens and of the `top_k` likeliest ids beside them."""
     if form == "completions":
         how = {"max_tokens": 1, "prompt_logprobs": top_k, **sampling(0.0, 0)}
@@ -99,7 +99,9 @@ def _request(document: Document, sample: int, path: str, body: dict[str, Any]) -
     return Request(TASK_SCORE, document.item, sample, path, body, logprobs_from=len(document.prompt_ids))
 
 
-def find_scores(journal: Journal, who: Identity, documents: Sequence[Document], top_k: int, form: Form) -> list[Reply] | None:
+def find_scores(
+    journal: Journal, who: Identity, documents: Sequence[Document], top_k: int, form: ScoringForm
+) -> list[Reply] | None:
     """The reference's scores from the journal alone, or None if one is missing."""
     replies = [journal.find(request.key(who)) for request in scoring_requests(documents, top_k, 0, form)]
     return [reply for reply in replies if reply is not None] if None not in replies else None

@@ -21,7 +21,7 @@ from assay_evaluate.divergence.positions import (
 )
 from assay_evaluate.statistics import cluster_bootstrap_mean
 
-Scored = tuple[ScoredDocument, PositionDivergence]
+ComparedDocument = tuple[ScoredDocument, PositionDivergence]
 
 
 def summarize(
@@ -85,7 +85,7 @@ def summarize(
 
 
 def drifts(
-    documents: Sequence[ScoredDocument], scored: Sequence[Scored], *, spans: Sequence[int], level: float, seed: int
+    documents: Sequence[ScoredDocument], scored: Sequence[ComparedDocument], *, spans: Sequence[int], level: float, seed: int
 ) -> tuple[Drift, ...]:
     """Of all sampled texts, of each of their sets if there are two, and of held-out texts; sets of one are left out."""
     sets: list[tuple[str, set[str]]] = [("all", {"replies", "suite_replies"})]
@@ -112,7 +112,7 @@ def drifts(
     return tuple(found)
 
 
-def _usable(scored: Sequence[Scored], chosen: Sequence[ScoredDocument]) -> list[Scored]:
+def _usable(scored: Sequence[ComparedDocument], chosen: Sequence[ScoredDocument]) -> list[ComparedDocument]:
     """Those of the chosen documents that have a finite position."""
     wanted = {id(doc) for doc in chosen}
     return [(doc, one) for doc, one in scored if id(doc) in wanted and one.finite_P.any()]

@@ -8,19 +8,19 @@
 
 from assay.probe_records import Offer, ProbeReport, ProbeResult, ProbeSettings, Witness
 from assay_evaluate.probes.asking import Ask, Asker, Exchange
-from assay_evaluate.probes.endpoint import Endpoint, find_endpoint
+from assay_evaluate.probes.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.probes.run import PROBES, run_probes
 
 __all__ = [
     "PROBES",
     "Ask",
     "Asker",
-    "Endpoint",
     "Exchange",
     "Offer",
     "ProbeReport",
     "ProbeResult",
     "ProbeSettings",
+    "ProbedEndpoint",
     "Witness",
     "find_endpoint",
     "run_probes",

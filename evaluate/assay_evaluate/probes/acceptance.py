@@ -16,7 +16,7 @@ from assay.probe_records import ProbeResult, Value
 from assay.records import Interval
 from assay_evaluate.acceptance import COUNTERS
 from assay_evaluate.probes.asking import Exchange
-from assay_evaluate.probes.session import Session, not_run, witness
+from assay_evaluate.probes.session import ProbeSession, not_run, witness
 from assay_evaluate.statistics import cluster_bootstrap_ratio
 
 ENOUGH_TOKENS = 128
@@ -52,7 +52,7 @@ class Drafts:
         return self.num_accepted / self.num_draft_tokens
 
 
-def probe_acceptance(session: Session) -> ProbeResult:
+def probe_acceptance(session: ProbeSession) -> ProbeResult:
     """Long replies sampled at T=1, at full concurrency. Alarm: a request, or all together."""
     if not session.endpoint.offer.speculation:
         return not_run("acceptance", "request", "the endpoint drafts nothing, or does not say so")
@@ -92,7 +92,7 @@ def probe_acceptance(session: Session) -> ProbeResult:
     )
 
 
-def _by_counters(session: Session) -> ProbeResult:
+def _by_counters(session: ProbeSession) -> ProbeResult:
     """What the server counted while this session ran: no single request can be judged."""
     asked = sum(exchange.is_answered for exchange in [*session.long_replies, *session.sampled])
     drafts, drafted, accepted = (session.counted(name) for name in COUNTERS)

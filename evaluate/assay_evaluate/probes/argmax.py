@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 from assay.probe_records import ProbeResult
-from assay_evaluate.probes.session import Session, not_run, witness
+from assay_evaluate.probes.session import ProbeSession, not_run, witness
 
 TIE = 1e-5
 """Nats within which two log-probabilities are equal: float32 rounding of values up to about 20."""
 
 
-def probe_argmax(session: Session) -> ProbeResult:
+def probe_argmax(session: ProbeSession) -> ProbeResult:
     """Every greedy token against the returned top k. Alarm: one single event."""
     if session.top_k is None:
         return not_run("argmax", "token", "the endpoint returns no log-probabilities")

@@ -17,7 +17,7 @@ from scipy import stats
 from assay.probe_records import ProbeResult, Witness
 from assay_evaluate.probes.rates import lower_bound
 from assay_evaluate.probes.recompute import why_not
-from assay_evaluate.probes.session import Scored, Session, not_run, witness
+from assay_evaluate.probes.session import ProbeSession, RescoredReply, not_run, witness
 
 DECIDED_NATS = 0.25
 """A lead of at least this (odds of 1.28) is a decision and no near tie ..."""
@@ -32,7 +32,7 @@ TIE_P_VALUE = 1e-6
 
 
 @dataclass
-class Tally:
+class ConsensusTally:
     """Sums over positions."""
 
     positions: int = 0
@@ -52,7 +52,7 @@ class Ranks:
     prefill: dict[int, float]
 
 
-def probe_consensus(session: Session) -> ProbeResult:
+def probe_consensus(session: ProbeSession) -> ProbeResult:
     """Greedy and sampled replies at full concurrency. Alarm: a missing token, surely too many swaps, or ties of one side."""
     missing = why_not(session)
     if missing is not None:
@@ -62,7 +62,7 @@ def probe_consensus(session: Session) -> ProbeResult:
     ranked = [(one, positions_of(one)) for one in scored]
     noise = _noise([ranks for _, positions in ranked for ranks in positions.values()])
     decided = max(DECIDED_NATS, NOISE_FACTOR * noise)
-    tally = Tally()
+    tally = ConsensusTally()
     for number, (one, positions) in enumerate(ranked):
         before = tally.kinds.total()
         for position, ranks in positions.items():
@@ -91,7 +91,7 @@ def probe_consensus(session: Session) -> ProbeResult:
     )
 
 
-def positions_of(scored: Scored) -> dict[int, Ranks]:
+def positions_of(scored: RescoredReply) -> dict[int, Ranks]:
     """Positions of the reply at which both paths name at least two tokens."""
     prefill, found = scored.prefill, {}
     assert prefill is not None, "the caller looked"
@@ -114,7 +114,7 @@ def _noise(all_ranks: list[Ranks]) -> float:
     return float(np.median(deltas)) if deltas else 0.0
 
 
-def _look(scored: Scored, position: int, ranks: Ranks, decided: float, tally: Tally) -> None:
+def _look(scored: RescoredReply, position: int, ranks: Ranks, decided: float, tally: ConsensusTally) -> None:
     decode, prefill = ranks.decode, ranks.prefill
     tally.positions += 1
     tally.overlap += len(decode.keys() & prefill.keys()) / len(decode)
@@ -144,7 +144,7 @@ def _lead(side: dict[int, float], best: int, other: int) -> float:
     return side[best] - side.get(other, min(side.values()))
 
 
-def _alarms(tally: Tally) -> list[str]:
+def _alarms(tally: ConsensusTally) -> list[str]:
     found = []
     if tally.kinds["missing"]:
         found.append(

@@ -12,13 +12,13 @@ from dataclasses import replace
 from assay.probe_records import ProbeResult
 from assay_evaluate.probes.asking import Ask, Exchange
 from assay_evaluate.probes.divergences import Arm, arm, decision_limit, witnesses
-from assay_evaluate.probes.session import Session, not_run
+from assay_evaluate.probes.session import ProbeSession, not_run
 
 NEIGHBOUR_PROMPTS = 4
 """Prompts per kind of neighbours: each takes a full batch."""
 
 
-def probe_determinism(session: Session) -> ProbeResult:
+def probe_determinism(session: ProbeSession) -> ProbeResult:
     """Alarm: a reply parts where the reply alone had decided (see `decision_limit`). Needs log-probabilities to judge."""
     baseline = session.alone
     if not any(one.is_answered for one in baseline):
@@ -43,7 +43,7 @@ def _renamed(asks: Sequence[Ask], what: str) -> list[Ask]:
     return [replace(ask, id=f"{what}/{ask.id}") for ask in asks]
 
 
-def _among(session: Session, asks: Sequence[Ask], what: str, num_tokens: int) -> list[Exchange]:
+def _among(session: ProbeSession, asks: Sequence[Ask], what: str, num_tokens: int) -> list[Exchange]:
     """Each request in the middle of a full wave of others."""
     found = []
     for number, ask in enumerate(asks):
@@ -55,7 +55,7 @@ def _among(session: Session, asks: Sequence[Ask], what: str, num_tokens: int) ->
     return found
 
 
-def _judge(session: Session, arms: Sequence[Arm]) -> ProbeResult:
+def _judge(session: ProbeSession, arms: Sequence[Arm]) -> ProbeResult:
     limit = decision_limit(arms)
     events = witnesses(arms, limit)
     trials = sum(len(one.partings) for one in arms)

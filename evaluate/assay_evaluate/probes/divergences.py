@@ -19,7 +19,7 @@ from assay_evaluate.probes.session import witness
 
 
 @dataclass(frozen=True)
-class Parting:
+class ReplyParting:
     """Two replies to one prompt. `position`: the first token that differs; None: they are the same."""
 
     baseline: Exchange
@@ -36,18 +36,18 @@ def tokens_of(exchange: Exchange) -> tuple[Token, ...]:
     return exchange.reply.token_ids or tuple(row.token for row in exchange.rows) or tuple(exchange.text)
 
 
-def part(baseline: Exchange, other: Exchange) -> Parting:
+def part(baseline: Exchange, other: Exchange) -> ReplyParting:
     """Compare two replies to the same greedy request."""
     ours, theirs = tokens_of(baseline), tokens_of(other)
     same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     rows = list(zip(baseline.rows[:same], other.rows[:same], strict=False))
     deltas = tuple(abs(a.logprob - b.logprob) for a, b in rows if math.isfinite(a.logprob - b.logprob))
     if same == len(ours) == len(theirs):
-        return Parting(baseline, other, None, None, deltas)
+        return ReplyParting(baseline, other, None, None, deltas)
     lead = None
     if same < len(baseline.rows) and same < len(theirs):
         lead = _lead(baseline.rows[same], theirs[same])
-    return Parting(baseline, other, same, lead, deltas)
+    return ReplyParting(baseline, other, same, lead, deltas)
 
 
 def _lead(row: TokenRow, token: Token) -> float | None:
@@ -63,7 +63,7 @@ class Arm:
     """All pairs of one way of asking."""
 
     name: str
-    partings: tuple[Parting, ...]
+    partings: tuple[ReplyParting, ...]
 
     @property
     def num_parted(self) -> int:
@@ -79,7 +79,7 @@ class Arm:
         deltas = [delta for one in self.partings for delta in one.deltas]
         return float(np.mean(deltas)) if deltas else None
 
-    def decided(self, limit_nats: float) -> list[Parting]:
+    def decided(self, limit_nats: float) -> list[ReplyParting]:
         """Partings at a token of which the baseline was sure."""
         return [one for one in self.partings if one.lead_nats is not None and one.lead_nats > limit_nats]
 

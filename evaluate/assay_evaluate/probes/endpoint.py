@@ -19,7 +19,7 @@ EXTENDED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ProbedEndpoint:
     """A server and what it was found to offer. `base_url` has no /v1 at its end."""
 
     base_url: str
@@ -39,7 +39,7 @@ class Endpoint:
 
 def find_endpoint(
     url: str, model: str | None = None, *, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None
-) -> Endpoint:
+) -> ProbedEndpoint:
     """Ask the server at `url` who it is and what it offers. model: its name there; None: the first one listed.
 
     MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
@@ -54,7 +54,7 @@ def find_endpoint(
     about = next(one for one in listed if model is None or one["id"] == model)
     length = about.get("max_model_len")
     with Asker(base_url, about["id"], timeout_s=timeout_s, headers=sent) as asker:
-        return Endpoint(
+        return ProbedEndpoint(
             base_url=base_url,
             model=about["id"],
             max_model_len=length if isinstance(length, int) else None,

@@ -19,7 +19,7 @@ from assay_evaluate.probes.detectors import SURPRISE_NATS, Sign, signs_in
 from assay_evaluate.probes.nonfinite import nonfinite_sign
 from assay_evaluate.probes.rates import lower_bound
 from assay_evaluate.probes.recompute import why_not
-from assay_evaluate.probes.session import Scored, Session, not_run, witness
+from assay_evaluate.probes.session import ProbeSession, RescoredReply, not_run, witness
 
 FOREIGN_NATS = 2.0
 """A token this far below the best one of prefill is none that this model picks at temperature 0; eight times a decision."""
@@ -45,7 +45,7 @@ class Suspect:
         return tuple(sorted({sign.kind for sign in self.signs}))
 
 
-def probe_garble(session: Session) -> ProbeResult:
+def probe_garble(session: ProbeSession) -> ProbeResult:
     """Alarm: one reply that serving has garbled; or more than 1 % of the requests, surely, without a reply."""
     exchanges = session.asker.ask(_asks(session), session.settings.concurrency, slim=_slim)
     kept = [one for one in exchanges if one.ask.abort_after is None]
@@ -86,7 +86,7 @@ def probe_garble(session: Session) -> ProbeResult:
     )
 
 
-def _asks(session: Session) -> list[Ask]:
+def _asks(session: ProbeSession) -> list[Ask]:
     """Short and long prompts in turn; users that hang up in between."""
     settings = session.settings
     count = settings.num_garble_requests
@@ -136,7 +136,7 @@ def signs_of(exchange: Exchange, *, is_end_expected: bool) -> list[Sign]:
 
 
 # ------------------------------------------------------------------------------------------------ habit or fault
-def _sort_out(session: Session, suspects: Sequence[Suspect]) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
+def _sort_out(session: ProbeSession, suspects: Sequence[Suspect]) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
     """(garbled, the model's habits, not to be told)."""
     garbled: list[Suspect] = []
     habits: list[Suspect] = []
@@ -163,7 +163,7 @@ def _sort_out(session: Session, suspects: Sequence[Suspect]) -> tuple[list[Suspe
     return sorted(garbled, key=lambda one: one.number), habits, [*unknown, *undecided[MOST_ASKED_AGAIN:]]
 
 
-def is_own(scored: Scored | None, temperature: float) -> bool | None:
+def is_own(scored: RescoredReply | None, temperature: float) -> bool | None:
     """Whether prefill would have written the reply, too. None: it could not be scored."""
     if scored is None or scored.prefill is None or not len(scored.prefill.chosen_P):
         return None

@@ -13,13 +13,13 @@ from assay.probe_records import ProbeResult, Witness
 from assay_evaluate.journal import TokenLogprobs
 from assay_evaluate.probes.asking import Exchange
 from assay_evaluate.probes.detectors import ID_ZERO_RUN, id_zero_run
-from assay_evaluate.probes.session import Session, witness
+from assay_evaluate.probes.session import ProbeSession, witness
 
 COUNTER = "vllm:corrupted_requests_total"
 NOT_JSON = "not JSON compliant"
 
 
-def probe_nonfinite(session: Session) -> ProbeResult:
+def probe_nonfinite(session: ProbeSession) -> ProbeResult:
     """Everything that was asked in this run, generated and scored. Alarm: one single request, or the server's counter."""
     needed = [session.greedy, session.sampled]
     if session.endpoint.offer.prompt_logprobs and session.endpoint.offer.token_ids:

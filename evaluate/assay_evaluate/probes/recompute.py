@@ -16,8 +16,8 @@ import numpy as np
 
 from assay.probe_records import ProbeResult, Value, Witness
 from assay_evaluate.probes.asking import Exchange
-from assay_evaluate.probes.session import Scored, Session, not_run, witness
-from assay_evaluate.probes.trends import Step, find_step
+from assay_evaluate.probes.session import ProbeSession, RescoredReply, not_run, witness
+from assay_evaluate.probes.trends import BestSplit, find_step
 
 MEAN_LIMIT = 1.05
 """Of mean exp|Δ| over all tokens."""
@@ -46,7 +46,7 @@ class Compared:
         return float(np.nanmean(np.exp(self.delta_P)))
 
 
-def compare(scored: Sequence[Scored]) -> list[Compared]:
+def compare(scored: Sequence[RescoredReply]) -> list[Compared]:
     """|Δ| of every reply that has both kinds of log-probabilities for at least one token."""
     found = []
     for one in scored:
@@ -61,7 +61,7 @@ def compare(scored: Sequence[Scored]) -> list[Compared]:
     return found
 
 
-def probe_recompute(session: Session) -> ProbeResult:
+def probe_recompute(session: ProbeSession) -> ProbeResult:
     """Replies at full concurrency, greedy and sampled, and some alone. Alarm: the mean, a sequence, or a step."""
     missing = why_not(session)
     if missing is not None:
@@ -109,7 +109,7 @@ def _mean_exp(compared: Sequence[Compared]) -> float:
     return float(np.nanmean(np.exp(np.concatenate([one.delta_P for one in compared]))))
 
 
-def why_not(session: Session) -> str | None:
+def why_not(session: ProbeSession) -> str | None:
     """What the endpoint lacks for scoring a reply again; None: nothing."""
     offer = session.endpoint.offer
     lacks = [
@@ -122,7 +122,7 @@ def why_not(session: Session) -> str | None:
     return f"the endpoint returns no {' and no '.join(lacks)}" if lacks else None
 
 
-def find_steps(full: Sequence[Compared], alone: Sequence[Compared]) -> dict[str, Step]:
+def find_steps(full: Sequence[Compared], alone: Sequence[Compared]) -> dict[str, BestSplit]:
     """Against the slot and the concurrency by sequence, against the position by stretches of 16 tokens."""
     by_slot = [(one.exchange.slot, float(np.nanmean(one.delta_P))) for one in full]
     by_load = [(one.exchange.concurrency, float(np.nanmean(one.delta_P))) for one in [*alone, *full]]
@@ -150,7 +150,7 @@ def _witness(one: Compared, limit: float) -> Witness:
     return witness(one.exchange, "recomputed otherwise", worst, f"mean exp|Δ| <= {limit:.4g}", f"{one.error:.4g}")
 
 
-def _figures(step: Step) -> dict[str, Value]:
+def _figures(step: BestSplit) -> dict[str, Value]:
     return {
         "threshold": step.threshold, "below_nats": step.below, "above_nats": step.above, "p_value": step.p_value,
         "spearman_rho": step.rho, "is_structural": step.is_structural,

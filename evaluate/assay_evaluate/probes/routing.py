@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from assay.probe_records import ProbeResult
 from assay_evaluate.probes.asking import Exchange
-from assay_evaluate.probes.session import Session, not_run, witness
+from assay_evaluate.probes.session import ProbeSession, not_run, witness
 
 LEAST_AGREEMENT = 0.9
 """Mean share of a token's experts that both paths chose, of a reply; a random choice of 8 in 256 agrees in 0.03."""
@@ -35,7 +35,7 @@ def agreement_TL(ours_TLK: npt.NDArray[np.int64], theirs_TLK: npt.NDArray[np.int
     return np.asarray(same_TLKK.any(-1).mean(-1), np.float64)
 
 
-def probe_routing(session: Session) -> ProbeResult:
+def probe_routing(session: ProbeSession) -> ProbeResult:
     """Decoding against prefill over the reply's tokens. Alarm: a reply below 0.9, or a layer below 0.8 over all."""
     if not session.endpoint.offer.routed_experts:
         return not_run("routing", "request", "the endpoint does not tell the experts (--enable-return-routed-experts)")

@@ -14,16 +14,16 @@ from assay_evaluate.probes.argmax import probe_argmax
 from assay_evaluate.probes.asking import Asker
 from assay_evaluate.probes.consensus import probe_consensus
 from assay_evaluate.probes.determinism import probe_determinism
-from assay_evaluate.probes.endpoint import Endpoint
+from assay_evaluate.probes.endpoint import ProbedEndpoint
 from assay_evaluate.probes.garble import probe_garble
 from assay_evaluate.probes.nonfinite import probe_nonfinite
 from assay_evaluate.probes.recompute import probe_recompute
 from assay_evaluate.probes.routing import probe_routing
-from assay_evaluate.probes.session import Session
+from assay_evaluate.probes.session import ProbeSession
 from assay_evaluate.probes.speculation import probe_speculation
 from assay_evaluate.probes.tool_ladder import probe_tools
 
-Probe = Callable[[Session], ProbeResult]
+Probe = Callable[[ProbeSession], ProbeResult]
 
 PROBES: dict[str, Probe] = {
     "argmax": probe_argmax,
@@ -40,12 +40,12 @@ PROBES: dict[str, Probe] = {
 
 
 def run_probes(
-    endpoint: Endpoint,
+    endpoint: ProbedEndpoint,
     settings: ProbeSettings | None = None,
     names: Sequence[str] | None = None,
     *,
     label: str | None = None,
-    without_speculation: Endpoint | None = None,
+    without_speculation: ProbedEndpoint | None = None,
     ledger: Path | None = None,
     asker: Asker | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
@@ -58,7 +58,7 @@ def run_probes(
     """
     settings, wanted = settings or ProbeSettings(), checked_names(names)
     if asker is not None:
-        return run_session(Session(endpoint, settings, asker, without_speculation, on_progress), wanted, label=label)
+        return run_session(ProbeSession(endpoint, settings, asker, without_speculation, on_progress), wanted, label=label)
     with Asker(
         endpoint.base_url,
         endpoint.model,
@@ -67,7 +67,7 @@ def run_probes(
         headers=endpoint.headers,
         on_progress=on_progress,
     ) as own:
-        return run_session(Session(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
+        return run_session(ProbeSession(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
@@ -78,7 +78,7 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if names is None or name in names]
 
 
-def run_session(session: Session, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
+def run_session(session: ProbeSession, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
     """Run `names`, in their order, on a session that is open; what it was asked before is not asked again."""
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     results = []

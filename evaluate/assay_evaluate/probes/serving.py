@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from assay.callbacks import Say
 from assay.probe_records import ProbeReport, ProbeSettings, ledger_of
 from assay.recipes import ProfileRecipe
 from assay_evaluate.probes.asking import Asker
-from assay_evaluate.probes.endpoint import Endpoint, find_endpoint
+from assay_evaluate.probes.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.probes.run import PROBES, checked_names, run_probes, run_session
-from assay_evaluate.probes.session import Session
+from assay_evaluate.probes.session import ProbeSession
 from assay_evaluate.probes.speculation import pair_with
 from assay_evaluate.serve import Server, ServerSpec, serve
 
-Progress = Callable[[str], None]
 COUNT_NANS = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 """Makes vLLM count requests whose logits held NaN; changes nothing else."""
 
@@ -29,8 +29,8 @@ def probe_checkpoint(
     label: str,
     checkpoint_sha256: str,
     ledger: Path,
-    on_progress: Progress = lambda line: None,
-    start_server: Callable[[ServerSpec, Progress], AbstractContextManager[Server]] = serve,
+    on_progress: Say = lambda line: None,
+    start_server: Callable[[ServerSpec, Say], AbstractContextManager[Server]] = serve,
 ) -> ProbeReport:
     """Serve `spec` and run the probes; where it drafts, serve it again without and compare. ServeError, MeasureError.
 
@@ -43,7 +43,7 @@ def probe_checkpoint(
         with Asker(
             endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress
         ) as asker:
-            session = Session(endpoint, settings, asker, None, on_progress)
+            session = ProbeSession(endpoint, settings, asker, None, on_progress)
             report = run_session(session, wanted, label=label)
             # A profile with an address starts nothing, so there is no other way to serve it.
             is_pair = "speculation" in wanted and endpoint.offer.speculation and not spec.profile.urls
@@ -62,7 +62,7 @@ def probe_served(
     label: str,
     checkpoint_sha256: str,
     place: Path,
-    on_progress: Progress = lambda line: None,
+    on_progress: Say = lambda line: None,
 ) -> ProbeReport:
     """All probes on a server that runs anyway, but for the pair, which needs another; written to `place`. MeasureError."""
     names = [name for name in PROBES if name != "speculation"]
@@ -80,15 +80,15 @@ def _counting(profile: ProfileRecipe) -> ProfileRecipe:
 
 def _with_pair(
     report: ProbeReport,
-    session: Session,
+    session: ProbeSession,
     spec: ServerSpec,
-    on_progress: Progress,
-    start_server: Callable[[ServerSpec, Progress], AbstractContextManager[Server]],
+    on_progress: Say,
+    start_server: Callable[[ServerSpec, Say], AbstractContextManager[Server]],
 ) -> ProbeReport:
     """The report with the pair's result in place of "no second server"."""
     spec = replace(spec, log_path=spec.log_path.with_stem(f"{spec.log_path.stem}-undrafted"))
     with start_server(spec, on_progress) as server:
-        other: Endpoint = find_endpoint(server.base_url, server.model)
+        other: ProbedEndpoint = find_endpoint(server.base_url, server.model)
         pair = pair_with(session, other)
     on_progress(f"speculation: {'ALARM: ' if pair.status == 'alarm' else ''}{pair.sentence}")
     results = tuple(pair if one.name == "speculation" else one for one in report.results)

@@ -17,7 +17,7 @@ from assay_evaluate.dialect import CHAT, COMPLETIONS, sampling
 from assay_evaluate.items import LANGUAGES, Language, arithmetic_item, filler_sentence, haystack, writing_item
 from assay_evaluate.journal import TokenLogprobs
 from assay_evaluate.probes.asking import Ask, Asker, Exchange
-from assay_evaluate.probes.endpoint import Endpoint
+from assay_evaluate.probes.endpoint import ProbedEndpoint
 from assay_evaluate.probes.rates import sentence, upper_bound
 from assay_evaluate.statistics import clopper_pearson
 
@@ -28,7 +28,7 @@ LEAST_NOTES = 2
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ProbePrompt:
     """One user message; `num_tokens` is about right."""
 
     id: str
@@ -38,7 +38,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class RescoredReply:
     """A reply and its tokens scored again from the prompt on (prefill). None: it could not be scored."""
 
     exchange: Exchange
@@ -47,20 +47,20 @@ class Scored:
 
 
 @dataclass
-class Session:
+class ProbeSession:
     """One run of probes against one endpoint."""
 
-    endpoint: Endpoint
+    endpoint: ProbedEndpoint
     settings: ProbeSettings
     asker: Asker
-    without_speculation: Endpoint | None = None
+    without_speculation: ProbedEndpoint | None = None
     """Another server of the same checkpoint that drafts nothing, for the pair."""
     on_progress: Callable[[str], None] = lambda line: None
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     """Of this run: makes a prompt new to a prefix cache that knows those of the run before."""
 
     # ------------------------------------------------------------------------------------------------ prompts
-    def prompts(self, what: str, count: int, num_tokens: int, *, writing_only: bool = False) -> list[Prompt]:
+    def prompts(self, what: str, count: int, num_tokens: int, *, writing_only: bool = False) -> list[ProbePrompt]:
         """`count` different prompts of about `num_tokens`, half English, half Chinese; the same for the same seed.
 
         Half ask for a text, half for a calculation with a short answer; all for a text if writing_only.
@@ -73,7 +73,7 @@ class Session:
         longest = self.endpoint.max_model_len
         return num_tokens if longest is None else max(1, min(num_tokens, longest - self.settings.max_tokens - 8))
 
-    def _prompt(self, what: str, index: int, language: Language, num_tokens: int, writing_only: bool) -> Prompt:
+    def _prompt(self, what: str, index: int, language: Language, num_tokens: int, writing_only: bool) -> ProbePrompt:
         seed = f"{self.settings.seed}:{what}"
         is_writing = writing_only or index % 4 < 2
         asked = writing_item(seed, index, language) if is_writing else arithmetic_item(seed, index, language, 3 + index % 3)
@@ -83,7 +83,7 @@ class Session:
         while (length := self._tokens_of("".join(notes), language)) < wanted:
             notes += [filler_sentence(draw, language) for _ in range(max(1, (wanted - length) // 16))]
         text = f"{haystack(notes, language)}\n{asked.prompt}"
-        return Prompt(f"{what}/{language}/{index}", language, text, num_tokens)
+        return ProbePrompt(f"{what}/{language}/{index}", language, text, num_tokens)
 
     def _tokens_of(self, text: str, language: Language) -> int:
         return round(len(text) * self._tokens_per_character[language])
@@ -97,7 +97,7 @@ class Session:
             text = ""
             while len(text) < FIRST_TRY_CHARACTERS:
                 text += filler_sentence(draw, language) + " "
-            exchange = self.asker.send(self.ask("tokens", Prompt("tokens", language, text, 0), max_tokens=1))
+            exchange = self.asker.send(self.ask("tokens", ProbePrompt("tokens", language, text, 0), max_tokens=1))
             found[language] = (exchange.reply.prompt_tokens or len(text)) / len(text)
         return found
 
@@ -105,7 +105,7 @@ class Session:
     def ask(
         self,
         what: str,
-        prompt: Prompt,
+        prompt: ProbePrompt,
         *,
         max_tokens: int | None = None,
         temperature: float = 0.0,
@@ -160,11 +160,11 @@ class Session:
         return self.asker.ask(asks, self.settings.concurrency, in_waves=True)
 
     @cached_property
-    def greedy_scored(self) -> list[Scored]:
+    def greedy_scored(self) -> list[RescoredReply]:
         return self.score(self.greedy, self.settings.concurrency)
 
     @cached_property
-    def sampled_scored(self) -> list[Scored]:
+    def sampled_scored(self) -> list[RescoredReply]:
         return self.score(self.sampled, self.settings.concurrency)
 
     @cached_property
@@ -180,7 +180,7 @@ class Session:
         return self.asker.ask(self.again(self.greedy, "alone"), 1)
 
     @cached_property
-    def alone_scored(self) -> list[Scored]:
+    def alone_scored(self) -> list[RescoredReply]:
         """Decoded alone and scored alone."""
         return self.score(self.alone, 1)
 
@@ -189,13 +189,13 @@ class Session:
         able = [one.ask for one in exchanges if one.is_answered][: self.settings.num_alone]
         return [replace(ask, id=f"{what}/{ask.id}", body={**ask.body, **more}) for ask in able]
 
-    def score(self, exchanges: Sequence[Exchange], concurrency: int) -> list[Scored]:
+    def score(self, exchanges: Sequence[Exchange], concurrency: int) -> list[RescoredReply]:
         """The tokens of every answered reply, scored again by one pass over prompt and reply (vLLM's prompt_logprobs)."""
         able = [one for one in exchanges if one.is_answered and one.reply.token_ids and one.reply.prompt_token_ids]
         top_k = min(self.top_k or self.settings.top_k, self.endpoint.offer.prompt_logprobs or 1)
         asks = [self._score_ask(one, top_k) for one in able]
         scored = self.asker.ask([replace(ask, id=f"score/{ask.id}") for ask in asks], concurrency)
-        return [Scored(one, back.reply.logprobs, back.reply.error) for one, back in zip(able, scored, strict=True)]
+        return [RescoredReply(one, back.reply.logprobs, back.reply.error) for one, back in zip(able, scored, strict=True)]
 
     def _score_ask(self, exchange: Exchange, top_k: int) -> Ask:
         prompt, reply = exchange.reply.prompt_token_ids or (), exchange.reply.token_ids or ()

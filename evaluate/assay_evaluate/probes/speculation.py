@@ -10,13 +10,13 @@ from dataclasses import replace
 from assay.probe_records import ProbeResult
 from assay_evaluate.probes.asking import Asker
 from assay_evaluate.probes.divergences import arm, decision_limit, witnesses
-from assay_evaluate.probes.endpoint import Endpoint
-from assay_evaluate.probes.session import Session, not_run
+from assay_evaluate.probes.endpoint import ProbedEndpoint
+from assay_evaluate.probes.session import ProbeSession, not_run
 
 WHY_NO_PAIR = "no second server without speculation to compare with (--without-speculation URL)"
 
 
-def probe_speculation(session: Session) -> ProbeResult:
+def probe_speculation(session: ProbeSession) -> ProbeResult:
     """The greedy requests on both servers, in the same waves. Alarm: replies part where the one without drafts had decided."""
     if not session.endpoint.offer.speculation:
         return not_run("speculation", "prompt", "the endpoint drafts nothing, or does not say so")
@@ -25,7 +25,7 @@ def probe_speculation(session: Session) -> ProbeResult:
     return pair_with(session, session.without_speculation)
 
 
-def pair_with(session: Session, other: Endpoint) -> ProbeResult:
+def pair_with(session: ProbeSession, other: ProbedEndpoint) -> ProbeResult:
     """`session`'s greedy replies, made with drafts, against those of `other`, which drafts nothing."""
     if other.offer.speculation:
         return not_run("speculation", "prompt", f"{other.base_url} drafts, too: the pair needs one server without speculation")

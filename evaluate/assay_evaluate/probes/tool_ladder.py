@@ -13,7 +13,7 @@ from scipy import stats
 from assay.probe_records import ProbeResult, Witness
 from assay_evaluate.dialect import CHAT
 from assay_evaluate.probes.asking import Ask, Exchange
-from assay_evaluate.probes.session import Session, not_run, witness
+from assay_evaluate.probes.session import ProbeSession, not_run, witness
 from assay_evaluate.tools.calls import judge
 from assay_evaluate.tools.catalogue import all_tools
 from assay_evaluate.tools.dialogue import messages_of
@@ -46,7 +46,7 @@ class Rung:
         return self.num_valid / self.num_replies
 
 
-def probe_tools(session: Session) -> ProbeResult:
+def probe_tools(session: ProbeSession) -> ProbeResult:
     """Alarm: a rung at which surely fewer calls are valid than on the best rung below it, by a quarter at least."""
     why = _why_not(session)
     if why is not None:
@@ -88,7 +88,7 @@ def probe_tools(session: Session) -> ProbeResult:
     )
 
 
-def _why_not(session: Session) -> str | None:
+def _why_not(session: ProbeSession) -> str | None:
     if not session.endpoint.offer.chat:
         return "the endpoint has no chat, so it cannot be shown tools"
     body = {"messages": [{"role": "user", "content": "1 + 1"}], "max_tokens": 1, "temperature": 0}
@@ -101,7 +101,7 @@ def _why_not(session: Session) -> str | None:
     return TEMPLATE_IGNORES_TOOLS if ours is not None and theirs is not None and ours <= theirs else None
 
 
-def _ask_rung(session: Session, rung: Rung) -> list[tuple[Exchange, bool, bool]]:
+def _ask_rung(session: ProbeSession, rung: Rung) -> list[tuple[Exchange, bool, bool]]:
     """(reply, valid calls and nothing else, malformed) of every answered question of a rung."""
     settings = session.settings
     seed = f"{settings.seed}:{'long' if rung.is_long else 'short'}"

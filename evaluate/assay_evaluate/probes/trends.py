@@ -23,7 +23,7 @@ FACTOR = 3.0
 
 
 @dataclass(frozen=True)
-class Step:
+class BestSplit:
     """The best split of values by x: `above` is the mean where x >= threshold, `below` where it is less."""
 
     threshold: float
@@ -42,7 +42,7 @@ class Step:
         return f"{self.above:.3g} nats from {what} {self.threshold:g} on, {self.below:.3g} before (p {self.p_value:.1g})"
 
 
-def find_step(xs: Sequence[float], values: Sequence[float]) -> Step | None:
+def find_step(xs: Sequence[float], values: Sequence[float]) -> BestSplit | None:
     """The split of `values` (errors, >= 0) by `xs` with the clearest rise. None: too few values, or one x only."""
     x, value = np.asarray(xs, float), np.asarray(values, float)
     places = np.unique(x)[1:]
@@ -52,11 +52,11 @@ def find_step(xs: Sequence[float], values: Sequence[float]) -> Step | None:
     if not splits:
         return None
     if np.ptp(value) == 0:
-        return Step(float(splits[0]), float(value.mean()), float(value.mean()), 1.0, 0.0)
+        return BestSplit(float(splits[0]), float(value.mean()), float(value.mean()), 1.0, 0.0)
     tested = [(stats.mannwhitneyu(value[x >= t], value[x < t], alternative="greater").pvalue, t) for t in splits]
     least, threshold = min(tested)
     is_above = x >= threshold
-    return Step(
+    return BestSplit(
         threshold=float(threshold),
         below=float(value[~is_above].mean()),
         above=float(value[is_above].mean()),

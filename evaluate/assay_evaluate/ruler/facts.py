@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from assay_evaluate.ruler.qa import Question, Questions
+from assay_evaluate.ruler.qa import QaQuestion, QaSource
 from assay_evaluate.ruler.words import ADJECTIVES, NOUNS, stride
 
 INVENTED = "the questions are about facts invented by assay"
@@ -38,7 +38,7 @@ def _name(number: int, ends: tuple[str, ...]) -> str:
     return _ONSETS[rest // len(_MIDDLES)] + _MIDDLES[rest % len(_MIDDLES)] + ends[end]
 
 
-def invented_questions(seed: str, *, is_two_hop: bool) -> Questions:
+def invented_questions(seed: str, *, is_two_hop: bool) -> QaSource:
     """A question about each of NUM_NAMES towns. One hop: who built something there. Two hops: where that person was born."""
     draw = random.Random(f"{seed}:facts")
     step, shift = stride(NUM_NAMES, draw.randrange(NUM_NAMES)), draw.randrange(NUM_NAMES)
@@ -53,10 +53,10 @@ def invented_questions(seed: str, *, is_two_hop: bool) -> Questions:
         documents += [about_town, about_person]
         if is_two_hop:
             text = f"In which town was the person born who built the {building} of {town}?"
-            questions.append(Question(text, (birthplace,), (about_town, about_person)))
+            questions.append(QaQuestion(text, (birthplace,), (about_town, about_person)))
         else:
-            questions.append(Question(f"Who built the {building} of {town}?", (builder, surname), (about_town,)))
-    return Questions(tuple(questions), tuple(documents), INVENTED)
+            questions.append(QaQuestion(f"Who built the {building} of {town}?", (builder, surname), (about_town,)))
+    return QaSource(tuple(questions), tuple(documents), INVENTED)
 
 
 def _town(draw: random.Random, town: str, building: str, builder: str) -> str:

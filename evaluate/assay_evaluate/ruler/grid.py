@@ -13,7 +13,7 @@ from assay.records import Interval
 from assay_evaluate.ruler.errors import RulerError
 from assay_evaluate.ruler.haystacks import generated
 from assay_evaluate.ruler.items import RulerItem, Style, size_item
-from assay_evaluate.ruler.languages import LANGUAGES, Language
+from assay_evaluate.ruler.languages import LANGUAGES, RulerLanguage
 from assay_evaluate.ruler.niah import grid_blueprint
 from assay_evaluate.ruler.tasks import GENERATED_HAYSTACK, Sources, essay_haystack, item_seed
 from assay_evaluate.ruler.tokens import CountTokens
@@ -25,7 +25,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """All items of one length, depth and language. `accuracy`: share answered, with its exact (Clopper-Pearson) interval."""
 
     length_tokens: int
@@ -42,7 +42,7 @@ def grid_item(
     seed: str,
     style: Style,
     count_tokens: CountTokens,
-    language: Language = "en",
+    language: RulerLanguage = "en",
     sources: Sources | None = None,
     reply_tokens: int = REPLY_TOKENS,
 ) -> RulerItem:
@@ -78,7 +78,7 @@ def needle_grid(
     style: Style,
     count_tokens: CountTokens,
     depths: Sequence[float] = DEPTHS,
-    languages: Sequence[Language] = ("en",),
+    languages: Sequence[RulerLanguage] = ("en",),
     sources: Sources | None = None,
     reply_tokens: int = REPLY_TOKENS,
 ) -> Iterator[RulerItem]:
@@ -100,7 +100,7 @@ def needle_grid(
                     )
 
 
-def grid_cells(scored: Iterable[tuple[RulerItem, float]], level: float = 0.95) -> tuple[Cell, ...]:
+def grid_cells(scored: Iterable[tuple[RulerItem, float]], level: float = 0.95) -> tuple[GridCell, ...]:
     """The cells of scored grid items, by length, depth and language. RulerError for an item of another task."""
     scores: dict[tuple[int, float, str], list[float]] = defaultdict(list)
     for item, value in scored:
@@ -108,6 +108,6 @@ def grid_cells(scored: Iterable[tuple[RulerItem, float]], level: float = 0.95) -
             raise RulerError(f"{item.id}: not an item of the needle grid; only those have a cell")
         scores[item.length_tokens, item.facts["depth"], item.language].append(value)
     return tuple(
-        Cell(*place, clopper_pearson(sum(value == 1 for value in values), len(values), level))
+        GridCell(*place, clopper_pearson(sum(value == 1 for value in values), len(values), level))
         for place, values in sorted(scores.items())
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay_evaluate.ruler.errors import RulerError
-from assay_evaluate.ruler.languages import WORDINGS, Language
+from assay_evaluate.ruler.languages import WORDINGS, RulerLanguage
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 
@@ -34,7 +34,7 @@ def repeated(sentences: Sequence[str], num_sentences: int) -> list[str]:
     return [*sentences] * times + [*sentences[:rest]]
 
 
-def generated(seed: str, language: Language = "en") -> Sentences:
+def generated(seed: str, language: RulerLanguage = "en") -> Sentences:
     """Essay-like sentences of a language's grammar, another text for every seed. No digits, so no needle by chance."""
     draw = random.Random(f"{seed}:haystack:{language}")
     sentence = WORDINGS[language].sentence

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Language = Literal["en", "zh", "es", "ru", "ja"]
+RulerLanguage = Literal["en", "zh", "es", "ru", "ja"]
 
 
 @dataclass(frozen=True)
@@ -237,5 +237,5 @@ _JA = Wording(
     joint="",
 )
 
-WORDINGS: dict[Language, Wording] = {"en": _EN, "zh": _ZH, "es": _ES, "ru": _RU, "ja": _JA}
-LANGUAGES: tuple[Language, ...] = tuple(WORDINGS)
+WORDINGS: dict[RulerLanguage, Wording] = {"en": _EN, "zh": _ZH, "es": _ES, "ru": _RU, "ja": _JA}
+LANGUAGES: tuple[RulerLanguage, ...] = tuple(WORDINGS)

@@ -15,10 +15,10 @@ from typing import Literal
 
 from assay_evaluate.ruler.draft import Blueprint, Draft
 from assay_evaluate.ruler.haystacks import Sentences, cut, hide, noise, num_pieces
-from assay_evaluate.ruler.languages import WORDINGS, Language
+from assay_evaluate.ruler.languages import WORDINGS, RulerLanguage
 from assay_evaluate.ruler.words import NUM_KEYS, key, stride
 
-Kind = Literal["words", "numbers", "uuids"]
+NeedleKind = Literal["words", "numbers", "uuids"]
 
 MOST_UNITS = 10_000_000
 NUM_HOPS = 4
@@ -32,8 +32,8 @@ class Needles:
     """One needle task: `num_keys` keys, `num_values` needles for each, and how many keys are asked for."""
 
     haystack: Literal["noise", "essay", "needles"]
-    keys: Kind = "words"
-    values: Kind = "numbers"
+    keys: NeedleKind = "words"
+    values: NeedleKind = "numbers"
     num_keys: int = 1
     num_values: int = 1
     num_queries: int = 1
@@ -69,7 +69,7 @@ def needle_blueprint(spec: Needles, seed: str, essays: Sentences) -> Blueprint:
     return Blueprint(build, 0, most, "all", num_pieces=lambda units: num_pieces(filler(units + 1)[-1]))
 
 
-def grid_blueprint(language: Language, depth: float, seed: str, essays: Sentences) -> Blueprint:
+def grid_blueprint(language: RulerLanguage, depth: float, seed: str, essays: Sentences) -> Blueprint:
     """One needle at `depth` (0 first sentence, 1 last), in any of `LANGUAGES`; the value is a number of seven digits."""
     words = WORDINGS[language]
     draw = random.Random(seed)
@@ -103,19 +103,19 @@ def key_stream(draw: random.Random) -> Callable[[int], str]:
     return lambda number: key((start + number * step) % NUM_KEYS)
 
 
-def _value_of(kind: Kind, draw: random.Random) -> str:
+def _value_of(kind: NeedleKind, draw: random.Random) -> str:
     return (
         str(draw.randint(1_000_000, 9_999_999)) if kind == "numbers" else str(uuid.UUID(int=draw.getrandbits(128), version=4))
     )
 
 
-def _distinct(values: list[str], kind: Kind, draw: random.Random) -> list[str]:
+def _distinct(values: list[str], kind: NeedleKind, draw: random.Random) -> list[str]:
     while len(set(values)) < len(values):
         values = [_value_of(kind, draw) for _ in values]
     return values
 
 
-def _needle(kind: Kind, name: str, value: str) -> str:
+def _needle(kind: NeedleKind, name: str, value: str) -> str:
     return f"One of the special magic {kind} for {name} is: {value}."
 
 
@@ -135,7 +135,7 @@ def _distractors(
     return first
 
 
-def _wording(kind: Kind, names: list[str], num_values: int) -> tuple[str, str, str]:
+def _wording(kind: NeedleKind, names: list[str], num_values: int) -> tuple[str, str, str]:
     """What stands before the haystack, what after it, and how the answer begins."""
     asked = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
     if num_values == 1:

@@ -25,7 +25,7 @@ ONLY_THE_ANSWER = "Answer the question based on the given documents. Only give m
 
 
 @dataclass(frozen=True)
-class Question:
+class QaQuestion:
     """A question; any of `answers` will do. `documents` hold the answer; `near` are those put around them first."""
 
     text: str
@@ -35,15 +35,15 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Questions:
+class QaSource:
     """All questions of a source, and all its documents once each. `why_not_comparable`: None for published questions."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[QaQuestion, ...]
     documents: tuple[str, ...]
     why_not_comparable: str | None = None
 
 
-def question_blueprint(source: Questions, order_seed: str, seed: str, index: int) -> Blueprint:
+def question_blueprint(source: QaSource, order_seed: str, seed: str, index: int) -> Blueprint:
     """The `index`-th question in an order that depends on `order_seed` alone: no question twice before all were asked.
 
     Units: sentences of distractors, in an order drawn from `seed`; begun again when all were used.
@@ -80,7 +80,7 @@ def question_blueprint(source: Questions, order_seed: str, seed: str, index: int
 class _Distractors:
     """Documents without the answer's, cut at a sentence when the last one is too long."""
 
-    def __init__(self, source: Questions, question: Question, draw: random.Random) -> None:
+    def __init__(self, source: QaSource, question: QaQuestion, draw: random.Random) -> None:
         own = set(question.documents)
         self._documents = [document for document in question.near if document not in own]
         self._ends = list(accumulate(map(_num_sentences, self._documents)))
@@ -128,35 +128,35 @@ def _num_sentences(document: str) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ published questions
-def read_squad(path: str | Path) -> Questions:
+def read_squad(path: str | Path) -> QaSource:
     """SQuAD 1.1 or 2.0 as published (JSON). Questions without an answer are left out. RulerError if it is something else."""
 
-    def parse(data: Any) -> Iterator[Question]:
+    def parse(data: Any) -> Iterator[QaQuestion]:
         for article in data["data"]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
                     answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
                     if answers and not asked.get("is_impossible", False):
-                        yield Question(asked["question"], answers, (paragraph["context"],))
+                        yield QaQuestion(asked["question"], answers, (paragraph["context"],))
 
     documents = _unique(lambda data: (paragraph["context"] for article in data["data"] for paragraph in article["paragraphs"]))
     return _read(Path(path), "SQuAD", parse, documents)
 
 
-def read_hotpotqa(path: str | Path) -> Questions:
+def read_hotpotqa(path: str | Path) -> QaSource:
     """HotpotQA as published (JSON, distractor setting). The supporting documents are the question's, the rest its near ones."""
 
     def paragraphs(row: Any) -> dict[str, str]:
         return {title: f"{title}\n{''.join(sentences)}" for title, sentences in row["context"]}
 
-    def parse(data: Any) -> Iterator[Question]:
+    def parse(data: Any) -> Iterator[QaQuestion]:
         for row in data:
             texts = paragraphs(row)
             titles = dict.fromkeys(title for title, _ in row["supporting_facts"])
             own = tuple(texts[title] for title in titles if title in texts)
             if len(own) == len(titles):
                 near = tuple(text for title, text in texts.items() if title not in titles)
-                yield Question(row["question"], (row["answer"],), own, near)
+                yield QaQuestion(row["question"], (row["answer"],), own, near)
 
     return _read(Path(path), "HotpotQA", parse, _unique(lambda data: (t for row in data for t in paragraphs(row).values())))
 
@@ -166,14 +166,14 @@ def _unique(find: Callable[[Any], Iterator[str]]) -> Callable[[Any], tuple[str, 
 
 
 def _read(
-    path: Path, name: str, parse: Callable[[Any], Iterator[Question]], documents: Callable[[Any], tuple[str, ...]]
-) -> Questions:
+    path: Path, name: str, parse: Callable[[Any], Iterator[QaQuestion]], documents: Callable[[Any], tuple[str, ...]]
+) -> QaSource:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RulerError(f"{path}: cannot be read as {name} JSON ({error}); give the file as it was published") from error
     try:
-        found = Questions(tuple(parse(data)), documents(data))
+        found = QaSource(tuple(parse(data)), documents(data))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RulerError(
             f"{path}: not {name} as published ({type(error).__name__}: {error}); give the JSON file as it was published"

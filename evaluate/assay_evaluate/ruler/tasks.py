@@ -17,7 +17,7 @@ from assay_evaluate.ruler.facts import invented_questions
 from assay_evaluate.ruler.haystacks import Sentences, TextFolder, generated
 from assay_evaluate.ruler.items import RulerItem, Style, size_item
 from assay_evaluate.ruler.niah import Needles, needle_blueprint, tracking_blueprint
-from assay_evaluate.ruler.qa import Questions, question_blueprint
+from assay_evaluate.ruler.qa import QaSource, question_blueprint
 from assay_evaluate.ruler.tokens import CountTokens
 
 NEEDLE_TASKS: dict[str, Needles] = {
@@ -42,8 +42,8 @@ class Sources:
     """Texts of one's own; None stands for what assay generates. squad: of qa_1; hotpotqa: of qa_2."""
 
     essays: TextFolder | None = None
-    squad: Questions | None = None
-    hotpotqa: Questions | None = None
+    squad: QaSource | None = None
+    hotpotqa: QaSource | None = None
 
 
 def ruler_item(
@@ -135,5 +135,5 @@ def _blueprint(task: str, length_tokens: int, index: int, seed: str, sources: So
 
 
 @functools.lru_cache(maxsize=4)
-def _invented(seed: str, is_two_hop: bool) -> Questions:
+def _invented(seed: str, is_two_hop: bool) -> QaSource:
     return invented_questions(f"{seed}:qa", is_two_hop=is_two_hop)

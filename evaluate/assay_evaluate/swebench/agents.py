@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from assay.errors import MeasureError, UnreachableError
 from assay.suite_recipe import SweTask
-from assay_evaluate.swebench.dataset import Row
-from assay_evaluate.swebench.engine import LABEL, Engine
+from assay_evaluate.swebench.dataset import DatasetRow
+from assay_evaluate.swebench.engine import LABEL, ContainerRuntime
 from assay_evaluate.swebench.predictions import settle, trajectory_path
 from assay_evaluate.swebench.settings import Settings
 from assay_evaluate.swebench.worker_process import last_line, worker
@@ -28,7 +28,7 @@ PROGRESS_EVERY_S = 10.0
 CHECK_SERVER_EVERY_S = 5.0
 
 
-class Endpoint(Protocol):
+class AgentEndpoint(Protocol):
     """What agents need of a server (assay_evaluate.serve.Server is one)."""
 
     @property
@@ -68,12 +68,12 @@ class Finished:
 # ------------------------------------------------------------------------------------------------ all of them
 def run_agents(
     task: SweTask,
-    rows: Sequence[Row],
+    rows: Sequence[DatasetRow],
     folders: Sequence[Path],
-    server: Endpoint,
+    server: AgentEndpoint,
     *,
     settings: Settings,
-    engine: Engine | None,
+    engine: ContainerRuntime | None,
     run: str,
     model_name: str,
     num_agents: int,
@@ -124,7 +124,7 @@ def _settled(folder: Path, model_name: str) -> tuple[dict[str, dict[str, Any]], 
     return predictions, {}, purged
 
 
-def _job(number: int, row: Row, folder: Path, task: SweTask, urls: Sequence[str]) -> dict[str, Any]:
+def _job(number: int, row: DatasetRow, folder: Path, task: SweTask, urls: Sequence[str]) -> dict[str, Any]:
     job = {
         "base_url": urls[number % len(urls)],
         "job": number,
@@ -144,9 +144,9 @@ def _job(number: int, row: Row, folder: Path, task: SweTask, urls: Sequence[str]
 def _spec(
     task: SweTask,
     settings: Settings,
-    server: Endpoint,
+    server: AgentEndpoint,
     jobs: list[dict[str, Any]],
-    engine: Engine | None,
+    engine: ContainerRuntime | None,
     run: str,
     num_agents: int,
     pacing: Pacing,
@@ -190,7 +190,7 @@ class _Worker:
     """The process, its lines, and the watch over the server while it runs."""
 
     def __init__(
-        self, spec: dict[str, Any], log: Path, server: Endpoint, label: str, total: int, on_progress: Callable[[str], None]
+        self, spec: dict[str, Any], log: Path, server: AgentEndpoint, label: str, total: int, on_progress: Callable[[str], None]
     ) -> None:
         self.spec, self.log, self.server, self.label = spec, log, server, label
         self.num_done, self.total, self.on_progress = total - len(spec["jobs"]), total, on_progress

@@ -19,10 +19,10 @@ REQUIRED = (
 OF_CURRENT_SCHEMA = ("image", "eval_script", "log_parser", "eval_type")
 EVAL_TYPES = ("pass_and_fail", "fail_only")
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-Row = dict[str, Any]
+DatasetRow = dict[str, Any]
 
 
-def load_instances(options: SweOptions) -> list[Row]:
+def load_instances(options: SweOptions) -> list[DatasetRow]:
     """The rows that are asked, sorted by instance id: `filter`, then `slice`.
 
     MeasureError if the data set is not there, is in the old schema (no `image`, `eval_script`, ...), or nothing is left.
@@ -42,12 +42,12 @@ def load_instances(options: SweOptions) -> list[Row]:
     return rows
 
 
-def dataset_sha256(rows: Iterable[Row]) -> str:
+def dataset_sha256(rows: Iterable[DatasetRow]) -> str:
     """Identity of the instances: what is asked and how it is graded; other columns do not count."""
     return sha256_of([{key: row[key] for key in REQUIRED} for row in rows])
 
 
-def check_rows(rows: list[Row], where: str) -> list[Row]:
+def check_rows(rows: list[DatasetRow], where: str) -> list[DatasetRow]:
     """`rows` as they are. MeasureError names the first that cannot be run or graded, and what it lacks."""
     seen: set[str] = set()
     for number, row in enumerate(rows):
@@ -77,7 +77,7 @@ def tests_of(row: Mapping[str, Any], key: str) -> list[str]:
     return [str(name) for name in (json.loads(value) if isinstance(value, str) else value)]
 
 
-def _read(name: str, split: str) -> list[Row]:
+def _read(name: str, split: str) -> list[DatasetRow]:
     path = Path(name)
     if path.is_dir():
         found = [path / f"{split}{suffix}" for suffix in LOCAL_SUFFIXES if (path / f"{split}{suffix}").is_file()]
@@ -93,12 +93,12 @@ def _read(name: str, split: str) -> list[Row]:
     return _read_hub(name, split)
 
 
-def _read_file(path: Path) -> list[Row]:
+def _read_file(path: Path) -> list[DatasetRow]:
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet
 
-            table: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+            table: list[DatasetRow] = pyarrow.parquet.read_table(path).to_pylist()
             return table
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -112,7 +112,7 @@ def _read_file(path: Path) -> list[Row]:
     return data
 
 
-def _read_hub(name: str, split: str) -> list[Row]:
+def _read_hub(name: str, split: str) -> list[DatasetRow]:
     from datasets import load_dataset  # type: ignore[import-untyped]
     from datasets.exceptions import DatasetNotFoundError  # type: ignore[import-untyped]
 

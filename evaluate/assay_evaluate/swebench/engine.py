@@ -17,7 +17,7 @@ LABEL = "io.assay.run"
 
 
 @dataclass(frozen=True)
-class Engine:
+class ContainerRuntime:
     """`executable`: docker or podman, spoken to as the environment says (DOCKER_HOST)."""
 
     executable: str
@@ -48,7 +48,7 @@ class Engine:
         return len(listed)
 
 
-def find_engine(executable: str) -> Engine:
+def find_engine(executable: str) -> ContainerRuntime:
     """The engine behind `docker` or `podman`. MeasureError, one line: not installed, or not answering, and what to do."""
     if shutil.which(executable) is None:
         raise MeasureError(
@@ -71,10 +71,10 @@ def find_engine(executable: str) -> Engine:
         )
     root = data.get("DockerRootDir") or (data.get("store") or {}).get("graphRoot")
     storage = Path(root) if root and Path(root).is_dir() else None
-    return Engine(executable, f"{executable} {version}", storage)
+    return ContainerRuntime(executable, f"{executable} {version}", storage)
 
 
-def check_room(engine: Engine, min_free_gb: float) -> None:
+def check_room(engine: ContainerRuntime, min_free_gb: float) -> None:
     """MeasureError if the engine's storage has less than that left; nothing if it is on another machine."""
     if engine.storage is None:
         return
@@ -86,7 +86,7 @@ def check_room(engine: Engine, min_free_gb: float) -> None:
         )
 
 
-def fetch_images(engine: Engine, images: Iterable[str], timeout_s: float) -> dict[str, str]:
+def fetch_images(engine: ContainerRuntime, images: Iterable[str], timeout_s: float) -> dict[str, str]:
     """Image -> why it cannot be had, for those that are neither here nor in their registry."""
     lacking = {}
     for image in dict.fromkeys(images):
@@ -99,7 +99,7 @@ def fetch_images(engine: Engine, images: Iterable[str], timeout_s: float) -> dic
     return lacking
 
 
-def engine_for(options: SweOptions) -> Engine | None:
+def engine_for(options: SweOptions) -> ContainerRuntime | None:
     """The engine that the agents run in: checked. None: they run without one, or in Singularity."""
     if options.environment in {"docker", "podman"}:
         return find_engine(options.environment)

@@ -17,8 +17,8 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.suite_recipe import SweTask
 from assay.swe_records import Outcome
-from assay_evaluate.swebench.dataset import Row, tests_of
-from assay_evaluate.swebench.engine import LABEL, Engine
+from assay_evaluate.swebench.dataset import DatasetRow, tests_of
+from assay_evaluate.swebench.engine import LABEL, ContainerRuntime
 from assay_evaluate.swebench.settings import package_folder
 from assay_evaluate.swebench.worker_process import last_line, run_name, worker
 
@@ -38,7 +38,12 @@ class Grade:
 
 
 def grade_gold(
-    task: SweTask, rows: Sequence[Row], folder: Path, *, engine: Engine | None, on_progress: Callable[[str], None]
+    task: SweTask,
+    rows: Sequence[DatasetRow],
+    folder: Path,
+    *,
+    engine: ContainerRuntime | None,
+    on_progress: Callable[[str], None],
 ) -> dict[str, Grade]:
     """Instance -> grade of its gold patch on this host."""
     predictions = {row["instance_id"]: row["patch"] for row in rows}
@@ -47,12 +52,12 @@ def grade_gold(
 
 def grade(
     task: SweTask,
-    rows: Sequence[Row],
+    rows: Sequence[DatasetRow],
     patches: Mapping[str, str],
     folder: Path,
     model_name: str,
     *,
-    engine: Engine | None,
+    engine: ContainerRuntime | None,
     on_progress: Callable[[str], None],
     backoff_s: float = BACKOFF_S,
 ) -> dict[str, Grade]:
@@ -103,7 +108,7 @@ def grade(
     return grades | found
 
 
-def _hear(spec: dict[str, Any], log: Path, *, tests: Mapping[str, Row], label: str) -> dict[str, Grade]:
+def _hear(spec: dict[str, Any], log: Path, *, tests: Mapping[str, DatasetRow], label: str) -> dict[str, Grade]:
     grades: dict[str, Grade] = {}
     with worker("grading_worker", spec, log) as (process, lines):
         while (line := lines.get()) is not None:
@@ -125,7 +130,7 @@ def _hear(spec: dict[str, Any], log: Path, *, tests: Mapping[str, Row], label: s
     return grades
 
 
-def read_report(report: Mapping[str, Any], row: Row, from_log: bool = False) -> Grade:
+def read_report(report: Mapping[str, Any], row: DatasetRow, from_log: bool = False) -> Grade:
     """A harness report of one instance. MeasureError if it does not have the form of swebench 5, or contradicts itself.
 
     `resolved` must follow from its own lists of tests; without a test that was mended it is not believed.

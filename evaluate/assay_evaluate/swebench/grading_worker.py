@@ -52,7 +52,7 @@ class _Containers:
         return getattr(self._inner, name)
 
 
-class _Client:
+class _LabellingClient:
     """A Docker client whose containers are created with more than the harness says."""
 
     def __init__(self, inner: Any, more: dict[str, Any]) -> None:
@@ -131,7 +131,9 @@ def _connect(spec: dict[str, Any]) -> Any | None:
     except docker.errors.DockerException as error:
         tell("no api", why=" ".join(str(error).split())[:200])
         return None
-    return _Client(client, {"network_mode": spec["network"], "labels": {spec["label"]: spec["run"]}, "stop_signal": "SIGKILL"})
+    return _LabellingClient(
+        client, {"network_mode": spec["network"], "labels": {spec["label"]: spec["run"]}, "stop_signal": "SIGKILL"}
+    )
 
 
 def _end_with_parent() -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.callbacks import Say
 from assay.errors import MeasureError
 from assay.measurement_records import ItemResult, TaskResult
 from assay.records import Interval, sha256_of
@@ -25,9 +26,9 @@ from assay_evaluate.look_ahead import InLine
 from assay_evaluate.pairs import accuracy_of
 from assay_evaluate.session import Session
 from assay_evaluate.statistics import clopper_pearson, cluster_bootstrap_mean, wilson
-from assay_evaluate.swebench.agents import Endpoint, Finished, Pacing, run_agents
-from assay_evaluate.swebench.dataset import Row, dataset_sha256, load_instances
-from assay_evaluate.swebench.engine import Engine, check_room, engine_for, fetch_images
+from assay_evaluate.swebench.agents import AgentEndpoint, Finished, Pacing, run_agents
+from assay_evaluate.swebench.dataset import DatasetRow, dataset_sha256, load_instances
+from assay_evaluate.swebench.engine import ContainerRuntime, check_room, engine_for, fetch_images
 from assay_evaluate.swebench.grading import Grade, check_harness, grade, grade_gold, versions
 from assay_evaluate.swebench.predictions import exit_of, read_trajectory, trajectory_path
 from assay_evaluate.swebench.settings import Settings, settings_for
@@ -40,7 +41,6 @@ NOTHING_MEASURED: dict[str, Any] = dict.fromkeys(
         "num_valid_tool_calls", "longest_loop_steps", "looped", "patch_bytes", "patch_sha256",
     )
 )  # fmt: skip
-Progress = Callable[[str], None]
 PACING = Pacing()
 
 
@@ -49,9 +49,9 @@ class Prepared:
     """A task whose data set, engine and images were found in order."""
 
     task: SweTask
-    rows: list[Row]
+    rows: list[DatasetRow]
     settings: Settings
-    engine: Engine | None
+    engine: ContainerRuntime | None
 
 
 def prepare(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) -> Prepared:
@@ -80,13 +80,13 @@ def check_suite(suite: SuiteRecipe) -> None:
 
 def run_swe(
     prepared: Prepared,
-    server: Endpoint,
+    server: AgentEndpoint,
     who: Identity,
     run_dir: Path,
     *,
     sample: int = 0,
     concurrency: int = 8,
-    on_progress: Progress,
+    on_progress: Say,
     pacing: Pacing = PACING,
 ) -> TaskResult:
     """Every trajectory of the task, graded. sample: 1 for the pass that measures the noise floor: other trajectories.
@@ -146,7 +146,7 @@ def task_sha256(prepared: Prepared) -> str:
 
 
 def _trajectory(
-    task: SweTask, row: Row, repeat: int, folder: Path, finished: Finished, grades: Mapping[str, Grade]
+    task: SweTask, row: DatasetRow, repeat: int, folder: Path, finished: Finished, grades: Mapping[str, Grade]
 ) -> Trajectory:  # fmt: skip
     instance = row["instance_id"]
     failures = len(list((folder / instance).glob(f"{instance}.failed-*.traj.json")))

@@ -30,7 +30,7 @@ from assay_evaluate.statistics import (
 )
 
 
-class Pair(NamedTuple):
+class InstancePair(NamedTuple):
     """One instance: shares of its trajectories that resolve it."""
 
     instance: str
@@ -39,11 +39,11 @@ class Pair(NamedTuple):
     candidate: float
 
 
-def pair_instances(reference: TaskResult, candidate: TaskResult) -> list[Pair]:
+def pair_instances(reference: TaskResult, candidate: TaskResult) -> list[InstancePair]:
     """Instances with a result on both sides; of several trajectories, those that have one count."""
     ours, theirs = _shares(reference.items), _shares(candidate.items)
     return [
-        Pair(instance, repository, share, theirs[instance][1])
+        InstancePair(instance, repository, share, theirs[instance][1])
         for instance, (repository, share) in ours.items()
         if instance in theirs
     ]
@@ -59,7 +59,7 @@ def _shares(items: Sequence[ItemResult]) -> dict[str, tuple[str, float]]:
     return {instance: (repositories[instance], sum(one) / len(one)) for instance, one in found.items()}
 
 
-def difference(pairs: Sequence[Pair], level: float = 0.95) -> SweDifference:
+def difference(pairs: Sequence[InstancePair], level: float = 0.95) -> SweDifference:
     """What was lost. ValueError without pairs."""
     if not pairs:
         raise ValueError("no instance has a result on both sides")
@@ -96,7 +96,7 @@ def resolution_sentence(n: int, discordant_share: float, level: float = 0.95) ->
     )
 
 
-def sentence(pairs: Sequence[Pair], level: float) -> str:
+def sentence(pairs: Sequence[InstancePair], level: float) -> str:
     """How the interval came about, and what a run of this size can tell apart."""
     found = difference(pairs, level)
     clusters = "repositories as clusters say nothing"
@@ -123,7 +123,7 @@ def from_counts(reference: int, candidate: int, n: int, discordant_share: float,
     return paired_difference(b, b - lost, n, level)
 
 
-def widen(by_instance: PairedEvidence, pairs: Sequence[Pair]) -> PairedEvidence:
+def widen(by_instance: PairedEvidence, pairs: Sequence[InstancePair]) -> PairedEvidence:
     """Evidence that took instances for independent, with repositories as clusters besides: a word only where both would say it.
 
     The interval is the wider at each end; each p is the larger of the two.
@@ -149,20 +149,20 @@ def widen(by_instance: PairedEvidence, pairs: Sequence[Pair]) -> PairedEvidence:
     )  # fmt: skip
 
 
-def _discordant(pairs: Sequence[Pair]) -> tuple[int, int, int]:
+def _discordant(pairs: Sequence[InstancePair]) -> tuple[int, int, int]:
     """Instances resolved (more often) by one side only, and all."""
     b = sum(pair.reference > pair.candidate for pair in pairs)
     return b, sum(pair.reference < pair.candidate for pair in pairs), len(pairs)
 
 
-def _by_instance(pairs: Sequence[Pair], level: float) -> Interval:
+def _by_instance(pairs: Sequence[InstancePair], level: float) -> Interval:
     shares = [share for pair in pairs for share in (pair.reference, pair.candidate)]
     if all(share in (0.0, 1.0) for share in shares) or len(pairs) < 2:
         return paired_difference(*_discordant(pairs), level)
     return graded_difference([pair.reference for pair in pairs], [pair.candidate for pair in pairs], level=level)
 
 
-def _by_repository(pairs: Sequence[Pair], level: float) -> Interval | None:
+def _by_repository(pairs: Sequence[InstancePair], level: float) -> Interval | None:
     repositories = [pair.repository for pair in pairs]
     drops = np.array([pair.reference - pair.candidate for pair in pairs])
     if len(set(repositories)) < 2 or np.ptp(drops) == 0:

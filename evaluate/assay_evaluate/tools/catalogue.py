@@ -30,7 +30,7 @@ CATALOGUE_VERSION = 1
 """Part of what items are made from: grows when any tool or wording changes."""
 
 
-class Kind(NamedTuple):
+class ObjectKind(NamedTuple):
     """A kind of object. Codes begin with `prefix`; the first two parameters are required to make one."""
 
     noun: str
@@ -38,31 +38,31 @@ class Kind(NamedTuple):
     parameters: tuple[str, str, str, str]
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind("hotel booking", "HB", ("period", "quantity", "contact", "size")),
-    Kind("train booking", "TB", ("date", "quantity", "time", "priority")),
-    Kind("flight booking", "FB", ("period", "contact", "quantity", "currency")),
-    Kind("table reservation", "TR", ("date", "time", "quantity", "contact")),
-    Kind("calendar event", "CE", ("title", "period", "attendees", "address")),
-    Kind("team meeting", "TM", ("title", "attendees", "date", "duration_minutes")),
-    Kind("training course", "TC", ("title", "period", "quantity", "tags")),
-    Kind("support ticket", "ST", ("title", "priority", "owner", "tags")),
-    Kind("repair order", "RO", ("title", "address", "priority", "amount")),
-    Kind("purchase order", "PO", ("amount", "currency", "quantity", "owner")),
-    Kind("customer invoice", "CI", ("amount", "currency", "contact", "date")),
-    Kind("expense claim", "EC", ("amount", "currency", "date", "tags")),
-    Kind("insurance policy", "IP", ("contact", "period", "amount", "size")),
-    Kind("parcel shipment", "PS", ("address", "size", "contact", "date")),
-    Kind("storage unit", "SU", ("size", "address", "temperature_celsius", "period")),
-    Kind("heating schedule", "HS", ("temperature_celsius", "time", "period", "title")),
-    Kind("project milestone", "PM", ("title", "date", "owner", "priority")),
-    Kind("press release", "PR", ("title", "date", "channel", "tags")),
-    Kind("survey campaign", "SC", ("title", "channel", "quantity", "period")),
-    Kind("equipment loan", "EL", ("title", "period", "owner", "quantity")),
+KINDS: tuple[ObjectKind, ...] = (
+    ObjectKind("hotel booking", "HB", ("period", "quantity", "contact", "size")),
+    ObjectKind("train booking", "TB", ("date", "quantity", "time", "priority")),
+    ObjectKind("flight booking", "FB", ("period", "contact", "quantity", "currency")),
+    ObjectKind("table reservation", "TR", ("date", "time", "quantity", "contact")),
+    ObjectKind("calendar event", "CE", ("title", "period", "attendees", "address")),
+    ObjectKind("team meeting", "TM", ("title", "attendees", "date", "duration_minutes")),
+    ObjectKind("training course", "TC", ("title", "period", "quantity", "tags")),
+    ObjectKind("support ticket", "ST", ("title", "priority", "owner", "tags")),
+    ObjectKind("repair order", "RO", ("title", "address", "priority", "amount")),
+    ObjectKind("purchase order", "PO", ("amount", "currency", "quantity", "owner")),
+    ObjectKind("customer invoice", "CI", ("amount", "currency", "contact", "date")),
+    ObjectKind("expense claim", "EC", ("amount", "currency", "date", "tags")),
+    ObjectKind("insurance policy", "IP", ("contact", "period", "amount", "size")),
+    ObjectKind("parcel shipment", "PS", ("address", "size", "contact", "date")),
+    ObjectKind("storage unit", "SU", ("size", "address", "temperature_celsius", "period")),
+    ObjectKind("heating schedule", "HS", ("temperature_celsius", "time", "period", "title")),
+    ObjectKind("project milestone", "PM", ("title", "date", "owner", "priority")),
+    ObjectKind("press release", "PR", ("title", "date", "channel", "tags")),
+    ObjectKind("survey campaign", "SC", ("title", "channel", "quantity", "period")),
+    ObjectKind("equipment loan", "EL", ("title", "period", "owner", "quantity")),
 )
 
 
-class Action(NamedTuple):
+class ToolAction(NamedTuple):
     """Something done to an object. requests: ways to ask for it; `{noun}`, `{code}` are filled in.
 
     parameters: of a kind, as (required, optional).
@@ -71,14 +71,14 @@ class Action(NamedTuple):
     verb: str
     description: str
     requests: tuple[str, ...]
-    parameters: Callable[[Kind], tuple[tuple[Parameter, ...], tuple[Parameter, ...]]]
+    parameters: Callable[[ObjectKind], tuple[tuple[Parameter, ...], tuple[Parameter, ...]]]
 
 
-def _own(kind: Kind) -> tuple[Parameter, ...]:
+def _own(kind: ObjectKind) -> tuple[Parameter, ...]:
     return tuple(PARAMETERS[name] for name in kind.parameters)
 
 
-def _changes(kind: Kind) -> Parameter:
+def _changes(kind: ObjectKind) -> Parameter:
     """A nested object: one or two of the kind's parameters, with new values."""
     own = _own(kind)
     schema: Schema = {
@@ -93,43 +93,43 @@ def _changes(kind: Kind) -> Parameter:
     return Parameter("changes", schema, draw)
 
 
-ACTIONS: tuple[Action, ...] = (
-    Action(
+ACTIONS: tuple[ToolAction, ...] = (
+    ToolAction(
         "create", "Make a new {noun}.",
         ("Please create a new {noun}.", "I need a new {noun}, create it for me."),
         lambda kind: (_own(kind)[:2], (*_own(kind)[2:], NOTIFY)),
     ),
-    Action(
+    ToolAction(
         "update", "Change an existing {noun}.",
         ("Please update the {noun} {code}.", "The {noun} {code} is out of date, update it."),
         lambda kind: ((code_of(kind.prefix), _changes(kind)), (NOTIFY,)),
     ),
-    Action(
+    ToolAction(
         "cancel", "Cancel a {noun} for good.",
         ("Please cancel the {noun} {code}.", "Cancel the {noun} {code} for me."),
         lambda kind: ((code_of(kind.prefix), REASON), (NOTIFY,)),
     ),
-    Action(
+    ToolAction(
         "search", "Search the list of every {noun}.",
         ("Search for every {noun} that fits.", "Which {noun} fits? Please search for it."),
         lambda kind: ((STATUS,), (LIMIT, PARAMETERS["owner"], PARAMETERS["tags"])),
     ),
-    Action(
+    ToolAction(
         "share", "Give people access to a {noun}.",
         ("Please share the {noun} {code}.", "Share the {noun} {code} with the people named."),
         lambda kind: ((code_of(kind.prefix), PARAMETERS["attendees"], ACCESS), (NOTIFY,)),
     ),
-    Action(
+    ToolAction(
         "approve", "Approve a {noun} that waits for a decision.",
         ("Please approve the {noun} {code}.", "The {noun} {code} is fine, approve it."),
         lambda kind: ((code_of(kind.prefix), PARAMETERS["owner"]), (PARAMETERS["date"], NOTIFY)),
     ),
-    Action(
+    ToolAction(
         "label", "Put labels on a {noun}.",
         ("Please label the {noun} {code}.", "Label the {noun} {code} for me."),
         lambda kind: ((code_of(kind.prefix), PARAMETERS["tags"]), (PARAMETERS["priority"],)),
     ),
-    Action(
+    ToolAction(
         "export", "Save a {noun} as a file.",
         ("Please export the {noun} {code}.", "Export the {noun} {code} to a file."),
         lambda kind: ((code_of(kind.prefix), FORMAT), (HISTORY, PARAMETERS["period"])),
@@ -141,8 +141,8 @@ ACTIONS: tuple[Action, ...] = (
 class Tool:
     """One tool; `required` and `optional` together are its parameters."""
 
-    action: Action
-    kind: Kind
+    action: ToolAction
+    kind: ObjectKind
     required: tuple[Parameter, ...]
     optional: tuple[Parameter, ...]
 

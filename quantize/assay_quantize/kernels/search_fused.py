@@ -22,10 +22,10 @@ from assay_quantize.kernels.search_kinds import (
     E4m3,
     Int,
     IntAsymmetric,
-    Kind,
     Mxfp4,
     Mxfp8,
     Nvfp4,
+    SearchKind,
     candidate,
     error,
     first_of,
@@ -71,9 +71,9 @@ def search_scales(
     return FoundScales(stored, code)
 
 
-def _kind_and_steps(row: Scheme, amax: float | None, amax_dtype: str) -> tuple[Kind, Array]:
+def _kind_and_steps(row: Scheme, amax: float | None, amax_dtype: str) -> tuple[SearchKind, Array]:
     """The format, and what makes the candidates: factors or offsets, the first of which leaves the min-max scale as it is."""
-    kind: Kind
+    kind: SearchKind
     steps: tuple[float, ...]
     if row.layout == "nvfp4":
         assert amax is not None

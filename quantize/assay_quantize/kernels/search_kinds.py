@@ -67,7 +67,7 @@ class Mxfp8(NamedTuple):
     offset: np.float32
 
 
-Kind = Int | IntAsymmetric | E4m3 | Nvfp4 | Mxfp4 | Mxfp8
+SearchKind = Int | IntAsymmetric | E4m3 | Nvfp4 | Mxfp4 | Mxfp8
 
 
 def range_of(kind: Any, w_I: Any) -> Any:
