@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,14 +19,16 @@ from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
+from assay.families import FAMILIES, classify, forms
 from assay.recipes import PrecisionRecipe, load_recipe
+from assay.runtime_names import packed_modules
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.kernels import dequantize_weight, magnitude, quantize_weight, relative_error
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import config_json
 from assay_quantize.schemes import SCHEMES, check_shape, compressed_tensors_scheme, output_tensors
 from assay_quantize.torch_tensors import TORCH_DTYPES
-from assay_quantize.vllm_rules import FAMILY_RULES, MixedSchemes, is_ignored, loads_quantized, runtime_modules
+from assay_quantize.vllm_rules import MixedSchemes, is_ignored, loads_quantized, runtime_modules
 
 ROOT = Path(__file__).parent.parent
 SERVE_PYTHON = ROOT / ".venv-serve" / "bin" / "python"
@@ -301,6 +304,19 @@ LAYER_CLASS = {
 }  # fmt: skip
 
 
+def modules_of(family: str, config: dict[str, Any]) -> list[str]:
+    """Modules of layers 0, 1 and 10 (an MTP layer, where those are inlined), with two experts, that hold a 2-D weight."""
+    numbers = [(layer, expert) for layer in (0, 1, 10) for expert in (0, 1)]
+    matrices = [form for form, what in forms(family).items() if form.endswith(".weight") and what.kind != "vector"]
+    names = dict.fromkeys(form.format(layer=layer, expert=expert) for form in matrices for layer, expert in numbers)
+    found = []
+    for name in names:
+        with contextlib.suppress(PlanError):  # outside an MTP layer
+            classify(family, name, config)
+            found.append(name.removesuffix(".weight"))
+    return found
+
+
 @pytest.fixture(scope="module")
 def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what was asked, what vLLM said), from one process of the serving environment."""
@@ -311,9 +327,10 @@ def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, An
     names = ["lm_head", *(f"{root}.layers.{i}.{m}" for root in ("model", "mtp") for i in (1, 10) for m in MODULES)]
     names += [f"model.layers.1.{m}" for m in ("self_attn.qkv_proj", "self_attn.fused_qkv_a_proj", "mlp.gate_up_proj", "head")]
     ignored, quantized = [], []
-    for family, rules in FAMILY_RULES.items():
-        fused = {name: list(parts) for name, parts in rules.fused.items()}
-        runtime = runtime_modules(family, names, FAMILY_CONFIG.get(family, {}))
+    for family in FAMILIES:
+        fused = {name: list(parts) for name, parts in packed_modules(family).items()}
+        config = {"num_hidden_layers": 10, **FAMILY_CONFIG.get(family, {})}
+        runtime = runtime_modules(family, modules_of(family, config), config)
         for _ in range(40):
             ignore = rng.sample(PATTERNS, rng.randint(0, 4))
             targets = rng.choice((["Linear"], ["Linear", "re:.*lm_head$"], ["re:.*experts.*"], [r"re:.*\.mlp\..*"]))

@@ -1,4 +1,4 @@
-"""Our description of the families against vLLM's own: which folders it drafts with, what it fuses, what it ignores."""
+"""Our description of the families against vLLM's own: which folders it drafts with, what it fuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from assay_evaluate.serve import find_interpreter
 from assay_quantize.checkpoint import open_checkpoint
 from assay_quantize.plan import make_plan
 from assay_quantize.publish import config_json
-from assay_quantize.vllm_rules import MixedSchemes, is_ignored, runtime_modules
 
 pytestmark = pytest.mark.serve
 
@@ -35,7 +34,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "tokens": DRAFT_TOKENS,
         "drafts": [str(path) for path in draft_folders(folder)],
         "packed": list(ARCHITECTURES),
-        "ignored": ignore_questions(folder),
     }
     (folder / "questions.json").write_text(json.dumps(questions))
     interpreter = find_interpreter(None)
@@ -47,7 +45,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**said, "asked": questions["ignored"]}
+    return said
 
 
 def draft_folders(folder: Path) -> list[Path]:
@@ -82,22 +80,6 @@ def test_vllm_drafts_with_a_kept_block_and_refuses_a_dropped_one(answers: dict[s
 
 
 # ------------------------------------------------------------------------------------------------ names
-def ignore_questions(folder: Path) -> list[tuple[str, list[str], dict[str, tuple[str, ...]]]]:
-    """vLLM's names of all modules of every model, with the ignore lists of several plans; some lists damaged."""
-    questions = []
-    for model in ("glm-5", "glm-4.7", "deepseek-v3", "qwen3-30b-a3b", "qwen3-next-80b-a3b"):
-        source = open_checkpoint(hollow.hollow_model(folder / f"names-{model}", model))
-        for mtp in ("keep", "quantize"):
-            recipe = load_recipe(PrecisionRecipe, "w4a16").model_copy(update={"mtp": mtp})
-            plan = make_plan(source, recipe, model="m", family=None)
-            modules = {tensor.module for tensor in plan.tensors if tensor.name.endswith(".weight") and len(tensor.shape) == 2}
-            names = [name for one in runtime_modules(plan.family, sorted(modules), plan.config) for name in one.judged_by]
-            partly = [*plan.ignore, r"re:.*\.(q_proj|gate_proj|q_a_proj)$"]
-            for ignore in (list(plan.ignore), partly):
-                questions += [(name, ignore, dict(packed_modules(plan.family))) for name in names]
-    return questions
-
-
 def test_what_vllm_fuses(answers: dict[str, Any]) -> None:
     """Its mapping may name modules that a family does not have (DeepSeek-V2 without MLA), and fuses of one member."""
     for architecture, theirs in answers["packed"].items():
@@ -106,15 +88,3 @@ def test_what_vllm_fuses(answers: dict[str, Any]) -> None:
         real = {fused: tuple(parts) for fused, parts in theirs.items() if len(parts) > 1 and known.issuperset(parts)}
         assert dict(packed_modules(family)) == real, architecture
     assert answers["packed"].keys() == ARCHITECTURES.keys()
-
-
-def test_what_vllm_ignores(answers: dict[str, Any]) -> None:
-    def ours(name: str, ignore: list[str], fused: dict[str, tuple[str, ...]]) -> bool | None:
-        try:
-            return is_ignored(name, ignore, fused)
-        except MixedSchemes:
-            return None
-
-    said = [ours(*question) for question in answers["asked"]]
-    assert said == answers["ignored"]
-    assert {True, False, None} == set(said) and len(said) > 800

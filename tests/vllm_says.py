@@ -3,7 +3,7 @@
 python vllm_says.py QUESTIONS.json: a JSON object on the last line.
 `drafts`: folder -> [architecture of the draft, its layers] for `method: mtp` with the draft tokens asked for, or the error;
 `create_engine_config` is the first thing `vllm serve` does. `packed`: architecture -> its `packed_modules_mapping`, with what
-its constructors may add. `ignored`: for [name, ignore list, packed modules] whether `should_ignore_layer`; null: it refuses.
+its constructors may add.
 """
 
 from __future__ import annotations
@@ -43,21 +43,11 @@ def packed(architecture: str) -> dict[str, list[str]]:
     return found
 
 
-def ignored(name: str, ignore: list[str], mapping: dict[str, list[str]]) -> bool | None:
-    from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
-
-    try:
-        return bool(should_ignore_layer(name, ignore, mapping))
-    except ValueError:
-        return None
-
-
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as file:
         questions = json.load(file)
     said = {
         "drafts": {folder: drafts(folder, questions["tokens"]) for folder in questions["drafts"]},
         "packed": {architecture: packed(architecture) for architecture in questions["packed"]},
-        "ignored": [ignored(*question) for question in questions["ignored"]],
     }
     print("\n" + json.dumps(said))
