@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
-from assay.families import FAMILIES, classify, forms
+from assay.families import NAMES, classify, forms
 from assay.recipes import PrecisionRecipe, load_recipe
 from assay.runtime_names import packed_modules
 from assay_quantize.checkpoint import open_checkpoint
@@ -327,7 +327,7 @@ def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, An
     names = ["lm_head", *(f"{root}.layers.{i}.{m}" for root in ("model", "mtp") for i in (1, 10) for m in MODULES)]
     names += [f"model.layers.1.{m}" for m in ("self_attn.qkv_proj", "self_attn.fused_qkv_a_proj", "mlp.gate_up_proj", "head")]
     ignored, quantized = [], []
-    for family in FAMILIES:
+    for family in NAMES:
         fused = {name: list(parts) for name, parts in packed_modules(family).items()}
         config = {"num_hidden_layers": 10, **FAMILY_CONFIG.get(family, {})}
         runtime = runtime_modules(family, modules_of(family, config), config)
