@@ -70,11 +70,17 @@ def quantized(run: Run, *arguments: object) -> str:
     return err
 
 
+def write_weights(folder: Path, weights: str) -> None:
+    """A safetensors file of one tensor, whose bytes are `weights`."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + weights.encode())
+
+
 def make_checkpoint(base: Path, folder: Path, weights: str) -> Path:
     """A checkpoint whose weights nobody reads."""
     folder.mkdir(parents=True)
     shutil.copy(base / "config.json", folder)
-    (folder / "model.safetensors").write_text(weights)
+    write_weights(folder, weights)
     return folder
 
 
@@ -404,7 +410,7 @@ def test_a_measurement_of_another_checkpoint_is_kept(run: Run, base: Path, serve
     evaluated(run, *two)
     before = Path("runs/fp8/measurements/w4a16.json").read_bytes()
     old = measured("runs/fp8")["w4a16"].checkpoint_sha256
-    Path("A/w4a16/model.safetensors").write_text("trained on")
+    write_weights(Path("A/w4a16"), "trained on")
     err = evaluated(run, *two)
     place = Path(f"runs/fp8/measurements/earlier/w4a16.{old[:6]}.1.json")
     assert f"w4a16: the earlier measurement is of another checkpoint; moved to {place}\n" in err
