@@ -15,8 +15,8 @@ from measured import Job, Results
 from report import markdown, write_section
 from targets import TWO_WORKERS_SCHEMES, targets
 
-from assay_evaluate.hardware import find_gpus
-from assay_quantize.schemes import SCHEMES
+from assay_evaluate.serving.hardware import find_gpus
+from assay_quantize.formats.schemes import SCHEMES
 
 GROUPS = {
     "part": "Side by side with llm-compressor\nThe same checkpoint, in four shards. `mse`: with scale search.",

@@ -26,10 +26,11 @@ IGNORED_BY_LLMCOMPRESSOR = ["lm_head", r"re:.*embed_tokens$", r"re:.*mlp\.gate$"
 # ------------------------------------------------------------------------------------------------ what is measured
 def assay_quantize(source: str, out: str, precision: str, device: str, **options: Any) -> None:
     """The engine behind `assay quantize`, without the verification that the command adds. options: its own, e.g. workers."""
-    from assay.recipes import PrecisionRecipe, load_recipe
-    from assay.stages import plan_for
-    from assay.targets import resolve_target
-    from assay_quantize.engine import quantize
+    from assay.cli.stages import plan_for
+    from assay.cli.targets import resolve_target
+    from assay.recipes.load import load_recipe
+    from assay.recipes.precision import PrecisionRecipe
+    from assay_quantize.engine.quantize import quantize
 
     plan = plan_for(resolve_target(source), load_recipe(PrecisionRecipe, precision))
     quantize(plan, Path(source), Path(out), device=device, **options)
@@ -37,7 +38,7 @@ def assay_quantize(source: str, out: str, precision: str, device: str, **options
 
 def assay_verify(checkpoint: str, source: str | None, **options: Any) -> None:
     """What `assay verify DIR --source SOURCE` does. options: its own, e.g. workers."""
-    from assay_quantize.verify import verify
+    from assay_quantize.verify.verify import verify
 
     result = verify(Path(checkpoint), source=None if source is None else Path(source), **options)
     if not result.passed:

@@ -124,8 +124,8 @@ class Endpoint:
 
 
 def run_ours(port: int, num_items: int) -> None:
-    from assay_evaluate.client import Client
-    from assay_evaluate.journal import Identity, Journal, Request
+    from assay_evaluate.client.client import Client
+    from assay_evaluate.client.journal import Identity, Journal, Request
 
     def requests() -> Iterator[Request]:
         return (Request("synthetic", str(number), 0, PATH, body_of(number)) for number in range(num_items))
@@ -142,12 +142,12 @@ def run_ours(port: int, num_items: int) -> None:
 
 def run_task(port: int, num_items: int) -> None:
     """A whole task of a suite: makes its items, asks, scores them and keeps a result of each; replies are forgotten."""
-    from assay.suite_recipe import ArithmeticTask
-    from assay_evaluate.client import Client
-    from assay_evaluate.dialect import Dialect
-    from assay_evaluate.generated import arithmetic_items, run_generated
-    from assay_evaluate.journal import Identity, Journal
-    from assay_evaluate.session import Session
+    from assay.recipes.suite import ArithmeticTask
+    from assay_evaluate.asking.dialect import Dialect
+    from assay_evaluate.asking.session import Session
+    from assay_evaluate.client.client import Client
+    from assay_evaluate.client.journal import Identity, Journal
+    from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 
     endpoint, who = Endpoint(f"http://127.0.0.1:{port}"), Identity("checkpoint", "fingerprint", "benchmark")
     task = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=num_items // 2, max_tokens=16384)

@@ -17,15 +17,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.recipes import ProfileRecipe, Serving, load_recipe
-from assay_evaluate.client import Client
-from assay_evaluate.dialect import sampling
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay_evaluate.asking.dialect import sampling
+from assay_evaluate.client.client import Client
+from assay_evaluate.client.journal import Journal, Reply, Request
 from assay_evaluate.divergence import summarize
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.scoring import GENERATE, ScoringForm, learn_scoring, pair_scores, scoring_requests
-from assay_evaluate.identity import identity
-from assay_evaluate.journal import Journal, Reply, Request
-from assay_evaluate.serve import Server, ServerSpec, serve
+from assay_evaluate.run.identity import identity
+from assay_evaluate.serving.server import Server, ServerSpec, serve
 
 LENGTH = 1024
 TOP_K = 64

@@ -13,7 +13,7 @@ import yaml
 from generated import TINY, Shape, make_checkpoint, small, weight_bytes
 from measured import Job
 
-from assay.recipes import recipes_dir
+from assay.recipes.load import recipes_dir
 
 SMALL_BYTES = 0.4e9
 """Below this, matrices are small, so that there are experts at all."""

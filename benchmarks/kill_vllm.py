@@ -2,10 +2,10 @@
 
     python benchmarks/kill_vllm.py
 
-tests/test_client_kill.py does this against a scripted server in seconds; here tiny-glm answers, in minutes. A proxy between
-client and vLLM, which nobody kills, notes every request that goes in and every reply that comes out. Greedy, no speculation,
-no sampled texts: the measurements must be the same bytes as those of an undisturbed run. Prints a table in Markdown; exit 1
-if a promise is broken.
+tests/evaluate/client/test_kill.py does this against a scripted server in seconds; here tiny-glm answers, in minutes. A proxy
+between client and vLLM, which nobody kills, notes every request that goes in and every reply that comes out. Greedy, no
+speculation, no sampled texts: the measurements must be the same bytes as those of an undisturbed run. Prints a table in
+Markdown; exit 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.measurement_records import Measurement
-from assay.recipes import Hardware, ProfileRecipe, Serving, load_recipe
-from assay.records import canonical_json
-from assay.suite_recipe import SuiteRecipe
-from assay_evaluate.journal import _unpack
-from assay_evaluate.run import Candidate, evaluate
-from assay_evaluate.serve import Server, ServerSpec, serve
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import Hardware, ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.base import canonical_json
+from assay.records.measurement import Measurement
+from assay_evaluate.client.journal import _unpack
+from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.serving.server import Server, ServerSpec, serve
 
 CHECKPOINT = Path(__file__).resolve().parent.parent / "examples" / "tiny_glm" / "checkpoint"
 CLIENT_KILLS, SERVER_KILLS, CONCURRENCY = 10, 2, 8

@@ -15,7 +15,7 @@ PACKAGES = ("numpy", "numba", "torch", "compressed-tensors", "llmcompressor", "s
 
 def describe(folder: Path) -> dict[str, str]:
     """What -> in words. folder: where the benchmark works; its disk is described."""
-    from assay_evaluate.hardware import describe_hardware
+    from assay_evaluate.serving.hardware import describe_hardware
 
     hardware = describe_hardware()
     described = {

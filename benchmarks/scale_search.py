@@ -36,17 +36,23 @@ from model import TinyConfig, TinyGlm  # noqa: E402
 from score import chat_ids  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from assay.recipes import PrecisionRecipe, load_recipe  # noqa: E402
-from assay.records import Plan  # noqa: E402
-from assay.suite_recipe import DivergenceSpec  # noqa: E402
+from assay.recipes.load import load_recipe  # noqa: E402
+from assay.recipes.precision import PrecisionRecipe  # noqa: E402
+from assay.recipes.suite import DivergenceSpec  # noqa: E402
+from assay.records.plan import Plan  # noqa: E402
 from assay_evaluate.divergence.documents import document_items  # noqa: E402
 from assay_evaluate.statistics import cluster_bootstrap_mean  # noqa: E402
-from assay_quantize.checkpoint import open_checkpoint  # noqa: E402
-from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows, search_reference  # noqa: E402
+from assay_quantize.checkpoint.checkpoint import open_checkpoint  # noqa: E402
+from assay_quantize.checkpoint.torch_tensors import read_tensor  # noqa: E402
+from assay_quantize.formats.schemes import SHARES_GLOBAL_SCALE  # noqa: E402
+from assay_quantize.kernels import (  # noqa: E402
+    amax_rows,
+    needs_amax,
+    quantize_rows,
+    search_reference,
+)
 from assay_quantize.kernels.reference import dequantize_rows, to_numpy  # noqa: E402
-from assay_quantize.plan import make_plan  # noqa: E402
-from assay_quantize.schemes import SHARES_GLOBAL_SCALE  # noqa: E402
-from assay_quantize.torch_tensors import read_tensor  # noqa: E402
+from assay_quantize.plan.planner import make_plan  # noqa: E402
 
 CHECKPOINT = REPOSITORY / "examples" / "tiny_glm" / "checkpoint"
 SCHEMES = ("w4a16", "w4a16_g32", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_block", "fp8_channel", "mxfp8", "w8a8")

@@ -1,18 +1,16 @@
-"""Fixtures shared by the tests; the makers are in tiny_checkpoints.py and hollow.py."""
+"""Fixtures shared by the tests; the makers are in support/."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_configure() -> None:

@@ -10,8 +10,8 @@ import random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from assay_evaluate import items
-from assay_evaluate.items import Item, Language
+from assay_evaluate.tasks import items
+from assay_evaluate.tasks.items import Item, Language
 
 SPECIAL = [
     "<|endoftext|>",

@@ -12,8 +12,8 @@ from model import TinyGlm
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from assay_evaluate import items
-from assay_evaluate.items import Item
+from assay_evaluate.tasks import items
+from assay_evaluate.tasks.items import Item
 
 LOG_SEED = "eval-train-log"
 """Items shown in the training log: never trained on, and not those of the quick suite either."""

@@ -22,15 +22,17 @@ from own_engine import NoEngine, docker_engine
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
 from assay.callbacks import Say
+from assay.cli.stages import judge_and_write, register_gates
+from assay.cli.terminal import console, print_verdicts
 from assay.errors import AssayError
-from assay.recipes import ProfileRecipe, Serving, load_recipe
-from assay.records import Fingerprint
-from assay.stages import judge_and_write, register_gates
-from assay.suite_recipe import SuiteRecipe
-from assay.terminal import console, print_verdicts
-from assay.verdict_records import GateReport
-from assay_evaluate.run import Candidate, evaluate
-from assay_evaluate.serve import Server, ServerSpec
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.serving import Fingerprint
+from assay.records.verdict import GateReport
+from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.serving.server import Server, ServerSpec
 
 MODEL = "tiny-swe"
 SCRIPTS: dict[str, dict[str, Behaviour]] = {"careful": CAREFUL, "hasty": HASTY}

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCardData
 
 from assay.errors import AssayError
-from assay.measurement_records import Measurement
-from assay.recipes import ModelRecipe, load_recipe, recipe_names
-from assay.records import MANIFEST, Fingerprint, Manifest, Plan, write_text_atomically
-from assay_evaluate.vllm_command import as_arguments
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe
+from assay.records.base import write_text_atomically
+from assay.records.manifest import MANIFEST, Manifest
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+from assay.records.serving import Fingerprint, as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
 from assay_reports.report import environment

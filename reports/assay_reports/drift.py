@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from assay.divergence_records import Drift
-from assay.measurement_records import Divergence, ItemResult, Measurement, TaskResult
-from assay.records import Interval, Part
-from assay_evaluate.gates import find_task
+from assay.records.base import Interval, Part
+from assay.records.divergence import Drift
+from assay.records.measurement import Divergence, ItemResult, Measurement, TaskResult
 from assay_evaluate.statistics import wilson
+from assay_evaluate.statistics.item_pairs import find_task
 
 TIMED = (
     "kl_mean", "kl_median", "kl_p90", "kl_p95", "kl_p99", "kl_p999", "kl_max", "kl_cvar95", "kl_unbiased_mean",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from assay.divergence_records import DriftSpan
+from assay.records.divergence import DriftSpan
 from assay_reports.schema import Report
 
 Figure = dict[str, Any]

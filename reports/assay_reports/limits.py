@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from assay.measurement_records import Measurement, TaskResult
 from assay.quantities import percent_of_events, points
-from assay_evaluate.gates import find_task, pair_items
+from assay.records.measurement import Measurement, TaskResult
+from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit

@@ -10,26 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.measurement_records import ItemResult, Measurement, TaskResult
 from assay.quantities import hundredfold, percent_plain, points
-from assay.records import Interval, Plan, Verification
-from assay.verdict_records import Verdict
-from assay_evaluate.gates import find_task, pair_items, truncation_share
-from assay_evaluate.pairs import accuracy_of, output_tokens
+from assay.records.base import Interval
+from assay.records.measurement import ItemResult, Measurement, TaskResult
+from assay.records.plan import Plan
+from assay.records.verdict import Verdict
+from assay.records.verification import Verification
 from assay_evaluate.statistics import independent_difference
-from assay_evaluate.swebench import verdict as swe
+from assay_evaluate.statistics import swe_difference as swe
+from assay_evaluate.statistics.item_pairs import accuracy_of, find_task, output_tokens, pair_items, truncation_share
 from assay_reports.drift import flips, times_floor
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
-from assay_reports.schema import (
-    LanguageNumbers,
-    PlanNumbers,
-    Report,
-    RoleNumbers,
-    Row,
-    TaskNumbers,
-    VerificationNumbers,
-)
+from assay_reports.schema import LanguageNumbers, PlanNumbers, Report, RoleNumbers, Row, TaskNumbers, VerificationNumbers
 
 
 # ------------------------------------------------------------------------------------------------ building

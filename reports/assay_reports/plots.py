@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.records import Interval
+from assay.records.base import Interval
 from assay_reports.drift_plots import drift_by_position
 from assay_reports.schema import Report, Row
 from assay_reports.score_plots import losses, reply_lengths

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from assay.quantities import percent_of_events
-from assay_evaluate.probe_gate import find_probes
-from assay_evaluate.probes.rates import TYPICAL_FAULT, trials_needed
+from assay.records.probe import find_probes
+from assay_evaluate.statistics.rates import TYPICAL_FAULT, trials_needed
 from assay_reports.run import Run
 
 

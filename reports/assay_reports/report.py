@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from assay.errors import AssayError
-from assay.records import write_text_atomically
+from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
 from assay_reports.plots import Figure, colours, figures
 from assay_reports.run import load_run

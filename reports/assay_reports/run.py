@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from assay.comparable import check_measurements
 from assay.errors import AssayError
-from assay.measurement_records import Measurement
-from assay.probe_records import ProbeReport, load_probes
-from assay.records import MANIFEST, Manifest, Plan, Record, Verification, load_manifest
-from assay.run_records import plan_of, verification_of
-from assay.verdict_records import GateReport, Status, Verdict
+from assay.records.base import Record
+from assay.records.comparable import check_measurements
+from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+from assay.records.probe import ProbeReport, load_probes
+from assay.records.run import plan_of, verification_of
+from assay.records.verdict import GateReport, Status, Verdict
+from assay.records.verification import Verification
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from assay.measurement_records import Acceptance, Divergence, ToolCalls
-from assay.probe_records import ProbeReport
-from assay.records import Damage, Fingerprint, Interval, Part, Record
-from assay.swe_records import SweDifference, SweFigures
-from assay.verdict_records import Status, Verdict
+from assay.records.base import Interval, Part, Record
+from assay.records.measurement import Acceptance, Divergence, ToolCalls
+from assay.records.probe import ProbeReport
+from assay.records.serving import Fingerprint
+from assay.records.swe import SweDifference, SweFigures
+from assay.records.verdict import Status, Verdict
+from assay.records.verification import Damage
 from assay_reports.drift import TaskFlips, TimesFloor
 
 

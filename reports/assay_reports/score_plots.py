@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from assay.records import Interval
+from assay.records.base import Interval
 from assay_reports.schema import Report, TaskNumbers
 
 Figure = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from assay import quantities
 from assay.foreign_text import in_markdown
-from assay.records import Interval
+from assay.records.base import Interval
 
 NOT_MEASURED = "NOT MEASURED"
 

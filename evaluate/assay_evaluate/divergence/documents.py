@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.divergence_records import TextSet
-from assay.suite_recipe import DivergenceSpec
-from assay_evaluate.client import NotMeasured, error_message
-from assay_evaluate.dialect import sampling
-from assay_evaluate.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
-from assay_evaluate.journal import Identity, Journal, Reply, Request
-from assay_evaluate.session import Session
+from assay.recipes.suite import DivergenceSpec
+from assay.records.divergence import TextSet
+from assay_evaluate.asking.dialect import sampling
+from assay_evaluate.asking.session import Session
+from assay_evaluate.client.client import NotMeasured, error_message
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.tasks.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
 
 TASK_WRITE = "divergence.write"
 

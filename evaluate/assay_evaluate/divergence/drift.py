@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from assay.divergence_records import Drift, DriftGroup, DriftSpan, TextSet
-from assay.records import Interval
+from assay.records.base import Interval
+from assay.records.divergence import Drift, DriftGroup, DriftSpan, TextSet
 from assay_evaluate.divergence.positions import Bools, Floats, PositionDivergence, ScoredDocument
 from assay_evaluate.statistics import cluster_bootstrap_mean
 

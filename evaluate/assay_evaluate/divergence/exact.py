@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.divergence_records import Agreement
-from assay.records import Interval
-from assay_evaluate.client import NotMeasured
+from assay.records.base import Interval
+from assay.records.divergence import Agreement
+from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.divergence.drift import gather
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence
+from assay_evaluate.serving.vllm_command import read_config
 from assay_evaluate.statistics import cluster_bootstrap_mean
-from assay_evaluate.vllm_command import read_config
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from assay.divergence_records import Drift, ExactDivergence
-from assay.measurement_records import Measurement
-from assay.records import sha256_of
-from assay_evaluate.client import Endpoint, NotMeasured
+from assay.records.base import sha256_of
+from assay.records.divergence import Drift, ExactDivergence
+from assay.records.measurement import Measurement
+from assay_evaluate.client.client import Endpoint, NotMeasured
+from assay_evaluate.client.journal import Identity, Journal, Reply
 from assay_evaluate.divergence.documents import num_tokens
 from assay_evaluate.divergence.drift import drift_of
 from assay_evaluate.divergence.exact import Beside, Head, agreement, exact_divergence
@@ -20,8 +21,7 @@ from assay_evaluate.divergence.hidden_states import WIRE_DTYPES, HiddenStates
 from assay_evaluate.divergence.phase import ReferenceText
 from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.divergence.scoring import exact_requests, pair_scores, scoring_requests
-from assay_evaluate.journal import Identity, Journal, Reply
-from assay_evaluate.vllm_command import read_config
+from assay_evaluate.serving.vllm_command import read_config
 
 NAME = "divergence in exact mode"
 StartStates = Callable[[], AbstractContextManager[Endpoint]]

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from assay.atomic_files import replacing
 from assay.errors import MeasureError, ServeError
-from assay.records import sha256_of
-from assay_evaluate.client import Endpoint, NotMeasured, root_url
-from assay_evaluate.connection import Connection, TransportError
+from assay.records.base import sha256_of
+from assay_evaluate.client.client import Endpoint, NotMeasured, root_url
+from assay_evaluate.client.connection import Connection, TransportError
+from assay_evaluate.client.replies import message_in
 from assay_evaluate.divergence.documents import Document
-from assay_evaluate.replies import message_in
 
 if TYPE_CHECKING:
     import torch

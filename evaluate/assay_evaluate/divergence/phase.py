@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.measurement_records import Divergence, TaskResult
-from assay.records import Fingerprint
-from assay.suite_recipe import DivergenceSpec, SuiteRecipe
-from assay_evaluate.client import NotMeasured
+from assay.recipes.suite import DivergenceSpec, SuiteRecipe
+from assay.records.measurement import Divergence, TaskResult
+from assay.records.serving import Fingerprint
+from assay_evaluate.asking.session import Session
+from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.divergence.documents import (
     Document,
     KeptTexts,
@@ -35,9 +37,7 @@ from assay_evaluate.divergence.scoring import (
     scoring_requests,
 )
 from assay_evaluate.divergence.summary import summarize
-from assay_evaluate.journal import Identity, Journal, Reply, Request
-from assay_evaluate.session import Session
-from assay_evaluate.vllm_command import read_config
+from assay_evaluate.serving.vllm_command import read_config
 
 
 @dataclass(frozen=True)

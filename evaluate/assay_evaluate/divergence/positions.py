@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from assay.divergence_records import TextSet
-from assay_evaluate.journal import TokenLogprobs
+from assay.records.divergence import TextSet
+from assay_evaluate.client.journal import TokenLogprobs
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from assay.records import Fingerprint
-from assay_evaluate.client import Client, NotMeasured
-from assay_evaluate.dialect import COMPLETIONS, sampling
+from assay.records.serving import Fingerprint
+from assay_evaluate.asking.dialect import COMPLETIONS, sampling
+from assay_evaluate.client.client import Client, NotMeasured
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request, TokenLogprobs
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
-from assay_evaluate.journal import Identity, Journal, Reply, Request, TokenLogprobs
 
 TASK_SCORE = "divergence.score"
 GENERATE = "/inference/v1/generate"

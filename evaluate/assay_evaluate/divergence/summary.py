@@ -7,18 +7,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.divergence_records import Drift, TextSet
-from assay.measurement_records import Divergence, PositionBucket
-from assay.records import Interval
-from assay_evaluate.client import NotMeasured
+from assay.records.base import Interval
+from assay.records.divergence import Drift, TextSet
+from assay.records.measurement import Divergence, PositionBucket
+from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.divergence.drift import SPANS, Positions, drift_of, gather
-from assay_evaluate.divergence.positions import (
-    Floats,
-    PositionDivergence,
-    ScoredDocument,
-    position_divergence,
-    sampling_gap,
-)
+from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence, sampling_gap
 from assay_evaluate.statistics import cluster_bootstrap_mean
 
 ComparedDocument = tuple[ScoredDocument, PositionDivergence]

@@ -1,4 +1,4 @@
-"""Intervals and tests for scores: pure functions over counts and arrays, no records read, no state, no I/O.
+"""Intervals and tests for scores: pure functions over counts and arrays, no state, no I/O.
 
 Differences are always *reference minus candidate*: a positive number is a loss. `b` counts the items that only the
 reference gets right, `c` those that only the candidate gets right, `n` all paired items. Every interval is two-sided at
@@ -7,6 +7,10 @@ reference gets right, `c` those that only the candidate gets right, `n` all pair
     proportions  one proportion, two independent ones      paired     two paired ones: McNemar, Tango, flips
     clustered    means and ratios of dependent values      power      what n items can show, how many a margin needs
     decisions    non-inferiority, TOST, Holm, the verdict   graded     the same for partial credit and several samples
+    rates        rare events and their bounds              trends     does an error jump with slot, position or load?
+    item_pairs, swe_difference  the same of two measurements' items: what is compared, and which test fits it
+
+In: counts, arrays, results of items. Out: intervals, p values, numbers of items. May import `assay.records` only.
 """
 
 from assay_evaluate.statistics.clustered import (

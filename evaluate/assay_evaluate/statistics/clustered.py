@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from assay.records import Interval
+from assay.records.base import Interval
 
 NUM_RESAMPLES = 2000
 Floats = NDArray[np.float64]

@@ -15,8 +15,8 @@ from typing import Literal
 
 from scipy import stats
 
-from assay.records import Interval
-from assay.verdict_records import Status
+from assay.records.base import Interval
+from assay.records.verdict import Status
 from assay_evaluate.statistics.paired import check_pairs, mcnemar_midp, paired_difference, score_statistic
 
 Claim = Literal["non_inferior", "equivalent"]

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from assay.records import Interval
+from assay.records.base import Interval
 from assay_evaluate.statistics.clustered import Floats, bca_interval, checked, cluster_bootstrap_mean, resampled_ratios
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence
 from assay_evaluate.statistics.power import POWER, items_needed, minimum_detectable_effect

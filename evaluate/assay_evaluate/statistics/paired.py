@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
-from assay.records import Interval
+from assay.records.base import Interval
 from assay_evaluate.statistics.proportions import normal_quantile
 
 

@@ -9,7 +9,7 @@ import math
 
 from scipy import stats
 
-from assay.records import Interval
+from assay.records.base import Interval
 
 
 def normal_quantile(level: float) -> float:

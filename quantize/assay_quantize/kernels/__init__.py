@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from assay_quantize.formats.schemes import SCHEMES, SHARES_GLOBAL_SCALE
 from assay_quantize.kernels.rows import Array, Engine, QuantizedRows, RowErrors, check_rows
-from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE
 
 if TYPE_CHECKING:
     from assay_quantize.kernels.reference import dequantize_weight, magnitude, quantize_weight, relative_error

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from assay.records import sha256_of_file
+from assay.records.base import sha256_of_file
 from assay_quantize.kernels.rows import Array
 
 F = TypeVar("F", bound=Callable[..., Any])

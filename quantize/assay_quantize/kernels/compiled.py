@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay_quantize.formats.schemes import SCHEMES, Scheme
 from assay_quantize.kernels import reference
 from assay_quantize.kernels.rows import Array, QuantizedRows
-from assay_quantize.schemes import SCHEMES, Scheme
 
 LOG = logging.getLogger(__name__)
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from assay_quantize.kernels.bits import (
+from assay_quantize.formats.schemes import Scheme
+from assay_quantize.kernels.bits import (  # fmt: skip
     bits_of,
     e4m3_to_f32,
     f32_to_e4m3,
@@ -31,10 +32,9 @@ from assay_quantize.kernels.bits import (
     nearest_e4m3,
     round_as,
     round_bf16,
-)  # fmt: skip
+)
 from assay_quantize.kernels.rows import STORAGE, Array, FoundScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import are_ordinary, difference, move, squared, sums, total
-from assay_quantize.schemes import Scheme
 
 CHUNK = 512
 """Columns worked on at a time; a multiple of every group size here."""

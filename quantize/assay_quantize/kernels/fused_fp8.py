@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from assay_quantize.kernels.bits import (
+from assay_quantize.formats.schemes import Scheme
+from assay_quantize.kernels.bits import (  # fmt: skip
     e4m3_to_f32,
     epsilon,
     kernel,
@@ -21,11 +22,10 @@ from assay_quantize.kernels.bits import (
     nearest_e4m3,
     round_as,
     store,
-)  # fmt: skip
+)
 from assay_quantize.kernels.fused_int import CHUNK
 from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
-from assay_quantize.schemes import Scheme
 
 
 def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None, memory: Array | None = None) -> QuantizedRows:

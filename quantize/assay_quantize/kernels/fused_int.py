@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from assay_quantize.formats.schemes import Scheme
 from assay_quantize.kernels.bits import epsilon, extent, kernel, kernel_view, largest, load, round_as, store
 from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
-from assay_quantize.schemes import Scheme
 
 CHUNK = 128
 """Columns worked on at a time, and the number of sums kept side by side (a single sum would not vectorize)."""

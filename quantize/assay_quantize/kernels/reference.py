@@ -24,9 +24,9 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 from compressed_tensors.utils import impl_backend
 from torch import Tensor
 
+from assay_quantize.formats.schemes import SCHEMES, SHARES_GLOBAL_SCALE, compressed_tensors_scheme
 from assay_quantize.kernels.rows import Array, QuantizedRows, RowErrors
 from assay_quantize.kernels.search_reference import search_scales
-from assay_quantize.schemes import SCHEMES, SHARES_GLOBAL_SCALE, compressed_tensors_scheme
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from assay_quantize.formats.schemes import Scheme
 from assay_quantize.kernels.bits import kernel, kernel_view, load
 from assay_quantize.kernels.fused_fp4 import nvfp4_global_scale
 from assay_quantize.kernels.rows import Array, FoundScales
@@ -31,7 +32,6 @@ from assay_quantize.kernels.search_kinds import (
     first_of,
     range_of,
 )
-from assay_quantize.schemes import Scheme
 
 LANES = 64
 """Groups worked on at a time."""

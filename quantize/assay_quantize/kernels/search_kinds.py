@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from assay_quantize.kernels.bits import (
+from assay_quantize.kernels.bits import (  # fmt: skip
     e4m3_to_f32,
     epsilon,
     extent,
@@ -28,7 +28,7 @@ from assay_quantize.kernels.bits import (
     round_as,
     round_bf16,
     round_e4m3,
-)  # fmt: skip
+)
 from assay_quantize.kernels.fused_fp4 import mx_exponent, mx_scale, mx_to_f32, nvfp4_scale, round_e2m1
 from assay_quantize.kernels.fused_int import asymmetric_scale
 

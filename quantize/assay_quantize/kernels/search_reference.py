@@ -31,8 +31,8 @@ from compressed_tensors.compressors.mx_utils import compress_mx_scale, decompres
 from compressed_tensors.quantization import QuantizationArgs, QuantizationType
 from torch import Tensor
 
+from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.kernels.search_grids import CHUNK, FP8_FACTORS, INT_FACTORS, MX_OFFSETS, NVFP4_OFFSETS
-from assay_quantize.schemes import SCHEMES
 
 Stored = Callable[[Tensor, Tensor | None], Tensor]
 """`stored(scale, zero_point)` -> the weight as it is read back, w_OI."""

@@ -1,0 +1,71 @@
+"""The `assay calibrate` command: channel weights for precisions that search scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.terminal import console, emit, escape, say
+
+SHOWN = 3
+"""Weights that are named of those that saw too few tokens."""
+
+
+def calibrate(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A model recipe's name, a checkpoint folder, or a Hugging Face id.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="File to write, for `assay quantize --importance`.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text",
+            help="Plain text, or .jsonl with text, prompt or messages; may be given again. Default: the "
+            "model's own text, sampled at temperature 1.",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens that go through the model.")] = 65_536,
+    length: Annotated[int, typer.Option("--length", min=8, help="Length of the sequences, in tokens.")] = 512,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer tokens are left out, and named.")
+    ] = 64,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the model's own text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,
+) -> None:
+    """Mean squared input of every weight, by channel, from the model at work in transformers; it must fit into memory whole.
+
+    `assay quantize -p w4a16-mse --importance FILE` then rounds the channels best that carry most.
+    """  # fmt: skip
+    from assay.cli.stages import device_of
+    from assay.cli.targets import local_checkpoint, resolve_target
+    from assay_quantize.calibration.calibrate import calibrate as run
+    from assay_quantize.calibration.text import Text
+
+    where, aim = device_of(device), resolve_target(target)
+    made = run(
+        local_checkpoint(aim.location),
+        out,
+        Text(tuple(text or ()), seed),
+        model_name=aim.recipe.name,
+        num_tokens=tokens,
+        length=length,
+        min_tokens=min_tokens,
+        device=where,
+        report=say,
+    )
+    if as_json:
+        emit(made)
+        return
+    console.print(f"{escape(str(out))}: channel weights of {made.weights:,} weights over {made.num_tokens:,} tokens")
+    if made.tokens_by_expert is not None:
+        least, median, most = made.tokens_by_expert
+        console.print(f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)")
+    if made.starved:
+        shown = ", ".join(f"{name} ({count})" for name, count in list(made.starved.items())[:SHOWN])
+        more = f" and {len(made.starved) - SHOWN:,} more" if len(made.starved) > SHOWN else ""
+        console.print(f"left out, fewer than {min_tokens} tokens: {escape(shown)}{more}; raise --tokens to have them in")

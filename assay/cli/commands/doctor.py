@@ -1,0 +1,25 @@
+"""The `assay doctor` command."""
+
+from __future__ import annotations
+
+import typer
+
+from assay.cli.options import JsonOption
+from assay.cli.terminal import console, emit, escape
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """What this machine can do, what is missing, how to get it. Exit 1 when something needed is missing."""
+    from assay.cli.doctor import examine
+
+    findings = examine()
+    if as_json:
+        emit([finding.model_dump() for finding in findings])
+    else:
+        for finding in findings:
+            mark = {"ok": "[green]ok     [/]", "missing": "[red]missing[/]", "note": "[yellow]note   [/]"}[finding.state]
+            console.print(f"{mark} {finding.what:22} {escape(finding.detail)}")
+            if finding.remedy:
+                console.print(f"        {'':22} -> {escape(finding.remedy)}")
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)

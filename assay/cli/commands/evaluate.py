@@ -1,0 +1,101 @@
+"""The `assay evaluate` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import JsonOption, NameOption, PrecisionsOption, RunsOption
+from assay.cli.run_folders import open_run
+from assay.cli.stages import check_budgets_of, judge_and_write, load_measurements, profile_for, register_gates, suite_for
+from assay.cli.terminal import console, emit, escape, print_verdicts, say
+from assay.errors import AssayError
+from assay.recipes.suite_files import with_swe_options
+from assay.records.run import SuiteIdentity
+
+
+def evaluate(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[TARGET]", help="A model recipe's name, a checkpoint folder, or a Hugging Face id."),
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="Any two checkpoints: the folder compared with.")
+    ] = None,
+    candidate: Annotated[
+        list[Path] | None,
+        typer.Option("--candidate", help="Any two checkpoints: a folder to judge; may be given again."),
+    ] = None,
+    precisions: PrecisionsOption = None,
+    suite: Annotated[str | None, typer.Option("--suite", help="A name of recipes/suites/, or a YAML file.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
+    runs: RunsOption = Path("runs"),
+    name: NameOption = None,
+    budget_check: Annotated[
+        bool,
+        typer.Option(
+            "--budget-check",
+            help="Only ask the reference twenty items of every task, and say whether the token budgets suffice; exit 1 if not.",
+        ),
+    ] = False,
+    swe_slice: Annotated[
+        str | None, typer.Option("--slice", help="SWE-bench: Python's slice over the instances sorted by id, 0:50.")
+    ] = None,
+    swe_filter: Annotated[
+        str | None, typer.Option("--filter", help="SWE-bench: instances whose id begins with a match of this expression.")
+    ] = None,
+    swe_repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="SWE-bench: trajectories per instance.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the reference and every candidate alike, measure, judge; report and cards are written from the records.
+
+    Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
+    """
+    from assay.cli.run_candidates import of_target, of_two
+    from assay.cli.targets import gates_for, resolve_target
+    from assay_evaluate.run.evaluate import evaluate as run_suite
+
+    if (target is None) == (reference is None) or (reference is None) != (not candidate):
+        raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
+    if target is not None:
+        aim = resolve_target(target)
+        compared = of_target(aim, runs, name, precisions)
+    else:
+        assert reference is not None and candidate
+        aim = resolve_target(str(reference))
+        compared = of_two(aim.recipe.name, reference, candidate, runs)
+    for one in compared.candidates:
+        for note in one.notes:
+            console.print(escape(f"note: {one.label}: {note}"))
+    chosen = profile_for(aim, profile)
+    chosen_suite = with_swe_options(
+        suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
+    )  # fmt: skip
+    about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
+    if budget_check:
+        with open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir:
+            checked = check_budgets_of(aim, compared.candidates[0], chosen_suite, chosen, run_dir)
+        if as_json:
+            emit(checked)
+        if not checked.suffices:
+            raise typer.Exit(1)
+        return
+    gates_name = gates_for(aim.recipe, chosen_suite.name)
+    with open_run(runs, about, name=name, lock=True) as run_dir:
+        register_gates(gates_name, run_dir)
+        run_suite(
+            aim.recipe.name,
+            compared.candidates,
+            suite=chosen_suite,
+            profile=chosen,
+            serving=aim.recipe.serving,
+            run_dir=run_dir,
+            on_progress=say,
+        )
+        gates = judge_and_write(gates_name, run_dir, load_measurements(run_dir))
+    print_verdicts(gates)
+    say(f"report: {run_dir / 'report' / 'index.html'}")
+    if as_json:
+        emit(gates)

@@ -1,0 +1,32 @@
+"""The `assay gate` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import JsonOption, RunArgument, RunsOption
+from assay.cli.run_folders import find_run
+from assay.cli.stages import judge_and_write, load_measurements, registered_gates
+from assay.cli.terminal import emit, print_verdicts
+
+
+def gate(
+    run: RunArgument,
+    gates: Annotated[
+        str | None, typer.Option("--gates", help="A name of recipes/gates/, or a YAML file. Default: the run's own.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Verdicts from the records of a run. Exit 1 unless every candidate is PASS."""
+    run_dir = find_run(run, runs)
+    report = judge_and_write(gates or registered_gates(run_dir) or "default", run_dir, load_measurements(run_dir))
+    if as_json:
+        emit(report)
+    else:
+        print_verdicts(report)
+    if any(status != "PASS" for status in report.overall.values()):
+        raise typer.Exit(1)

@@ -1,0 +1,47 @@
+"""The `assay plan` command."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import JsonOption, TargetArgument
+from assay.cli.stages import estimate_for, plan_for
+from assay.cli.terminal import emit, stdout
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+
+
+def plan(
+    target: TargetArgument,
+    precision: Annotated[str, typer.Option("--precision", "-p", help="A name of recipes/precisions/, or a YAML file.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            help="Hours and bytes on a machine, extrapolated: workstation, server, cloud, 8xh200, 8xb200, `this` (measures two "
+            "seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB per second).",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The layer map: what will happen to every tensor, bytes per role, and where the result fits. Reads headers only.
+
+    With --json and --hardware: an object with the keys `plan` and `estimate`.
+    """
+    from assay.cli.targets import resolve_target
+    from assay_quantize.plan.show import print_plan
+
+    made = plan_for(resolve_target(target), load_recipe(PrecisionRecipe, precision))
+    estimate = None if hardware is None else estimate_for(made, hardware)
+    if as_json:
+        emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})
+        return
+    out = stdout()
+    print_plan(made, out)
+    if estimate is not None:
+        from assay_quantize.estimate.show import print_estimate
+
+        print_estimate(estimate, out)

@@ -1,0 +1,78 @@
+"""The `assay quantize` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import JsonOption, NameOption, PrecisionsOption, RunsOption, TargetArgument, WorkersOption
+from assay.cli.run_folders import open_run
+from assay.cli.stages import plan_for, precision_names, quantize_one, quantize_options, with_importance
+from assay.cli.terminal import emit
+from assay.errors import PlanError
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.run import RunRecord, SourceData
+
+
+def quantize(
+    target: TargetArgument,
+    precision: Annotated[
+        str | None, typer.Option("--precision", "-p", help="One precision; with --out, the checkpoint goes there.")
+    ] = None,
+    precisions: PrecisionsOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the new checkpoint; default RUNS/MODEL/PRECISION/checkpoint."),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    name: NameOption = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+    ] = "auto",
+    engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
+    workers: WorkersOption = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", help="Bound of this process's memory, e.g. 1.5GiB, 800MB; default 2GiB, 8GiB with cuda-untested."
+        ),
+    ] = None,
+    importance: Annotated[
+        Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
+    ] = None,
+    stream_from: Annotated[
+        str | None,
+        typer.Option(
+            "--stream-from", help="hub: download a shard, quantize it, delete it; two shards of the source on disk at most."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make quantized checkpoints, shard by shard, and verify each. Killed at any point, the same command goes on from there."""
+    from assay.cli.targets import resolve_target
+
+    options = quantize_options(device, engine, workers, memory, importance, stream_from)
+    aim = resolve_target(target)
+    names = precision_names(aim, precision, precisions, with_reference=out is None and precision is None)
+    if out is not None and len(names) != 1:
+        raise PlanError("--out takes one checkpoint: say --precision P as well")
+    if out is not None and name is not None:
+        raise PlanError("--out names a checkpoint's folder, --name a run's: say one of them")
+    # Every plan is made before the first byte is written: what cannot work fails at once.
+    plans = {one: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, one)), importance) for one in names}
+    if out is not None:
+        records = [quantize_one(aim, plans[names[0]], out, options, in_run=False)]
+    else:
+        made = plans[names[0]]
+        source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
+        with open_run(runs, RunRecord(model=aim.recipe.name, source=source), name=name) as run_dir:
+            records = [
+                quantize_one(aim, plans[one], run_dir / Path(one).stem / "checkpoint", options, in_run=True) for one in names
+            ]
+    if as_json:
+        emit([record.model_dump(mode="json") for record in records])
+    if not all(record.passed for record in records):
+        raise typer.Exit(1)

@@ -1,0 +1,90 @@
+"""The `assay` command. Thin: resolves TARGET, calls one stage, prints its record.
+
+Exit codes: 0 = done and passed, 1 = done and failed (a verdict, a verification), 2 = could not (usage, input, machine).
+Progress goes to stderr; with `--json` stdout holds the record and nothing else. Stages are imported inside the commands, so
+that `assay --help` needs neither torch nor lm-eval.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from assay import __version__
+from assay.cli.commands.calibrate import calibrate
+from assay.cli.commands.card import card
+from assay.cli.commands.doctor import doctor
+from assay.cli.commands.evaluate import evaluate
+from assay.cli.commands.gate import gate
+from assay.cli.commands.locate import locate
+from assay.cli.commands.plan import plan
+from assay.cli.commands.probe import probe
+from assay.cli.commands.quantize import quantize
+from assay.cli.commands.recipes import list_recipes
+from assay.cli.commands.report import report
+from assay.cli.commands.serve import serve
+from assay.cli.commands.verify import verify
+from assay.cli.terminal import console, say_error
+from assay.errors import AssayError
+from assay.foreign_text import one_line
+
+app = typer.Typer(
+    name="assay",
+    help="Quantize a mixture-of-experts checkpoint for vLLM, and measure what was lost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Entry point: user errors become one line and exit 2, never a traceback."""
+    try:
+        app()
+    except AssayError as error:
+        say_error(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        console.print("interrupted; what was finished is kept, the same command goes on from there")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        say_error(f"{one_line(str(error.filename or 'system'))}: {error.strerror}")
+        sys.exit(2)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"assay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+app.command()(plan)
+app.command()(quantize)
+app.command()(verify)
+app.command()(calibrate)
+app.command()(serve)
+app.command()(evaluate)
+app.command()(probe)
+app.command()(locate)
+app.command()(gate)
+app.command()(report)
+app.command()(card)
+app.command()(doctor)
+app.command("recipes")(list_recipes)

@@ -1,0 +1,182 @@
+"""What an evaluation compares: the checkpoints, whether they were made from one source, and what the run is therefore about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.cli.run_folders import choose_run, find_runs, folder_data, read_run
+from assay.cli.stages import precision_names
+from assay.cli.targets import Target, local_checkpoint, source_label
+from assay.errors import AssayError, CheckpointError
+from assay.foreign_text import safe_name
+from assay.records.base import sha256_of_file
+from assay.records.manifest import MANIFEST, Manifest
+from assay.records.run import ReferenceCheckpoint, RunRecord, SourceData, folder_name
+
+if TYPE_CHECKING:
+    from assay_evaluate.run.evaluate import Candidate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The reference first. `about`: what their run is about, without a suite."""
+
+    candidates: list[Candidate]
+    about: RunRecord
+
+
+# ------------------------------------------------------------------------------------------------ of a TARGET
+def of_target(aim: Target, runs: Path, name: str | None, precisions: str | None) -> Comparison:
+    """Reference, then the source (if the recipe wants it), then every precision, from the runs of this model and data.
+
+    CheckpointError: one was not made yet, or from other data than the source has now, or than another of them.
+    """
+    from assay_evaluate.run.evaluate import Candidate
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+    recipe, source = aim.recipe, source_now(aim)
+    runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
+    if recipe.reference.precision is not None:
+        label = recipe.reference.precision
+        found = [Candidate(label, _made(aim, label, runs_of_it, runs), is_reference=True)]
+    else:
+        assert recipe.reference.release is not None
+        found = [Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True)]
+    names = [one for one in precision_names(aim, None, precisions, with_reference=False) if one != found[0].label]
+    found += [Candidate(one, _made(aim, one, runs_of_it, runs)) for one in names]
+    source = _one_source(aim, source, found)
+    if recipe.include_source:
+        # the commit that the candidates were made from, whatever was pushed since
+        pinned = {} if source.revision is None else {"revision": source.revision}
+        folder = local_checkpoint(aim.location.model_copy(update=pinned))
+        found.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
+    if len(found) == 1:
+        raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
+    return Comparison(found, RunRecord(model=recipe.name, source=source))
+
+
+def source_now(aim: Target) -> SourceData:
+    """The source as far as it can be told without asking the hub."""
+    if aim.location.path is not None:
+        return folder_data(Path(aim.location.path))
+    assert aim.location.hub is not None
+    return SourceData(location=aim.location.hub)
+
+
+def _runs_of(aim: Target, about: RunRecord, runs: Path, name: str | None) -> list[Path]:
+    """Where checkpoints of the target may lie: in the run that was named, then in those of the same model and data."""
+    found = find_runs(runs, about)
+    if name is not None:
+        named, _ = choose_run(runs, about, name)
+        return [named, *found] if read_run(named) is not None else found
+    commits = {there.source.revision: folder for folder in found if (there := read_run(folder)) is not None and there.source}
+    if len(commits) > 1:
+        raise CheckpointError(
+            f"{', '.join(map(str, commits.values()))}: hold checkpoints of different commits of {about.model}; "
+            "say which run with --name"
+        )
+    return found
+
+
+def _made(aim: Target, precision: str, folders: list[Path], runs: Path) -> Path:
+    """The finished checkpoint of a precision."""
+    name = Path(precision).stem
+    for folder in folders:
+        if (folder / name / "checkpoint" / MANIFEST).is_file():
+            return folder / name / "checkpoint"
+    again = f"assay quantize {command_name(aim)} --precision {precision}"
+    usual = runs / safe_name(aim.recipe.name) / name / "checkpoint"
+    there = read_run(runs / safe_name(aim.recipe.name))
+    if (usual / MANIFEST).is_file() and there is not None and there.source is not None:
+        how = _how_other(Manifest.load(usual / MANIFEST), source_now(aim))
+        if how is not None:
+            raise CheckpointError(f"{usual}: made from other data than {command_name(aim)} has ({how}); make it again: {again}")
+    folder = folders[0] / name / "checkpoint" if folders else usual
+    raise CheckpointError(f"{folder}: no finished checkpoint there; make it first: {again}")
+
+
+def command_name(aim: Target) -> str:
+    """The target as it is typed."""
+    return aim.recipe.name if aim.named_recipe else str(aim.location.path or aim.location.hub)
+
+
+def _one_source(aim: Target, now: SourceData, candidates: Iterable[Candidate]) -> SourceData:
+    """The data that all checkpoints were made from; CheckpointError naming two that differ. `now` if none of them says."""
+    first: tuple[Path, SourceData] | None = None
+    for one in candidates:
+        if not (one.checkpoint / MANIFEST).is_file():
+            continue
+        manifest = Manifest.load(one.checkpoint / MANIFEST)
+        again = f"delete it and make it again: assay quantize {command_name(aim)} --precision {one.label}"
+        if now.files is not None and (how := _how_other(manifest, now)) is not None:
+            raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {again}")
+        if first is None:
+            first = (
+                one.checkpoint,
+                SourceData(location=manifest.source, revision=manifest.source_revision, files=manifest.source_files),
+            )
+        elif (how := _how_other(manifest, first[1])) is not None:
+            raise CheckpointError(f"{one.checkpoint}: made from other data than {first[0]} ({how}); {again}")
+    return now if first is None else first[1].model_copy(update={"location": now.location})
+
+
+def _how_other(manifest: Manifest, source: SourceData) -> str | None:
+    """How the data that a checkpoint was made from differs from `source`; None: it does not."""
+    from assay_quantize.checkpoint.stamps import other_data
+
+    if source.files is None:
+        return None
+    how = other_data(manifest.source_files, source.files)
+    if how is None and manifest.source_revision != source.revision:
+        return f"commit {str(manifest.source_revision)[:12]}, not {str(source.revision)[:12]}"
+    return how
+
+
+# ------------------------------------------------------------------------------------------------ any two checkpoints
+def of_two(model: str, reference: Path, candidates: list[Path], runs: Path) -> Comparison:
+    """Any checkpoints, called by their folders. Other data than the reference's is allowed; it is a note of the measurement."""
+    from assay_evaluate.run.evaluate import Candidate
+
+    folders = (reference, *candidates)
+    for folder in folders:
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder}: no checkpoint there (no config.json)")
+    labels = [folder_name(folder) for folder in folders]
+    if len(set(labels)) != len(labels):
+        labels = [f"{label}-{number}" for number, label in enumerate(labels)]
+    identity = reference_identity(reference, model, runs)
+    found = [Candidate(labels[0], reference, is_reference=True, sha256=identity.checkpoint_sha256)]
+    for label, folder in zip(labels[1:], candidates, strict=True):
+        note = _other_source(reference, folder, labels[0])
+        found.append(replace(Candidate(label, folder), notes=() if note is None else (note,)))
+    return Comparison(found, RunRecord(model=model, reference=identity))
+
+
+def reference_identity(folder: Path, model: str, runs: Path) -> ReferenceCheckpoint:
+    """The reference's hash; of unchanged files it is the one that an earlier run recorded."""
+    from assay_evaluate.run.identity import checkpoint_sha256, hashed_files
+    from assay_quantize.checkpoint.stamps import data_of_files
+
+    files = data_of_files(folder, [path.name for path in hashed_files(folder)])
+    first = runs / safe_name(model)
+    for run_dir in (first, *sorted(runs.glob(f"{first.name}-*"))):
+        there = read_run(run_dir)
+        if there is not None and there.reference is not None and there.reference.files == files:
+            return there.reference.model_copy(update={"location": str(folder)})
+    return ReferenceCheckpoint(location=str(folder), checkpoint_sha256=checkpoint_sha256(folder, sha256_of_file), files=files)
+
+
+def _other_source(reference: Path, candidate: Path, label: str) -> str | None:
+    """A sentence, if both checkpoints say what they were made from and it is not the same."""
+    try:
+        ours, theirs = (Manifest.load(folder / MANIFEST) for folder in (reference, candidate))
+    except AssayError:
+        return None
+    source = SourceData(location=ours.source, revision=ours.source_revision, files=ours.source_files)
+    how = _how_other(theirs, source)
+    return (
+        None if how is None else f"made from other data than the reference {label}: {theirs.source}, not {ours.source} ({how})"
+    )

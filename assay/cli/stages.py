@@ -1,0 +1,348 @@
+"""From a TARGET and options to the inputs of a stage, and from its records to what is written of them.
+
+The layout of a run's folder is known here: RUN/run.json, RUN/PRECISION/{plan.json, verify.json, checkpoint/},
+RUN/measurements/*.json, RUN/gates.json, RUN/report/. Stages are imported inside the functions: `assay --help` needs neither
+torch nor lm-eval.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from assay.cli.terminal import console, escape, print_verification, say
+from assay.errors import AssayError, PlanError
+from assay.recipes.gate import GateRecipe
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.base import canonical_json, write_text_atomically
+from assay.records.manifest import load_manifest
+from assay.records.measurement import BudgetCheck, Measurement
+from assay.records.plan import Plan
+from assay.records.probe import load_probes
+from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
+from assay.records.verdict import GateReport
+from assay.records.verification import Verification
+
+if TYPE_CHECKING:
+    from assay.cli.targets import Target
+    from assay_evaluate.run.evaluate import Candidate
+    from assay_quantize.engine.quantize import Runner
+    from assay_quantize.estimate.hardware_time import Estimate
+
+Device = Literal["cpu", "cuda"]
+
+REGISTERED_GATES = "gates.registered.json"
+"""In a run's folder: the limits as they stood when measuring began."""
+
+
+def precision_names(aim: Target, one: str | None, several: str | None, *, with_reference: bool) -> list[str]:
+    """Precisions to make, the reference's first: nothing can be measured without it."""
+    if one is not None and several is not None:
+        raise PlanError("say --precision or --precisions, not both")
+    names = [one] if one else [n for n in (several or ",".join(aim.recipe.precisions)).replace(" ", ",").split(",") if n]
+    reference = aim.recipe.reference.precision
+    if with_reference and reference is not None:
+        names = [reference, *(name for name in names if name != reference)]
+    return list(dict.fromkeys(names))
+
+
+def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
+    from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+    from assay_quantize.plan.planner import make_plan
+
+    location = aim.location
+    checkpoint: Checkpoint
+    if location.path is not None:
+        checkpoint = open_checkpoint(Path(location.path))
+    else:
+        from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+        assert location.hub is not None
+        checkpoint = open_hub_checkpoint(location.hub, location.revision)
+    for note in checkpoint.notes:
+        say(f"note: {note}")
+    return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
+
+
+def estimate_for(made: Plan, hardware: str) -> Estimate:
+    """Time, disk and memory on the hardware that is named; `this` measures this machine and the working directory's disk."""
+    from assay_quantize.estimate.hardware_time import estimate, measured_rates, parse_hardware
+
+    if hardware.split(",")[0].strip() != "this":
+        return estimate(made, parse_hardware(hardware), measured_rates(made))
+    from assay_quantize.estimate.measure_machine import calibrate
+
+    here, rates = calibrate(made, Path.cwd())
+    return estimate(made, parse_hardware(hardware, here), rates)
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How checkpoints are made; their bytes depend on `importance` only.
+
+    device: cpu or cuda. engine: local or ray. workers: threads; None: every core this process may use.
+    memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
+    stream_from: `hub`: each shard of the source is downloaded when it is due and deleted after; None: the source is there, or
+    is downloaded whole first.
+    """
+
+    device: Device = "cpu"
+    engine: str = "local"
+    workers: int | None = None
+    memory_bytes: int | None = None
+    importance: Path | None = None
+    stream_from: str | None = None
+
+
+def quantize_options(
+    device: str, engine: str, workers: int | None, memory: str | None, importance: Path | None, stream_from: str | None = None
+) -> QuantizeOptions:  # fmt: skip
+    """The command line's options, checked."""
+    from assay_quantize.engine.budget import parse_memory
+
+    where = device_of(device)
+    if engine not in {"local", "ray"}:
+        raise PlanError(f"--engine {engine}: say local or ray")
+    if stream_from not in {None, "hub"}:
+        raise PlanError(f"--stream-from {stream_from}: say hub, or leave it out")
+    return QuantizeOptions(where, engine, workers, None if memory is None else parse_memory(memory), importance, stream_from)
+
+
+def device_of(option: str) -> Device:
+    """What `--device` means. Nobody has run the CUDA path yet: it is never chosen for anyone, and says so where it is used."""
+    if option == "cuda":
+        raise PlanError(
+            "--device cuda: this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes; to "
+            "try it all the same, say --device cuda-untested"
+        )
+    if option not in {"auto", "cpu", "cuda-untested"}:
+        raise PlanError(f"--device {option}: say cpu, auto (the CPU), or cuda-untested")
+    if option != "cuda-untested":
+        return "cpu"
+    console.print("note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu")
+    return "cuda"
+
+
+def with_importance(made: Plan, path: Path | None) -> Plan:
+    """The plan with the identity of the channel weights it will use."""
+    if path is None:
+        return made
+    from assay_quantize.checkpoint.importance import load_importance
+    from assay_quantize.plan.slabs import observer_of
+
+    if observer_of(made) == "minmax":
+        raise PlanError(
+            f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
+            "`observer: mse`, or leave the option out"
+        )
+    loaded = load_importance(path)
+    say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    return made.model_copy(update={"importance_sha256": loaded.sha256})
+
+
+def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions, *, in_run: bool) -> Verification:
+    """Make one checkpoint and verify it. Plan and verification go beside it in a run, else into its own folder.
+
+    They are written after it: a plan that is refused leaves what is there as it is.
+    """
+    from assay.cli.progress import ShardProgress
+    from assay_quantize.engine.quantize import check_folder, is_complete
+    from assay_quantize.engine.quantize import quantize as run_engine
+    from assay_reports.card import write_first_card
+
+    plan_path = folder.parent / "plan.json" if in_run else folder / PLAN_INSIDE
+    record_path = folder.parent / "verify.json" if in_run else folder / VERIFICATION_INSIDE
+    if not (complete := is_complete(made, folder)):
+        check_folder(made, folder)  # before anything of the source is downloaded
+    if complete and plan_path.is_file() and record_path.is_file():
+        previous = Verification.load(record_path)
+        if previous.passed and _is_as_verified(folder, previous):
+            console.print(f"{made.precision:10} done before and verified: {folder}")
+            return previous
+    with _source_of(aim, made, folder, options) as (source, runner), ShardProgress(console, made) as progress:
+        manifest = run_engine(
+            made,
+            source,
+            folder,
+            device=options.device,
+            workers=options.workers,
+            memory_bytes=options.memory_bytes,
+            runner=runner,
+            importance=options.importance,
+            on_progress=progress,
+        )
+    made.save(plan_path)
+    console.print(
+        f"{made.precision:10} {manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB "
+        f"in {manifest.seconds:.0f} s: {folder}"
+    )
+    result = verify_one(folder, None if options.stream_from else source)
+    result.save(record_path)
+    print_verification(result)
+    write_first_card(folder)
+    return result
+
+
+@contextmanager
+def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Iterator[tuple[Path, str | Runner]]:
+    """The folder the engine reads, and who makes the shards."""
+    if options.stream_from is None:
+        from assay.cli.targets import local_checkpoint
+
+        # the very commit that was planned, whatever was pushed since
+        pinned = {} if made.source_revision is None else {"revision": made.source_revision}
+        yield local_checkpoint(aim.location.model_copy(update=pinned)), options.engine
+        return
+    from assay_quantize.remote.hub_stream import HubStream
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with HubStream(made, folder.with_name(f".{folder.name}.source"), report=say) as stream:
+        if options.engine == "ray":
+            from assay_quantize.remote.ray_runner import from_hub
+
+            yield stream.folder, from_hub(stream)
+        else:
+            yield stream.folder, stream.run
+        stream.remove()
+
+
+def verify_one(
+    folder: Path, source: Path | None, *, workers: int | None = None, contents: bool = True
+) -> Verification:  # fmt: skip
+    from assay.cli.progress import ByteProgress
+    from assay_quantize.verify.verify import num_bytes_of, verify
+
+    with ByteProgress(console, "verifying", num_bytes_of(folder)) as progress:
+        return verify(folder, source=source, workers=workers, contents=contents, on_progress=progress)
+
+
+def _is_as_verified(folder: Path, previous: Verification) -> bool:
+    """Whether no file of the checkpoint was touched since it was verified."""
+    from assay_quantize.checkpoint.stamps import data_of_files
+
+    there = [name for name in previous.files if (folder / name).is_file()]
+    return previous.checkpoint_sha256 == manifest_sha256(folder) and data_of_files(folder, there) == previous.files
+
+
+def manifest_sha256(folder: Path) -> str | None:
+    manifest = load_manifest(folder)
+    return None if manifest is None else manifest.checkpoint_sha256
+
+
+def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
+    """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits."""
+    from assay_evaluate.serving.hardware import choose_profile, describe_hardware, find_gpus, fits
+
+    if wanted is None:
+        return choose_profile(aim.recipe)
+    profile = load_recipe(ProfileRecipe, wanted)
+    if not profile.urls and not fits(profile.hardware, find_gpus()):
+        needed = f"{profile.hardware.num_gpus}x {profile.hardware.gpu or 'NVIDIA GPU'}"
+        raise AssayError(
+            f"profile {profile.name} needs {needed}, this machine has {describe_hardware().get('gpus', 'no GPU')}; "
+            "leave --profile out to have one chosen, or write one under recipes/profiles/"
+        )
+    return profile
+
+
+def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteRecipe:
+    from assay.recipes.suite_files import with_files_hashed
+
+    if wanted is not None:
+        return with_files_hashed(load_recipe(SuiteRecipe, wanted))
+    if aim.recipe.suite != "quick" and profile.hardware.device == "cpu":
+        console.print(
+            f"suite quick, not {aim.recipe.suite}, which has budgets of thousands of tokens an item and needs GPUs; "
+            f"--suite {aim.recipe.suite} insists"
+        )
+        return load_recipe(SuiteRecipe, "quick")
+    return with_files_hashed(load_recipe(SuiteRecipe, aim.recipe.suite))
+
+
+def check_budgets_of(
+    aim: Target, reference: Candidate, suite: SuiteRecipe, profile: ProfileRecipe, run_dir: Path
+) -> BudgetCheck:  # fmt: skip
+    """A few items of every task on the reference; one line a task, then what to do."""
+    from assay.cli.targets import gates_for
+    from assay_evaluate.run.budget_check import check_budgets
+
+    checked = check_budgets(
+        aim.recipe.name,
+        reference,
+        suite=suite,
+        gates=load_recipe(GateRecipe, gates_for(aim.recipe, suite.name)),
+        profile=profile,
+        serving=aim.recipe.serving,
+        run_dir=run_dir,
+        on_progress=say,
+    )
+    for task in checked.tasks:
+        mark = "[green]ok   [/]" if task.suffices else "[red]short[/]"
+        console.print(f"{mark} {task.task:16} {escape(task.detail)}")
+    return checked
+
+
+def load_measurements(run_dir: Path) -> list[Measurement]:
+    found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    if not found:
+        raise AssayError(f"{run_dir}: nothing was measured yet; run `assay evaluate` first")
+    return found
+
+
+def register_gates(gates: str, run_dir: Path) -> None:
+    """Write down which limits stood before anything was measured; kept for the life of the run, whatever the file says later.
+
+    A run that has measurements and no such note gets none: nobody could say any more that the limits came first.
+    """
+    path = run_dir / REGISTERED_GATES
+    if not path.exists() and not any((run_dir / "measurements").glob("*.json")):
+        recipe = load_recipe(GateRecipe, gates)
+        write_text_atomically(path, canonical_json({"name": recipe.name, "sha256": recipe.sha256}) + "\n")
+
+
+def registered_gates(run_dir: Path) -> str | None:
+    """Name of the gates that `register_gates` wrote down, if it is that of a shipped file. None: it was never called."""
+    path = run_dir / REGISTERED_GATES
+    name = str(json.loads(path.read_text(encoding="utf-8"))["name"]) if path.is_file() else None
+    return name if name in recipe_names("gates") else None
+
+
+def registered_gates_sha256(run_dir: Path) -> str | None:
+    """`GateRecipe.sha256` that `register_gates` wrote down. None: it was never called for this run."""
+    path = run_dir / REGISTERED_GATES
+    return str(json.loads(path.read_text(encoding="utf-8"))["sha256"]) if path.is_file() else None
+
+
+def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) -> GateReport:
+    """Verdicts, then everything that is written from records: gates.json, report, cards."""
+    from assay_evaluate.verdicts.gates import judge
+    from assay_reports.report import write_report
+
+    judged = judge(
+        measurements,
+        load_recipe(GateRecipe, gates),
+        model=measurements[0].model,
+        registered_sha256=registered_gates_sha256(run_dir),
+        probes=load_probes(run_dir),
+    )
+    judged.save(run_dir / "gates.json")
+    write_cards(run_dir)
+    write_report(run_dir)
+    return judged
+
+
+def write_cards(run_dir: Path) -> list[Path]:
+    """Cards of the run's checkpoints; says which were left as they are."""
+    from assay_reports import card
+
+    written, left = card.write_cards(run_dir)
+    for line in left:
+        console.print(escape(line))
+    return written

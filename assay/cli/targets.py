@@ -1,0 +1,192 @@
+"""TARGET of a command line -> a model recipe and the checkpoint it is about.
+
+A target is the name of a model recipe, a checkpoint folder, or a Hugging Face id. A folder or id without a recipe gets one made
+from its config.json: same precisions and reference as tiny-glm, the quick suite, speculation if it carries an MTP head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from assay.errors import AssayError, CheckpointError, PlanError
+from assay.foreign_text import safe_name
+from assay.recipes.families import family_of
+from assay.recipes.load import load_recipe, recipe_names, recipes_dir
+from assay.recipes.model import Family, Location, ModelRecipe, Reference, Serving
+from assay.recipes.mtp import mtp_block
+from assay.records.run import folder_name
+from assay.safe_files import MAX_JSON_BYTES, read_json_object
+from assay.safetensors_index import tensor_names
+
+REASONING_PARSERS: dict[str, str] = {
+    "glm4_moe": "glm45",
+    "glm_moe_dsa": "glm45",
+    "deepseek_v3": "deepseek_r1",
+    "qwen3_moe": "qwen3",
+    "qwen3_next": "deepseek_r1",
+}
+"""Family -> vLLM's reasoning parser, used for a model without a recipe whose chat template has a thinking section."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a command is about. `location.path` is absolute or relative to the working directory."""
+
+    recipe: ModelRecipe
+    location: Location
+    named_recipe: bool
+    """False when the recipe was made up from the checkpoint's config."""
+
+
+def resolve_target(text: str) -> Target:
+    """The model that `text` names; AssayError says what was tried."""
+    if text in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, text)
+        return Target(recipe, _from_repository(recipe.source), True)
+    if text.endswith((".yaml", ".yml")):
+        recipe = load_recipe(ModelRecipe, text)
+        return Target(recipe, _from_repository(recipe.source), True)
+    folder = Path(text).expanduser()
+    if folder.exists() or text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
+        if not folder.exists():
+            known = ", ".join(recipe_names("models"))
+            raise CheckpointError(
+                f"{text}: no such folder, and no model recipe of that name; known recipes: {known}; "
+                "or give a Hugging Face id such as zai-org/GLM-4.5-Air"
+            )
+        if not folder.is_dir():
+            raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
+        config = read_json_object(folder, "config.json")
+        return Target(
+            _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder),
+            Location(path=str(folder)),
+            False,
+        )
+    return _hub_target(text)
+
+
+def local_checkpoint(location: Location) -> Path:
+    """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included).
+
+    Raises CheckpointError: no such model, gated, offline and not in the cache, the hub does not answer, the disk is full.
+    """
+    if location.path is not None:
+        return Path(location.path)
+    from huggingface_hub import snapshot_download
+
+    from assay.hub_errors import HUB_ERRORS, hub_error
+
+    assert location.hub is not None
+    try:
+        return Path(
+            snapshot_download(
+                location.hub, revision=location.revision, ignore_patterns=["*.py", "*.bin", "*.pt", "*.pth", "*.gguf"]
+            )
+        )
+    except HUB_ERRORS as error:
+        raise hub_error(location.hub, error) from None
+
+
+def _hub_target(hub_id: str) -> Target:
+    from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+    for name in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, name)
+        if recipe.source.hub == hub_id:
+            return Target(recipe, recipe.source, True)
+    location = Location(hub=hub_id)
+    found = open_hub_checkpoint(hub_id)
+    return Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location, False)
+
+
+def _from_repository(location: Location) -> Location:
+    """A recipe's relative path is relative to the repository, whatever the working directory."""
+    if location.path is None or Path(location.path).is_absolute():
+        return location
+    folder = recipes_dir().parent / location.path
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: no such folder; this recipe's checkpoint ships with the repository, not with the wheel"
+        )
+    # Relative where possible: records name the source, and should read alike on every machine.
+    return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))
+
+
+def _recipe_for(
+    name: str, location: Location, config: dict[str, Any], tensors: Iterable[str] | None, folder: Path | None
+) -> ModelRecipe:
+    """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records.
+
+    tensors: their names; None: there are none yet.
+    """
+    try:
+        family = cast(Family, family_of(config))
+    except PlanError as problem:
+        raise PlanError(f"{folder or location.hub}/{problem}") from None
+    return ModelRecipe(
+        schema=1,
+        name=safe_name(name),
+        description=f"Made from the config of {name}.",
+        source=location,
+        family=family,
+        reference=Reference(precision="fp8"),
+        precisions=("fp8", "w4a16", "nvfp4a16"),
+        include_source=not config.get("quantization_config"),  # an FP8 source is its own FP8 reference
+        suite="full",
+        profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
+        serving=Serving(
+            reasoning_parser=REASONING_PARSERS[family] if folder is not None and _thinks(folder) else None,
+            num_speculative_tokens=1 if mtp_block(config, tensors).num_layers else None,
+        ),
+    )  # fmt: skip
+
+
+def _thinks(folder: Path) -> bool:
+    """Whether the chat template mentions a thinking section."""
+    return any("</think>" in _text(folder / name) for name in ("chat_template.jinja", "tokenizer_config.json"))
+
+
+def _text(path: Path) -> str:
+    """The text of a small file; empty when there is none."""
+    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:
+    """What the source is called in a run: its dtype, or `source` when it is published in FP8."""
+    if config.get("quantization_config"):
+        return "source"
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    labels: dict[str, Literal["bf16", "fp16", "fp32"]] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    if dtype not in labels:
+        raise AssayError(f"config.json: dtype {dtype!r} is not one of {', '.join(labels)}")
+    return labels[dtype]
+
+
+def run_name(text: str) -> str:
+    """What the model given as MODEL is called: the recipe's name, the folder's, or the last part of a hub id.
+
+    It looks at recipes and folders: never for what a server calls itself, which is `safe_name`'s.
+    """
+    if text in recipe_names("models"):
+        return text
+    folder = Path(text).expanduser()
+    return folder_name(folder) if folder.exists() else safe_name(text.rstrip("/").split("/")[-1])
+
+
+def gates_for(recipe: ModelRecipe, suite: str) -> str:
+    """Which gates go with a suite: the model's own with its own suite, else those of the suite's name, else `default`.
+
+    A model whose recipe says `full` may be tried with `quick`, and without GPUs it is: gates on tasks that nobody asks would
+    be NOT MEASURED.
+    """
+    if suite == recipe.suite:
+        return recipe.gates
+    return suite if suite in recipe_names("gates") else "default"

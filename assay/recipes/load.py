@@ -1,0 +1,120 @@
+"""Reading recipes: one strict YAML file each; a problem is one line with the file, the key and what is allowed.
+
+An unknown key is an error that names the file, the key and the nearest allowed one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from assay.errors import RecipeError
+from assay.recipes.base import Recipe
+from assay.recipes.defaults import EXTENDS, MAX_DEPTH, with_defaults
+from assay.recipes.gate import GateRecipe
+from assay.recipes.model import ModelRecipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.problems import problems_in
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+
+R = TypeVar("R", bound=Recipe)
+
+KINDS: dict[str, type[Recipe]] = {
+    "models": ModelRecipe,
+    "precisions": PrecisionRecipe,
+    "profiles": ProfileRecipe,
+    "suites": SuiteRecipe,
+    "gates": GateRecipe,
+}
+
+
+def recipes_dir() -> Path:
+    """The folder `recipes/`: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent.parent
+    inside = package / "_recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
+
+
+def recipe_names(kind: str) -> list[str]:
+    """Names of the recipes of one kind that ship with assay, sorted."""
+    return sorted(path.stem for path in (recipes_dir() / kind).glob("*.yaml"))
+
+
+def load_recipe(kind: type[R], name_or_path: str) -> R:
+    """The recipe called `name_or_path`, or in the file of that path.
+
+    A precision may say `extends: NAME`, a shipped precision or the path of a YAML file (relative to its own), and then holds
+    only what is different. Values replace the other's; roles under `keep` and `quantize` move (`defaults.py`). What
+    is returned, and hashed, is the whole: no trace is left of how it was written.
+
+    Raises RecipeError when there is none of that name, or with everything that is wrong in the file (`problems_in`).
+    """
+    return parse_recipe(kind, _file_of(kind, name_or_path))
+
+
+def parse_recipe(kind: type[R], path: Path) -> R:
+    """Read and validate one file, and what it extends."""
+    return _parse(kind, path, ())
+
+
+def _file_of(kind: type[Recipe], name_or_path: str) -> Path:
+    folder = next(folder for folder, model in KINDS.items() if model is kind)
+    if Path(name_or_path).suffix in {".yaml", ".yml"}:
+        return Path(name_or_path)
+    path = recipes_dir() / folder / f"{name_or_path}.yaml"
+    if Path(name_or_path).name != name_or_path or not path.is_file():
+        known = recipe_names(folder)
+        near = difflib.get_close_matches(name_or_path, known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
+    return path
+
+
+def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
+    """above: the files that led here by `extends`, the first one first."""
+    data = _read(path)
+    if EXTENDS in data and EXTENDS in kind.loader_keys:
+        base = _parse(kind, _extended_file(kind, path, data.pop(EXTENDS), above), (*above, path))
+        data = with_defaults(base.model_dump(mode="json", by_alias=True), data)
+    if problems := problems_in(kind, data, path.stem):
+        listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
+        raise RecipeError(f"{path}: {listed}")
+    return kind.model_validate(data)
+
+
+def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path, ...]) -> Path:
+    """The file that `path` extends. RecipeError: there is none, or no end."""
+    if not isinstance(named, str):
+        raise RecipeError(f"{path}: extends: say one precision, by its name or the path of its file (got {str(named)[:80]!r})")
+    try:
+        found = _file_of(kind, named)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: extends: {error}") from None
+    found = path.parent / found  # a shipped one's path is absolute
+    if not found.is_file():
+        raise RecipeError(f"{path}: extends: {found}: no such file; a path is relative to the file that says it")
+    chain = [*above, path, found]
+    way = " -> ".join(str(one) for one in chain)
+    if found.resolve() in {one.resolve() for one in chain[:-1]}:
+        raise RecipeError(f"{chain[0]}: extends: goes round in a circle, {way}; one of them must stand by itself")
+    if len(chain) > MAX_DEPTH + 1:
+        raise RecipeError(f"{chain[0]}: extends: more than {MAX_DEPTH} recipes deep, {way}; extend one nearer to the end")
+    return found
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: not YAML: not even text in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds a {type(data).__name__}")
+    return data

@@ -1,0 +1,62 @@
+"""Model recipes: where the weights are, the family, the reference, the default precisions, how it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from assay.recipes.base import Recipe, Section
+
+Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
+
+
+class Location(Section):
+    """Where a checkpoint is: a folder (relative to the repository), or a Hugging Face id with a revision."""
+
+    path: str | None = None
+    hub: str | None = None
+    revision: str = "main"
+
+    def _contradictions(self) -> Iterator[str]:
+        if (self.path is None) == (self.hub is None):
+            yield "say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither"
+
+
+class Reference(Section):
+    """What candidates are compared with: a published release, or a precision that is made here."""
+
+    precision: str | None = None
+    release: Location | None = None
+
+    def _contradictions(self) -> Iterator[str]:
+        if (self.precision is None) == (self.release is None):
+            yield "say either `precision` (made here from the source) or `release` (a published checkpoint)"
+
+
+class Serving(Section):
+    """What the model itself needs to be served right, whatever the hardware."""
+
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=1)
+    """Draft tokens per step with the model's own MTP head; None: no speculation."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """More flags under vLLM's own names; a profile's flags win."""
+
+
+class ModelRecipe(Recipe):
+    source: Location
+    family: Family
+    reference: Reference
+    precisions: tuple[str, ...]
+    """Candidates made by default."""
+    include_source: bool = False
+    """Serve and score the unquantized source too (small models; the noise between reference and candidates)."""
+    suite: str = "full"
+    gates: str = "default"
+    profiles: tuple[str, ...] = ("cpu-emulated",)
+    """Allowed profiles, best first; the first whose hardware is present is the default."""
+    serving: Serving = Serving()

@@ -1,0 +1,187 @@
+"""Whether a checkpoint carries an MTP block (multi-token prediction: its own draft head), and whether the block is whole.
+
+A config and the stored names must be asked together. Qwen3-Next stores `mtp.*` and its config says nothing; a config may
+declare layers that were never uploaded; and 0 is how a dropped block is declared. vLLM 0.32 reads the count from config.json
+(`num_nextn_predict_layers`) and takes 1 where it says nothing; with 0 it refuses `method: mtp` instead of drafting noise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from assay.errors import PlanError
+from assay.recipes.families import EXPERT_PROJECTIONS, NAMES, count_of, family_of, num_experts, num_hidden_layers, split_layer
+
+CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Where a config may say how many MTP layers there are; the first is the one that vLLM reads of all our families."""
+
+
+@dataclass(frozen=True)
+class MtpBlock:
+    """What a checkpoint says of its MTP block, in layers.
+
+    declared: by config.json; None: it says nothing. stored: by the names of its tensors; None: the names are not known, or the
+    family's are not.
+    """
+
+    declared: int | None
+    stored: int | None
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers a server can draft with; 0: none."""
+        if self.declared == 0:
+            return 0
+        return self.stored if self.stored is not None else self.declared or 0
+
+    @property
+    def absence(self) -> str:
+        """Why there is nothing to draft with, as part of a sentence."""
+        if self.declared == 0:
+            return "config.json declares 0 MTP layers" + (", though its tensors are there" if self.stored else "")
+        if self.declared is None:
+            return "no MTP layers are declared in config.json" + (" or stored" if self.stored == 0 else "")
+        return f"config.json declares {self.declared} MTP layer(s), but no file of the index holds one"
+
+
+def mtp_block(config: Mapping[str, Any], names: Iterable[str] | None) -> MtpBlock:
+    """The MTP block of a checkpoint, source or quantized, of any architecture.
+
+    names: of its tensors (`safetensors_index.tensor_names`); None: not known. PlanError for a count that cannot be.
+    """
+    text = config.get("text_config")
+    declared = declared_layers(text if isinstance(text, dict) else config)
+    if names is None:
+        return MtpBlock(declared, None)
+    try:
+        family = family_of(config)
+    except PlanError:
+        return MtpBlock(declared, None)  # vLLM serves more architectures than can be planned
+    return MtpBlock(declared, len(stored_layers(family, config, names)))
+
+
+def declared_layers(config: Mapping[str, Any]) -> int | None:
+    """How many MTP layers the config says there are; None if it says nothing."""
+    return next((count_of(key, config[key]) for key in CONFIG_KEYS if config.get(key) is not None), None)
+
+
+def stored_layers(family: str, config: Mapping[str, Any], names: Iterable[str]) -> tuple[int, ...]:
+    """The MTP layers' numbers, sorted: from `num_hidden_layers` on where they are inlined, from 0 on in `mtp.layers`."""
+    root, first = _place(family, config)
+    found = (split_layer(name) for name in names)
+    return tuple(sorted({at.layer for at in found if at is not None and at.root == root and at.layer >= first}))
+
+
+def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of `names` that belong to the MTP block."""
+    root, first = _place(family, config)
+    at = {name: split_layer(name) for name in names}
+    return [
+        name
+        for name, place in at.items()
+        if name in NAMES[family].mtp or (place is not None and place.root == root and place.layer >= first)
+    ]
+
+
+def declaring_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with 0 MTP layers: under every key it has for them, else under the one that vLLM reads."""
+    present = [key for key in CONFIG_KEYS if key in config]
+    return {**config, **dict.fromkeys(present or CONFIG_KEYS[:1], 0)}
+
+
+# ------------------------------------------------------------------------------------------------ completeness
+class MtpProblem(NamedTuple):
+    """One thing that is wrong. where: a tensor, layer or expert. mend: what to do about it in a source."""
+
+    where: str
+    what: str
+    mend: str
+
+
+COMPLETE = "complete the download, or take a precision with `mtp: drop`"
+CORRECT = "correct the number, or take a precision with `mtp: drop`"
+
+
+def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str]) -> Iterator[MtpProblem]:
+    """What is wrong with the MTP block: it is there if it is declared, declared if it is there, and whole.
+
+    names: as a source has them (`weight`, not `weight_packed`), without scales. vLLM loads a block that lacks experts without
+    a word and drafts noise; a missing head or embedding it shares from the model.
+    """
+    root, first = _place(family, config)
+    rests = _by_layer(names)
+    stored = [layer for at, layer in rests if at == root and layer >= first]
+    beside = sorted(NAMES[family].mtp.keys() & set(names))
+    declared = declared_layers(config)
+    # not declared, vLLM builds one layer for what lies beside the layers
+    count = max(len(stored), int(bool(beside))) if declared is None else declared
+    for layer in sorted(stored):
+        if layer >= first + count:
+            what = f"holds an MTP block, but config.json declares {count} MTP layers"
+            if declared is None:
+                what = f"holds an MTP block, but vLLM looks for {count} from {root}.layers.{first} on"
+            yield MtpProblem(f"{root}.layers.{layer}", what, CORRECT)
+    if beside and not count:
+        yield MtpProblem(beside[0], "belongs to an MTP block, but config.json declares 0 MTP layers", CORRECT)
+    for layer in range(first, first + count):
+        prefix, have = f"{root}.layers.{layer}", rests.get((root, layer), set())
+        if have:
+            yield from _problems_of_layer(family, config, prefix, have, rests)
+        elif declared is None:
+            yield MtpProblem(prefix, "is not there, but other parts of an MTP block are", COMPLETE)
+        else:
+            yield MtpProblem(prefix, "is declared in config.json (MTP), but no shard holds any tensor of it", COMPLETE)
+    if count:
+        yield from (_missing(name) for name in sorted(NAMES[family].mtp_required) if NAMES[family].mtp and name not in beside)
+
+
+def _problems_of_layer(
+    family: str, config: Mapping[str, Any], prefix: str, have: set[str], rests: Mapping[tuple[str, int], set[str]]
+) -> Iterator[MtpProblem]:
+    experts = num_experts(family, config)
+    wanted = _like(have, [found for (at, layer), found in rests.items() if at == "model" and layer < num_hidden_layers(config)])
+    wanted |= {f"mlp.experts.{expert}.{part}.weight" for expert in range(experts) for part in EXPERT_PROJECTIONS}
+    if not NAMES[family].mtp:
+        wanted |= set(NAMES[family].mtp_required)
+    for rest in sorted(wanted - have):
+        yield _missing(f"{prefix}.{rest}")
+    numbers = {rest.split(".")[2] for rest in have if rest.startswith("mlp.experts.")}
+    for expert in sorted(int(number) for number in numbers if number.isdecimal() and int(number) >= experts):
+        what = f"is there, but config.json declares {experts} experts"
+        yield MtpProblem(f"{prefix}.mlp.experts.{expert}", what, "correct the config")
+
+
+def _like(have: set[str], layers: Sequence[set[str]]) -> set[str]:
+    """What the decoder layer most like an MTP layer holds: with experts and full attention, with an indexer if it has any."""
+    full = [rests for rests in layers if _EXPERT_0 in rests and any(rest.startswith("self_attn.") for rest in rests)]
+    alike = [rests for rests in full if _has_indexer(rests) == _has_indexer(have)] or full
+    nearest: set[str] = min(alike, key=lambda rests: len(rests - have), default=set())
+    return set(nearest)
+
+
+_EXPERT_0 = f"mlp.experts.0.{EXPERT_PROJECTIONS[0]}.weight"
+
+
+def _has_indexer(rests: Iterable[str]) -> bool:
+    return any(".indexer." in rest for rest in rests)
+
+
+def _missing(name: str) -> MtpProblem:
+    return MtpProblem(name, "is missing from the MTP block: vLLM would load it and draft noise", COMPLETE)
+
+
+def _place(family: str, config: Mapping[str, Any]) -> tuple[str, int]:
+    """(what stands in front of `.layers`, number of the first MTP layer)."""
+    return ("mtp", 0) if NAMES[family].mtp else ("model", num_hidden_layers(config))
+
+
+def _by_layer(names: Iterable[str]) -> dict[tuple[str, int], set[str]]:
+    """(root, layer) -> what its names are behind the layer's number."""
+    rests: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for at in map(split_layer, names):
+        if at is not None:
+            rests[at.root, at.layer].add(at.rest)
+    return rests

@@ -1,0 +1,183 @@
+"""Everything that is wrong in a recipe, at once and in words of the file: keys, values, and what contradicts itself.
+
+pydantic tells contradictions only of a section whose keys and values are right. So a file with faults of both kinds is looked
+at twice: as it is, and with what was told of set right (a misspelt key renamed, a wrong value left out). What contradicts
+itself across sections (two tasks of one name) is told when no section contradicts itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from assay.recipes.base import Recipe
+
+Fault = Mapping[str, Any]
+"""One entry of `ValidationError.errors()`."""
+
+_IN_YAML = {
+    "model_type": "Input should be a mapping of keys to values",
+    "dict_type": "Input should be a mapping of keys to values",
+    "tuple_type": "Input should be a list",
+}
+"""Where pydantic speaks of Python's types."""
+
+
+def problems_in(kind: type[Recipe], data: Mapping[str, Any], stem: str) -> list[str]:
+    """What is wrong with a recipe of this kind, a sentence each; empty: nothing.
+
+    data: what the file holds. stem: of the file's name, which must be the recipe's.
+    """
+    faults = _faults(kind, data)
+    problems = _described(kind, faults)
+    if faults and (mended := _mended(kind, data, faults)) is not None:
+        problems += _described(kind, [fault for fault in _faults(kind, mended) if fault["type"] == "value_error"])
+    name = data.get("name")
+    if isinstance(name, str) and name != stem:
+        problems.append(f"name is {name!r}; it must be the file's name, {stem!r}")
+    return list(dict.fromkeys(problems))
+
+
+def _faults(kind: type[Recipe], data: Mapping[str, Any]) -> list[Fault]:
+    try:
+        kind.model_validate(data)
+    except ValidationError as error:
+        return [dict(one) for one in error.errors()]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ words
+def _described(kind: type[Recipe], faults: Sequence[Fault]) -> list[str]:
+    """Unknown keys first. A misspelt required key is both unknown and missing: the unknown one tells what to mend. Of a
+    misspelt `extends`, every key that the other recipe has is missing."""
+    unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+    meant = {(*fault["loc"][:-1], _nearest_key(kind, fault)) for fault in unknown}
+    explained = meant if not meant & {(key,) for key in kind.loader_keys} else {fault["loc"] for fault in faults}
+    others = [f for f in faults if f not in unknown and not (f["type"] == "missing" and f["loc"] in explained)]
+    return [text for fault in (*unknown, *others) for text in _texts(kind, fault)]
+
+
+def _texts(kind: type[Recipe], fault: Fault) -> list[str]:
+    where = ".".join(str(step) for step in fault["loc"] if step != "[key]")
+    if fault["type"] == "extra_forbidden":
+        near = _nearest_key(kind, fault)
+        hint = f"; did you mean {near!r}?" if near else "."
+        return [f"unknown key {where!r}{hint} Allowed: {', '.join(sorted(_keys_at(kind, fault['loc'][:-1])))}"]
+    if fault["type"] == "missing":
+        return [f"key {where!r} is missing"]
+    if fault["type"] == "value_error":
+        return [f"{where}: {line}" if where else line for line in str(fault["msg"]).removeprefix("Value error, ").split("\n")]
+    got = "" if isinstance(fault["input"], dict) else f" (got {str(fault['input'])[:80]!r})"
+    near = _nearest_value(fault)
+    return [f"{where}: {_IN_YAML.get(fault['type'], fault['msg'])}{got}" + (f"; did you mean {near!r}?" if near else "")]
+
+
+def _nearest_key(kind: type[Recipe], fault: Fault) -> str | None:
+    return _nearest(fault["loc"][-1], _keys_at(kind, fault["loc"][:-1]))
+
+
+def _nearest_value(fault: Fault) -> str | None:
+    """Of the values that are allowed, the one that was meant; None: nothing is near, or any value of a type is allowed."""
+    return _nearest(fault["input"], _allowed_values(fault), 0.7)  # values are short: gpu is no misspelt cpu
+
+
+def _allowed_values(fault: Fault) -> list[str]:
+    return re.findall(r"'([^']*)'", str(fault["ctx"]["expected"])) if fault["type"] == "literal_error" else []
+
+
+def _nearest(wrong: Any, allowed: Sequence[str], least_likeness: float = 0.6) -> str | None:
+    return next(iter(difflib.get_close_matches(str(wrong), allowed, 1, least_likeness)), None)
+
+
+def _keys_at(kind: type[Recipe], steps: Sequence[int | str]) -> list[str]:
+    """Allowed keys of the section that `steps` lead to."""
+    keys = [field.alias or name for section in _sections_at(kind, steps) for name, field in section.model_fields.items()]
+    return keys if steps else [*keys, *kind.loader_keys]
+
+
+def _sections_at(kind: type[BaseModel], steps: Sequence[int | str]) -> list[type[BaseModel]]:
+    """What can stand where `steps` lead to; indexes and union tags in between are stepped over."""
+    current: list[type[BaseModel]] = [kind]
+    for step in map(str, steps):
+        following = [
+            model
+            for section in current
+            if (field := _field(section, step)) is not None
+            for model in _sections_in(field.annotation)
+        ]
+        tagged = [model for model in current if _kind_tag(model) == step]
+        current = following or tagged or current
+    return current
+
+
+def _kind_tag(section: type[BaseModel]) -> str | None:
+    kind = section.model_fields.get("kind")
+    return None if kind is None else str(get_args(kind.annotation)[0])
+
+
+def _field(section: type[BaseModel], key: str) -> Any:
+    return next((f for name, f in section.model_fields.items() if key in (name, f.alias)), None)
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _sections_in(argument)]
+
+
+# ------------------------------------------------------------------------------------------------ the second look
+def _mended(kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any] | None:
+    """`data` without its faults: what is near something allowed becomes that, another choice of several words the first of
+    them, anything else is left out.
+
+    None: a whole section of a list would have to go, after which the numbers of the others would be wrong.
+    """
+    mended = copy.deepcopy(dict(data))
+    for fault in reversed(faults):  # later elements of a list first: the numbers of those before them stay right
+        if fault["type"] == "value_error":
+            continue
+        *before, last = [step for step in fault["loc"] if step != "[key]"]
+        parent = _walk(mended, before)
+        if fault["type"] == "missing":
+            if isinstance(parent, dict) and (choice := _first_choice(kind, before, str(last))) is not None:
+                parent.setdefault(last, choice)
+        elif isinstance(parent, dict) and last in parent:
+            _mend_key(kind, parent, last, fault)
+        elif isinstance(parent, list) and isinstance(last, int) and not isinstance(parent[last], dict):
+            near = _nearest_value(fault)
+            parent[last : last + 1] = [] if near is None else [near]
+        else:
+            return None
+    return mended
+
+
+def _mend_key(kind: type[Recipe], parent: dict[str, Any], key: str, fault: Fault) -> None:
+    if fault["type"] == "extra_forbidden" or fault["loc"][-1] == "[key]":
+        near, value = _nearest_value(fault) or _nearest_key(kind, fault), parent.pop(key)
+        if near is not None:
+            there = parent.get(near)
+            parent[near] = [*there, *value] if isinstance(there, list) and isinstance(value, list) else there or value
+    elif allowed := _allowed_values(fault):
+        parent[key] = _nearest_value(fault) or allowed[0]
+    else:
+        del parent[key]
+
+
+def _first_choice(kind: type[Recipe], steps: Sequence[int | str], key: str) -> Any:
+    """The first of the words that `key` can have; None: it is no choice of words."""
+    fields = (_field(section, key) for section in _sections_at(kind, steps))
+    return next((get_args(f.annotation)[0] for f in fields if f is not None and get_origin(f.annotation) is Literal), None)
+
+
+def _walk(data: Any, steps: Sequence[int | str]) -> Any:
+    """What `steps` lead to; tags of unions, which are no keys of the file, are stepped over."""
+    for step in steps:
+        here: Any = data
+        if (isinstance(data, dict) and step in data) or (isinstance(data, list) and isinstance(step, int)):
+            data = here[step]
+    return data

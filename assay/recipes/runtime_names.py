@@ -1,0 +1,82 @@
+"""How vLLM names the modules into which a family's weights are loaded; all of it follows from the tables in `families.py`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from assay.recipes.families import NAMES
+
+_IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.(?:mtp_block\.)?(?P<rest>.+)$")
+_SUFFIXES = re.compile(r"\.(residual|sum)$")
+"""Of places that `assay locate` reads beside a module's output."""
+
+
+@functools.cache
+def fused_members(family: str) -> Mapping[str, tuple[str, ...]]:
+    """Last component of a fused module -> those of the weights loaded into it, in vLLM's order: `qkv_proj` -> q, k and v."""
+    return MappingProxyType(_fused(family, {"linear", "plain", "bare"}))
+
+
+@functools.cache
+def packed_modules(family: str) -> Mapping[str, tuple[str, ...]]:
+    """The fused modules that can be quantized: vLLM's `packed_modules_mapping`."""
+    return MappingProxyType(_fused(family, {"linear"}))
+
+
+def _fused(family: str, kinds: set[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for name, form in NAMES[family].layer.items():
+        if form.fused is not None and form.kind in kinds:
+            found.setdefault(form.fused, {})[name.split(".")[-2]] = None
+    return {fused: tuple(members) for fused, members in found.items()}
+
+
+def role_of(name: str) -> str | None:
+    """The role of a module of vLLM's, of any family; None: not known.
+
+    Also of what `assay locate` reads beside modules: `...residual`, `...sum`, single experts, and the choice of experts
+    (`experts.router`). A module that no table has goes by the module it lies in.
+    """
+    name = _SUFFIXES.sub("", name)
+    in_layer = _IN_LAYER.search(name)
+    if in_layer is None:
+        words, roles = name.split("."), _roles_outside()
+        return next((roles[end] for first in range(len(words)) if (end := ".".join(words[first:])) in roles), None)
+    rest, roles = in_layer["rest"], _roles_in_layer()
+    if rest not in roles and rest.endswith("norm"):
+        return "norm"
+    while rest and rest not in roles:
+        rest = rest.rpartition(".")[0]
+    return roles.get(rest)
+
+
+@functools.cache
+def _roles_outside() -> dict[str, str]:
+    """Name of a module outside the layers, without what stands in front -> role."""
+    roles = {"embed_tokens": "embedding", "norm": "norm", "lm_head": "lm_head", "logits_processor": "lm_head"}
+    return roles | {name.rpartition(".")[0]: "mtp" for names in NAMES.values() for name in names.mtp}
+
+
+@functools.cache
+def _roles_in_layer() -> dict[str, str]:
+    """Name of a module behind the layer's number -> role. A parent has the role of its linear weights, if they have one."""
+    roles: dict[str, str] = {}
+    of_children: dict[str, set[str]] = {}
+    for names in NAMES.values():
+        # weights first: a router's bias has another role than the router
+        for name, form in sorted(names.layer.items(), key=lambda item: not item[0].endswith(".weight")):
+            module = name.rpartition(".")[0]
+            parent = module.rpartition(".")[0].removesuffix(".{expert}")
+            roles.setdefault(module, form.part)
+            if form.fused is not None:
+                roles.setdefault(f"{parent}.{form.fused}", form.part)
+            if form.kind == "linear":
+                of_children.setdefault(parent, set()).add(form.part)
+        roles |= {name.rpartition(".")[0]: "mtp" for name in names.mtp_layer}
+    for parent, parts in of_children.items():
+        if len(parts) == 1:
+            roles.setdefault(parent, *parts)
+    return roles | {"mlp.experts.router": "router", "shared_head": "mtp", "embed_tokens": "embedding"}

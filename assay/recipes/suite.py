@@ -1,0 +1,183 @@
+"""Suite recipes: what is measured. A task of each kind, the divergence, and the probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from assay.recipes.base import Recipe, Section
+from assay.recipes.swe import SweOptions
+from assay.records.probe import ProbeSettings
+
+
+class TaskBase(Section):
+    name: str
+    max_tokens: int = Field(ge=1)
+    """Budget of the whole reply, thinking included."""
+    thinking_tokens: int | None = Field(default=None, ge=1)
+    """Of `max_tokens`: after so many the server ends the thinking, the rest is left for the answer. Needs a reasoning parser,
+    and is left out without one. None: one budget for both."""
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    """-1: all tokens. Every other sampling parameter is pinned to its neutral value in every request."""
+    num_samples: int = Field(default=1, ge=1)
+    """Replies to each item: the score is the mean over them (avg@k, and pass@k beside it), its interval is over items."""
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        if self.num_samples > 1 and self.temperature == 0:
+            yield "num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike"
+        if self.thinking_tokens is not None and self.thinking_tokens >= self.max_tokens:
+            yield (
+                f"thinking_tokens {self.thinking_tokens} leaves no room for an answer; it is part "
+                f"of max_tokens ({self.max_tokens})"
+            )
+
+
+RulerTaskName = Literal[
+    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2", "needle_grid",
+]  # fmt: skip
+RULER_TASKS: tuple[RulerTaskName, ...] = get_args(RulerTaskName)[:-1]
+"""The published thirteen."""
+
+
+class ArithmeticTask(TaskBase):
+    kind: Literal["arithmetic"]
+    languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
+    num_items: int = Field(ge=1)
+    """Per language."""
+    num_steps: tuple[int, ...] = (3, 4, 5)
+
+
+class NeedleTask(TaskBase):
+    kind: Literal["needle"]
+    languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
+    num_items: int = Field(ge=1)
+    """Per language and length."""
+    lengths_tokens: tuple[int, ...] = (1024,)
+    num_needles: int = Field(default=5, ge=1)
+
+
+class LmEvalTask(TaskBase):
+    """Any task of lm-eval, by name, over HTTP."""
+
+    kind: Literal["lm_eval"]
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    num_fewshot: int | None = None
+    include_path: str | None = None
+    """Folder with task files of one's own; they may read local data files."""
+    stop_strings: Literal["auto", "always", "never"] = "auto"
+    """The task's own, cut from finished replies and never sent: a server would stop at them inside the thinking. auto: only
+    where the checkpoint has no chat template, and replies run on."""
+    metric: str | None = None
+    """Of each document, right or wrong. None: the first the task lists."""
+    filter: str | None = None
+    """How the answer is taken from the reply, by lm-eval's name. None: `flexible-extract`, if there is that, or the first."""
+    allow_code_execution: bool = False
+    """Run what the model wrote on this machine, without a sandbox; tasks that score code need it."""
+
+
+class RulerTask(TaskBase):
+    """RULER's tasks, and the needle grid, generated for the reference's tokenizer and chat template."""
+
+    kind: Literal["ruler"]
+    tasks: tuple[RulerTaskName, ...] = RULER_TASKS
+    lengths_tokens: tuple[int, ...]
+    num_items: int = Field(ge=1)
+    """Per task and length; of the needle grid, per cell."""
+    style: Literal["auto", "base", "chat", "prefill"] = "auto"
+    """auto: `chat` with a chat template, `base` without. prefill: the reply begins with the published words; a model that
+    thinks first then cannot."""
+    reply_within_length: bool = False
+    """True: `max_tokens` are taken from the length. False: only the published 30 to 128 are, and the budget lies beyond it."""
+    essays: str | None = None
+    """Folder of .txt files to hide needles in. None: generated text."""
+    squad: str | None = None
+    """SQuAD JSON file for qa_1. None: generated questions."""
+    hotpotqa: str | None = None
+    """HotpotQA JSON file for qa_2. None: generated questions."""
+    depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Of the needle grid: 0 the front, 1 the end."""
+    languages: tuple[Literal["en", "zh", "es", "ru", "ja"], ...] = ("en",)
+    """Of the needle grid."""
+
+
+class ToolsTask(TaskBase):
+    """Generated questions with tools to call, or not to: one cell for every number of tools and length of prompt."""
+
+    kind: Literal["tools"]
+    num_tools: tuple[Annotated[int, Field(ge=1, le=128)], ...] = (1, 8, 32, 128)
+    prompt_tokens: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """Of the whole prompt, tools included; dialogue before the question fills it. 0: no dialogue."""
+    num_items: int = Field(ge=1)
+    """Per cell and language."""
+    languages: tuple[Literal["en", "zh", "es", "ru", "ja"], ...] = ("en",)
+    """Of the questions; tools and their parameters are in English."""
+    share_without_tool: float = Field(default=0.25, ge=0, le=1)
+    """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        if self.num_samples > 1:
+            yield "tools are asked about once each: ask for more num_items, the shares of cells are over items"
+
+
+class SweTask(TaskBase, SweOptions):
+    """SWE-bench: an agent's whole trajectories, graded by the official harness. `max_tokens` is the budget of one reply."""
+
+    kind: Literal["swe"]
+
+
+class DivergenceSpec(Section):
+    """Next-token divergence on replies the reference samples at T=1."""
+
+    languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
+    num_documents: int = Field(ge=2)
+    """Per language."""
+    max_tokens: int = Field(ge=1)
+    top_k: int = Field(default=64, ge=1)
+    position_buckets: tuple[int, ...] = (0, 32, 64, 128, 256, 512, 1024, 4096, 32768)
+    spans: tuple[int, ...] = (0, 4096, 32768)
+    """First positions of the spans that gates can judge one by one, prompt included."""
+    suite_documents: int = Field(default=0, ge=0)
+    """Of every task: so many of its questions are answered once more at T=1, and the replies scored, thinking included."""
+    held_out_documents: int = Field(default=0, ge=0)
+    """Texts of `held_out_tokens` tokens that no model here wrote; generated ones per language."""
+    held_out_tokens: int = Field(default=1024, ge=2)
+    held_out: str | None = None
+    """Folder of .txt files to take them from. None: generated sentences."""
+    exact: bool = False
+    """Also the full-vocabulary KL, from hidden states; needs one more start of a server per checkpoint."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.spans or self.spans[0] != 0 or list(self.spans) != sorted(set(self.spans)):
+            yield f"spans {list(self.spans)} must begin with 0 and ascend"
+
+
+class SuiteRecipe(Recipe):
+    seed: str
+    """Items are drawn from this; it begins with `eval`, which training data never does."""
+    tasks: tuple[
+        Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask | SweTask, Field(discriminator="kind")],
+        ...,
+    ]
+    divergence: DivergenceSpec | None = None
+    acceptance: bool = True
+    probes: ProbeSettings | None = None
+    """Serving-fidelity probes of every checkpoint while it is served (docs/fidelity.md); concurrency is the profile's. None:
+    not now, `assay probe` does them by themselves."""
+    files_sha256: dict[str, str] = Field(default_factory=dict)
+    """Local files and folders that tasks name -> hash of what is in them. Filled in when the suite is read for a run: other
+    data are another suite."""
+
+    def _contradictions(self) -> Iterator[str]:
+        names = [task.name for task in self.tasks]
+        for twice in sorted({name for name in names if names.count(name) > 1}):
+            yield f"two tasks are called {twice}; names are keys of the results"
+        if not self.seed.startswith("eval"):
+            yield f"seed {self.seed!r} must begin with 'eval': other seeds may have been trained on"

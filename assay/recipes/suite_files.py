@@ -1,0 +1,85 @@
+"""Local files that a suite names: task files of one's own, essays, question files. Other contents are another suite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from assay.errors import RecipeError
+from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
+from assay.records.base import sha256_of, sha256_of_file
+
+DATA_SUFFIXES = frozenset({".yaml", ".yml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst"})
+"""What is looked at in a folder. Anything below a folder called `cache` or `__pycache__`, or hidden, is not."""
+
+
+def with_files_hashed(suite: SuiteRecipe) -> SuiteRecipe:
+    """The suite with the hash of every local file and folder that its tasks name.
+
+    A measurement is found again by its suite's hash: without this, changed questions would get old answers. RecipeError for
+    a path that is not there; paths are relative to the working directory.
+    """
+    return suite.model_copy(update={"files_sha256": {path: _hash(suite, path) for path in named_files(suite)}})
+
+
+def with_swe_options(
+    suite: SuiteRecipe, *, slice_: str | None = None, filter_: str | None = None, num_repeats: int | None = None
+) -> SuiteRecipe:
+    """The suite with other instances or repeats in its SWE-bench tasks; None leaves what the file says.
+
+    RecipeError if it has no such task, or an option makes no sense.
+    """
+    changes = {"slice": slice_, "filter": filter_, "num_repeats": num_repeats}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if not changes:
+        return suite
+    if not any(isinstance(task, SweTask) for task in suite.tasks):
+        raise RecipeError(f"suite {suite.name} has no SWE-bench task: --slice, --filter and --repeats have nothing to act on")
+    try:
+        tasks = tuple(
+            SweTask.model_validate(task.model_dump() | changes) if isinstance(task, SweTask) else task for task in suite.tasks
+        )
+    except ValidationError as error:
+        raise RecipeError("; ".join(_of_option(fault) for fault in error.errors())) from None
+    return suite.model_copy(update={"tasks": tasks})
+
+
+def _of_option(fault: Mapping[str, Any]) -> str:
+    where = "".join(f"--{str(step).removeprefix('num_')}: " for step in fault["loc"])
+    return where + "; ".join(str(fault["msg"]).removeprefix("Value error, ").split("\n"))
+
+
+def named_files(suite: SuiteRecipe) -> list[str]:
+    """Paths as the suite writes them, sorted."""
+    found: set[str | None] = set()
+    for task in suite.tasks:
+        if isinstance(task, LmEvalTask):
+            found.add(task.include_path)
+        elif isinstance(task, RulerTask):
+            found |= {task.essays, task.squad, task.hotpotqa}
+        elif isinstance(task, SweTask):
+            found |= set(task.local_paths)
+    if suite.divergence is not None:
+        found.add(suite.divergence.held_out)
+    return sorted(path for path in found if path is not None)
+
+
+def _hash(suite: SuiteRecipe, name: str) -> str:
+    path = Path(name)
+    if path.is_file():
+        return sha256_of_file(path)
+    if not path.is_dir():
+        raise RecipeError(
+            f"suite {suite.name}: {name}: no such file or folder; paths are relative to the working directory, {Path.cwd()}"
+        )
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if _is_data(file, path)}
+    return sha256_of({where: sha256_of_file(file) for where, file in sorted(files.items())})
+
+
+def _is_data(file: Path, folder: Path) -> bool:
+    inside = file.relative_to(folder).parts
+    hidden = any(part.startswith(".") or part in {"cache", "__pycache__"} for part in inside)
+    return not hidden and file.suffix in DATA_SUFFIXES and file.is_file()

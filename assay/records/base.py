@@ -1,0 +1,80 @@
+"""What every record is made of: frozen parts, intervals, the file format; and the hashes records are compared by.
+
+Rules: missing is `None`, never 0; every size is in bytes, every time in seconds; a record says what it was made from
+(hashes, versions), so that two records can be compared or refused. Only the standard library and pydantic are needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from assay.atomic_files import replacing
+from assay.errors import AssayError
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def canonical_json(data: Any) -> str:
+    """`data` as JSON with sorted keys and no spaces: the text that is hashed."""
+    return _CANONICAL.encode(data)
+
+
+def sha256_of(data: Any) -> str:
+    """SHA-256 (hex) of `data` in canonical JSON."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes, whatever its size. Of shards `assay_quantize.storage.hash_files` is faster."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write `text` (UTF-8) to `path` as `atomic_files.replacing` does: readers see the old file or the whole new one."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+class Part(BaseModel):
+    """Base of everything inside a record: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Interval(Part):
+    """A number with its confidence interval (95 % unless `level` says otherwise) and the n behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    level: float = 0.95
+
+
+class Record(Part):
+    """Base of what is written to a file. `schema_version` grows with every breaking change."""
+
+    schema_version: Literal[1] = 1
+
+    def save(self, path: Path) -> None:
+        """Write as indented JSON by rename. NaN and infinity are refused: an unmeasured value is `None`."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+        write_text_atomically(path, text + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record back; `AssayError` names the file and the first thing that is wrong."""
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise AssayError(f"{path}: no such file (a {cls.__name__.lower()} record was expected)") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(step) for step in first["loc"])
+            raise AssayError(f"{path}: not a {cls.__name__} record of schema 1: {where}: {first['msg']}") from None

@@ -1,0 +1,85 @@
+"""Which measurements may stand beside each other: in a verdict, in a row of a report, on a card. One rule for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from assay.errors import MeasureError
+from assay.records.measurement import Measurement
+
+NOT_COMPARED = ("checkpoint_flags", "emulated", "kernels", "system_fingerprint")
+"""Fields of a serving fingerprint in which reference and candidate may differ."""
+
+
+def check_measurements(measurements: Sequence[Measurement]) -> Measurement:
+    """The reference of a run's measurements; MeasureError naming the first that does not belong to it, and what to do.
+
+    There must be one reference, one model, every label once, and every candidate asked and served as the reference was.
+    """
+    reference = find_reference(measurements)
+    labels = [m.label for m in measurements]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise MeasureError(f"two measurements are labelled {twice[0]}; labels are keys of the verdicts")
+    for measurement in measurements:
+        if measurement.model != reference.model:
+            raise MeasureError(
+                f"measurement {measurement.label} is of model {measurement.model}, not of {reference.model}; "
+                "remove it from the run"
+            )
+        if measurement is not reference:
+            check_comparable(reference, measurement)
+    return reference
+
+
+def find_reference(measurements: Iterable[Measurement]) -> Measurement:
+    """The one measurement that the others are compared with."""
+    found = [m for m in measurements if m.is_reference and not m.is_noise_floor]
+    if len(found) != 1:
+        names = ", ".join(m.label for m in found) or "none"
+        raise MeasureError(f"a run needs exactly one reference measurement, found: {names}; run `assay evaluate` again")
+    return found[0]
+
+
+def other_reference(reference: Measurement, candidate: Measurement) -> tuple[str, str] | None:
+    """(why a measurement is not one against this reference, what to do): other questions, serving, checkpoint. None: it is."""
+    if candidate.suite_sha256 != reference.suite_sha256:
+        fields = _differences(reference.suite_recipe, candidate.suite_recipe, "suite")
+        return f"other questions: {'; '.join(fields) or 'another suite'}", "measure both again"
+    if candidate.fingerprint.comparable_sha256 != reference.fingerprint.comparable_sha256:
+        fields = _differences(
+            reference.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)),
+            candidate.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)),
+            "",
+        )
+        return f"served differently: {'; '.join(fields)}", "measure both again with one profile"
+    compared_with = [candidate.reference_checkpoint_sha256]
+    if candidate.divergence is not None:
+        compared_with.append(candidate.divergence.reference_checkpoint_sha256)
+    for sha256 in compared_with:
+        if sha256 is not None and sha256 != reference.checkpoint_sha256:
+            why = f"measured against checkpoint {sha256[:12]}, the reference is {reference.checkpoint_sha256[:12]}"
+            return why, "measure the candidate again"
+    return None
+
+
+def check_comparable(reference: Measurement, candidate: Measurement) -> None:
+    """MeasureError naming every field in which the two were served, or asked, differently."""
+    where = f"{candidate.label} cannot be compared with {reference.label}"
+    if (other := other_reference(reference, candidate)) is not None:
+        raise MeasureError(f"{where}: {other[0]}; {other[1]}")
+    if reference.asked_with is not None and candidate.asked_with is not None and reference.asked_with != candidate.asked_with:
+        fields = _differences(reference.asked_with.model_dump(mode="json"), candidate.asked_with.model_dump(mode="json"), "")
+        raise MeasureError(
+            f"{where}: asked differently: {'; '.join(fields)}; the same questions gave other prompts; give both "
+            "checkpoints one chat template and measure both again"
+        )
+
+
+def _differences(reference: Any, candidate: Any, path: str) -> list[str]:
+    """`flags.max-model-len (4096, candidate 2048)` for every leaf that differs."""
+    if isinstance(reference, dict) and isinstance(candidate, dict):
+        keys = sorted(reference.keys() | candidate.keys())
+        prefix = f"{path}." if path else ""
+        return [line for key in keys for line in _differences(reference.get(key), candidate.get(key), f"{prefix}{key}")]
+    return [] if reference == candidate else [f"{path} ({reference}, candidate {candidate})"]

@@ -1,0 +1,114 @@
+"""What divergence is told in: drift over one set of texts, in parts and along the position, and exact mode. All in nats.
+
+Intervals are cluster bootstraps by document (95 %). Missing is None: a group of fewer than two documents has no interval.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from assay.records.base import Interval, Part
+
+TextSet = Literal["replies", "suite_replies", "held_out"]
+"""replies: the reference's, to our questions. suite_replies: its replies to the questions of the suite's tasks, thinking
+included. Both sampled at T=1, top_p=1. held_out: text no model wrote for this; there is no unbiased estimate on it."""
+
+
+class DriftGroup(Part):
+    """Positions that have something in common."""
+
+    name: str
+    num_positions: int
+    num_documents: int
+    kl_mean: float
+    kl_mean_interval: Interval | None
+    kl_p99: float
+    top1_agreement: float
+
+
+class DriftSpan(DriftGroup):
+    """Positions [first, last] of the text, prompt included."""
+
+    first: int
+    last: int
+
+
+class Drift(Part):
+    """How far the candidate's next-token distributions are from the reference's, over one set of texts."""
+
+    texts: TextSet | Literal["all"]
+    num_documents: int
+    num_positions: int
+    non_finite_share: float
+    """Of all positions; everything else is over the others."""
+    kl_mean: Interval
+    kl_median: float
+    kl_p90: float
+    kl_p95: float
+    kl_p99: Interval
+    kl_p999: Interval
+    kl_max: float
+    kl_cvar95: Interval
+    """Mean of the worst 5 % of positions."""
+    kl_unbiased_mean: Interval | None
+    """Estimate of the full-vocabulary mean KL. None: the text was not sampled from the reference."""
+    tail_mass_mean: float
+    """Probability the reference puts outside its top k: what the bound cannot see into."""
+    tail_mass_p99: float
+    top1_agreement: Interval
+    num_swaps: int
+    """Positions where the two like another token best."""
+    swap_margin_median: float | None
+    """Of those, by how much the reference prefers its own: p(its first) - p(the candidate's first)."""
+    swap_margin_max: float | None
+    num_confident_swaps: int
+    """Swaps with a margin above one half: the reference was sure."""
+    probability_change_mean: Interval
+    """q(x) - p(x) of the token that stands there."""
+    probability_change_rms: Interval
+    perplexity_ratio: Interval
+    """Of the text: candidate's over reference's. 1.02: two percent more surprised."""
+    by_span: tuple[DriftSpan, ...]
+    by_confidence: tuple[DriftGroup, ...]
+    """By the probability of the reference's first choice."""
+    by_domain: tuple[DriftGroup, ...]
+    by_language: tuple[DriftGroup, ...]
+    by_part: tuple[DriftGroup, ...]
+    """Thinking and answer, where the server says how long the thinking was."""
+    curve: tuple[DriftSpan, ...]
+    """Finer spans, for the plot of drift against position."""
+
+
+class Agreement(Part):
+    """Exact mode beside the server's own log-probabilities of the same positions."""
+
+    num_positions: int
+    reference_mean_difference: float
+    """Mean |ln p| difference of the token that stands there, nats."""
+    reference_max_difference: float
+    """Over tokens of a probability above 1 in 1,000."""
+    candidate_mean_difference: float
+    candidate_max_difference: float
+    lumped_mean: Interval
+    """Of the server's log-probabilities, at these positions."""
+    unbiased_minus_exact: Interval | None
+    """Per position, on sampled texts: an interval around 0 says that the estimate and the exact value agree. None: no such."""
+    num_bound_violations: int
+    """Positions where the lumped KL, a lower bound, exceeds the exact one by more than a thousandth and 1e-4 nats."""
+
+
+class ExactDivergence(Part):
+    """Full-vocabulary KL from hidden states (vLLM pooling) and each checkpoint's own output matrix."""
+
+    drift: Drift
+    """On sampled texts."""
+    held_out: Drift | None = None
+    agreement: Agreement
+    """On all texts."""
+    hidden_size: int
+    vocabulary: int
+    stored_dtype: str
+    bytes_per_token: float
+    """Of hidden states on disk."""
+    seconds: float
+    """Fetching the candidate's states and computing, without the start of its server."""

@@ -1,0 +1,290 @@
+"""What a suite measured on one checkpoint: items, tasks, divergence, acceptance; and whether its budgets suffice."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from assay.records.base import Interval, Part, Record
+from assay.records.divergence import Drift, ExactDivergence
+from assay.records.serving import Fingerprint
+from assay.records.swe import SweFigures
+
+Truncation = Literal["length", "budget", "context", "empty"]
+"""Why a reply counts as cut off. budget, context: it reached its budget, or the model's longest text, whatever the server
+says. length: only the server says so. empty: the end came inside thinking, no answer was begun."""
+
+
+class ToolItem(Part):
+    """What a reply did with the tools it was offered."""
+
+    num_tools: int
+    prompt_tokens: int | None
+    """Length that the prompt was filled up to with other dialogue. None: not filled."""
+    expected_tool: str | None
+    """The one that is right. None: a plain answer is."""
+    called: tuple[str, ...]
+    """Names of the calls the server's parser found, in order; empty for a plain reply."""
+    left_in_text: bool
+    """A call stands in the reply's text: the parser missed it, or it was malformed."""
+    schema_valid: bool | None
+    """Every call names a tool that was offered, with arguments of its JSON schema. None: nothing was called."""
+    arguments_equal: bool | None
+    """The first call of the right tool has exactly the arguments asked for. None: the right tool was not called."""
+
+
+class TriggerFidelity(Part):
+    """Does the candidate call a tool where the reference does? The reference is the truth here, right or wrong."""
+
+    num_both: int
+    num_reference_only: int
+    num_candidate_only: int
+    num_neither: int
+    precision: Interval | None
+    """Of the candidate's triggers, those where the reference triggers too. None: it triggered nowhere."""
+    recall: Interval | None
+    f1: float | None
+    p_value: float
+    """Two-sided mid-p McNemar: does one side trigger more often?"""
+
+
+class ToolFigures(Part):
+    """Shares over the answered items of one cell, or of all. None: nothing to take a share of."""
+
+    num_items: int
+    trigger_precision: Interval | None
+    """Of the replies that call a tool, those where a tool is right."""
+    trigger_recall: Interval | None
+    """Of the items where a tool is right, those where one is called."""
+    right_tool: Interval | None
+    """Of the items where a tool is right and one is called, those with one call, of that tool."""
+    schema_valid: Interval | None
+    """Of the replies that call a tool, those where every call is valid."""
+    arguments_equal: Interval | None
+    """Of the replies that call the right tool, those with exactly the arguments asked for."""
+    num_left_in_text: int
+
+
+class ToolCell(ToolFigures):
+    """Items with so many tools in a prompt of so many tokens."""
+
+    num_tools: int
+    prompt_tokens: int | None
+    """None: as long as it is."""
+
+
+class ToolCalls(Part):
+    """How well tools are called, over all items and by number of tools and length of the prompt."""
+
+    overall: ToolFigures
+    cells: tuple[ToolCell, ...]
+    against_reference: TriggerFidelity | None
+    """None: this is the reference, or the journal does not have its replies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ItemResult:
+    """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong.
+
+    No `Part`: of this record there may be a hundred thousand, and with slots each takes 0.3 kB instead of 1.4.
+    """
+
+    item: str
+    language: str
+    correct: bool | None
+    truncated: bool
+    wrong_script: bool
+    """The reply is written in a script that neither the prompt nor the answer uses."""
+    finish_reason: str | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    answer: str | None
+    error: str | None = None
+    tool: ToolItem | None = None
+    """Of tasks that offer tools."""
+    truncated_by: Truncation | None = None
+    """None: not truncated, or recorded before reasons were."""
+    thinking_tokens: int | None = None
+    """Part of `output_tokens`. None: the server does not say."""
+    score: float | None = None
+    """0..1, of tasks with partial credit; `correct` is then whether it is 1. None: right or wrong is all there is."""
+    sample: int = 0
+    """Which of `TaskResult.num_samples` replies to the item."""
+    cluster: str | None = None
+    """Items of one cluster (a repository) rise and fall together. None: each stands for itself."""
+
+
+class TaskResult(Part):
+    """One task of a suite on one checkpoint."""
+
+    task: str
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools", "swe"]
+    num_items: int
+    num_failed: int
+    """Items without a reply (infrastructure): excluded, and shown."""
+    num_truncated: int
+    accuracy: Interval | None
+    mean_output_tokens: float | None
+    max_tokens: int
+    items: tuple[ItemResult, ...]
+    note: str | None = None
+    """Why it was not measured, when it was not."""
+    tools: ToolCalls | None = None
+    """Of tasks that offer tools."""
+    truncated_by: dict[Truncation, int] = Field(default_factory=dict)
+    """Truncated items by reason; adds up to `num_truncated`."""
+    thinking_budget_tokens: int | None = None
+    """Tokens of `max_tokens` after which the server ends the thinking. None: thinking and answer share the budget."""
+    num_thinking_cut: int | None = None
+    """Replies whose thinking was ended so; they are not truncated if an answer follows. None: no such budget, or not known."""
+    mean_score: Interval | None = None
+    """Of `ItemResult.score`. None: no partial credit."""
+    num_samples: int = 1
+    """Replies to each item. Above 1 `accuracy` is avg@k: the mean of the items' means, with an interval over items."""
+    pass_at_k: Interval | None = None
+    """Share of items that at least one of `num_samples` replies got right. None: one reply each."""
+    swe: SweFigures | None = None
+    """Of SWE-bench tasks: how the trajectories ended and what they cost."""
+
+
+class PositionBucket(Part):
+    """Divergence of the reply's tokens at positions [first, last] of the text."""
+
+    first: int
+    last: int
+    n: int
+    kl_mean: float
+    kl_p99: float
+    top1_agreement: float
+
+
+class Divergence(Part):
+    """Candidate against reference on text the reference wrote, token by token (teacher forcing); all in nats.
+
+    `kl_*` are lumped-tail KL: the top-k of the reference plus one bucket for the rest; a lower bound of the true KL.
+    """
+
+    reference_checkpoint_sha256: str
+    top_k: int
+    num_documents: int
+    num_positions: int
+    num_non_finite: int
+    kl_mean: Interval
+    """Interval: cluster bootstrap by document."""
+    kl_median: float
+    kl_p90: float
+    kl_p99: float
+    kl_max: float
+    kl_corrected_mean: Interval
+    """Unbiased estimate of the full-vocabulary KL (text sampled from the reference at T=1)."""
+    tail_mass_mean: float
+    """Probability the reference puts outside its top-k, mean over positions."""
+    sampling_gap: Interval | None = None
+    """Surprise of the text's tokens under the reference minus its own entropy, nats per token, both over its top-k: 0 on
+    average when the text really was sampled from the reference at T=1. None: not computed."""
+    top1_agreement: Interval
+    by_position: tuple[PositionBucket, ...]
+    by_language: dict[str, Interval]
+    drift: tuple[Drift, ...] = ()
+    """Of each set of texts, and of all sampled ones first. Empty: recorded before this was."""
+    exact: ExactDivergence | None = None
+    """None: exact mode was not asked for, or could not be (the measurement's `not_measured` says why)."""
+    scored_by: Literal["top_k", "exact_ids"] = "top_k"
+    """exact_ids: the server gave the candidate's log-probability of every id of the reference's top k."""
+
+
+class Acceptance(Part):
+    """Speculative decoding: how much of what the MTP head drafted was accepted, from vLLM's own counters."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    rate: float | None
+    """accepted / drafted tokens; None when nothing was drafted."""
+    mean_length: float | None
+    """1 + accepted / drafts: tokens per verification step."""
+
+
+class AskedWith(Part):
+    """What stands between a question and the tokens the model sees."""
+
+    is_chat: bool
+    chat_template_sha256: str | None
+    """Of the template's text. None: none was found in the checkpoint."""
+    chat_template_kwargs: dict[str, Any]
+    reasoning_parser: str | None
+    tool_call_parser: str | None
+    sends_seeds: bool
+
+
+class Measurement(Record):
+    """Everything one suite measured on one checkpoint under one fingerprint."""
+
+    kind: Literal["measurement"] = "measurement"
+    model: str
+    label: str
+    """Precision name, `bf16` for the source, `<reference>-repeat` for the noise floor."""
+    is_reference: bool
+    is_noise_floor: bool
+    checkpoint: str
+    checkpoint_sha256: str
+    checkpoint_bytes: int
+    suite: str
+    suite_sha256: str
+    suite_recipe: dict[str, Any]
+    fingerprint: Fingerprint
+    tasks: tuple[TaskResult, ...]
+    divergence: Divergence | None
+    acceptance: Acceptance | None
+    not_measured: dict[str, str]
+    """What the suite asked for and was not measured -> why."""
+    started: str
+    seconds: float
+    reference_checkpoint_sha256: str | None = None
+    """Whose texts and haystacks were used; the checkpoint's own hash for the reference."""
+    notes: tuple[str, ...] = ()
+    """How it was measured, where that is not the usual way (no chat template, how an lm-eval task was scored...)."""
+    asked_with: AskedWith | None = None
+    """None: recorded before this was."""
+    requests_in_flight_share: float | None = None
+    """Part of the wall time of the suite with at least one request in flight. None: the journal had it all."""
+    mean_requests_in_flight: float | None = None
+    """Over the same time."""
+
+
+class TaskBudget(Part):
+    """Whether one task's token budget suffices, by a few of its items on the reference."""
+
+    task: str
+    max_tokens: int
+    thinking_budget_tokens: int | None
+    num_replies: int
+    num_truncated: int
+    truncated_by: dict[Truncation, int]
+    num_thinking_cut: int | None
+    truncated_share: Interval | None
+    """Clopper-Pearson. None: no reply came."""
+    max_truncated_share: float
+    """What the gates allow."""
+    longest_reply_tokens: int | None
+    suffices: bool
+    detail: str
+    """One sentence, with the numbers."""
+
+
+class BudgetCheck(Record):
+    """Before a run: a few items of every task of a suite, on the reference."""
+
+    kind: Literal["budget_check"] = "budget_check"
+    model: str
+    label: str
+    checkpoint_sha256: str
+    suite: str
+    suite_sha256: str
+    tasks: tuple[TaskBudget, ...]
+
+    @property
+    def suffices(self) -> bool:
+        return all(task.suffices for task in self.tasks)

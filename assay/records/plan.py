@@ -1,0 +1,104 @@
+"""The plan: what will happen to every tensor. Quantize *and* verify consume it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from assay.records.base import Record
+
+Role = Literal[
+    "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
+    "router_bias", "mtp",
+]  # fmt: skip
+Action = Literal["keep", "cast", "dequantize", "quantize", "consume", "drop"]
+
+
+class OutputTensor(NamedTuple):
+    """One tensor of the new checkpoint. `dtype` is a safetensors name (BF16, F32, F8_E4M3, I32, U8...)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class TensorPlan(NamedTuple):
+    """What will happen to one tensor of the source.
+
+    role: what it is for; `mtp` for everything inside the MTP block.
+    part: its role inside the block (equal to `role` outside MTP; `mtp_projection` for eh_proj).
+    module: its name without the last component: what an ignore pattern is matched against.
+    action: `keep`: the same bytes, maybe under another name; `cast`: another float dtype; `dequantize`: an FP8 weight to 16 or
+        32 bits; `quantize`; `consume`: scales that are folded into the weight they belong to; `drop`: left out.
+    scheme: the scheme in which the weight is stored in the new checkpoint; None: unquantized. With action `keep`, the source
+        stores it in that scheme already.
+    fused_group: vLLM loads all members of a group into one parameter; NVFP4 members share one global scale. None: alone.
+    dtype: as it is stored in the source.
+    scale: the tensor of the source that holds the scales of an FP8 weight. None: it has none.
+    """
+
+    name: str
+    role: str
+    part: str
+    module: str
+    action: Action
+    scheme: str | None
+    fused_group: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    shard_in: str
+    shard_out: str | None
+    outputs: tuple[OutputTensor, ...]
+    scale: str | None = None
+
+    @property
+    def logical_dtype(self) -> str:
+        """What its weights are read as: BF16 for FP8 with scales, else as stored."""
+        return self.dtype if self.scale is None else "BF16"
+
+
+class Plan(Record):
+    """What will happen to every tensor of a checkpoint; made from headers, config and recipe, without reading weights."""
+
+    kind: Literal["plan"] = "plan"
+    model: str
+    precision: str
+    family: str
+    source: str
+    source_sha256: str
+    """Hash of names, dtypes, shapes and shard names (not of the data): what a resume is checked against."""
+    recipe_sha256: str
+    precision_recipe: dict[str, Any]
+    config: dict[str, Any]
+    """The source's config.json."""
+    source_revision: str | None = None
+    """Commit of a source on the hub; None for a folder."""
+    source_files: dict[str, str]
+    """Every shard of the source -> what identifies its data: `sha256:...` (`blob:...`, `commit:...`) as the hub states it; of a
+    file in a folder `stamp:BYTES:MTIME_NS:CTIME_NS:INODE`, which any write to it or another file in its place changes."""
+    mtp_layers: tuple[int, ...]
+    """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they are named `mtp.*`."""
+    ignore: tuple[str, ...]
+    """Patterns for vLLM: modules that stay unquantized."""
+    importance_sha256: str | None = None
+    """Of the channel weights that the scale search uses. None: it uses none."""
+    tensors: tuple[TensorPlan, ...]
+
+    @property
+    def keeps_mtp(self) -> bool:
+        """Whether the new checkpoint carries an MTP block."""
+        return any(tensor.role == "mtp" and tensor.action != "drop" for tensor in self.tensors)
+
+    @property
+    def drops_mtp(self) -> bool:
+        """Whether an MTP block of the source is left out."""
+        return any(tensor.role == "mtp" and tensor.action == "drop" for tensor in self.tensors)
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(output.num_bytes for tensor in self.tensors for output in tensor.outputs)

@@ -1,0 +1,53 @@
+"""What the gates said: one verdict per gate and candidate, and the one word for each candidate."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from assay.records.base import Interval, Part, Record
+
+Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
+
+
+class Verdict(Part):
+    """One gate on one candidate."""
+
+    gate: str
+    candidate: str
+    status: Status
+    observed: Interval | None
+    limit: float | None
+    detail: str
+    """One sentence: what was compared, with the numbers."""
+    minimum_detectable_effect: float | None = None
+    discordant: tuple[int, int] | None = None
+    """Paired items: (right in reference only, right in candidate only)."""
+    num_wrong_to_other_wrong: int | None = None
+    """Paired items that both sides got wrong with different answers."""
+    p_value: float | None = None
+    """Two-sided mid-p McNemar: is one side right more often?"""
+    p_value_holm: float | None = None
+    """The same, adjusted over the scored tasks of the candidate."""
+    items_needed: int | None = None
+    """Paired items with which a candidate that loses nothing would pass, at the discordant rate seen, 4 times in 5."""
+    mean_output_tokens: tuple[float, float] | None = None
+    """Over items whose tokens both sides report: (reference, candidate)."""
+    extra_output_tokens: Interval | None = None
+    """Candidate minus reference per such item: + means longer replies. BCa interval."""
+    has_say: bool = True
+    """False: shown, but not part of the overall verdict; the reference itself cannot do what an optional gate asks."""
+
+
+class GateReport(Record):
+    """All verdicts of a run, and the one word for each candidate."""
+
+    kind: Literal["gates"] = "gates"
+    model: str
+    reference: str
+    gate_recipe: dict[str, Any]
+    gate_recipe_sha256: str | None = None
+    """Identity of the limits that were applied. None: written before hashes were."""
+    registered_sha256: str | None = None
+    """Identity of the limits as they stood when measuring began. None: not recorded, so nobody can say they came first."""
+    verdicts: tuple[Verdict, ...]
+    overall: dict[str, Status]

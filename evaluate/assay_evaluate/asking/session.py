@@ -1,0 +1,204 @@
+"""One pass of a suite over one served checkpoint: makes requests, turns replies into results."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from assay.recipes.suite import TaskBase
+from assay.records.base import Interval
+from assay.records.measurement import ItemResult, TaskResult
+from assay_evaluate.asking.acceptance import AcceptanceTally
+from assay_evaluate.asking.dialect import Dialect, Messages, seed_of
+from assay_evaluate.asking.language import is_wrong_script
+from assay_evaluate.asking.look_ahead import InLine, LookAhead
+from assay_evaluate.client.client import Client
+from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, truncated_by
+from assay_evaluate.statistics import cluster_bootstrap_mean
+from assay_evaluate.statistics.item_pairs import accuracy_of
+
+T = TypeVar("T")
+FIRST_IN_LINE = 32
+"""Requests that a streamed task puts in line when it is begun early."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every task needs to know. `sample`: 0, or 1 for the pass that measures the noise floor."""
+
+    client: Client
+    dialect: Dialect
+    seed: str
+    """The suite's."""
+    sample: int
+    has_reasoning_parser: bool
+    sends_seeds: bool = True
+    tally: AcceptanceTally = field(default_factory=AcceptanceTally)
+    """Speculation of all replies to the tasks."""
+    ahead: LookAhead = field(default_factory=LookAhead)
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self.client.endpoint.max_model_len
+
+    def thinking_budget_tokens(self, task: TaskBase) -> int | None:
+        """What the server is told; without a reasoning parser vLLM refuses to be told, and the budget is one."""
+        return task.thinking_tokens if self.has_reasoning_parser else None
+
+    def parameters(self, task: TaskBase) -> dict[str, Any]:
+        """Parameters of a task's requests beyond budget and temperature."""
+        budget = self.thinking_budget_tokens(task)
+        thinking = {} if budget is None else {"thinking_token_budget": budget}
+        return {"top_p": task.top_p, "top_k": task.top_k, **thinking}
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+        """Replies to a task's requests, in order; their speculation is added up."""
+        if self.ahead.is_looking:
+            self.client.submit(requests)
+            raise InLine
+        replies = self.client.ask(requests, self.ahead.begin_next)
+        self.tally.add(replies)
+        return replies
+
+    def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Like `ask`, one reply at a time; `requests` are made while earlier ones are under way. Read it to its end."""
+        if self.ahead.is_looking:
+            self.client.submit(list(itertools.islice(requests, FIRST_IN_LINE)))
+            raise InLine
+        for reply in self.client.ask_each(requests, self.ahead.begin_next):
+            self.tally.add([reply])
+            yield reply
+
+    def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
+        """What is asked, each with its reply: taken while earlier ones are under way, forgotten when answered."""
+        under_way: deque[T] = deque()
+
+        def requests() -> Iterator[Request]:
+            for one in asked:
+                under_way.append(one)
+                yield make(one)
+
+        for reply in self.ask_each(requests()):
+            yield under_way.popleft(), reply
+
+    def ask_items(
+        self, task: TaskBase, items: Iterable[T], make: Callable[[T, int], Request]
+    ) -> Iterator[tuple[T, int, Reply]]:
+        """(item, number of the sample, reply), `task.num_samples` of each item, one after the other: see `ask_pairs`."""
+        repeated = ((item, sample) for item in items for sample in range(task.num_samples))
+        for (item, sample), reply in self.ask_pairs(repeated, lambda one: make(*one)):
+            yield item, sample, reply
+
+    def request(
+        self,
+        task: str,
+        item: str,
+        messages: Messages,
+        *,
+        max_tokens: int,
+        temperature: float,
+        repeat: int = 0,
+        with_ids: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """A request for one reply; `repeat` counts samples of the same question. more: parameters put over the usual ones."""
+        room = max_tokens if self.max_model_len is None else min(max_tokens, self.max_model_len)  # more is refused
+        seed = seed_of(self.seed, task, item, repeat) if self.sends_seeds else None
+        path, body = self.dialect.generation(messages, max_tokens=room, temperature=temperature, seed=seed, with_ids=with_ids)
+        body.update(more or {})
+        return Request(task, item if repeat == 0 else f"{item}#{repeat}", self.sample, path, body)
+
+    def result(
+        self,
+        reply: Reply,
+        *,
+        item: str,
+        language: str,
+        prompt: str,
+        expected: str,
+        correct: bool,
+        answer: str | None,
+        max_tokens: int,
+        score: float | None = None,
+        sample: int = 0,
+    ) -> ItemResult:
+        """An item's result; without a reply, neither right nor wrong. score: 0..1, where there is partial credit.
+
+        sample: which of `num_samples` replies to the item this is.
+        """
+        answered = reply.status == "answered"
+        cut_by = truncated_by(
+            reply,
+            max_tokens=max_tokens,
+            max_model_len=self.max_model_len,
+            has_reasoning_parser=self.has_reasoning_parser,
+        )
+        return ItemResult(
+            item=item,
+            sample=sample,
+            language=language,
+            correct=correct if answered else None,
+            truncated=cut_by is not None,
+            truncated_by=cut_by,
+            thinking_tokens=reply.thinking_tokens,
+            score=score if answered else None,
+            wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),
+            finish_reason=reply.finish_reason,
+            prompt_tokens=reply.prompt_tokens,
+            output_tokens=reply.output_tokens,
+            answer=answer if answered else None,
+            error=reply.error,
+        )
+
+
+def task_result(
+    task: str,
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools"],
+    items: Sequence[ItemResult],
+    max_tokens: int,
+    note: str | None = None,
+    thinking_budget_tokens: int | None = None,
+) -> TaskResult:
+    """All replies to a task as one record. Accuracy is over those that came; truncated ones count as scored.
+
+    With several samples of an item it is the mean over the items' own means (avg@k), with an interval over items.
+    thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
+    """
+    scored = [item.correct for item in items if item.correct is not None]
+    accuracy, pass_at_k, num_samples = accuracy_of(items)
+    tokens = [item.output_tokens for item in items if item.output_tokens is not None]
+    return TaskResult(
+        task=task,
+        kind=kind,
+        num_items=len(items),
+        num_failed=len(items) - len(scored),
+        num_truncated=sum(item.truncated for item in items),
+        accuracy=accuracy,
+        mean_output_tokens=sum(tokens) / len(tokens) if tokens else None,
+        max_tokens=max_tokens,
+        items=tuple(items),
+        note=note if scored or note else _why_nothing(items),
+        truncated_by=count_truncations(items),
+        thinking_budget_tokens=thinking_budget_tokens,
+        num_thinking_cut=count_thinking_cut(items, thinking_budget_tokens),
+        mean_score=_mean_score(items),
+        num_samples=num_samples,
+        pass_at_k=pass_at_k,
+    )
+
+
+def _mean_score(items: Sequence[ItemResult]) -> Interval | None:
+    """Of tasks with partial credit, with a BCa interval; None without such scores, or with fewer than two."""
+    scored = [(item.score, item.item) for item in items if item.score is not None]
+    if len({item for _, item in scored}) < 2:
+        return None
+    return cluster_bootstrap_mean([score for score, _ in scored], [item for _, item in scored])
+
+
+def _why_nothing(items: Sequence[ItemResult]) -> str:
+    first = next((item.error for item in items if item.error), None)
+    return f"no item has a reply; the first error: {first}" if items else "the task has no items"

@@ -1,0 +1,53 @@
+"""The truncation ledger: which replies were cut off, by what, and what a whole task's replies say about its budget.
+
+`finish_reason` alone does not tell: vLLM clamps `max_tokens` in silence to what is left of the context, tool calls overwrite
+`length`, and an end inside thinking is reported as `stop` with an empty answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import get_args
+
+from assay.records.measurement import ItemResult, Truncation
+from assay_evaluate.client.journal import Reply
+
+
+def room_tokens(prompt_tokens: int | None, max_tokens: int, max_model_len: int | None) -> int:
+    """Tokens a reply can have: its budget, or what the prompt leaves of the context."""
+    if max_model_len is None or prompt_tokens is None:
+        return max_tokens
+    return min(max_tokens, max_model_len - prompt_tokens)
+
+
+def truncated_by(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> Truncation | None:
+    """Why the reply counts as cut off, None if it does not.
+
+    Cut off: its tokens reach min(max_tokens, max_model_len - prompt), or the server says `length`, or a reasoning parser is
+    on and there is neither an answer nor a tool call. A reply that never came is not cut off: None.
+    """
+    if reply.status != "answered":
+        return None
+    room = room_tokens(reply.prompt_tokens, max_tokens, max_model_len)
+    if reply.output_tokens is not None and reply.output_tokens >= room:
+        return "budget" if room == max_tokens else "context"
+    if reply.finish_reason == "length":
+        return "length"
+    if has_reasoning_parser and not reply.text.strip() and not reply.has_tool_calls:
+        return "empty"
+    return None
+
+
+def count_truncations(items: Iterable[ItemResult]) -> dict[Truncation, int]:
+    """Truncated items by reason, in the order in which reasons are listed; reasons that do not occur are left out."""
+    seen = Counter(item.truncated_by for item in items if item.truncated and item.truncated_by is not None)
+    return {reason: seen[reason] for reason in get_args(Truncation) if seen[reason]}
+
+
+def count_thinking_cut(items: Iterable[ItemResult], thinking_budget_tokens: int | None) -> int | None:
+    """Replies whose thinking used up its budget. None: there is none, or no reply says how long it thought."""
+    if thinking_budget_tokens is None:
+        return None
+    known = [item.thinking_tokens for item in items if item.thinking_tokens is not None]
+    return sum(tokens >= thinking_budget_tokens for tokens in known) if known else None

@@ -1,0 +1,133 @@
+"""Who is there and what it offers: asked with a dozen small requests, believed only when the reply shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.errors import MeasureError, ServeError
+from assay.foreign_text import shown
+from assay.records.probe import Offer
+from assay_evaluate.asking.dialect import CHAT, COMPLETIONS
+from assay_evaluate.client.client import root_url
+from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange
+from assay_evaluate.serving.external import find_version, get, list_models, sum_metrics
+
+QUESTION = [{"role": "user", "content": "1 + 1"}]
+EXTENDED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class ProbedEndpoint:
+    """A server and what it was found to offer. `base_url` has no /v1 at its end."""
+
+    base_url: str
+    model: str
+    max_model_len: int | None
+    offer: Offer
+    system_fingerprint: str | None = None
+    checkpoint_sha256: str | None = None
+    """Of a checkpoint that was served for the probes."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request: an authorization, say. In no record and no ledger."""
+
+    def metrics(self) -> dict[str, float]:
+        """The server's counters, summed over labels; empty if it has none."""
+        return _metrics(self.base_url, self.headers)
+
+
+def find_endpoint(
+    url: str, model: str | None = None, *, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None
+) -> ProbedEndpoint:
+    """Ask the server at `url` who it is and what it offers. model: its name there; None: the first one listed.
+
+    MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
+    """
+    base_url, sent = root_url(url), dict(headers or {})
+    try:
+        listed = list_models(base_url, what="the endpoint", headers=sent)
+    except ServeError as error:
+        raise MeasureError(str(error)) from None
+    names = [one["id"] for one in listed]
+    if model is not None and model not in names:
+        raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
+    about = next(one for one in listed if model is None or one["id"] == model)
+    length = about.get("max_model_len")
+    with Asker(base_url, about["id"], timeout_s=timeout_s, headers=sent) as asker:
+        return ProbedEndpoint(
+            base_url=base_url,
+            model=about["id"],
+            max_model_len=length if isinstance(length, int) else None,
+            offer=_find_offer(asker, sent),
+            system_fingerprint=asker.system_fingerprint,
+            headers=sent,
+        )
+
+
+def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
+    def said(path: str, **body: Any) -> Exchange:
+        [exchange] = asker.ask([Ask(f"find/{path}", path, {"max_tokens": 1, "temperature": 0, **body})], 1)
+        return exchange
+
+    chat = said(CHAT, messages=QUESTION).is_answered
+    completions = said(COMPLETIONS, prompt="1 + 1").is_answered
+    if not chat and not completions:
+        errors = ", ".join(f"{error} ({count})" for error, count in asker.errors.items())
+        raise MeasureError(f"{asker.base_url}: answers neither {CHAT} nor {COMPLETIONS}: {errors}")
+    path = CHAT if chat else COMPLETIONS
+    base: dict[str, Any] = {"messages": QUESTION} if chat else {"prompt": "1 + 1"}
+
+    def most_logprobs() -> int | None:
+        for k in (128, 64, 20, 5, 1):
+            wish = {"logprobs": True, "top_logprobs": k} if chat else {"logprobs": k}
+            rows = said(path, **base, **wish).rows
+            if rows and rows[0].top:
+                return min(k, len(rows[0].top))
+        return None
+
+    def most_prompt_logprobs() -> int | None:
+        for k in (128, 64, 20, 5):
+            scored = said(COMPLETIONS, prompt=[1, 2, 3], prompt_logprobs=k).reply.logprobs
+            if scored is not None:
+                return int(scored.ids_PK.shape[1])
+        return None
+
+    with_ids = said(path, **base, return_token_ids=True)
+    token_ids = with_ids.reply.token_ids is not None and with_ids.reply.prompt_token_ids is not None
+    counters = _metrics(asker.base_url, headers)
+    version = find_version(asker.base_url, what="the endpoint", headers=headers)
+    return Offer(
+        is_vllm=version is not None and any(name.startswith("vllm:") for name in counters),
+        version=version,
+        chat=chat,
+        completions=completions,
+        logprobs=most_logprobs(),
+        prompt_logprobs=most_prompt_logprobs() if completions and token_ids else None,
+        token_ids=token_ids,
+        extended_sampling=token_ids and said(path, **base, **EXTENDED).is_answered,
+        tokenize=_answers(asker, "/tokenize", {"prompt": "1 + 1"}),
+        metrics=bool(counters),
+        counts_nans="vllm:corrupted_requests_total" in counters,
+        speculation=with_ids.reply.speculation is not None or "vllm:spec_decode_num_drafts_total" in counters,
+        routed_experts=with_ids.routed_experts is not None,
+        cache_salt=token_ids and said(path, **base, cache_salt="probe").is_answered,
+        streams=_streams(asker, path, base),
+    )
+
+
+def _answers(asker: Asker, path: str, body: dict[str, Any]) -> bool:
+    status = asker.send(Ask("find", path, body)).reply.http_status
+    return status == 200
+
+
+def _streams(asker: Asker, path: str, base: dict[str, Any]) -> bool:
+    body = {"max_tokens": 2, "temperature": 0, **base}
+    return bool(asker.send(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
+
+
+def _metrics(base_url: str, headers: Mapping[str, str]) -> dict[str, float]:
+    try:
+        return sum_metrics(get(base_url, "/metrics", what="the endpoint's metrics", headers=headers).text)
+    except (ServeError, ValueError):
+        return {}

@@ -1,0 +1,250 @@
+"""`assay probe --lever`: change one parameter at a time and see which one changes how the server fails.
+
+    report, search = find_levers(start, LeverSettings(), label="glm-5 w4a16", facts=facts_of)
+
+`start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `served_here` makes one for a
+checkpoint folder, `running_already` for a URL, where only what a request can say is changed. The same greedy requests are asked
+every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number,
+signs of garbling.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from assay.callbacks import Say
+from assay.errors import MeasureError, ServeError
+from assay.records.lever import Failure, LeverEffect, LeverReport, Observation
+from assay.records.probe import ProbeSettings
+from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange
+from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
+from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start
+from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
+from assay_evaluate.diagnosis.probes.argmax import TIE
+from assay_evaluate.diagnosis.probes.detectors import signs_in
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
+from assay_evaluate.statistics import clopper_pearson
+
+RECOMPUTED_NATS = 0.5
+"""|generated - recomputed log-probability| of one token from which a request counts as failed: far above the noise of any
+number format, as levers are for failures and not for drift."""
+GARBLED = ("replacement_character", "control_character", "wrong_script", "loop", "id_zero", "surprise")
+"""Signs of garbling that count here: those a healthy reply seldom has, whatever its prompt."""
+
+NOT_OURS = "the server is somebody else's; give a checkpoint folder, and it is served under every setting"
+
+
+@dataclass(frozen=True)
+class LeverSettings:
+    """What is asked under every setting. The defaults take a minute a setting on a model that answers at once."""
+
+    num_requests: int = 48
+    num_passes: int = 2
+    concurrency: int = 16
+    max_tokens: int = 96
+    prompt_tokens: int = 96
+    levers: tuple[str, ...] | None = None
+    """Names of LEVERS; None: all."""
+    seed: str = "eval-lever"
+
+
+# ------------------------------------------------------------------------------------------------ the search
+def find_levers(
+    start: Start,
+    settings: LeverSettings,
+    *,
+    label: str,
+    base: Setting | None = None,
+    facts: Callable[[ProbedEndpoint], Facts],
+    on_progress: Say = lambda line: None,
+) -> tuple[LeverReport, Search]:
+    """(report, what is needed to shrink and to write a bundle). MeasureError: a lever that is not in the table."""
+    unknown = [name for name in settings.levers or () if name not in LEVERS]
+    if unknown:
+        raise MeasureError(f"no lever called {unknown[0]!r}; there are: {', '.join(LEVERS)}")
+    started = time.monotonic()
+    search = Search(start, settings, base or Setting(settings.concurrency), on_progress=on_progress)
+    with start(search.base) as endpoint:
+        baseline = search.observe(endpoint, search.base)
+        known = replace(facts(endpoint), longest_tokens=search.longest_tokens)
+        turned = {name: LEVERS[name].turn(search.base, known) for name in settings.levers or LEVERS}
+        if not baseline.failures:
+            turned = {}
+        observed = {
+            name: search.observe(endpoint, search.turned(name, value))
+            for name, value in turned.items()
+            if not isinstance(value, str) and not LEVERS[name].needs_restart
+        }
+    for name, value in turned.items():
+        if not isinstance(value, str) and LEVERS[name].needs_restart:
+            seen = search.restarted(name, value) if known.can_restart else NOT_OURS
+            if isinstance(seen, str):
+                turned[name] = seen
+            else:
+                observed[name] = seen
+    effects = _effects(search.base, baseline, turned, observed)
+    lever, also = pick([(effect.lever, effect.effect) for effect in effects])
+    report = LeverReport(
+        label=label, baseline=baseline, effects=tuple(effects), lever=lever, also=also, smallest=(), bundle=None,
+        sentence=_sentence(baseline, effects, lever, also), seconds=round(time.monotonic() - started, 3),
+    )  # fmt: skip
+    return report, search
+
+
+def _effects(
+    base: Setting, baseline: Observation, turned: dict[str, Any], observed: dict[str, Observation]
+) -> list[LeverEffect]:
+    names = list(observed)
+    chosen = dict(zip(names, choose_changes([compare_observations(baseline, observed[n]) for n in names]), strict=True))
+    effects = []
+    for name, value in turned.items():
+        before = getattr(base, LEVERS[name].field)
+        if name not in chosen:
+            effects.append(LeverEffect(
+                lever=name, before=_said(before), after="", effect="not tried", p_value=None, sentence=f"not tried: {value}"
+            ))  # fmt: skip
+            continue
+        change = chosen[name]
+        effects.append(LeverEffect(
+            lever=name, before=_said(before), after=_said(value), effect=change.effect, p_value=change.p_value,
+            sentence=change.sentence, observation=observed[name],
+        ))  # fmt: skip
+    return effects
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "as served" if value is None else str(value)
+
+
+def _sentence(baseline: Observation, effects: Sequence[LeverEffect], lever: str | None, also: Sequence[str]) -> str:
+    if not baseline.failures:
+        return f"nothing failed in {baseline.num_requests} requests: no lever to look for; ask more, or more at once"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(f.kind for f in baseline.failures).most_common())
+    seen = f"{len(baseline.failures)} of {baseline.num_requests} requests failed ({kinds})"
+    tried = [effect.lever for effect in effects if effect.effect != "not tried"]
+    if lever is None:
+        return f"{seen}; none of {', '.join(tried) or 'the levers'} changes the structure of that"
+    effect = next(one for one in effects if one.lever == lever)
+    more = f"; {', '.join(also)} change it, too, which that explains" if also else ""
+    return f"{seen}; it hangs on {lever} ({effect.before} -> {effect.after}: {effect.effect}){more}"
+
+
+# ------------------------------------------------------------------------------------------------ one observation
+@dataclass
+class Search:
+    """Requests, and what came of them under each setting."""
+
+    start: Start
+    settings: LeverSettings
+    base: Setting
+    on_progress: Say = lambda line: None
+    longest_tokens: int = 0
+    exchanges: dict[Setting, list[Exchange]] = field(default_factory=dict)
+    """The last pass under each setting."""
+
+    def turned(self, lever: str, value: Any) -> Setting:
+        return replace(self.base, **{LEVERS[lever].field: value})
+
+    def restarted(self, lever: str, value: Any) -> Observation | str:
+        """What is observed on a server of its own; in words why there is none."""
+        setting = self.turned(lever, value)
+        with ExitStack() as stack:
+            try:
+                endpoint = stack.enter_context(self.start(setting))
+            except ServeError as error:
+                return f"vLLM does not start with {LEVERS[lever].field} {_said(value)}: {str(error).splitlines()[0]}"
+            return self.observe(endpoint, setting)
+
+    def observe(self, endpoint: ProbedEndpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
+        """Every request `num_passes` times. asks: only these; None: all."""
+        started = time.monotonic()
+        with Asker(endpoint.base_url, endpoint.model) as asker:
+            session = self.session(endpoint, asker)
+            wanted = list(asks) if asks is not None else self.requests(session)
+            passes = []
+            for _ in range(self.settings.num_passes):
+                exchanges = self._ask(asker, wanted, setting)
+                self.exchanges[setting] = exchanges
+                found = failures_in(session.score(exchanges, 1), exchanges)
+                passes.append(tuple(self._without_habits(asker, found, exchanges)))
+        sizes = ((e.reply.prompt_tokens or 0) + (e.reply.output_tokens or 0) for e in exchanges)
+        self.longest_tokens = max(self.longest_tokens, *sizes)
+        failed, asked = sum(map(len, passes)), len(wanted) * self.settings.num_passes
+        changed = said_of(setting)
+        self.on_progress(f"{changed}: {failed} of {asked} requests failed")
+        return Observation(
+            setting=changed, num_requests=asked, rate=clopper_pearson(failed, asked), passes=tuple(passes),
+            seconds=round(time.monotonic() - started, 3),
+        )  # fmt: skip
+
+    def _without_habits(self, asker: Asker, found: list[Failure], exchanges: Sequence[Exchange]) -> list[Failure]:
+        """Signs of garbling in a text that comes word for word when the request is asked alone are the model's habit."""
+        said = {exchange.id: exchange for exchange in exchanges}
+        doubtful = [failure.request for failure in found if failure.kind in GARBLED]
+        alone = asker.ask([said[name].ask for name in doubtful], 1)
+        habits = {one.id for one in alone if one.is_answered and one.text == said[one.id].text}
+        return [failure for failure in found if failure.kind not in GARBLED or failure.request not in habits]
+
+    def requests(self, session: ProbeSession) -> list[Ask]:
+        """The greedy requests of this search, always the same."""
+        prompts = session.prompts("lever", self.settings.num_requests, self.settings.prompt_tokens)
+        return [session.ask("lever", prompt, with_logprobs=True) for prompt in prompts]
+
+    def asks(self, endpoint: ProbedEndpoint) -> list[Ask]:
+        """The requests as this endpoint is asked them."""
+        with Asker(endpoint.base_url, endpoint.model) as asker:
+            return self.requests(self.session(endpoint, asker))
+
+    def session(self, endpoint: ProbedEndpoint, asker: Asker) -> ProbeSession:
+        settings = ProbeSettings(max_tokens=self.settings.max_tokens, seed=self.settings.seed, top_k=8)
+        return ProbeSession(endpoint, settings, asker)
+
+    def _ask(self, asker: Asker, asks: Sequence[Ask], setting: Setting) -> list[Exchange]:
+        """In full waves. Of n copies of a request the first is looked at: a server refuses n > 1 of a greedy request."""
+        every = [ask if copy == 0 else replace(ask, id=f"{ask.id}#{copy}") for ask in asks for copy in range(setting.n)]
+        return asker.ask(every, setting.concurrency * setting.n, in_waves=True)[:: setting.n]
+
+
+def said_of(setting: Setting) -> dict[str, Any]:
+    """The parameters that a setting fixes."""
+    return {name: value for name, value in asdict(setting).items() if value is not None}
+
+
+def failures_in(scored: Sequence[RescoredReply], exchanges: Sequence[Exchange]) -> list[Failure]:
+    """At most one failure of each exchange, the first that shows. scored: those that could be recomputed."""
+    prefill = {one.exchange.id: one for one in scored}
+    return [failure for exchange in exchanges if (failure := failure_of(exchange, prefill.get(exchange.id))) is not None]
+
+
+def failure_of(exchange: Exchange, scored: RescoredReply | None) -> Failure | None:
+    """What is wrong with one reply; None: nothing that can be seen."""
+
+    def failure(kind: str, detail: str, position: int | None = None) -> Failure:
+        return Failure(request=exchange.id, kind=kind, position=position, detail=detail)
+
+    if not exchange.is_answered:
+        return failure("no reply", str(exchange.reply.error))
+    recomputed = None if scored is None or scored.prefill is None else scored.prefill.chosen_P
+    for position, row in enumerate(exchange.rows):
+        if math.isnan(row.logprob):
+            return failure("not a number", "log-probability is not a number", position)
+        if row.top and row.token != row.top[0][0] and row.top[0][1] - row.logprob > TIE:
+            return failure("not the most likely", f"{row.token} for {row.top[0][0]}", position)
+        if recomputed is not None and position < len(recomputed):
+            difference = abs(row.logprob - float(recomputed[position]))
+            if difference > RECOMPUTED_NATS:
+                return failure("recomputed otherwise", f"log-probability {difference:.2f} nats off", position)
+    signs = signs_in(
+        exchange.ask.prompt, exchange.reply.text, reasoning=exchange.reply.reasoning,
+        finish_reason=exchange.reply.finish_reason, token_ids=exchange.reply.token_ids, rows=exchange.rows,
+    )  # fmt: skip
+    found = next((sign for sign in signs if sign.kind in GARBLED), None)
+    return None if found is None else failure(found.kind, found.detail, found.position)

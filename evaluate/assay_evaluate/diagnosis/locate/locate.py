@@ -1,0 +1,215 @@
+"""`assay locate`: in which layer, expert and rank two servers part, and what a recipe could do about it.
+
+    location = locate_servers(side_a, side_b)         two checkpoints, or two servers that run
+    location = locate_ranks(side_a)                   the tensor-parallel ranks of one
+
+A side is a `Side`: a checkpoint folder that is served here, or the URL of a server whose workers can be watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from assay.callbacks import Say
+from assay.errors import AssayError, MeasureError
+from assay.foreign_text import safe_name
+from assay.recipes.model import Serving
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.base import write_text_atomically
+from assay.records.locate import LocateReport, Parting, PointDifference, Remedy
+from assay.records.manifest import load_manifest
+from assay_evaluate.client.client import root_url
+from assay_evaluate.diagnosis.locate.compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
+from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations, read_weights, watching
+from assay_evaluate.serving.external import list_models
+from assay_evaluate.serving.server import ServerSpec, serve
+from assay_evaluate.serving.vllm_command import with_cores
+from assay_evaluate.tasks.items import arithmetic_item
+
+NUM_PROMPTS = 8
+WORST_SHOWN = 12
+SEED = "eval-locate"
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is read: exactly one of `url` and `checkpoint`; `profile` and `serving` belong to the latter."""
+
+    label: str
+    url: str | None = None
+    checkpoint: Path | None = None
+    profile: ProfileRecipe | None = None
+    serving: Serving = field(default_factory=Serving)
+    tensor_parallel_size: int = 1
+    log_path: Path = Path("locate.log")
+
+
+def prompts(count: int = NUM_PROMPTS) -> list[str]:
+    """Questions of both languages, always the same."""
+    return [arithmetic_item(SEED, index, ("en", "zh")[index % 2], 3 + index % 3).prompt for index in range(count)]
+
+
+def locate_servers(a: Side, b: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
+    """Both sides read the same tokens, A twice: what it differs from itself is noise. They are served one after the other."""
+    started = time.monotonic()
+    with watched(a, on_progress) as server:
+        before, ids = read_activations(server, prompts(num_prompts), on_progress)
+        again, _ = read_activations(server, ids)
+    with watched(b, on_progress) as server:
+        after, _ = read_activations(server, ids, on_progress)
+    return judge_servers(a, b, before, again, after, ids, time.monotonic() - started)
+
+
+def judge_servers(
+    a: Side, b: Side, before: Reading, again: Reading, after: Reading, ids: Sequence[Sequence[int]], seconds: float
+) -> LocateReport:
+    """What two readings say. again: side A once more."""
+    _same_tokens(before, after, a, b)
+    points, missing = compare(before, after, again)
+    first, odd = first_parting(points), outlier(points)
+    recipe = None if _same_weights(a, b) else precision_of(b.checkpoint)
+    shares = {} if recipe is None or first is None else entering(points, recipe.quantize)
+    # every layer of another precision differs a little: the first says where quantization begins, not what costs most
+    role = odd.role if odd is not None else next(iter(shares), None if first is None else first.role)
+    remedy = None if recipe is None or role is None else remedy_for(recipe, role)
+    return LocateReport(
+        how="servers", a=a.label, b=b.label, tensor_parallel_size=len(before), num_prompts=len(ids),
+        num_tokens=sum(map(len, ids)), first=first, outlier=odd, remedy=remedy, points=tuple(points),
+        sentence=_sentence(first, odd, len(points)) + _shares_in_words(shares, points),
+        not_compared=tuple(missing), seconds=round(seconds, 3),
+    )  # fmt: skip
+
+
+def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
+    """The ranks of one server, by what all must hold alike and by the sizes of the weights that are each one's own."""
+    started = time.monotonic()
+    with watched(a, on_progress) as server:
+        reading, ids = read_activations(server, prompts(num_prompts), on_progress)
+        weights = read_weights(server)
+    if len(reading) < 2:
+        raise MeasureError(f"{a.label}: has one rank; serve it with --tensor-parallel 2 or more to compare ranks")
+    points, missing = compare_ranks({rank: reading[rank] | weights[rank] for rank in reading})
+    first = parting_of_ranks(points)
+    said = "no rank stands out" if first is None else _named(first)
+    return LocateReport(
+        how="ranks", a=a.label, b=None, tensor_parallel_size=len(reading), num_prompts=len(ids),
+        num_tokens=sum(map(len, ids)), first=first, outlier=None, remedy=None, points=tuple(points),
+        sentence=f"{said} ({len(points)} places compared)", not_compared=tuple(missing),
+        seconds=round(time.monotonic() - started, 3),
+    )  # fmt: skip
+
+
+@contextmanager
+def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watched]:
+    """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
+    if side.url is not None:
+        base_url = root_url(side.url)
+        yield Watched(base_url, list_models(base_url, what="the server")[0]["id"])
+        return
+    assert side.checkpoint is not None and side.profile is not None
+    flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
+    profile = with_cores(watching(side.profile, **flags), side.tensor_parallel_size)
+    spec = ServerSpec(side.checkpoint, profile, side.serving, speculate=False, log_path=side.log_path)
+    with serve(spec, on_progress) as server:
+        yield Watched(server.base_url, server.model)
+
+
+def _same_tokens(before: Reading, after: Reading, a: Side, b: Side) -> None:
+    """Of linear layers: an embedding is used by a draft head, too, where a server speculates."""
+    for name, point in before[0].items():
+        other = after[0].get(name)
+        if point.kind == "linear" and other is not None and point.num_tokens != other.num_tokens:
+            raise MeasureError(
+                f"{b.label}: computed {other.num_tokens} tokens at {name}, {a.label} {point.num_tokens}: other requests were "
+                "under way, or a cache answered; let both servers be idle, without --enable-prefix-caching"
+            )
+
+
+def _same_weights(a: Side, b: Side) -> bool:
+    """Whether both sides serve the very same folder; of URLs nothing is known."""
+    return a.checkpoint is not None and b.checkpoint is not None and a.checkpoint.resolve() == b.checkpoint.resolve()
+
+
+# ------------------------------------------------------------------------------------------------ in words
+def _sentence(first: Parting | None, odd: Parting | None, num_points: int) -> str:
+    if first is None:
+        return f"nothing differs by more than noise ({num_points} places compared)"
+    stands_out = f"; stands out: {_named(odd)}" if odd is not None and odd.name != first.name else ""
+    return f"first part at {_named(first)}{stands_out}"
+
+
+def _shares_in_words(shares: Mapping[str, float], points: Sequence[PointDifference]) -> str:
+    """How far the residual streams are apart at the end, and what brought that in."""
+    if not shares:
+        return ""
+    last = [point for point in points if point.kind == "residual" and point.distance is not None][-1]
+    parts = ", ".join(f"{share:.0%} `{role}`" for role, share in shares.items())
+    return (
+        f"; at {last.name} the sides differ by {last.distance:.3g}; of the error that entered with what is quantized: {parts}"
+    )
+
+
+def _named(parting: Parting) -> str:
+    rank = "" if parting.rank is None or "on rank" in parting.why else f" on rank {parting.rank}"
+    return f"{parting.name}{rank}: {parting.why}"
+
+
+def worst_points(points: Sequence[PointDifference], count: int = WORST_SHOWN) -> list[PointDifference]:
+    """Those that add most, for a table."""
+    return sorted((p for p in points if p.added is not None), key=lambda p: -(p.added or 0.0))[:count]
+
+
+# ------------------------------------------------------------------------------------------------ remedy
+@functools.cache
+def precision_of(checkpoint: Path | None) -> PrecisionRecipe | None:
+    """The recipe in a checkpoint's manifest; None: it was not made here."""
+    manifest = None if checkpoint is None else load_manifest(checkpoint)
+    if manifest is None:
+        return None
+    data = dict(manifest.precision_recipe)
+    data["schema"] = data.pop("schema_version", 1)
+    return PrecisionRecipe.model_validate(data)
+
+
+def remedy_for(recipe: PrecisionRecipe, role: str) -> Remedy | None:
+    """The recipe with `role` kept in BF16 if it is quantized, in FP32 if it is kept in less. None: it is in FP32 already."""
+    kept = recipe.kept_dtype(role)
+    if kept == "fp32":
+        return None
+    dtype = "bf16" if kept is None else "fp32"
+    data = recipe.model_dump(mode="json", exclude_defaults=True)
+    data["schema"] = data.pop("schema_version", 1)
+    data["name"] = f"{recipe.name}-{role.replace('_', '-')}-{dtype}"
+    data["description"] = f"{recipe.name} with {role} kept in {dtype.upper()}: a remedy proposed by `assay locate`."
+    data["quantize"] = [one for one in recipe.quantize if one != role]
+    keep: dict[str, list[str]] = {name: [one for one in roles if one != role] for name, roles in recipe.keep.items()}
+    keep[dtype] = [*keep.get(dtype, []), role]
+    data["keep"] = {name: roles for name, roles in keep.items() if roles}
+    ordered = {
+        key: data[key] for key in ("schema", "name", "description", *sorted(data.keys() - {"schema", "name", "description"}))
+    }
+    return Remedy(
+        role=role,
+        keep="bf16" if dtype == "bf16" else "fp32",
+        sentence=f"keep `{role}` in {dtype.upper()}, quantize again with the changed recipe, and locate again",
+        recipe=yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True),
+    )
+
+
+def write_remedy(location: LocateReport, folder: Path) -> Path:
+    """The proposed recipe as FOLDER/NAME.yaml, for `assay quantize -p`; AssayError if none was proposed."""
+    if location.remedy is None or location.remedy.recipe is None:
+        raise AssayError(
+            f"{folder}: no recipe to write: {location.b or location.a} was not quantized by assay, or not its precision differs"
+        )
+    path = folder / f"{safe_name(yaml.safe_load(location.remedy.recipe)['name'])}.yaml"
+    write_text_atomically(path, location.remedy.recipe)
+    return path

@@ -1,0 +1,157 @@
+"""Reading activations out of vLLM servers that run `assay_vllm.activations` in their workers.
+
+One request at a time, prompt only: the same tokens in the same batch of one on every server, so that what differs is the
+server.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import MeasureError, ServeError
+from assay.foreign_text import shown
+from assay.recipes.profile import ProfileRecipe
+from assay_evaluate.client.replies import message_in
+
+EXTENSION = "assay_vllm.activations.ActivationWorker"
+SKETCH_WIDTH = 16
+"""Numbers kept per token and module: with 200 tokens a distance is known to about 3 % of itself."""
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, eq=False)
+class PointReading:
+    """One place of the model on one rank, over all prompts. Sketches [tokens, SKETCH_WIDTH]; None: the place has none."""
+
+    name: str
+    kind: str
+    partial: bool
+    num_tokens: int
+    max_abs: float
+    mean: float
+    rms: float
+    non_finite: int
+    sketch_TS: NDArray[np.float32] | None
+    input_TS: NDArray[np.float32] | None
+    chosen_TK: NDArray[np.int32] | None
+    """Of a router: the experts of every token, ascending."""
+    row_T: NDArray[np.int32] | None
+    """Of one expert: which tokens it saw."""
+
+
+Reading = dict[int, dict[str, PointReading]]
+"""Rank -> name -> point, names in order of execution."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One server and the prompts it is asked. base_url without /v1."""
+
+    base_url: str
+    model: str
+
+    def call(self, method: str, *arguments: str) -> list[dict[str, Any]]:
+        """`method` on every rank; MeasureError says what the server lacks."""
+        body = {"method": method, "args": list(arguments)}
+        reply = self._post("/collective_rpc", body)
+        if reply.status_code == 404:
+            raise MeasureError(
+                f"{self.base_url}: has no /collective_rpc; start vLLM with VLLM_SERVER_DEV_MODE=1 and "
+                f"--worker-extension-cls {EXTENSION}, or give `assay locate` a checkpoint folder: it starts one itself"
+            )
+        if reply.status_code != 200:
+            raise MeasureError(
+                f"{self.base_url}: its workers cannot {method} ({message_in(reply.text)}); start vLLM with "
+                f"--worker-extension-cls {EXTENSION} and --enforce-eager, from an environment in which assay is installed"
+            )
+        results: list[dict[str, Any]] = reply.json()["results"]
+        return results
+
+    def prefill(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Let the server read a prompt; its token ids. The salt keeps a prefix cache from answering for the model."""
+        body = {
+            "model": self.model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "return_token_ids": True,
+            "cache_salt": uuid.uuid4().hex,
+        }
+        reply = self._post("/v1/completions", body)
+        if reply.status_code != 200:
+            raise MeasureError(f"{self.base_url}: HTTP {reply.status_code} to a prompt: {message_in(reply.text)}")
+        ids = reply.json()["choices"][0].get("prompt_token_ids")
+        if ids is None:
+            raise MeasureError(f"{self.base_url}: does not tell the prompt's token ids (return_token_ids); it must be a vLLM")
+        return tuple(ids)
+
+    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        try:
+            return httpx.post(self.base_url + path, json=body, timeout=TIMEOUT_S, trust_env=False)
+        except httpx.TransportError as error:
+            raise ServeError(
+                f"{self.base_url}{path}: no reply ({type(error).__name__}: {shown(error)}); is the server running?"
+            ) from None
+
+
+def read_activations(
+    server: Watched, prompts: Sequence[str | Sequence[int]], on_progress: Callable[[str], None] = lambda line: None
+) -> tuple[Reading, list[tuple[int, ...]]]:
+    """(what every rank's modules did with the prompts, the prompts as token ids). Hooks are gone afterwards."""
+    server.call("watch_activations", f'{{"sketch_width": {SKETCH_WIDTH}}}')
+    try:
+        ids = [server.prefill(prompt) for prompt in prompts]
+        taken = server.call("take_activations")
+    finally:
+        server.call("unwatch_activations")
+    reading = {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in taken}
+    on_progress(f"{server.base_url}: {sum(map(len, ids))} tokens, {len(reading[0])} points, {len(reading)} ranks")
+    return dict(sorted(reading.items())), ids
+
+
+def read_weights(server: Watched) -> Reading:
+    """Sizes of every rank's weights: points of kind `weight`, without sketches."""
+    taken = server.call("weigh_parameters")
+    return {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in taken}
+
+
+def _point(told: dict[str, Any]) -> PointReading:
+    top_k = told["top_k"]
+    return PointReading(
+        name=shown(told["name"]),
+        kind=shown(told["kind"]),
+        partial=told["partial"],
+        num_tokens=told["num_tokens"],
+        max_abs=told["max_abs"],
+        mean=told["mean"],
+        rms=told["rms"],
+        non_finite=told["non_finite"],
+        sketch_TS=_array(told["sketch"], np.float32, SKETCH_WIDTH),
+        input_TS=_array(told["input"], np.float32, SKETCH_WIDTH),
+        chosen_TK=_array(told["chosen"], np.int32, top_k),
+        row_T=None if not told["rows"] else np.frombuffer(base64.b64decode(told["rows"]), np.int32),
+    )
+
+
+def _array(text: str, dtype: Any, width: int) -> Any:
+    return np.frombuffer(base64.b64decode(text), dtype).reshape(-1, width) if text else None
+
+
+def watching(profile: ProfileRecipe, **flags: Any) -> ProfileRecipe:
+    """`profile` with what reading activations needs: eager execution, the extension, no prefix cache; then `flags`."""
+    own = {"worker-extension-cls": EXTENSION, "enforce-eager": True, "enable-prefix-caching": False, **flags}
+    kept = {
+        name: value
+        for name, value in profile.vllm.items()
+        if name.removeprefix("--").replace("_", "-").removeprefix("no-") not in own
+    }
+    environment = {**profile.environment, "VLLM_SERVER_DEV_MODE": "1"}
+    return profile.model_copy(update={"vllm": {**kept, **own}, "environment": environment})

@@ -1,0 +1,157 @@
+"""Generated against recomputed log-probability: the same server, the same tokens, once by decoding and once by prefill.
+
+Statistic: mean exp|Δ| over tokens (NeMo-RL's token error; healthy up to about 1.03 on GPUs, 1 on a CPU), per sequence and
+over all, and whether |Δ| jumps with the slot, the position or the concurrency. NeMo-RL PR #2141 found one engine at 322;
+ServiceNow and AI21 found cache bugs by the same comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.records.probe import ProbeResult, Value, Witness
+from assay_evaluate.diagnosis.asker import Exchange
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
+from assay_evaluate.statistics.trends import BestSplit, find_step
+
+MEAN_LIMIT = 1.05
+"""Of mean exp|Δ| over all tokens."""
+LEAST_EXCESS = 0.05
+"""A sequence is an event when its mean exp|Δ| - 1 exceeds this ..."""
+EXCESS_FACTOR = 5.0
+"""... and this many times the median sequence's: a server is measured by its own noise."""
+HOPELESS = 2.0
+"""A sequence above it is an event whatever the others are (NeMo-RL masks it: seq_logprob_error_threshold)."""
+BIN_TOKENS = 16
+LARGEST = 20.0
+"""Nats: |Δ| is capped here, so that one impossible token does not overflow the mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One reply: |Δ| of its P tokens (NaN where one side has none)."""
+
+    exchange: Exchange
+    delta_P: np.ndarray
+    num_prompt_tokens: int
+
+    @property
+    def error(self) -> float:
+        """Mean exp|Δ| of the sequence."""
+        return float(np.nanmean(np.exp(self.delta_P)))
+
+
+def compare(scored: Sequence[RescoredReply]) -> list[Compared]:
+    """|Δ| of every reply that has both kinds of log-probabilities for at least one token."""
+    found = []
+    for one in scored:
+        if one.prefill is None or not one.exchange.rows:
+            continue
+        generated = np.array([row.logprob for row in one.exchange.rows])
+        count = min(len(generated), len(one.prefill.chosen_P))
+        with np.errstate(invalid="ignore"):
+            delta_P = np.minimum(np.abs(generated[:count] - one.prefill.chosen_P[:count].astype(float)), LARGEST)
+        if np.isfinite(delta_P).any():
+            found.append(Compared(one.exchange, delta_P, len(one.exchange.reply.prompt_token_ids or ())))
+    return found
+
+
+def probe_recompute(session: ProbeSession) -> ProbeResult:
+    """Replies at full concurrency, greedy and sampled, and some alone. Alarm: the mean, a sequence, or a step."""
+    missing = why_not(session)
+    if missing is not None:
+        return not_run("recompute", "request", missing)
+    full = compare([*session.greedy_scored, *session.sampled_scored])
+    alone = compare(session.alone_scored)
+    if not full:
+        return not_run("recompute", "request", "no reply could be scored again")
+    errors = np.array([one.error for one in full])
+    limit = min(HOPELESS, 1 + max(LEAST_EXCESS, EXCESS_FACTOR * (float(np.median(errors)) - 1)))
+    beyond = [number for number, error in enumerate(errors) if error > limit]
+    deltas = np.concatenate([one.delta_P for one in full])
+    mean = _mean_exp(full)
+    steps = find_steps(full, alone)
+    alarms = []
+    if mean > MEAN_LIMIT:
+        alarms.append(f"mean exp|Δ| is {mean:.4g} (limit {MEAN_LIMIT})")
+    if beyond:
+        alarms.append(f"{len(beyond)} of {len(full)} replies are above {limit:.4g}")
+    alarms += [step.text(what) for what, step in steps.items() if step.is_structural]
+    return session.result(
+        "recompute",
+        events=len(beyond),
+        trials=len(full),
+        unit="request",
+        alarm="; ".join(alarms) or None,
+        num_requests=len(full),
+        witnesses=[_witness(full[number], limit) for number in beyond],
+        first_event_at=beyond[0] + 1 if beyond else None,
+        details={
+            "mean_exp_delta": mean,
+            "mean_exp_delta_alone": float(np.nanmean(np.exp(np.concatenate([one.delta_P for one in alone]))))
+            if alone
+            else None,
+            "largest_delta_nats": float(np.nanmax(deltas)),
+            "p99_delta_nats": float(np.nanquantile(deltas, 0.99)),
+            "sequence_limit": limit,
+            "num_tokens": int(np.isfinite(deltas).sum()),
+            **{f"step_{what.replace(' ', '_')}": _figures(step) for what, step in steps.items()},
+        },
+    )
+
+
+def _mean_exp(compared: Sequence[Compared]) -> float:
+    return float(np.nanmean(np.exp(np.concatenate([one.delta_P for one in compared]))))
+
+
+def why_not(session: ProbeSession) -> str | None:
+    """What the endpoint lacks for scoring a reply again; None: nothing."""
+    offer = session.endpoint.offer
+    lacks = [
+        name
+        for name, has in (
+            ("log-probabilities", offer.logprobs), ("token ids", offer.token_ids), ("prompt_logprobs", offer.prompt_logprobs),
+        )
+        if not has
+    ]  # fmt: skip
+    return f"the endpoint returns no {' and no '.join(lacks)}" if lacks else None
+
+
+def find_steps(full: Sequence[Compared], alone: Sequence[Compared]) -> dict[str, BestSplit]:
+    """Against the slot and the concurrency by sequence, against the position by stretches of 16 tokens."""
+    by_slot = [(one.exchange.slot, float(np.nanmean(one.delta_P))) for one in full]
+    by_load = [(one.exchange.concurrency, float(np.nanmean(one.delta_P))) for one in [*alone, *full]]
+    in_reply, in_text = _bins(full, absolute=False), _bins(full, absolute=True)
+    axes = {"slot": by_slot, "concurrency": by_load, "reply position": in_reply, "text position": in_text}
+    found = {what: find_step([x for x, _ in pairs], [y for _, y in pairs]) for what, pairs in axes.items()}
+    return {what: step for what, step in found.items() if step is not None}
+
+
+def _bins(full: Sequence[Compared], *, absolute: bool) -> list[tuple[int, float]]:
+    """(first position, mean |Δ|) of every stretch: tokens of one stretch are not independent, stretches nearly are."""
+    found = []
+    for one in full:
+        values: dict[int, list[float]] = defaultdict(list)
+        for position, delta in enumerate(one.delta_P):
+            if math.isfinite(delta):
+                at = position + (one.num_prompt_tokens if absolute else 0)
+                values[at // BIN_TOKENS * BIN_TOKENS].append(float(delta))
+        found += [(start, sum(some) / len(some)) for start, some in sorted(values.items())]
+    return found
+
+
+def _witness(one: Compared, limit: float) -> Witness:
+    worst = int(np.nanargmax(one.delta_P))
+    return witness(one.exchange, "recomputed otherwise", worst, f"mean exp|Δ| <= {limit:.4g}", f"{one.error:.4g}")
+
+
+def _figures(step: BestSplit) -> dict[str, Value]:
+    return {
+        "threshold": step.threshold, "below_nats": step.below, "above_nats": step.above, "p_value": step.p_value,
+        "spearman_rho": step.rho, "is_structural": step.is_structural,
+    }  # fmt: skip

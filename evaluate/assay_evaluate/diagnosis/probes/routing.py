@@ -1,0 +1,78 @@
+"""Expert routing agreement: the experts each token went to while decoding, and while the same text is read again.
+
+Where the server tells them (vLLM's --enable-return-routed-experts: GPU, model runner V2). In BF16 a few near ties flip; a
+router that computes at another precision, or a stale hidden state, flips many.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.records.probe import ProbeResult
+from assay_evaluate.diagnosis.asker import Exchange
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
+
+LEAST_AGREEMENT = 0.9
+"""Mean share of a token's experts that both paths chose, of a reply; a random choice of 8 in 256 agrees in 0.03."""
+LEAST_OF_LAYER = 0.8
+
+
+def read_experts(exchange: Exchange) -> npt.NDArray[np.int64] | None:
+    """[tokens, layers, experts per token]; None: the reply does not tell. ValueError if it is no array."""
+    if exchange.routed_experts is None:
+        return None
+    data = io.BytesIO(base64.b64decode(exchange.routed_experts))
+    return np.asarray(np.load(data, allow_pickle=False), np.int64)
+
+
+def agreement_TL(ours_TLK: npt.NDArray[np.int64], theirs_TLK: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Share of the K experts that both name, whatever their order, for every token and layer."""
+    same_TLKK = ours_TLK[..., :, None] == theirs_TLK[..., None, :]
+    return np.asarray(same_TLKK.any(-1).mean(-1), np.float64)
+
+
+def probe_routing(session: ProbeSession) -> ProbeResult:
+    """Decoding against prefill over the reply's tokens. Alarm: a reply below 0.9, or a layer below 0.8 over all."""
+    if not session.endpoint.offer.routed_experts:
+        return not_run("routing", "request", "the endpoint does not tell the experts (--enable-return-routed-experts)")
+    pairs = []
+    for scored in [*session.greedy_scored, *session.sampled_scored]:
+        again = session.asker.exchanges.get(f"score/{scored.exchange.id}")
+        ours, theirs = read_experts(scored.exchange), None if again is None else read_experts(again)
+        first = len(scored.exchange.reply.prompt_token_ids or ())
+        if ours is None or theirs is None or (last := min(len(ours), len(theirs))) <= first:
+            continue
+        pairs.append((scored.exchange, agreement_TL(ours[first:last], theirs[first:last])))
+    if not pairs:
+        return not_run("routing", "request", "no reply told the experts both while decoding and while scored again")
+    means = [float(agreed.mean()) for _, agreed in pairs]
+    events = [number for number, mean in enumerate(means) if mean < LEAST_AGREEMENT]
+    by_layer_L = np.concatenate([agreed for _, agreed in pairs]).mean(0)
+    worst = int(by_layer_L.argmin())
+    alarms = (
+        [f"{len(events)} of {len(pairs)} replies agree in less than {LEAST_AGREEMENT:.0%} of their experts"] if events else []
+    )
+    if by_layer_L[worst] < LEAST_OF_LAYER:
+        alarms.append(f"expert layer {worst} agrees in {by_layer_L[worst]:.1%}")
+    return session.result(
+        "routing",
+        events=len(events),
+        trials=len(pairs),
+        unit="request",
+        alarm="; ".join(alarms) or None,
+        num_requests=len(pairs),
+        witnesses=[
+            witness(pairs[n][0], "other experts when read again", None, f">= {LEAST_AGREEMENT}", f"{means[n]:.3f}")
+            for n in events
+        ],
+        first_event_at=events[0] + 1 if events else None,
+        details={
+            "mean_agreement": float(np.mean(means)),
+            "worst_layer": worst,
+            "worst_layer_agreement": float(by_layer_L[worst]),
+        },
+    )

@@ -1,0 +1,106 @@
+"""All probes, and one run of some of them against an endpoint."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from assay.errors import MeasureError
+from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings
+from assay_evaluate.diagnosis.asker import Asker
+from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
+from assay_evaluate.diagnosis.probes.acceptance import probe_acceptance
+from assay_evaluate.diagnosis.probes.argmax import probe_argmax
+from assay_evaluate.diagnosis.probes.consensus import probe_consensus
+from assay_evaluate.diagnosis.probes.determinism import probe_determinism
+from assay_evaluate.diagnosis.probes.garble import probe_garble
+from assay_evaluate.diagnosis.probes.nonfinite import probe_nonfinite
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
+from assay_evaluate.diagnosis.probes.recompute import probe_recompute
+from assay_evaluate.diagnosis.probes.routing import probe_routing
+from assay_evaluate.diagnosis.probes.speculation import probe_speculation
+from assay_evaluate.diagnosis.probes.tool_ladder import probe_tools
+
+Probe = Callable[[ProbeSession], ProbeResult]
+
+PROBES: dict[str, Probe] = {
+    "argmax": probe_argmax,
+    "recompute": probe_recompute,
+    "consensus": probe_consensus,
+    "routing": probe_routing,
+    "determinism": probe_determinism,
+    "speculation": probe_speculation,
+    "acceptance": probe_acceptance,
+    "garble": probe_garble,
+    "tools": probe_tools,
+    "nonfinite": probe_nonfinite,  # last: it looks at everything that was asked
+}
+
+
+def run_probes(
+    endpoint: ProbedEndpoint,
+    settings: ProbeSettings | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    label: str | None = None,
+    without_speculation: ProbedEndpoint | None = None,
+    ledger: Path | None = None,
+    asker: Asker | None = None,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> ProbeReport:
+    """Run the probes called `names` (None: all), in the order of `PROBES`, and report.
+
+    without_speculation: the same checkpoint on a server that drafts nothing, for the pair. ledger: every request and reply,
+    JSON lines, appended. asker: one of the caller's, who then has all that was sent and came back (`asker.exchanges`).
+    MeasureError: a name that is not in the table, or the server is gone.
+    """
+    settings, wanted = settings or ProbeSettings(), checked_names(names)
+    if asker is not None:
+        return run_session(ProbeSession(endpoint, settings, asker, without_speculation, on_progress), wanted, label=label)
+    with Asker(
+        endpoint.base_url,
+        endpoint.model,
+        timeout_s=settings.timeout_s,
+        ledger=ledger,
+        headers=endpoint.headers,
+        on_progress=on_progress,
+    ) as own:
+        return run_session(ProbeSession(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
+
+
+def checked_names(names: Sequence[str] | None) -> list[str]:
+    """Those that were asked for, in the order of the table. MeasureError: one that is not in it."""
+    unknown = [name for name in names or () if name not in PROBES]
+    if unknown:
+        raise MeasureError(f"no probe called {unknown[0]!r}; there are: {', '.join(PROBES)}")
+    return [name for name in PROBES if names is None or name in names]
+
+
+def run_session(session: ProbeSession, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
+    """Run `names`, in their order, on a session that is open; what it was asked before is not asked again."""
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    results = []
+    for name in names:
+        begun = time.monotonic()
+        results.append(PROBES[name](session))
+        mark = "ALARM: " if results[-1].status == "alarm" else ""
+        session.on_progress(f"{name}: {mark}{results[-1].sentence} ({time.monotonic() - begun:.0f} s)")
+    endpoint, asker = session.endpoint, session.asker
+    return ProbeReport(
+        label=label or endpoint.model,
+        base_url=endpoint.base_url,
+        model=endpoint.model,
+        checkpoint_sha256=endpoint.checkpoint_sha256,
+        max_model_len=endpoint.max_model_len,
+        offer=endpoint.offer,
+        settings=session.settings,
+        results=tuple(results),
+        num_requests=asker.num_requests,
+        num_failed=asker.num_failed,
+        errors=dict(sorted(asker.errors.items())),
+        system_fingerprint=asker.system_fingerprint,
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 3),
+    )

@@ -1,0 +1,157 @@
+"""Before hours are spent: a few items of every task on the reference, and whether its token budgets suffice.
+
+Replies are kept in the run's journal, so that the whole run does not ask these items again where they are the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import assert_never
+
+from assay.errors import MeasureError
+from assay.quantities import percent_plain
+from assay.recipes.gate import GateRecipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
+from assay.records.measurement import BudgetCheck, TaskBudget, TaskResult
+from assay_evaluate.client.journal import Journal
+from assay_evaluate.run.evaluate import Candidate, StartServer
+from assay_evaluate.run.identity import checkpoint_sha256, identity
+from assay_evaluate.run.suite import measure_suite
+from assay_evaluate.serving.server import ServerSpec, serve
+from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.tasks.lm_eval.load import count_tasks
+from assay_evaluate.verdicts.scores import truncation_limit
+
+NUM_ITEMS = 20
+"""Of each task, at least: without a cut among them more than 17 % are excluded (95 %, exact)."""
+CLOSE = 0.8
+"""Share of the budget beyond which the longest reply is called close."""
+Task = ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask
+
+
+def check_budgets(
+    model: str,
+    reference: Candidate,
+    *,
+    suite: SuiteRecipe,
+    gates: GateRecipe,
+    profile: ProfileRecipe,
+    serving: Serving,
+    run_dir: Path,
+    num_items: int = NUM_ITEMS,
+    on_progress: Callable[[str], None] = lambda line: None,
+    start_server: StartServer = serve,
+) -> BudgetCheck:
+    """Serve the reference, ask at least `num_items` items of every task, say for each task whether its budget suffices.
+
+    Raises what `run.evaluate` raises; MeasureError: no task of the suite has such a budget.
+    """
+    few = first_items(suite, num_items)
+    if not few.tasks:
+        raise MeasureError(
+            f"suite {suite.name}: nothing to check: its tasks are trajectories, whose steps have a budget each;"
+            " leave out --budget-check"
+        )
+    spec = ServerSpec(
+        checkpoint=reference.checkpoint,
+        profile=profile,
+        serving=serving,
+        speculate=serving.num_speculative_tokens is not None,
+        log_path=run_dir / "logs" / f"vllm-{reference.label}.log",
+    )
+    with Journal(run_dir / "journal.db") as journal:
+        checkpoint = reference.sha256 or checkpoint_sha256(reference.checkpoint, journal.file_sha256)
+        with start_server(spec, on_progress) as server:
+            results = measure_suite(
+                few,
+                server,
+                journal,
+                identity(checkpoint, server.fingerprint, suite.name),
+                None,
+                checkpoint=reference.checkpoint,
+                serving=serving,
+                is_noise_floor=False,
+                concurrency=profile.concurrency,
+                on_progress=on_progress,
+            )
+    return BudgetCheck(
+        model=model,
+        label=reference.label,
+        checkpoint_sha256=checkpoint,
+        suite=suite.name,
+        suite_sha256=suite.sha256,
+        tasks=tuple(judge_budget(task, truncation_limit(gates, task.task)) for task in results["tasks"]),
+    )
+
+
+def judge_budget(task: TaskResult, max_truncated: float) -> TaskBudget:
+    """What the replies to a few items say: enough if no more of them were cut off than the gates allow."""
+    num_replies = task.num_items - task.num_failed
+    lengths = [item.output_tokens for item in task.items if item.output_tokens is not None]
+    longest = max(lengths, default=None)
+    share = clopper_pearson(task.num_truncated, num_replies) if num_replies else None
+    return TaskBudget(
+        task=task.task,
+        max_tokens=task.max_tokens,
+        thinking_budget_tokens=task.thinking_budget_tokens,
+        num_replies=num_replies,
+        num_truncated=task.num_truncated,
+        truncated_by=task.truncated_by,
+        num_thinking_cut=task.num_thinking_cut,
+        truncated_share=share,
+        max_truncated_share=max_truncated,
+        longest_reply_tokens=longest,
+        suffices=share is not None and share.value <= max_truncated,
+        detail=_sentence(task, num_replies, longest, max_truncated),
+    )
+
+
+def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_truncated: float) -> str:
+    if not num_replies:
+        return f"no reply to judge by: {task.note or 'every request failed'}"
+    share = clopper_pearson(task.num_truncated, num_replies)
+    seen = f"{task.num_truncated} of {num_replies} cut off (95 % interval {100 * share.low:.1f} to {100 * share.high:.1f} %)"
+    seen += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
+    if task.num_thinking_cut:
+        seen += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"
+    if share.value > max_truncated:
+        context = task.truncated_by.get("context", 0) > task.num_truncated / 2
+        remedy = "the context is too short: raise max-model-len" if context else "raise max_tokens"
+        return f"{seen}: too small, at most {percent_plain(max_truncated)} may be; {remedy}"
+    is_close = longest is not None and longest >= CLOSE * task.max_tokens
+    return f"{seen}: {'suffices, but only just' if is_close else 'suffices'}"
+
+
+# ------------------------------------------------------------------------------------------------ a few items
+def first_items(suite: SuiteRecipe, num_items: int) -> SuiteRecipe:
+    """The suite with at least `num_items` items of every task, where it has so many; scores only. A trajectory is no reply."""
+    tasks = tuple(_first_items(task, num_items) for task in suite.tasks if not isinstance(task, SweTask))
+    return suite.model_copy(update={"tasks": tasks, "divergence": None, "acceptance": False})
+
+
+def _first_items(task: Task, num_items: int) -> Task:
+    if isinstance(task, LmEvalTask):
+        each = math.ceil(num_items / max(1, count_tasks(task)))
+        return task.model_copy(update={"limit": min(each, task.limit or each)})
+    each = math.ceil(num_items / num_cells(task))
+    return task.model_copy(update={"num_items": min(each, task.num_items)})
+
+
+def num_cells(task: ArithmeticTask | NeedleTask | RulerTask | ToolsTask) -> int:
+    """How often a task makes its `num_items`."""
+    match task:
+        case ArithmeticTask():
+            return len(task.languages)
+        case NeedleTask():
+            return len(task.languages) * len(task.lengths_tokens)
+        case RulerTask():
+            of_grid = len(task.depths) * len(task.languages)
+            return len(task.lengths_tokens) * sum(of_grid if name == "needle_grid" else 1 for name in task.tasks)
+        case ToolsTask():
+            return len(task.num_tools) * len(task.prompt_tokens) * len(task.languages)
+        case _:
+            assert_never(task)

@@ -1,0 +1,283 @@
+"""A whole run: the reference, the reference against itself (the noise floor), then every candidate, each in its own server.
+
+What is measured already, under the same checkpoint, suite and fingerprint, is read from `measurements/` without starting
+a server; what was interrupted goes on from the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.callbacks import Say
+from assay.errors import AssayError, MeasureError
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.measurement import Measurement
+from assay.records.probe import ProbeSettings, probes_place
+from assay.records.serving import Fingerprint
+from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.journal import Identity, Journal
+from assay_evaluate.diagnosis.probes.served import probe_served
+from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
+from assay_evaluate.divergence.phase import ReferenceText, reference_text
+from assay_evaluate.run.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
+from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_others
+from assay_evaluate.run.suite import measure_suite
+from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
+from assay_evaluate.tasks.swebench.task import check_suite
+
+StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One checkpoint of a run. `label` names its measurement: a precision, or `bf16` for the source.
+
+    sha256: its `checkpoint_sha256`, if it is known already. notes: what the report must say of it (`Measurement.notes`).
+    """
+
+    label: str
+    checkpoint: Path
+    is_reference: bool = False
+    sha256: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(
+    model: str,
+    candidates: Sequence[Candidate],
+    *,
+    suite: SuiteRecipe,
+    profile: ProfileRecipe,
+    serving: Serving,
+    run_dir: Path,
+    on_progress: Say = lambda line: None,
+    start_server: StartServer = serve,
+    foresee: Callable[[ServerSpec], Fingerprint | None] = planned_fingerprint,
+) -> list[Measurement]:
+    """Measurements of the reference, its repeat (`<reference>-repeat`) and every candidate, in this order.
+
+    Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. A measurement of
+    something else in that place, and what was measured against another reference, moves to measurements/earlier/. start_server
+    and foresee (the fingerprint a server would have, without starting it; None: only the server can tell) are seams for
+    tests. Raises ServeError when a server does not start, MeasureError when one dies or is served unlike the reference.
+    """
+    reference, others = _sorted_out(candidates)
+    check_suite(suite)
+    with Journal(run_dir / "journal.db") as journal:
+        run = _Evaluation(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
+        run.check_alike(reference, others)
+        first, repeat = run.measure_reference(reference)
+        run.report(*set_aside_others(first, run_dir))  # of older runs, whose reference was there already
+        measured = [run.measure_candidate(one, first) for one in others]
+        exact = [
+            run.in_exact_mode(reference, first, *pair) for pair in zip([reference, *others], [repeat, *measured], strict=True)
+        ]
+        return [first, *exact]
+
+
+def _sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
+    references = [one for one in candidates if one.is_reference]
+    if len(references) != 1:
+        raise MeasureError(f"a run needs one reference, {len(references)} are marked as such")
+    labels = [one.label for one in candidates] + [f"{references[0].label}-repeat"]
+    twice = sorted({label for label in labels if labels.count(label) > 1 or "/" in label})
+    if twice:
+        raise MeasureError(f"label {twice[0]!r} is used twice or holds a slash; labels are names of files")
+    return references[0], [one for one in candidates if not one.is_reference]
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    model: str
+    suite: SuiteRecipe
+    profile: ProfileRecipe
+    serving: Serving
+    run_dir: Path
+    journal: Journal
+    on_progress: Say
+    start_server: StartServer
+    foresee: Callable[[ServerSpec], Fingerprint | None]
+
+    def report(self, *lines: str | None) -> None:
+        for line in lines:
+            if line is not None:
+                self.on_progress(line)
+
+    def spec(self, one: Candidate) -> ServerSpec:
+        return ServerSpec(
+            checkpoint=one.checkpoint,
+            profile=self.profile,
+            serving=self.serving,
+            speculate=self.serving.num_speculative_tokens is not None,
+            log_path=self.run_dir / "logs" / f"vllm-{one.label}.log",
+        )
+
+    def who(self, checkpoint: str, fingerprint: Fingerprint) -> Identity:
+        return identity(checkpoint, fingerprint, self.suite.name)
+
+    def check_alike(self, reference: Candidate, others: Sequence[Candidate]) -> None:
+        """Refuse an unlike comparison before any server is started, where that can be foreseen."""
+        ours = self.foresee(self.spec(reference))
+        for one in others:
+            theirs = self.foresee(self.spec(one))
+            if ours is not None and theirs is not None:
+                require_alike(ours, theirs, reference.label, one.label)
+
+    def find(self, one: Candidate, label: str, checkpoint: str, reference: str) -> Measurement | None:
+        """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving."""
+        try:
+            found = Measurement.load(self.run_dir / "measurements" / f"{label}.json")
+        except AssayError:
+            return None  # none yet, or of another version
+        planned = self.foresee(self.spec(one))
+        same = (
+            planned is not None
+            and self.who(checkpoint, planned) == self.who(checkpoint, found.fingerprint)
+            and (found.checkpoint_sha256, found.suite_sha256) == (checkpoint, self.suite.sha256)
+            and (found.reference_checkpoint_sha256, found.model) == (reference, self.model)
+        )
+        if not same:
+            return None
+        self.on_progress(f"{label}: measured already")
+        return found
+
+    def measure_reference(self, one: Candidate) -> tuple[Measurement, Measurement]:
+        """The reference, and once more in another batch composition on the same server: the noise floor."""
+        checkpoint = one.sha256 or checkpoint_sha256(one.checkpoint, self.journal.file_sha256)
+        label, repeat_label = one.label, f"{one.label}-repeat"
+        first = self.find(one, label, checkpoint, checkpoint)
+        repeat = self.find(one, repeat_label, checkpoint, checkpoint)
+        if first is not None and repeat is not None and self.text_of(first) is not None:
+            return first, repeat
+        with self.start_server(self.spec(one), self.on_progress) as server:
+            first = self.measure(one, label, server, checkpoint, None)
+            text = self.text_of(first)
+            assert text is not None, "the reference has just written its texts"
+            repeat = self.measure(one, repeat_label, server, checkpoint, text, is_noise_floor=True)
+        return first, repeat
+
+    def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
+        checkpoint = one.sha256 or checkpoint_sha256(one.checkpoint, self.journal.file_sha256)
+        found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
+        if found is not None:
+            return found
+        text = self.text_of(reference)
+        assert text is not None, "measure_reference saw to it"
+        with self.start_server(self.spec(one), self.on_progress) as server:
+            require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
+            return self.measure(one, one.label, server, checkpoint, text)
+
+    def in_exact_mode(
+        self, reference: Candidate, first: Measurement, one: Candidate, measurement: Measurement
+    ) -> Measurement:  # fmt: skip
+        """The candidate's measurement with the full-vocabulary KL, if the suite asks for it and it is not there yet."""
+        spec = self.suite.divergence
+        if spec is None or not spec.exact or measurement.divergence is None:
+            return measurement
+        text = self.text_of(first)
+        assert text is not None, "measure_reference saw to it"
+
+        def side(whose: Candidate, measured: Measurement) -> ExactSide:
+            return ExactSide(
+                measured, self.who(measured.checkpoint_sha256, measured.fingerprint), lambda: self.states_server(whose)
+            )
+
+        found = measure_exact(
+            side(reference, first),
+            side(one, measurement),
+            text,
+            self.journal,
+            folder=self.run_dir / "hidden_states",
+            spans=spec.spans,
+            concurrency=self.profile.concurrency,
+            on_progress=lambda line: self.on_progress(f"{measurement.label}: {line}"),
+        )
+        if found != measurement:
+            found.save(self.run_dir / "measurements" / f"{measurement.label}.json")
+        return found
+
+    def states_server(self, one: Candidate) -> AbstractContextManager[Server]:
+        """A server of the same checkpoint, profile and emulation that gives hidden states instead of replies."""
+        if self.profile.urls:
+            raise NotMeasured("exact mode starts servers of its own; the profile names servers that run already")
+        log_path = self.run_dir / "logs" / f"vllm-{one.label}-hidden-states.log"
+        spec = dataclasses.replace(self.spec(one), speculate=False, hidden_states=True, log_path=log_path)
+        return self.start_server(spec, self.on_progress)
+
+    def text_of(self, reference: Measurement) -> ReferenceText | None:
+        """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
+        who = self.who(reference.checkpoint_sha256, reference.fingerprint)
+        return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
+
+    def probe(self, settings: ProbeSettings, label: str, server: Server, checkpoint: str) -> None:
+        """Serving-fidelity probes, with the profile's concurrency; into run_dir/probes/LABEL.json."""
+        self.report(make_room_for_probes(self.run_dir, label, checkpoint))
+        probe_served(
+            server,
+            settings.model_copy(update={"concurrency": self.profile.concurrency}),
+            label=label,
+            checkpoint_sha256=checkpoint,
+            place=probes_place(self.run_dir, label),
+            on_progress=lambda line: self.on_progress(f"{label}: {line}"),
+        )
+
+    def measure(
+        self,
+        one: Candidate,
+        label: str,
+        server: Server,
+        checkpoint: str,
+        text: ReferenceText | None,
+        *,
+        is_noise_floor: bool = False,
+    ) -> Measurement:
+        """Run the suite on `server` and write the measurement. text: None for the reference, which writes it."""
+        started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+        who = self.who(checkpoint, server.fingerprint)
+        self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
+        results = measure_suite(
+            self.suite,
+            server,
+            self.journal,
+            who,
+            text,
+            checkpoint=one.checkpoint,
+            serving=self.serving,
+            is_noise_floor=is_noise_floor,
+            concurrency=self.profile.concurrency,
+            on_progress=lambda line: self.on_progress(f"{label}: {line}"),
+        )
+        if self.suite.probes is not None and not is_noise_floor:
+            # Before the measurement is written: with it, the run counts as done.
+            self.probe(self.suite.probes, label, server, checkpoint)
+        measurement = Measurement(
+            model=self.model,
+            label=label,
+            is_reference=one.is_reference and not is_noise_floor,
+            is_noise_floor=is_noise_floor,
+            checkpoint=str(one.checkpoint),
+            checkpoint_sha256=checkpoint,
+            checkpoint_bytes=checkpoint_bytes(one.checkpoint),
+            suite=self.suite.name,
+            suite_sha256=self.suite.sha256,
+            suite_recipe=self.suite.model_dump(mode="json", by_alias=True),
+            fingerprint=server.fingerprint,
+            started=started.isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - clock, 3),
+            reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
+            **{**results, "notes": (*one.notes, *results["notes"])},
+        )
+        self.report(make_room_for(measurement, self.run_dir))
+        measurement.save(self.run_dir / "measurements" / f"{label}.json")
+        if measurement.is_reference:
+            self.report(*set_aside_others(measurement, self.run_dir))
+        self.on_progress(f"{label}: measured in {measurement.seconds:.0f} s")
+        return measurement

@@ -1,0 +1,95 @@
+"""Who was measured: a checkpoint's hash, and whether two of them were served alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError, CheckpointError, MeasureError
+from assay.records.base import sha256_of
+from assay.records.manifest import MANIFEST, load_manifest
+from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
+from assay.records.serving import Fingerprint
+from assay_evaluate.client.journal import Identity
+
+WEIGHTS = ("*.safetensors",)
+FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+"""Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
+OURS = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE})
+"""Written about a checkpoint; no loader reads them."""
+
+
+def identity(checkpoint: str, fingerprint: Fingerprint, suite: str) -> Identity:
+    """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too.
+
+    Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows.
+    """
+    how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
+    if fingerprint.engine == "external":
+        how.append(fingerprint.system_fingerprint)
+    return Identity(checkpoint, sha256_of(how), suite)
+
+
+def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:
+    """Identity of a checkpoint folder.
+
+    Its manifest's, if shard sizes and the hashes of the small files agree with it; else a hash of all its files, each by
+    `hash_file` (`Journal.file_sha256` remembers them). CheckpointError if there is no checkpoint.
+    """
+    files = hashed_files(folder)
+    try:
+        manifest = load_manifest(folder)
+    except AssayError:
+        manifest = None
+    if manifest is not None:
+        weights = [path for path in files if path.suffix == ".safetensors"]
+        small = [path for path in files if path.suffix != ".safetensors"]
+        if (
+            {shard.name: shard.num_bytes for shard in manifest.shards} == {path.name: path.stat().st_size for path in weights}
+            and {path.name for path in small} <= manifest.files.keys()
+            and all(hash_file(path) == manifest.files[path.name] for path in small)
+        ):
+            return manifest.checkpoint_sha256
+    return sha256_of({path.name: hash_file(path) for path in files})
+
+
+def hashed_files(folder: Path) -> list[Path]:
+    """Weights, then what else changes how a checkpoint answers; CheckpointError if there is no checkpoint."""
+    weights = sorted(_matching(folder, WEIGHTS))
+    if not weights or not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no checkpoint there (config.json and *.safetensors); name a folder that has one")
+    return [*weights, *sorted(path for path in _matching(folder, FILES) if path.name not in OURS)]
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """Bytes of all weight files."""
+    return sum(path.stat().st_size for path in _matching(folder, WEIGHTS))
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+
+
+def require_alike(reference: Fingerprint, candidate: Fingerprint, reference_label: str, candidate_label: str) -> None:
+    """MeasureError naming the differing fields unless both are served alike but for the checkpoint's own format."""
+    if reference.comparable_sha256 == candidate.comparable_sha256:
+        return
+    own = {"checkpoint_flags", "emulated", "kernels", "system_fingerprint"}
+    ours, theirs = (side.model_dump(mode="json", exclude=own) for side in (reference, candidate))
+    differences = "; ".join(_differences(ours, theirs, ""))
+    raise MeasureError(
+        f"{candidate_label} would not be served like {reference_label}: {differences}. "
+        "Scores compare only under one fingerprint: use the same profile, versions and machine for both"
+    )
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> Iterator[str]:
+    for key in sorted({*ours, *theirs}):
+        left, right = ours.get(key), theirs.get(key)
+        if left == right:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from _differences(left, right, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}: {left!r} against {right!r}"

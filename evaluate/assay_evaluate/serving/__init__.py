@@ -1,0 +1,5 @@
+"""vLLM as a process: its command line, its environment, start, watch and stop; or a server that runs already.
+
+In: a checkpoint folder, a profile, what the model needs. Out: a `Server` with its address and its `Fingerprint`. May import
+`assay` only.
+"""

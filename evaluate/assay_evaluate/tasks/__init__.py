@@ -1,0 +1,4 @@
+"""What is asked: generated questions, lm-eval's tasks, RULER, tool calls, SWE-bench; and how a reply is scored.
+
+In: a session with a served checkpoint, a task of a suite recipe. Out: a `TaskResult`. May import asking, client and statistics.
+"""

@@ -1,0 +1,48 @@
+"""Tokens of a prompt, chat template and all: counted here where that agrees with the server, else by asking it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from assay_evaluate.asking.dialect import count_tokens
+from assay_evaluate.asking.session import Session
+from assay_evaluate.client.client import NotMeasured, error_message
+from assay_evaluate.tasks.ruler import CountTokens, Prompt, RulerError, Style, TokenCounter
+
+
+def prompt_counter(session: Session, checkpoint: Path, style: Style) -> CountTokens:
+    """The checkpoint's own tokenizer where it counts as the server does, else the server: sizing asks hundreds of times."""
+    here = TokenCounter(checkpoint, session.dialect.chat_template_kwargs)
+    there = functools.partial(_count_on_server, session)
+    probe = _probe(style)
+    try:
+        return here if here(probe) == there(probe) else there
+    except RulerError:
+        return there
+
+
+def _probe(style: Style) -> Prompt:
+    if style == "base":
+        return "How many? Answer:"
+    question = [{"role": "user", "content": "How many?"}]
+    return question if style == "chat" else [*question, {"role": "assistant", "content": "Answer:"}]
+
+
+def _count_on_server(session: Session, prompt: Prompt) -> int:
+    """Prompt tokens as the server counts them. NotMeasured if it does not say."""
+    dialect, client = session.dialect, session.client
+    if not dialect.can_tokenize:
+        if isinstance(prompt, str) or len(prompt) > 1:
+            raise NotMeasured("tokens cannot be counted: the server has no /tokenize; only style chat can do without")
+        return count_tokens(client, dialect, prompt[0]["content"])
+    body: dict[str, Any] = {"prompt": prompt}
+    if not isinstance(prompt, str):
+        body = {"messages": list(prompt), "chat_template_kwargs": dialect.chat_template_kwargs}
+        if prompt[-1]["role"] == "assistant":
+            body |= {"add_generation_prompt": False, "continue_final_message": True}
+    response = client.post("/tokenize", body)
+    if response.status_code != 200:
+        raise NotMeasured(f"tokens cannot be counted: /tokenize: HTTP {response.status_code}: {error_message(response)}")
+    return int(response.json()["count"])

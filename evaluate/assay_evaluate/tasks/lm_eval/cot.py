@@ -1,0 +1,169 @@
+"""Any task lm-eval knows by name.
+
+They go through `JournaledLM`. It builds prompts, filters replies and scores; which replies were cut off or never came is
+known only to us, and kept beside its scores. lm-eval is imported inside functions: that takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from assay.recipes.suite import LmEvalTask
+from assay.records.measurement import ItemResult, TaskResult
+from assay_evaluate.asking.language import count_scripts, is_foreign
+from assay_evaluate.asking.session import Session, task_result
+from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.tasks.lm_eval.load import code_execution, load_tasks, quiet_lm_eval, seeded
+
+if TYPE_CHECKING:
+    from assay_evaluate.tasks.lm_eval.model import JournaledLM, LmEvalQuestion
+
+
+def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
+    """Any task (or group, or tag) of lm-eval by name. What cannot be loaded or scored is not measured: the note says why."""
+    budget = session.thinking_budget_tokens(task)
+    with quiet_lm_eval():
+        try:
+            loaded = load_tasks(task)
+            results, how = _ask_and_score(session, task, loaded)
+        except NotMeasured as error:
+            return task_result(task.name, "lm_eval", [], task.max_tokens, str(error), budget)
+        except (LookupError, ImportError) as error:  # a scorer that wants data it has not got: nltk's, say
+            why = f"{', '.join(task.tasks)}: cannot be scored: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return task_result(task.name, "lm_eval", [], task.max_tokens, why, budget)
+    return task_result(task.name, "lm_eval", results, task.max_tokens, how, budget)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What stays of a reply until lm-eval has scored its text. result: all but whether it is right, in which language."""
+
+    result: ItemResult
+    asked_in: frozenset[str]
+    """Scripts of the prompt."""
+    written_in: Counter[str]
+    """Letters of the reply by script."""
+
+
+def _ask_and_score(session: Session, task: LmEvalTask, loaded: Any) -> tuple[list[ItemResult], str]:
+    """Results of all documents, and how they were scored. lm-eval scores each sample by itself, as if it were the only one:
+    its tasks' own ways of choosing among samples (majority, first) would hide how often each is right."""
+    results, how, num_cut = [], dict[str, None](), 0
+    for sample in range(task.num_samples):
+        model, found = _score_sample(session, task, loaded, sample)
+        results += [result for items, _ in found for result in items]
+        how |= dict.fromkeys(text for _, text in found)
+        num_cut += model.num_cut_at_stops
+    told = list(how)
+    if num_cut:
+        told.append(f"{num_cut} finished replies were cut at the task's stop strings")
+    return results, "; ".join(told)
+
+
+def _score_sample(
+    session: Session, task: LmEvalTask, loaded: Any, sample: int
+) -> tuple[JournaledLM[_Kept], list[tuple[list[ItemResult], str]]]:
+    """One reply to every document: lm-eval's model, and of each task the results and how they were scored."""
+    from lm_eval.evaluator import evaluate
+
+    model = _model(session, task, sample)
+    with code_execution(task.allow_code_execution), seeded():
+        rows_of = evaluate(
+            model,
+            loaded,
+            limit=task.limit,
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
+            log_samples=True,
+            bootstrap_iters=0,
+            confirm_run_unsafe_code=task.allow_code_execution,
+        )["samples"]
+    return model, [_score_named(task, name, loaded, rows, model) for name, rows in rows_of.items()]
+
+
+def _score_named(
+    task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]], model: JournaledLM[_Kept]
+) -> tuple[list[ItemResult], str]:
+    """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
+    chosen, metric = _filter_and_metric(task, name, loaded, rows)
+    language = _language(loaded["tasks"][name].config.dataset_name)
+    results = []
+    for row in rows:
+        if row["filter"] != chosen:
+            continue
+        value = row.get(metric)
+        if value not in (0, 1):  # True and False are among them
+            raise NotMeasured(f"{name}: metric {metric} gives {value!r}; only right-or-wrong metrics are measured")
+        kept = model.kept[name, row["doc_id"]]
+        scored: dict[str, Any] = {"language": str(row["doc"].get("language") or language)}
+        if kept.result.correct is not None:
+            allowed = kept.asked_in | set(count_scripts(str(row["target"])))
+            scored |= {
+                "correct": bool(value),
+                "answer": str(row["filtered_resps"][0])[:200],
+                "wrong_script": is_foreign(kept.written_in, allowed),
+            }
+        results.append(replace(kept.result, **scored))
+    return results, f"{name} scored by {metric} after {chosen}"
+
+
+def _language(dataset_name: str | None) -> str:
+    """Multilingual data sets name their parts by language (`zh`, `pt`); `und` where that is not so."""
+    name = dataset_name or ""
+    return name if len(name) == 2 and name.isalpha() and name.islower() else "und"
+
+
+def _filter_and_metric(task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the suite asks for; else `flexible-extract` if the task has that, or its first filter, and its first metric."""
+    filters = list(dict.fromkeys(row["filter"] for row in rows))
+    metrics = list(dict.fromkeys(metric for row in rows for metric in row["metrics"]))
+    for what, wanted, known in (("filter", task.filter, filters), ("metric", task.metric, metrics)):
+        if wanted is not None and wanted not in known:
+            raise NotMeasured(f"{name} has no {what} {wanted!r}; it has {', '.join(known)}")
+    config = loaded["tasks"][name].config
+    listed = [one["metric"] for one in config.metric_list or () if one["metric"] in metrics]  # the others are functions
+    chosen = "flexible-extract" if "flexible-extract" in filters else filters[0]
+    return task.filter or chosen, task.metric or [*listed, *metrics][0]
+
+
+def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept]:
+    """lm-eval's model for one reply to every document of a task."""
+    from assay_evaluate.tasks.lm_eval.model import JournaledLM
+
+    def request(question: LmEvalQuestion) -> Request:
+        return session.request(
+            task.name,
+            f"{question.task}/{question.doc_id}",
+            question.messages,
+            max_tokens=task.max_tokens,
+            temperature=task.temperature,
+            repeat=sample,
+            more=session.parameters(task),
+        )
+
+    def keep(question: LmEvalQuestion, reply: Reply) -> _Kept:
+        text = question.text
+        result = session.result(
+            reply,
+            item=f"{question.task}/{question.doc_id}",
+            sample=sample,
+            language="und",
+            prompt=text,
+            expected="",
+            correct=False,
+            answer=None,
+            max_tokens=task.max_tokens,
+        )
+        scripts = count_scripts((reply.reasoning or "") + reply.text)
+        return _Kept(result, frozenset(count_scripts(text)), scripts)
+
+    def ask(questions: Iterable[LmEvalQuestion]) -> Iterator[tuple[str, _Kept]]:
+        for question, reply in session.ask_pairs(questions, request):
+            yield reply.text, keep(question, reply)
+
+    cuts = task.stop_strings == "always" or (task.stop_strings == "auto" and not session.dialect.is_chat)
+    return JournaledLM(ask, cuts_at_stops=cuts)

@@ -1,0 +1,148 @@
+"""Finding and loading tasks of lm-eval by name: its own, and a user's from a folder with task files.
+
+What a task is (how it is scored, whether it runs code) is read from lm-eval's index before the task is loaded: loading a task
+that scores code already runs code.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from assay.recipes.suite import LmEvalTask
+from assay_evaluate.client.client import NotMeasured
+
+CODE_EVAL = "HF_ALLOW_CODE_EVAL"
+"""Environment variable without which Hugging Face's `code_eval` metric refuses to run code."""
+
+
+def load_tasks(task: LmEvalTask) -> Any:
+    """lm-eval's task dictionary, with the fewshot settings its command line would make.
+
+    NotMeasured in one line if a task is unknown, is not scored on a generated reply, runs code without leave, or cannot be
+    loaded (no data set, no such file, a package missing).
+    """
+    manager = _manager_for(task)
+    for name, config in _configs(manager, task.tasks).items():
+        if config.get("output_type") not in {None, "generate_until"}:
+            raise NotMeasured(f"{name} is scored by {config['output_type']}; only tasks that generate a reply are measured")
+        if config.get("unsafe_code") and not task.allow_code_execution:
+            raise NotMeasured(
+                f"{name} runs the code that the model wrote, on this machine and without a sandbox; "
+                "say `allow_code_execution: true` in the suite file if that is what you want"
+            )
+    try:
+        with code_execution(task.allow_code_execution), seeded():
+            loaded = manager.load(list(task.tasks))
+    except (OSError, ValueError, LookupError, RuntimeError, ImportError, httpx.HTTPError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise NotMeasured(f"{', '.join(task.tasks)}: cannot be loaded: {type(error).__name__}: {why}") from None
+    for name, lm_task in loaded["tasks"].items():
+        if lm_task.OUTPUT_TYPE != "generate_until":
+            raise NotMeasured(f"{name} is scored by {lm_task.OUTPUT_TYPE}; only tasks that generate a reply are measured")
+        if (lm_task.get_config("repeats") or 1) > 1:
+            raise NotMeasured(
+                f"{name} asks every question {lm_task.get_config('repeats')} times and chooses among the replies; take its "
+                "single-reply variant and say `num_samples`, which tells how often each reply is right"
+            )
+        default = lm_task.get_config("num_fewshot")
+        if task.num_fewshot is not None and default != 0:  # lm-eval: a task that says 0 means it
+            lm_task.set_config(key="num_fewshot", value=task.num_fewshot)
+        elif default is None:
+            lm_task.set_config(key="num_fewshot", value=0)
+        lm_task.set_fewshot_seed(seed=1234)  # lm-eval's own default
+    return loaded
+
+
+def count_tasks(task: LmEvalTask) -> int:
+    """How many tasks are behind the names, groups and tags opened; 0 if none is known."""
+    return len(_configs(_manager_for(task), task.tasks))
+
+
+def _manager_for(task: LmEvalTask) -> Any:
+    """A folder of one's own alone is indexed at once; lm-eval's thousands of files take seconds, once per process."""
+    if task.include_path is not None:
+        alone = _manager(task.include_path, False)
+        if all(name in alone.task_index for name in task.tasks):
+            return alone
+    return _manager(task.include_path, True)
+
+
+@functools.cache
+def _manager(include_path: str | None, include_defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=include_path, include_defaults=include_defaults)
+
+
+def _configs(manager: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What the index says of every task behind `names`, with groups and tags opened. Unknown names are left to the loader."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        entry = manager.task_index.get(name)
+        config = {} if entry is None or entry.cfg is None else dict(entry.cfg)
+        if entry is not None and entry.kind.name == "TAG":
+            found |= _configs(manager, sorted(entry.tags))
+        elif isinstance(config.get("task"), list):
+            found |= _configs(manager, [one for one in config["task"] if isinstance(one, str) and one != name])
+        elif config:
+            found[name] = config
+    return found
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Python's and NumPy's own generators as lm-eval's command line seeds them, inside the block.
+
+    gpqa shuffles its choices with them while it is loaded: unseeded, reference and candidate would get different questions.
+    """
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def code_execution(allowed: bool) -> Iterator[None]:
+    """Whether Hugging Face's `code_eval` may run code inside the block; what the environment says outside is no leave."""
+    before = os.environ.get(CODE_EVAL)
+    os.environ[CODE_EVAL] = "1" if allowed else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CODE_EVAL]
+        else:
+            os.environ[CODE_EVAL] = before
+
+
+@contextmanager
+def quiet_lm_eval() -> Iterator[None]:
+    """lm-eval and datasets log advice for a command line and draw bars of their own; errors still show."""
+    import datasets  # type: ignore[import-untyped]
+    import lm_eval.api.task as task_module
+
+    logger, bars = logging.getLogger("lm_eval"), task_module.tqdm
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    task_module.tqdm = functools.partial(bars, disable=True)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        datasets.enable_progress_bars()
+        task_module.tqdm = bars

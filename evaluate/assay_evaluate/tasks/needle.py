@@ -1,0 +1,80 @@
+"""Needle retrieval: haystacks sized by the model's own tokenizer and chat template, the same text for every checkpoint."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.recipes.suite import NeedleTask
+from assay.records.measurement import TaskResult
+from assay_evaluate.asking.dialect import count_tokens
+from assay_evaluate.asking.session import Session
+from assay_evaluate.tasks.counting import prompt_counter
+from assay_evaluate.tasks.generated import run_generated
+from assay_evaluate.tasks.items import Item, needle_item
+
+
+@dataclass(frozen=True)
+class Haystacks:
+    """The items of one needle task. `skipped`: length in tokens -> why it cannot be asked."""
+
+    items: tuple[Item, ...]
+    skipped: dict[str, str]
+
+
+def haystacks(session: Session, task: NeedleTask, made_from: Any, checkpoint: Path | None = None) -> Haystacks:
+    """The task's items: generated for the reference the first time, from the journal ever after.
+
+    checkpoint: whose tokenizer counts, if it counts as the server does. None: the server counts.
+    """
+    journal = session.client.journal
+    kept = journal.find_items(task.name, made_from)
+    if kept is None:
+        made = _make(session, task, _counter(session, checkpoint))
+        journal.keep_items(task.name, made_from, [{"items": [asdict(i) for i in made.items], "skipped": made.skipped}])
+        return made
+    return Haystacks(tuple(Item(**fields) for fields in kept[0]["items"]), kept[0]["skipped"])
+
+
+def _counter(session: Session, checkpoint: Path | None) -> Callable[[str], int]:
+    """Tokens of a question asked as one user message; of a text, where there is no chat template."""
+    if checkpoint is None or not session.dialect.is_chat:
+        return functools.partial(count_tokens, session.client, session.dialect)
+    count = prompt_counter(session, checkpoint, "chat")
+    return lambda question: count([{"role": "user", "content": question}])
+
+
+def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> Haystacks:
+    items: list[Item] = []
+    skipped: dict[str, str] = {}
+    for length in task.lengths_tokens:
+        room = session.max_model_len
+        if room is not None and length + task.max_tokens > room:
+            skipped[str(length)] = f"{length} + {task.max_tokens} tokens of reply do not fit max_model_len {room}"
+            continue
+        try:
+            items += [
+                needle_item(
+                    session.seed,
+                    i,
+                    language,
+                    num_needles=task.num_needles,
+                    depth=i / (task.num_items - 1) if task.num_items > 1 else 0.5,
+                    max_tokens=length,
+                    count_tokens=counter,
+                )
+                for language in task.languages
+                for i in range(task.num_items)
+            ]
+        except ValueError as error:  # the whole length goes: `items` is extended only when all of its items were made
+            skipped[str(length)] = str(error)
+    return Haystacks(tuple(items), skipped)
+
+
+def run_needle(session: Session, task: NeedleTask, stacks: Haystacks) -> TaskResult:
+    """Ask every item; lengths that cannot be asked are named in the note."""
+    note = "; ".join(f"not measured at {length} tokens: {why}" for length, why in stacks.skipped.items())
+    return run_generated(session, task, stacks.items, note or None)

@@ -1,0 +1,117 @@
+"""What needles are hidden in: endless streams of sentences.
+
+`noise` is the published five sentences, over and over. `essays` are sentences of our own grammar, others for every item; or
+a folder of texts, read from its beginning and begun again at its end, as published.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.languages import WORDINGS, RulerLanguage
+
+NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
+
+Sentences = Callable[[int], list[str]]
+"""n -> the first n sentences; the same ones for any n. The list is the caller's to change."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"'”’)])\s+|(?<=[。！？])")
+
+
+def noise(num_sentences: int) -> list[str]:
+    """The first `num_sentences` of the repeated noise."""
+    return repeated(NOISE, num_sentences)
+
+
+def repeated(sentences: Sequence[str], num_sentences: int) -> list[str]:
+    """The first `num_sentences` of `sentences`, begun again as often as needed."""
+    times, rest = divmod(num_sentences, len(sentences))
+    return [*sentences] * times + [*sentences[:rest]]
+
+
+def generated(seed: str, language: RulerLanguage = "en") -> Sentences:
+    """Essay-like sentences of a language's grammar, another text for every seed. No digits, so no needle by chance."""
+    draw = random.Random(f"{seed}:haystack:{language}")
+    sentence = WORDINGS[language].sentence
+    made: list[str] = []
+
+    def first(num_sentences: int) -> list[str]:
+        made.extend(sentence(draw) for _ in range(num_sentences - len(made)))
+        return made[:num_sentences]
+
+    return first
+
+
+@dataclass(frozen=True)
+class TextFolder:
+    """The sentences of the .txt files below `path`, in order of their names, white space made single."""
+
+    path: Path
+    sentences: tuple[str, ...]
+
+    def first(self, num_sentences: int) -> list[str]:
+        return repeated(self.sentences, num_sentences)
+
+
+def read_text_folder(path: str | Path) -> TextFolder:
+    """Read a haystack of one's own. RulerError if there is no text, not UTF-8, or a link that leads out of the folder."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RulerError(f"{folder}: not a folder; a haystack is a folder of UTF-8 .txt files")
+    sentences = tuple(sentence for file in _text_files(folder) for sentence in split_sentences(_read(file)))
+    if not sentences:
+        raise RulerError(f"{folder}: no text in any .txt file; a haystack is a folder of UTF-8 .txt files")
+    return TextFolder(folder, sentences)
+
+
+def _text_files(folder: Path) -> Iterator[Path]:
+    root = folder.resolve()
+    for file in sorted(folder.rglob("*.txt"), key=lambda file: file.relative_to(folder).as_posix()):
+        if not file.resolve().is_relative_to(root):
+            raise RulerError(f"{file}: leads out of the haystack folder {folder}; put a copy of the file there")
+        if file.is_file():
+            yield file
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RulerError(f"{file}: cannot be read as UTF-8 text ({error})") from error
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences of running text, by their final punctuation; white space inside is made single."""
+    pieces = (" ".join(piece.split()) for piece in _SENTENCE_END.split(text))
+    return [piece for piece in pieces if piece]
+
+
+def cut(sentence: str, num_pieces: int) -> str:
+    """The first `num_pieces` words of a sentence; characters, where it has no spaces."""
+    words = sentence.split(" ")
+    return " ".join(words[:num_pieces]) if len(words) > 1 else sentence[:num_pieces]
+
+
+def num_pieces(sentence: str) -> int:
+    """In how many pieces `cut` divides a sentence."""
+    words = sentence.count(" ") + 1
+    return words if words > 1 else len(sentence)
+
+
+def hide(sentences: list[str], needles: Sequence[tuple[float, str]], joint: str = " ") -> str:
+    """The text with every needle after its share (0..1) of the sentences; needles of equal place keep their order."""
+    num_sentences = len(sentences)
+    parts: list[str] = []
+    done = 0
+    for place, needle in sorted(needles, key=lambda placed: placed[0]):
+        until = round(place * num_sentences)
+        parts.extend(sentences[done:until])
+        parts.append(needle)
+        done = until
+    parts.extend(sentences[done:])
+    return joint.join(parts)

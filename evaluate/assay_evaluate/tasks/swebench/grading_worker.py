@@ -1,0 +1,162 @@
+"""A process of its own that drives the `swebench` harness: python -m assay_evaluate.tasks.swebench.grading_worker < spec.json
+
+Reads one line of JSON (`grading.py` writes it) and writes one JSON object per line to stdout:
+
+    {"event": "graded", "instance": ..., "report": {...}, "from_log": false}
+    {"event": "failed", "instance": ..., "why": ..., "outcome": "patch_does_not_apply" | "tests_timed_out" | "not_graded"}
+    {"event": "no api", "why": ...}
+
+`run_instance` does the work, as in `swebench eval`; what it lacks is done around it: logs under a folder that is named and not
+below the working directory, a report that is only believed for the patch it is about, containers that carry a label and stop
+at once, and several attempts where the machinery failed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+import swebench.harness.run_evaluation as harness
+from swebench.harness.constants import APPLY_PATCH_FAIL, END_TEST_OUTPUT, LOG_INSTANCE, LOG_REPORT, LOG_TEST_OUTPUT
+from swebench.harness.grading import get_eval_report
+from swebench.harness.utils import make_test_spec
+
+_print_lock = threading.Lock()
+
+
+def tell(event: str, **more: Any) -> None:
+    """One line for the parent."""
+    with _print_lock:
+        sys.__stdout__.write(json.dumps({"event": event, **more}) + "\n")  # type: ignore[union-attr]
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+class _Containers:
+    """`client.containers`, creating with our label, network, and a signal that ends `tail -f` at once instead of in 15 s."""
+
+    def __init__(self, inner: Any, more: dict[str, Any]) -> None:
+        self._inner, self._more = inner, more
+
+    def create(self, *arguments: Any, **options: Any) -> Any:
+        return self._inner.create(*arguments, **options, **self._more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _LabellingClient:
+    """A Docker client whose containers are created with more than the harness says."""
+
+    def __init__(self, inner: Any, more: dict[str, Any]) -> None:
+        self._inner, self.containers = inner, _Containers(inner.containers, more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def grade(spec: dict[str, Any], row: dict[str, Any], prediction: dict[str, Any], client: Any) -> None:
+    """One prediction, with attempts; tells what came of it."""
+    instance, folder = row["instance_id"], _folder(spec, row["instance_id"])
+    why, outcome = "", "not_graded"
+    for attempt in range(spec["num_attempts"]):
+        if attempt:
+            time.sleep(spec["backoff_s"] * 2 ** (attempt - 1))
+        shutil.rmtree(folder, ignore_errors=True)
+        found = harness.run_instance(make_test_spec(row), prediction, client, spec["run"], timeout=spec["timeout_s"])
+        if found is not None:
+            report = found[1]
+            if not report.get(instance, {}).get("infra_failure"):
+                tell("graded", instance=instance, report=report, from_log=False)
+                return
+            why = f"the log looks like a broken environment ({report[instance].get('infra_failure_reason')})"
+            (folder / LOG_REPORT).unlink(missing_ok=True)
+            continue
+        why, outcome = _why_not(folder)
+        if outcome != "not_graded":
+            break
+    tell("failed", instance=instance, why=why, outcome=outcome)
+
+
+def _folder(spec: dict[str, Any], instance: str) -> Path:
+    """Where the harness writes its logs."""
+    return Path(spec["log_folder"]) / str(spec["run"]) / str(spec["model_name"]) / instance
+
+
+def _why_not(folder: Path) -> tuple[str, str]:
+    """The harness only logs why an instance has no report."""
+    log = folder / LOG_INSTANCE
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if APPLY_PATCH_FAIL in text:
+        return "the patch does not apply", "patch_does_not_apply"
+    if "Test timed out after" in text:
+        return "the tests ran into their time limit", "tests_timed_out"
+    lines = [line for line in text.splitlines() if "Error" in line and not line.lstrip().startswith("File ")]
+    return (" ".join(lines[-1].split())[:300] if lines else "the harness left no log"), "not_graded"
+
+
+def grade_from_log(spec: dict[str, Any], row: dict[str, Any], prediction: dict[str, Any]) -> bool:
+    """Use what an earlier run left behind, if it is about this very patch: a report, or a complete log. No engine is needed."""
+    folder = _folder(spec, row["instance_id"])
+    patch, log, report_file = folder / "patch.diff", folder / LOG_TEST_OUTPUT, folder / LOG_REPORT
+    if not (patch.is_file() and patch.read_text(encoding="utf-8") == prediction["model_patch"]):
+        return False
+    if not log.is_file():
+        why, outcome = _why_not(folder)
+        if outcome == "patch_does_not_apply":
+            tell("failed", instance=row["instance_id"], why=why, outcome=outcome)
+        return outcome == "patch_does_not_apply"
+    if END_TEST_OUTPUT not in log.read_text(encoding="utf-8", errors="replace"):
+        return False
+    report = get_eval_report(make_test_spec(row), prediction, str(log), include_tests_status=True)
+    if report[row["instance_id"]].get("infra_failure"):
+        return False
+    report_file.write_text(json.dumps(report, indent=4), encoding="utf-8")
+    tell("graded", instance=row["instance_id"], report=report, from_log=True)
+    return True
+
+
+def _connect(spec: dict[str, Any]) -> Any | None:
+    """A client that answers; None after telling why there is none."""
+    try:
+        client = docker.from_env(timeout=harness.DOCKER_CLIENT_TIMEOUT, max_pool_size=harness.DOCKER_CLIENT_POOL_SIZE)
+        client.ping()
+    except docker.errors.DockerException as error:
+        tell("no api", why=" ".join(str(error).split())[:200])
+        return None
+    return _LabellingClient(
+        client, {"network_mode": spec["network"], "labels": {spec["label"]: spec["run"]}, "stop_signal": "SIGKILL"}
+    )
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def main() -> None:
+    spec = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.stdout = sys.stderr  # the harness prints
+    harness.RUN_EVALUATION_LOG_DIR = Path(spec["log_folder"])
+    rows = {row["instance_id"]: row for row in spec["rows"]}
+    left = [one for one in spec["predictions"] if not grade_from_log(spec, rows[one["instance_id"]], one)]
+    if not left:
+        return
+    client = _connect(spec)
+    if client is None:
+        return
+    with concurrent.futures.ThreadPoolExecutor(spec["num_graders"]) as pool:
+        for done in [pool.submit(grade, spec, rows[one["instance_id"]], one, client) for one in left]:
+            done.result()
+
+
+if __name__ == "__main__":
+    main()

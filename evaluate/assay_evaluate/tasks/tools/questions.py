@@ -1,0 +1,115 @@
+"""Items: a question and a catalogue in which exactly one tool answers it, or none does.
+
+Three kinds of questions. `tool`: everything the right tool needs is said, so calling it is the next step and no look-up
+is. `missing`: something is asked of a kind of object for which the catalogue has no tool, only look-alikes of other kinds;
+`talk`: nothing that a tool does. A plain answer is right for the last two.
+
+Everything is drawn from `random.Random(f"{seed}:tools:...")`: an item is the same in every run and whatever else is asked.
+Cells (number of tools, length) draw their own questions, so that items are independent.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from assay_evaluate.tasks.tools import languages
+from assay_evaluate.tasks.tools.catalogue import Tool, all_tools
+from assay_evaluate.tasks.tools.languages import ToolLanguage
+from assay_evaluate.tasks.tools.parameters import in_words
+
+QuestionKind = Literal["tool", "missing", "talk"]
+
+TALK = (
+    "What is {a} plus {b}? Answer with the number.",
+    "Which of the two numbers is larger, {a} or {b}? Answer in one short sentence.",
+    "Write one sentence about the number {a} and an otter.",
+    "Explain in two sentences why the sky is blue. Begin with the number {a}.",
+    "Give me a word that rhymes with 'light', and then the number {b}.",
+)
+
+
+@dataclass(frozen=True)
+class ToolQuestion:
+    """One item. expected: arguments of the right tool; None when a plain answer is right."""
+
+    id: str
+    kind: QuestionKind
+    question: str
+    tools: tuple[Tool, ...]
+    expected_tool: str | None
+    expected: dict[str, Any] | None
+    prompt_tokens: int | None
+    """Length that other dialogue fills the prompt up to. None: not filled."""
+    language: ToolLanguage = "en"
+
+    @property
+    def num_tools(self) -> int:
+        return len(self.tools)
+
+
+def tool_question(
+    seed: str, index: int, num_tools: int, prompt_tokens: int | None, share_without_tool: float, language: ToolLanguage = "en"
+) -> ToolQuestion:
+    """Item `index` of a cell. Of n items, floor(n * share_without_tool) have no right tool, evenly spread, `missing` and
+    `talk` in turn. num_tools: 1 to 152, the number that is left without one kind of object.
+    """
+    cell = f"{num_tools}/{prompt_tokens or 'short'}" + ("" if language == "en" else f"/{language}")
+    draw = random.Random(f"{seed}:tools:{cell}:{index}")
+    num_before, num_after = int(index * share_without_tool), int((index + 1) * share_without_tool)
+    kind: QuestionKind = "tool" if num_before == num_after else ("missing" if num_before % 2 == 0 else "talk")
+    wanted = draw.choice(all_tools())
+    if kind == "talk":
+        wording = draw.choice(TALK if language == "en" else languages.TALK[language])
+        question = wording.format(a=draw.randint(10, 999), b=draw.randint(10, 999))
+        arguments = None
+    else:
+        arguments = _draw_arguments(wanted, draw)
+        question = ask(wanted, arguments, draw, language)
+    chosen = _others(wanted, draw, with_its_kind=kind == "tool")[: num_tools - (kind == "tool")]
+    tools = [*chosen, wanted] if kind == "tool" else chosen
+    draw.shuffle(tools)
+    right = kind == "tool"
+    return ToolQuestion(
+        id=f"tools/{cell}/{index}",
+        kind=kind,
+        question=question,
+        tools=tuple(tools),
+        expected_tool=wanted.name if right else None,
+        expected=arguments if right else None,
+        prompt_tokens=prompt_tokens,
+        language=language,
+    )
+
+
+def _draw_arguments(tool: Tool, draw: random.Random) -> dict[str, Any]:
+    """Every required argument and about half of the optional ones."""
+    optional = tuple(one for one in tool.optional if draw.random() < 0.5)
+    return {one.name: one.draw(draw) for one in (*tool.required, *optional)}
+
+
+def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random, language: ToolLanguage = "en") -> str:
+    """The question that `tool` with `arguments` answers; every argument is named and said word for word."""
+    details = "; ".join(in_words(name, value) for name, value in arguments.items() if name != "code")
+    if language != "en":
+        return languages.request(language, tool.action.verb, tool.kind.noun, arguments.get("code"), details, draw)
+    wording = draw.choice(tool.action.requests)
+    sentence = wording.format(noun=tool.kind.noun, code=arguments.get("code"))
+    return f"{sentence} Details: {details}."
+
+
+def _others(wanted: Tool, draw: random.Random, *, with_its_kind: bool) -> list[Tool]:
+    """The other tools, most alike first: same kind and same action in turn, then the rest. Without its kind: none of those."""
+    same_kind = _shuffled([t for t in all_tools() if t.kind == wanted.kind and t.action != wanted.action], draw)
+    same_action = _shuffled([t for t in all_tools() if t.action == wanted.action and t.kind != wanted.kind], draw)
+    rest = _shuffled([t for t in all_tools() if t.action != wanted.action and t.kind != wanted.kind], draw)
+    if not with_its_kind:
+        return [*same_action, *rest]
+    alike = [tool for pair in zip(same_kind, same_action, strict=False) for tool in pair]
+    return [*alike, *same_action[len(same_kind) :], *rest]
+
+
+def _shuffled(tools: list[Tool], draw: random.Random) -> list[Tool]:
+    draw.shuffle(tools)
+    return tools

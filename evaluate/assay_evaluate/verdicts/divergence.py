@@ -1,0 +1,132 @@
+"""Divergence against limits. It can fail a candidate and never certifies one: KL tells how much two models differ, not which is
+better (arXiv 2606.19558), so PASS means "not failed"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from assay.quantities import percent_short
+from assay.recipes.gate import DivergenceGate
+from assay.records.base import Interval
+from assay.records.divergence import Drift
+from assay.records.measurement import Divergence, Measurement
+from assay.records.verdict import Status, Verdict
+
+WORST: tuple[Status, ...] = ("FAIL", "UNDERPOWERED", "PASS")
+SET_NAMES = {"all": "", "held_out": " on held-out text"}
+WITHOUT_UNIT = frozenset({"top1_agreement", "perplexity_ratio"})
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One number that is held against the limit. where: of which texts and positions, for the sentence."""
+
+    where: str
+    value: Interval | float
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return (self.value.low, self.value.high) if isinstance(self.value, Interval) else (self.value, self.value)
+
+
+def judge_divergence(gate: DivergenceGate, candidate: Measurement) -> Verdict:
+    """One divergence gate on one candidate: the worst of the texts and spans that it is over."""
+    divergence = candidate.divergence
+    if divergence is None:
+        reason = candidate.not_measured.get("divergence", "the suite did not ask for it")
+        return _verdict(gate, candidate, "NOT MEASURED", f"No divergence for {candidate.label}: {reason}.")
+    if divergence.num_non_finite or any(drift.non_finite_share > 0 for drift in _drifts(gate, divergence)):
+        worst = max([divergence.num_non_finite / divergence.num_positions, *(d.non_finite_share for d in divergence.drift)])
+        share = f"{divergence.num_non_finite} of {divergence.num_positions}" if divergence.num_non_finite else f"{worst:.2%} of"
+        return _verdict(
+            gate,
+            candidate,
+            "NOT MEASURED",
+            f"{share} positions had no finite log-probability: a mean over the others would hide them.",
+        )
+    seen = list(_values(gate, divergence))
+    if not seen:
+        return _verdict(gate, candidate, "NOT MEASURED", f"{_missing(gate, candidate)}.")
+    judged = [(_status(gate, one), one) for one in seen]
+    status, worst_one = min(judged, key=lambda found: (WORST.index(found[0]), -_badness(gate, found[1])))
+    return _sentence(gate, candidate, status, worst_one, len(seen))
+
+
+def _status(gate: DivergenceGate, one: _Seen) -> Status:
+    low, high = one.ends
+    if gate.max is not None:
+        return "FAIL" if low > gate.max else "PASS" if high <= gate.max else "UNDERPOWERED"
+    assert gate.min is not None
+    return "FAIL" if high < gate.min else "PASS" if low >= gate.min else "UNDERPOWERED"
+
+
+def _badness(gate: DivergenceGate, one: _Seen) -> float:
+    value = one.value.value if isinstance(one.value, Interval) else one.value
+    return value if gate.max is not None else -value
+
+
+def _sentence(gate: DivergenceGate, candidate: Measurement, status: Status, one: _Seen, num_seen: int) -> Verdict:
+    unit = "" if gate.metric in WITHOUT_UNIT else " nats"
+    limit = gate.max if gate.max is not None else gate.min
+    if isinstance(one.value, Interval):
+        interval = f"({percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g})"
+        text = f"{gate.metric}{one.where} {one.value.value:.4g}{unit} {interval}"
+    else:
+        text = f"{gate.metric}{one.where} {one.value:.4g}{unit} (no interval)"
+    text += f"; allowed {'at most' if gate.max is not None else 'at least'} {limit:g}{unit}"
+    among = f" The worst of {num_seen}." if num_seen > 1 else ""
+    ends = {"PASS": ". Not failed; it cannot certify.", "FAIL": ".", "UNDERPOWERED": ", which lies inside the interval."}
+    observed = one.value if isinstance(one.value, Interval) else None
+    return _verdict(gate, candidate, status, f"{text}{ends[status]}{among}", observed)
+
+
+def _verdict(
+    gate: DivergenceGate, candidate: Measurement, status: Status, detail: str, observed: Interval | None = None
+) -> Verdict:  # fmt: skip
+    names = [f"divergence {gate.metric}"]
+    names += {"sampled": [], "held_out": ["held-out text"], "every": ["all texts"]}[gate.texts]
+    names += ["by span"] if gate.over == "spans" else []
+    limit = gate.max if gate.max is not None else gate.min
+    return Verdict(
+        gate=", ".join(names), candidate=candidate.label, status=status, observed=observed, limit=limit, detail=detail
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ what a gate is over
+def _drifts(gate: DivergenceGate, divergence: Divergence) -> list[Drift]:
+    wanted = {"sampled": {"all"}, "held_out": {"held_out"}, "every": {"all", "held_out"}}[gate.texts]
+    return [drift for drift in divergence.drift if drift.texts in wanted]
+
+
+def _values(gate: DivergenceGate, divergence: Divergence) -> Iterator[_Seen]:
+    if gate.metric == "kl_exact_mean":
+        if divergence.exact is not None:
+            yield _Seen("", divergence.exact.drift.kl_mean)
+        return
+    if gate.texts == "sampled" and gate.over == "all" and gate.metric in {"kl_mean", "kl_p99", "top1_agreement"}:
+        yield _Seen("", _metric(divergence, gate.metric))
+        return
+    for drift in _drifts(gate, divergence):
+        name = SET_NAMES[drift.texts]
+        if gate.over == "all":
+            yield _Seen(name, _metric(drift, gate.metric))
+            continue
+        for span in drift.by_span:
+            if span.kl_mean_interval is not None:
+                yield _Seen(f"{name} at positions {span.name}", span.kl_mean_interval)
+
+
+def _metric(record: Divergence | Drift, metric: str) -> Interval | float:
+    found: Interval | float = getattr(record, metric)
+    return found
+
+
+def _missing(gate: DivergenceGate, candidate: Measurement) -> str:
+    from assay_evaluate.divergence.exact_phase import NAME
+
+    if gate.metric == "kl_exact_mean":
+        return f"Exact mode: {candidate.not_measured.get(NAME, 'the suite did not ask for it')}"
+    if gate.texts == "held_out":
+        return "No held-out text was scored: the suite did not ask for it, or the reference's record says why"
+    return "Recorded before drift was: measure again"

@@ -1,0 +1,174 @@
+"""Measurements + limits that were written down before the run -> verdicts.
+
+The rules, in the order in which they are tried:
+
+- **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many replies cut
+  off by the budget, on either side; positions without a finite log-probability). Missing is never zero and never a pass.
+- **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
+  PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
+  UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
+- **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
+  (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
+- **Overall** is the worst: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS.
+
+The reference's own repeat (the noise floor) is judged like a candidate: if it does not pass, no other verdict means much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.errors import MeasureError
+from assay.quantities import percent_short, points_short
+from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
+from assay.records.base import Interval
+from assay.records.comparable import check_measurements
+from assay.records.measurement import Measurement
+from assay.records.probe import ProbeReport
+from assay.records.verdict import GateReport, Status, Verdict
+from assay_evaluate.statistics import independent_difference, wilson
+from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
+from assay_evaluate.verdicts.divergence import judge_divergence
+from assay_evaluate.verdicts.probes import judge_probes
+from assay_evaluate.verdicts.scores import judge_scores, points_lost
+
+__all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
+SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
+
+
+# ------------------------------------------------------------------------------------------------ the judgement
+def judge(
+    measurements: Sequence[Measurement],
+    gate_recipe: GateRecipe,
+    *,
+    model: str,
+    registered_sha256: str | None = None,
+    probes: Sequence[ProbeReport] = (),
+) -> GateReport:
+    """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
+
+    `registered_sha256`: `GateRecipe.sha256` as it stood when measuring began; None if nobody wrote it down.
+    `probes`: of the run's checkpoints, in any order.
+    MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
+    or asked exactly as the reference was (the message names the fields).
+    """
+    reference = check_measurements(measurements)
+    if reference.model != model:
+        raise MeasureError(f"the measurements are of model {reference.model}, not of {model}; name the run that they belong to")
+    candidates = sorted(
+        (m for m in measurements if m is not reference), key=lambda m: (not m.is_noise_floor, -m.checkpoint_bytes, m.label)
+    )
+    verdicts: list[Verdict] = []
+    overall: dict[str, Status] = {}
+    for candidate in candidates:
+        judged = _judge_candidate(gate_recipe, reference, candidate, probes)
+        verdicts += judged
+        overall[candidate.label] = _overall(judged, reference, candidate)
+    return GateReport(
+        model=model,
+        reference=reference.label,
+        gate_recipe=gate_recipe.model_dump(mode="json", by_alias=True),
+        gate_recipe_sha256=gate_recipe.sha256,
+        registered_sha256=registered_sha256,
+        verdicts=tuple(verdicts),
+        overall=overall,
+    )
+
+
+def _judge_candidate(
+    recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport]
+) -> list[Verdict]:
+    """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
+    scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe)
+    beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
+    verdicts = []
+    for gate in recipe.gates:
+        match gate:
+            case ScoreGate():
+                verdicts.append(scores[gate.task])
+            case ProbesGate():
+                verdicts.append(judge_probes(gate, probes, candidate))
+            case _:
+                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond))
+    return verdicts
+
+
+def _overall(verdicts: Sequence[Verdict], reference: Measurement, candidate: Measurement) -> Status:
+    """The worst verdict; never PASS on divergence alone. Without speculation on both sides acceptance has no say."""
+    no_speculation = reference.fingerprint.speculation is None and candidate.fingerprint.speculation is None
+    counted = [v.status for v in verdicts if v.has_say and not (v.gate == "acceptance" and no_speculation)]
+    if not any(v.gate.startswith("score ") and v.has_say for v in verdicts):
+        counted.append("NOT MEASURED")
+    return min(counted, key=SEVERITY.index)
+
+
+def _judge_other(
+    gate: DivergenceGate | AcceptanceGate | TruncationGate, reference: Measurement, candidate: Measurement, level: float,
+    beyond: frozenset[str],
+) -> Verdict:  # fmt: skip
+    """beyond: tasks that the reference cannot do, of optional gates: their cut replies are no reason to doubt the others."""
+    match gate:
+        case DivergenceGate():
+            return judge_divergence(gate, candidate)
+        case AcceptanceGate():
+            return _judge_acceptance(gate, reference, candidate, level)
+        case TruncationGate():
+            return _judge_truncation(gate, reference, candidate, level, beyond)
+
+
+# ------------------------------------------------------------------------------------------------ truncation
+def _judge_truncation(
+    gate: TruncationGate, reference: Measurement, candidate: Measurement, level: float, beyond: frozenset[str]
+) -> Verdict:
+    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
+        return Verdict(
+            gate="truncation", candidate=candidate.label, status=status, observed=observed, limit=gate.max_share, detail=detail
+        )  # fmt: skip
+
+    shares = [
+        (share, side.label, task)
+        for side in (reference, candidate)
+        for task in side.tasks
+        if task.task not in beyond and (share := truncation_share(task)) is not None
+    ]
+    if not shares:
+        return verdict("NOT MEASURED", "No reply to look at.")
+    share, label, task = max(shares, key=lambda found: found[0])
+    replies = task.num_items - task.num_failed
+    detail = (
+        f"At most {percent_short(share)} of the replies of a task were cut off"
+        + (f" ({task.num_truncated} of {replies}, {label}, {task.task})" if task.num_truncated else "")
+        + f"; allowed {percent_short(gate.max_share)}."
+    )
+    status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
+    return verdict(status, detail, wilson(task.num_truncated, replies, level))
+
+
+# ------------------------------------------------------------------------------------------------ acceptance
+def _judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
+    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
+        return Verdict(
+            gate="acceptance", candidate=candidate.label, status=status, observed=observed, limit=gate.max_drop, detail=detail
+        )  # fmt: skip
+
+    for side in (reference, candidate):
+        if side.acceptance is None or side.acceptance.rate is None:
+            if side.fingerprint.speculation is None:
+                return verdict("NOT MEASURED", f"{side.label} was served without speculative decoding: nothing was drafted.")
+            reason = side.not_measured.get("acceptance", "the server drafted nothing")
+            return verdict("NOT MEASURED", f"No acceptance rate for {side.label}: {reason}.")
+    ours, theirs = reference.acceptance, candidate.acceptance
+    assert ours is not None and theirs is not None
+    drop = independent_difference(
+        ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
+    )
+    seen = (
+        f"{percent_short(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {reference.label}, "
+        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {candidate.label}: {points_lost(drop)}"
+    )
+    margin = f"{points_short(gate.max_drop)} points"
+    if drop.high < gate.max_drop:
+        return verdict("PASS", f"{seen}, less than {margin}.", drop)
+    if drop.low > gate.max_drop:
+        return verdict("FAIL", f"{seen}, more than {margin}.", drop)
+    return verdict("UNDERPOWERED", f"{seen}: {margin} can be neither excluded nor shown.", drop)

@@ -1,0 +1,196 @@
+"""A checkpoint as its headers describe it: names, dtypes, shapes, places. No weight is read until `Checkpoint.read`.
+
+safetensors headers are parsed here (8 bytes of length, then JSON), because a checkpoint of 1.5 TB is planned from 300 of them
+and because everything in them is checked: a truncated shard, tensors that overlap, an index that disagrees with the
+files. Imports neither torch nor safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.errors import CheckpointError
+from assay.records.base import sha256_of
+from assay.safe_files import open_inside, read_fully, read_json_object
+from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map
+from assay_quantize.checkpoint.fused_experts import split_experts
+from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+from assay_quantize.checkpoint.source_format import check_config_readable, find_companions, list_notes
+from assay_quantize.checkpoint.stamps import data_of_files
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Headers of a whole checkpoint.
+
+    location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
+    a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
+    notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: every used shard -> what
+    identifies its data (`Plan.source_files`).
+    """
+
+    location: str
+    folder: Path | None
+    config: dict[str, Any]
+    tensors: dict[str, TensorHeader]
+    shards: dict[str, int]
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    revision: str | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the headers: names, dtypes, shapes and shards of all tensors; not of the data."""
+        return sha256_of([[t.name, t.dtype, list(t.shape), t.shard] for _, t in sorted(self.tensors.items())])
+
+    def read(self, name: str) -> bytearray:
+        """The bytes of one tensor, all of them in memory: for tests and small tools. The engine reads slabs (`SourceReader`).
+
+        Raises CheckpointError: the weights are on the hub, the file cannot be read or is shorter than its header says.
+        """
+        if self.folder is None:
+            raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
+        header = self.tensors[name]
+        data, path = bytearray(header.num_bytes), self.folder / header.shard
+        try:
+            with open_inside(self.folder, header.shard) as file:
+                done = read_fully(file.fileno(), memoryview(data), header.begin)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if done != len(data):
+            raise CheckpointError(f"{path}: truncated: ends inside {name}; download it again")
+        return data
+
+
+# ------------------------------------------------------------------------------------------------ opening a folder
+def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoint:
+    """The checkpoint in `folder`, from its headers.
+
+    allow_quantized: also open what is quantized already (to verify it). Raises CheckpointError: no such folder, no config,
+    no safetensors, index and files that disagree, a damaged header, a source in a form that cannot be read.
+    """
+    if not folder.exists():
+        raise CheckpointError(f"{folder}: no such folder; give a folder with config.json and *.safetensors, or a hub id")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
+    config = read_json_object(folder, "config.json")
+    if not allow_quantized:
+        check_config_readable(str(folder), config)
+    entries = sorted(path.name for path in folder.iterdir())
+    files = [name for name in entries if name.endswith(".safetensors") or (folder / name).is_file()]
+    if not any(name.endswith(".safetensors") for name in files):
+        raise CheckpointError(_no_safetensors(folder))
+    index = read_json_object(folder, INDEX_NAME, unique_names=True) if INDEX_NAME in entries else None
+    made = assemble(
+        str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
+    )
+    made = replace(made, data=data_of_files(folder, made.shards))
+    return made if allow_quantized else as_source(made)
+
+
+def as_source(checkpoint: Checkpoint) -> Checkpoint:
+    """The tensors that a plan is made for: fused experts one by one, scales checked against their weights.
+
+    Raises CheckpointError for tensors that cannot be read (`source_format.py`, `fused_experts.py`).
+    """
+    where, config = checkpoint.location, checkpoint.config
+    tensors, split = split_experts(where, config, checkpoint.tensors)
+    unused = find_companions(where, config, tensors).of_activations
+    notes = [*checkpoint.notes, *split, *list_notes(config, tensors)]
+    if unused:
+        notes.append(f"{len(unused):,} scales of activations ({min(unused)}, ...) are left out")
+    return replace(checkpoint, tensors=tensors, notes=tuple(notes))
+
+
+def assemble(
+    location: str,
+    folder: Path | None,
+    config: dict[str, Any],
+    index: dict[str, Any] | None,
+    files: list[str],
+    read_headers: Callable[[list[str]], list[dict[str, TensorHeader]]],
+) -> Checkpoint:
+    """Headers and index into a checkpoint, whatever they were read from.
+
+    files: names of everything that is there. read_headers(shards): the headers of each, in that order.
+    """
+    present = [name for name in files if name.endswith(".safetensors")]
+    shard_of: dict[str, str] | None = None
+    if index is not None:
+        shard_of = weight_map(f"{location}: {INDEX_NAME}", index)
+        check_index(location, shard_of, present)
+    elif present != [SINGLE_NAME]:
+        raise CheckpointError(
+            f"{location}: {len(present)} safetensors file(s) but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "
+            "download the index as well"
+        )
+    listed = sorted(set(shard_of.values())) if shard_of is not None else [SINGLE_NAME]
+    extra = [name for name in present if name not in set(listed)]
+    headers = dict(zip([*listed, *extra], read_headers([*listed, *extra]), strict=True))
+    tensors: dict[str, TensorHeader] = {}
+    for shard in listed:
+        for name, header in headers[shard].items():
+            if name in tensors:
+                raise CheckpointError(f"{location}: {name} is in {tensors[name].shard} and in {shard}; download them again")
+            tensors[name] = header
+    if shard_of is not None:
+        check_placement(location, shard_of, tensors)
+    notes = tuple(_add_extra(tensors, shard, headers[shard]) for shard in extra)
+    used = {header.shard for header in tensors.values()}
+    sizes = {shard: max(header.end for header in headers[shard].values()) for shard in sorted(used)}
+    others = tuple(name for name in files if name not in {*listed, *extra, INDEX_NAME})
+    return Checkpoint(location, folder, config, tensors, sizes, others, notes)
+
+
+def _add_extra(tensors: dict[str, TensorHeader], shard: str, found: dict[str, TensorHeader]) -> str:
+    """Take in tensors of a file that the index does not name (GLM-4.7 keeps MTP in mtp.safetensors); returns the note."""
+    new = {name: header for name, header in found.items() if name not in tensors}
+    tensors |= new
+    if not new:
+        return f"{shard} is not in {INDEX_NAME} and holds nothing new: left out"
+    if twice := len(found) - len(new):
+        return f"{shard} is not in {INDEX_NAME}: its {len(new)} new tensors are taken in, {twice} it repeats are left out"
+    return f"{shard} is not in {INDEX_NAME}: its {len(new)} tensors are taken in"
+
+
+def _no_safetensors(folder: Path) -> str:
+    old = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
+    if old:
+        return (
+            f"{folder}: no *.safetensors, only {old[0]}"
+            f"{f' and {len(old) - 1} more' if len(old) > 1 else ''}; convert it first (transformers: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"
+        )
+    return f"{folder}: no *.safetensors; download the weights into this folder"
+
+
+# ------------------------------------------------------------------------------------------------ index
+def check_index(where: str, shard_of: Mapping[str, str], present: list[str]) -> None:
+    """Every shard of the index must be there."""
+    missing = sorted(set(shard_of.values()) - set(present))
+    if missing:
+        raise CheckpointError(
+            f"{where}: {INDEX_NAME} names {missing[0]}"
+            f"{f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''}, not there; complete the download"
+        )
+
+
+def check_placement(where: str, shard_of: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> None:
+    """The index and the headers of its shards must hold the same tensors, in the same files."""
+    for name, shard in shard_of.items():
+        header = tensors.get(name)
+        if header is None or header.shard != shard:
+            really = "no shard has it" if header is None else f"it is in {header.shard}"
+            raise CheckpointError(
+                f"{where}: {INDEX_NAME} puts {name} in {shard}, but {really}; download index and shards again"
+            )
+    unlisted = next((header for name, header in tensors.items() if name not in shard_of), None)
+    if unlisted is not None:
+        raise CheckpointError(
+            f"{where}: {unlisted.shard} holds {unlisted.name}, which {INDEX_NAME} does not list; vLLM would not load it; "
+            "download index and shards again"
+        )

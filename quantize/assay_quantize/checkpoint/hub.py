@@ -1,0 +1,267 @@
+"""A checkpoint on the Hugging Face hub, as its headers describe it. Weights stay there.
+
+One request lists the files, two fetch config and index, and one range request per shard fetches its header (two when it
+is longer than `FIRST_BYTES`): about 30 MB for GLM-5 instead of 1.5 TB.
+
+Requests are those of `huggingface_hub`: its session, its login (`hf auth login`, or HF_TOKEN), HF_ENDPOINT, HF_HUB_OFFLINE, its
+waiting when the hub is busy. The token is sent to the hub, and not to the storage that the hub redirects to. What comes back is
+bounded, checked against what the hub states of it, and parsed here. (The list is not `HfApi.model_info`: that tries once, reads
+without a bound, and fails on what a model card may hold.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.utils import (
+    HFValidationError,
+    build_hf_headers,
+    hf_raise_for_status,
+    http_stream_backoff,
+    validate_repo_id,
+)
+
+import assay
+from assay.errors import CheckpointError
+from assay.hub_errors import HUB_ERRORS, hub_error
+from assay.safe_files import MAX_JSON_BYTES, parse_json_object
+from assay.safetensors_index import INDEX_NAME, MAX_HEADER_BYTES
+from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source, assemble
+from assay_quantize.checkpoint.headers import TensorHeader, parse_header
+from assay_quantize.checkpoint.source_format import check_config_readable
+
+FIRST_BYTES = 65_536
+"""Length of the first range request: holds the header of most shards."""
+NUM_CONNECTIONS = 8
+TIMEOUT_S = 30.0
+"""Without one new byte."""
+FIRST_WAIT_S = 0.5
+
+
+class HubFile(NamedTuple):
+    """What the hub says about a file: its size, its SHA-256 (None where the hub states none), and what names its content."""
+
+    num_bytes: int | None
+    sha256: str | None
+    content: str
+
+
+def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
+    """The checkpoint `hub_id` at `revision`, from its headers.
+
+    Raises CheckpointError in one line: no such model, gated, offline, no safetensors, quantized already.
+    """
+    hub = Repository(hub_id, revision)
+    files = sorted(hub.files)
+    config = parse_json_object(f"{hub_id}: config.json", hub.read_small("config.json"))
+    check_config_readable(hub_id, config)
+    if not any(name.endswith(".safetensors") for name in files):
+        raise CheckpointError(f"{hub_id}: has no *.safetensors; take a release in safetensors")
+    index = None
+    if INDEX_NAME in files:
+        index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.read_small(INDEX_NAME))
+    made = assemble(hub_id, None, config, index, files, hub.shard_headers)
+    data = {shard: hub.files[shard].content for shard in made.shards}
+    return replace(as_source(made), revision=hub.commit, data=data)
+
+
+class Repository:
+    """One revision of one model, listed when it is made and pinned to its commit: a push in between changes nothing.
+
+    files: those at the top of the repository, and what the hub states of each. commit: None where the hub does not say it.
+    Raises CheckpointError: no such model, gated, offline, the hub does not answer.
+    """
+
+    tries = 3
+    """Broken connections in a row, without one new byte, until it is given up."""
+
+    def __init__(self, hub_id: str, revision: str = "main") -> None:
+        if not constants.HF_DEBUG and "HF_HUB_VERBOSITY" not in os.environ:
+            # its warnings show signed addresses, in the midst of our lines
+            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        try:
+            validate_repo_id(hub_id)
+        except HFValidationError:
+            raise CheckpointError(f"{hub_id}: is no id of a model on the hub; write it like zai-org/GLM-5") from None
+        self.hub_id = hub_id
+        self.revision = revision
+        self.commit: str | None = None
+        self.files = self._list()
+
+    def read_small(self, name: str) -> bytes:
+        """A small file (config, index...), of the size and the hash that the hub states."""
+        if name not in self.files:
+            raise CheckpointError(f"{self.hub_id}: has no {name}; is it a model in transformers format?")
+        stated = self.files[name]
+        limit = MAX_JSON_BYTES if stated.num_bytes is None else stated.num_bytes
+        if limit > MAX_JSON_BYTES:
+            raise CheckpointError(f"{self.hub_id}/{name}: {limit} bytes, allowed are {MAX_JSON_BYTES}; is it the right file?")
+        for _ in range(2):
+            data = self._read(self.url(name), limit)
+            how = difference(stated, len(data), io.BytesIO(data))
+            if not how:
+                return data
+        raise self.altered(name, how)
+
+    def shard_headers(self, shards: Sequence[str]) -> list[dict[str, TensorHeader]]:
+        """Headers of `shards`, parsed and checked."""
+
+        def parse(shard: str, stored: bytes, num_bytes: int) -> dict[str, TensorHeader]:
+            return parse_header(f"{self.hub_id}/{shard}", shard, num_bytes, lambda begin, end: stored[begin:end])
+
+        return [parse(shard, *found) for shard, found in zip(shards, self.read_headers(shards), strict=True)]
+
+    def read_headers(self, names: Sequence[str]) -> list[tuple[bytes, int]]:
+        """(safetensors header as it is stored, its length in front; size of the whole file) of each file, some at a time."""
+        with ThreadPoolExecutor(NUM_CONNECTIONS, thread_name_prefix="headers") as pool:
+            return list(pool.map(self._read_header, names))
+
+    def receive(self, name: str, begin: int, end: int, write: Callable[[bytes, int], None]) -> int:
+        """Hand bytes [begin, end) of a file to `write(data, position)` as they come; returns the size of the whole file.
+
+        A connection that breaks is taken up where it broke. The range may end behind the file.
+        """
+        position, failures, num_bytes = begin, 0, end
+        while position < min(end, num_bytes):
+            before = position
+            try:
+                with self._answer(self.url(name), (position, end)) as response:
+                    num_bytes = self._total(name, response, position)
+                    for data in response.iter_raw():
+                        if len(data) > min(end, num_bytes) - position:
+                            raise CheckpointError(f"{self.hub_id}/{name}: more bytes were sent than asked for; try again")
+                        write(data, position)
+                        position += len(data)
+                problem: Exception = httpx.RemoteProtocolError("it ended early")
+            except httpx.RequestError as error:
+                problem = error
+            if position < min(end, num_bytes):
+                failures = 1 if position > before else failures + 1
+                self._wait(failures, problem)
+        return num_bytes
+
+    def url(self, name: str) -> str:
+        return hf_hub_url(self.hub_id, name, revision=self.revision)
+
+    def altered(self, name: str, how: str) -> CheckpointError:
+        """The error for a file that twice was not what the hub states."""
+        return CheckpointError(
+            f"{self.hub_id}/{name}: {how}, downloaded twice; something between {constants.ENDPOINT} and here changes it; try "
+            "another network, or give a local folder"
+        )
+
+    def _list(self) -> dict[str, HubFile]:
+        url = f"{constants.ENDPOINT}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}?blobs=true"
+        listing = parse_json_object(f"{self.hub_id}: file list", self._read(url, MAX_JSON_BYTES))
+        commit = listing.get("sha")
+        if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit):
+            self.revision = self.commit = commit
+        siblings = listing.get("siblings")
+        listed = siblings if isinstance(siblings, list) else []
+        found = (_hub_file(one, self.revision) for one in listed if isinstance(one, dict))
+        return {name: file for name, file in found if name and "/" not in name}
+
+    def _read_header(self, name: str) -> tuple[bytes, int]:
+        stored = bytearray()
+        num_bytes = self.receive(name, 0, FIRST_BYTES, lambda data, position: stored.extend(data))
+        length = 8 + int.from_bytes(stored[:8], "little")
+        if len(stored) < length <= min(num_bytes, 8 + MAX_HEADER_BYTES):
+            self.receive(name, len(stored), length, lambda data, position: stored.extend(data))
+        return bytes(stored[:length]), num_bytes
+
+    def _read(self, url: str, limit: int) -> bytes:
+        """All of an answer of at most `limit` bytes."""
+        failures = 0
+        while True:
+            data = bytearray()
+            try:
+                with self._answer(url) as response:
+                    for piece in response.iter_bytes():
+                        data += piece
+                        if len(data) > limit:  # stop before a server that does not count sends a whole shard
+                            raise CheckpointError(f"{self.hub_id}: {url} is longer than the {limit} bytes expected")
+                return bytes(data)
+            except httpx.RequestError as error:
+                failures += 1
+                self._wait(failures, error)
+
+    @contextmanager
+    def _answer(self, url: str, span: tuple[int, int] | None = None) -> Iterator[httpx.Response]:
+        """The answer for `url`, or for its bytes [begin, end). CheckpointError: it is refused; RequestError: try again."""
+        with ExitStack() as stack:
+            try:
+                headers = build_hf_headers(library_name="assay", library_version=assay.__version__)
+                headers["accept-encoding"] = "identity"
+                if span is not None:
+                    headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
+                # it waits where the hub is busy; what breaks while the answer is read, it could not begin again
+                response = stack.enter_context(
+                    http_stream_backoff("GET", url, headers=headers, timeout=TIMEOUT_S, retry_on_exceptions=())
+                )
+                if response.is_error:
+                    response.close()  # unread: an error may be as long as it likes
+                hf_raise_for_status(response)
+            except httpx.RequestError:
+                raise
+            except HUB_ERRORS as error:
+                raise hub_error(self.hub_id, error) from None
+            yield response
+
+    def _total(self, name: str, response: httpx.Response, begin: int) -> int:
+        """Size of the whole file, from the answer for a range that begins at `begin`."""
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", ""))
+        if response.status_code == 200:
+            raise CheckpointError(
+                f"{self.hub_id}: {constants.ENDPOINT} ignores range requests; download it and give the folder"
+            )
+        if response.status_code != 206 or found is None or int(found[1]) != begin:
+            raise CheckpointError(f"{self.hub_id}/{name}: HTTP {response.status_code} and another range than the one asked for")
+        num_bytes, stated = int(found[2]), self.files[name].num_bytes
+        if stated not in (None, num_bytes):
+            raise CheckpointError(f"{self.hub_id}/{name}: {num_bytes} bytes, listed with {stated}; try again later")
+        return num_bytes
+
+    def _wait(self, failures: int, problem: Exception) -> None:
+        """Before another try; after the last one, raise `problem` as a CheckpointError."""
+        if failures >= self.tries:
+            raise hub_error(self.hub_id, problem) from None
+        time.sleep(FIRST_WAIT_S * 2 ** (failures - 1))
+
+
+def difference(stated: HubFile, num_bytes: int, file: io.BufferedIOBase) -> str:
+    """How a file of `num_bytes` differs from what the hub states of it, in its size or its hash; empty: in neither."""
+    if stated.num_bytes not in (None, num_bytes):
+        return f"{num_bytes} bytes where the hub states {stated.num_bytes}"
+    kind, _, expected = stated.content.partition(":")
+    if kind == "sha256":
+        found, what = hashlib.file_digest(file, "sha256"), "SHA-256"
+    elif kind == "blob":
+        git_hash = hashlib.sha1(b"blob %d\0" % num_bytes, usedforsecurity=False)
+        found, what = hashlib.file_digest(file, lambda: git_hash), "git hash"
+    else:
+        return ""
+    return "" if found.hexdigest() == expected else f"its {what} is not the one the hub states"
+
+
+def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:
+    lfs = sibling.get("lfs")
+    stated = lfs.get("sha256") if isinstance(lfs, dict) else None
+    sha256 = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
+    size, blob = sibling.get("size"), sibling.get("blobId")
+    content = f"blob:{blob}" if isinstance(blob, str) else f"commit:{commit}"
+    if sha256 is not None:
+        content = f"sha256:{sha256}"
+    return str(sibling.get("rfilename", "")), HubFile(size if isinstance(size, int) else None, sha256, content)

@@ -1,0 +1,91 @@
+"""Channel weights for the scale search (`assay quantize --importance FILE`): how much each input channel of a weight matters.
+
+The file is one safetensors file. Under the name of a weight (`model.layers.3.mlp.experts.0.down_proj.weight`) it has an FP32
+vector of one number for each input channel, as many as the weight has columns: the mean over calibration tokens of the squared
+activation, which is what llama.cpp calls an importance matrix. Numbers are finite and >= 0; only their ratios within a weight
+matter. Weights the file does not name are searched unweighted (experts that no calibration token reached, say).
+
+Values are read when they are asked for: for a model of 744 B parameters they are a gigabyte.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import CheckpointError, PlanError
+from assay.records.base import sha256_of_file
+from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+
+
+@dataclass(frozen=True)
+class Importance:
+    """An open calibration file. Safe to use from several threads."""
+
+    path: Path
+    headers: dict[str, TensorHeader]
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of the file: part of a plan's identity, since the bytes that are written depend on it."""
+        return sha256_of_file(self.path)
+
+    def for_weight(self, name: str, columns: int) -> NDArray[np.float32] | None:
+        """FP32 [columns] for the weight called `name`, None if the file does not name it. Raises PlanError."""
+        header = self.headers.get(name)
+        if header is None:
+            return None
+        if tuple(header.shape) != (columns,):
+            raise PlanError(
+                f"{self.path}: {name} has shape {list(header.shape)}, the weight has {columns} columns: one number for each is "
+                "needed; make the file from this model"
+            )
+        try:
+            with self.path.open("rb") as file:
+                file.seek(header.begin)
+                data = file.read(header.num_bytes)
+        except OSError as error:
+            raise PlanError(f"{self.path}: cannot be read: {error.strerror}") from None
+        values = np.frombuffer(data, "<f4")
+        if len(values) != columns:
+            raise PlanError(f"{self.path}: {name} is cut off; the file changed while it was read")
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise PlanError(f"{self.path}: {name} has values that are negative or not finite; mean squares are neither")
+        return values
+
+    def coverage(self, names: Iterable[str]) -> str:
+        """One line: how many of the weights `names` the file names. Raises PlanError when it names none of them."""
+        wanted = sorted(set(names))
+        left = [name for name in wanted if name not in self.headers]
+        if wanted and len(left) == len(wanted):
+            raise PlanError(
+                f"{self.path}: it names none of the {len(wanted)} quantized weights (the first is {wanted[0]}, its own first "
+                f"{min(self.headers, default='nothing')}); tensors must have the weights' names"
+            )
+        found = f"{self.path.name}: channel weights for {len(wanted) - len(left)} of {len(wanted)} quantized weights"
+        return f"{found}; searched unweighted: {left[0]}{f' and {len(left) - 1} more' if left[1:] else ''}" if left else found
+
+
+def load_importance(path: Path) -> Importance:
+    """Open a calibration file; reads its header only.
+
+    Raises PlanError: no such file, a damaged one, tensors that are not FP32 vectors.
+    """
+    if not path.is_file():
+        raise PlanError(f"{path}: there is no such file; --importance takes a safetensors file of FP32 vectors, one per weight")
+    try:
+        headers = read_shard_header(path.resolve().parent, path.resolve().name)
+    except CheckpointError as error:
+        raise PlanError(f"{error}; --importance takes a safetensors file of FP32 vectors, one per weight") from None
+    for header in headers.values():
+        if header.dtype != "F32" or len(header.shape) != 1:
+            raise PlanError(
+                f"{path}: {header.name} is {header.dtype} {list(header.shape)}; every tensor must be an F32 vector, one number "
+                "for each input channel of the weight of that name"
+            )
+    return Importance(path, headers)

@@ -1,0 +1,99 @@
+"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, fsync."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.records.plan import OutputTensor, Plan, TensorPlan
+from assay_quantize.formats.schemes import DTYPE_BYTES
+
+ALIGNMENT_BYTES = 8
+"""Sizes that are multiples of it keep every later tensor aligned to its element size, whatever that is."""
+
+
+def partial_path(path: Path) -> Path:
+    """Where a file is written before it is renamed to `path`: hidden, and no loader's pattern matches it."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def planned_shards(plan: Plan) -> dict[str, list[TensorPlan]]:
+    """Output shard -> the tensors that go into it, in the plan's order."""
+    shards: dict[str, list[TensorPlan]] = {}
+    for tensor in plan.tensors:
+        if tensor.shard_out is not None and tensor.outputs:
+            shards.setdefault(tensor.shard_out, []).append(tensor)
+    return shards
+
+
+def big_output(tensor: TensorPlan) -> OutputTensor:
+    """The largest output of a tensor: the one that is streamed."""
+    return max(tensor.outputs, key=lambda output: (output.num_bytes, output.name))
+
+
+def layout(tensors: Sequence[TensorPlan]) -> tuple[list[TensorPlan], list[OutputTensor]]:
+    """The order in which a shard is worked on, and the order of its outputs in the file.
+
+    Tensor after tensor, the large output first and the small ones right behind it, so that the file can be written from
+    front to back. Outputs whose size would shift what follows off its alignment come last, wide dtypes first; so do all
+    outputs of a tensor whose large one is such.
+    """
+    head: list[OutputTensor] = []
+    tail: list[OutputTensor] = []
+    late: list[TensorPlan] = []
+    early: list[TensorPlan] = []
+    for tensor in tensors:
+        outputs = sorted(tensor.outputs, key=lambda output: (-output.num_bytes, output.name))
+        is_late = big_output(tensor).num_bytes % ALIGNMENT_BYTES != 0
+        (late if is_late else early).append(tensor)
+        for output in outputs:
+            (tail if is_late or output.num_bytes % ALIGNMENT_BYTES else head).append(output)
+    tail.sort(key=lambda output: (-DTYPE_BYTES[output.dtype], output.name))
+    place = {output.name: number for number, output in enumerate(tail)}
+    late.sort(key=lambda tensor: place[big_output(tensor).name])
+    return early + late, head + tail
+
+
+def held_bytes(tensors: Sequence[TensorPlan]) -> int:
+    """The most that waits in memory, while a shard is written, for its place in the file to be reached: scales, mostly."""
+    order, outputs = layout(tensors)
+    sizes = {output.name: output.num_bytes for output in outputs}
+    waiting: set[str] = set()
+    due = held = most = 0
+    for tensor in order:
+        streams = due < len(outputs) and outputs[due].name == big_output(tensor).name
+        names = {output.name for output in tensor.outputs}
+        held += sum(sizes[name] for name in names if not (streams and name == outputs[due].name))
+        most = max(most, held)
+        waiting |= names
+        first = due
+        while due < len(outputs) and outputs[due].name in waiting:
+            held -= 0 if streams and due == first else sizes[outputs[due].name]
+            due += 1
+    return most
+
+
+def header_bytes(tensors: Sequence[TensorPlan]) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header of a planned shard, and for every output where its data starts (from the file's start)."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begins, offset = {}, 0
+    for output in layout(tensors)[1]:
+        end = offset + output.num_bytes
+        entries[output.name] = {"dtype": output.dtype, "shape": list(output.shape), "data_offsets": [offset, end]}
+        begins[output.name], offset = offset, end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    prefix = struct.pack("<Q", len(text)) + text
+    return prefix, {name: len(prefix) + begin for name, begin in begins.items()}
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

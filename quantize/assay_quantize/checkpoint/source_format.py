@@ -1,0 +1,231 @@
+"""In which form the weights of a source are stored, and what of it can be read: plain, FP8 with scales, experts fused in 3-D.
+
+Tensors are trusted, lists in config.json are not: a weight is FP8 when it is stored as FP8 and its scales lie beside it.
+Scales may be per block (`weight_scale_inv` of DeepSeek, GLM and Qwen releases, `weight_scale` of compressed-tensors), per
+channel or per tensor. Everything packed (INT4, FP4, GPTQ, AWQ) is refused: quantizing it once more would measure another model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assay.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.headers import TensorHeader
+
+BF16_RELEASES = {
+    "GLM-5.3": "zai-org/GLM-5.3-BF16",
+    "GLM-": "the repository of the same name, without a suffix or with -FP8",
+    "Qwen3": "the repository of the same name, without a suffix or with -FP8",
+    "DeepSeek-": "the FP8 release by deepseek-ai",
+    "Kimi-K2": "moonshotai/Kimi-K2-Instruct-0905, published in FP8",
+}
+"""Start of a model's name -> which release of it can be read."""
+
+FP8 = "F8_E4M3"
+FP8_FORMATS = ("float-quantized", "naive-quantized")
+"""compressed-tensors formats in which an FP8 weight keeps its name and shape."""
+
+SCALE_LEAVES = ("weight_scale_inv", "weight_scale")
+ACTIVATION_LEAVES = ("input_scale", "activation_scale")
+"""Scales of activations, measured for another scheme."""
+
+PACKED_LEAVES = frozenset({
+    "weight_packed", "weight_global_scale", "weight_zero_point", "qweight", "qzeros", "scales", "g_idx", "weight_scale_2",
+})  # fmt: skip
+SCALE_DTYPES = ("F32", "BF16", "F16")
+DEFAULT_BLOCK = (128, 128)
+MAX_NAME_PARTS = 32
+"""No module is nested deeper; what is costs nothing to compare with a list."""
+
+
+class Companions(NamedTuple):
+    """Tensors that belong to a weight.
+
+    scale_of: FP8 weight -> its scales. weight_of: the same the other way, and the scales of activations -> their weight.
+    """
+
+    scale_of: dict[str, str]
+    weight_of: dict[str, str]
+    of_activations: frozenset[str]
+
+
+# ------------------------------------------------------------------------------------------------ config.json
+def declared_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json says about a quantized source; None: nothing."""
+    declared = config.get("quantization_config")
+    return declared if isinstance(declared, dict) else None
+
+
+def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
+    """Refuse a source whose config says that it is quantized in a way that cannot be read, with the method's name."""
+    if config.get("compression_config"):  # of old compressed-tensors
+        raise not_readable(location, "config.json has a compression_config")
+    declared = declared_quantization(config)
+    if declared is None:
+        return
+    method = declared.get("quant_method", "unknown")
+    if method == "fp8":
+        declared_block(location, config)
+        return
+    how = f"config.json says quant_method {_shown(method)}"
+    if method == "compressed-tensors":
+        kind = declared.get("format")
+        if kind in FP8_FORMATS and all(_is_fp8(group) for group in _groups(declared)):
+            return
+        how += f", format {_shown(kind)}"
+    raise not_readable(location, how)
+
+
+def _groups(declared: Mapping[str, Any]) -> Iterable[Any]:
+    groups = declared.get("config_groups")
+    return groups.values() if isinstance(groups, dict) else ()
+
+
+def _is_fp8(group: Any) -> bool:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    return isinstance(weights, dict) and (weights.get("type"), weights.get("num_bits")) == ("float", 8)
+
+
+def not_readable(location: str, how: str) -> CheckpointError:
+    """The error for a source that is quantized already; `how` says where that shows."""
+    release = next((where for start, where in BF16_RELEASES.items() if Path(location).name.startswith(start)), None)
+    return CheckpointError(
+        f"{location}: is quantized already ({how}); a BF16, FP16, FP32 or FP8 source is needed"
+        f"{f'; for this model that is {release}' if release else ''}"
+    )
+
+
+def declared_block(location: str, config: Mapping[str, Any]) -> tuple[int, int]:
+    """(rows, columns) of weights that share a scale, where scales are per block; 128 x 128 unless config.json differs."""
+    declared = declared_quantization(config) or {}
+    said: Any = declared.get("weight_block_size")
+    for group in _groups(declared):
+        weights = group.get("weights") if isinstance(group, dict) else None
+        said = said or (weights or {}).get("block_structure")
+    if said is None:
+        return DEFAULT_BLOCK
+    if not isinstance(said, list) or len(said) != 2 or not all(type(n) is int and n > 0 for n in said):
+        raise CheckpointError(f"{location}: config.json: weight_block_size must be [rows, columns], got {_shown(said)}")
+    return said[0], said[1]
+
+
+def block_of(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[int, int]
+) -> tuple[int, int] | None:  # fmt: skip
+    """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
+
+    Per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1].
+    """
+    if len(shape) != 2:
+        return None
+    rows, columns = shape
+    if scale_shape == (math.ceil(rows / block[0]), math.ceil(columns / block[1])):
+        return block
+    if math.prod(scale_shape) == 1:
+        return rows, columns
+    return (1, columns) if scale_shape in ((rows,), (rows, 1)) else None
+
+
+# ------------------------------------------------------------------------------------------------ tensors
+def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Companions:
+    """Which tensors are scales, and of which weight. CheckpointError: packed weights, scales that fit no weight."""
+    scale_of: dict[str, str] = {}
+    of_activations: dict[str, str] = {}
+    block = declared_block(location, config)
+    for name, header in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf in PACKED_LEAVES or (header.dtype.startswith("F8_") and header.dtype != FP8):
+            raise not_readable(location, f"{name} is {header.dtype}")
+        if leaf in ACTIVATION_LEAVES:
+            of_activations[name] = f"{module}.weight"
+        if leaf not in SCALE_LEAVES:
+            continue
+        weight = tensors.get(f"{module}.weight")
+        if weight is None or f"{module}.weight_packed" in tensors or weight.dtype not in (FP8, *SCALE_DTYPES):
+            stored = tensors.get(f"{module}.weight_packed", weight)
+            raise not_readable(location, f"{stored.name} is {stored.dtype}" if stored else f"{name} scales no weight")
+        if weight.dtype != FP8 or weight.name in scale_of:
+            other = scale_of.get(weight.name)
+            what = f"has two tensors of scales, {other} and {name}" if other else f"is {weight.dtype}, but has scales ({name})"
+            raise CheckpointError(f"{location}: {weight.name} {what}; the checkpoint is damaged, download it again")
+        _check_scale(location, weight, header, block)
+        scale_of[weight.name] = name
+    _check_fp8(location, tensors, scale_of)
+    lost = next((name for name, weight in of_activations.items() if weight not in tensors), None)
+    if lost is not None:
+        raise CheckpointError(f"{location}: {lost} belongs to {of_activations[lost]}, not there; complete the download")
+    weight_of = {scale: weight for weight, scale in scale_of.items()} | of_activations
+    return Companions(scale_of, weight_of, frozenset(of_activations))
+
+
+def _check_scale(location: str, weight: TensorHeader, scale: TensorHeader, block: tuple[int, int]) -> None:
+    if scale.dtype not in SCALE_DTYPES:
+        raise CheckpointError(f"{location}: {scale.name} has dtype {scale.dtype}; scales are read as {', '.join(SCALE_DTYPES)}")
+    if block_of(weight.shape, scale.shape, block) is None:
+        raise CheckpointError(
+            f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: one scale per "
+            f"{block[0]} x {block[1]} block, per row or per tensor is read; check weight_block_size in config.json"
+        )
+
+
+def _check_fp8(location: str, tensors: Mapping[str, TensorHeader], scale_of: Mapping[str, str]) -> None:
+    for name, header in tensors.items():
+        if header.dtype == FP8 and name not in scale_of:
+            lacks = f"no {' or '.join(SCALE_LEAVES)} beside it"
+            raise CheckpointError(f"{location}: {name} is FP8, but there is {lacks}; complete the download")
+
+
+# ------------------------------------------------------------------------------------------------ lists that lie
+def list_notes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> tuple[str, ...]:
+    """Where config.json (its list of unconverted modules above all) and the tensors disagree; the tensors are right.
+
+    A list with patterns is not compared: those of a stranger may take hours to match.
+    """
+    declared = declared_quantization(config) or {}
+    if declared and not any(header.dtype == FP8 for header in tensors.values()):
+        return (
+            f"config.json: quant_method {_shown(declared.get('quant_method'))}, but no weight is FP8: the tensors are right",
+        )
+    key = next((k for k in ("modules_to_not_convert", "ignored_layers", "ignore") if declared.get(k)), None)
+    if key is None or not isinstance(declared[key], list) or any(str(entry).startswith("re:") for entry in declared[key]):
+        return ()
+    listed = {entry.strip(".") for entry in declared[key] if isinstance(entry, str)}
+    modules = {name.removesuffix(".weight"): h for name, h in tensors.items() if name.endswith(".weight") and len(h.shape) == 2}
+    fp8 = [module for module, header in modules.items() if header.dtype == FP8]
+    forms = {_numberless(module) for module in fp8}
+    wrong = [module for module in fp8 if _is_listed(module, listed)]
+    left_out = [m for m, h in modules.items() if h.dtype != FP8 and _numberless(m) in forms and not _is_listed(m, listed)]
+    notes = []
+    if wrong:
+        notes.append(f"config.json: {key} lists {_some(wrong)}, stored as FP8 all the same: the tensors are right")
+    if left_out:
+        notes.append(f"config.json: {key} does not list {_some(left_out)}, stored unquantized: the tensors are right")
+    return tuple(notes)
+
+
+def _is_listed(module: str, names: Set[str]) -> bool:
+    """As transformers reads such a list: by the whole name, its start or its end."""
+    parts = module.split(".")
+    if len(parts) > MAX_NAME_PARTS:
+        return False
+    pieces = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    pieces |= {".".join(parts[begin:]) for begin in range(len(parts))}
+    return not names.isdisjoint(pieces)
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".#.", name)
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more modules"
+
+
+def _shown(value: Any) -> str:
+    return ascii(value)[:60]

@@ -1,0 +1,22 @@
+"""Tensors of a checkpoint in torch, for those who compute with them: benchmarks and tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from assay_quantize.checkpoint.checkpoint import Checkpoint
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F32": torch.float32, "F64": torch.float64,
+}  # fmt: skip
+"""safetensors dtype name -> torch dtype."""
+
+
+def read_tensor(source: Checkpoint, name: str) -> Tensor:
+    """A tensor of a checkpoint, in memory of its own. Raises CheckpointError (`Checkpoint.read`)."""
+    header = source.tensors[name]
+    dtype = TORCH_DTYPES[header.dtype]
+    return torch.frombuffer(source.read(name), dtype=dtype).reshape(header.shape)

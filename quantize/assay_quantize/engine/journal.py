@@ -1,0 +1,178 @@
+"""What was finished, so that a killed run goes on: one line about the run, then one `ShardRecord` for every finished shard.
+
+The first line says what the run makes from what: hashes of plan, recipe and source headers, and of every source shard its size
+and time of change. Lines are appended and fsynced; a torn last line (killed while appending) counts as not written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from assay.errors import AssayError, QuantizeError
+from assay.records.manifest import ShardRecord
+from assay.records.plan import Plan
+from assay.safe_files import open_ours
+from assay_quantize.checkpoint.shard_files import fsync_folder, planned_shards
+from assay_quantize.checkpoint.stamps import FileStamp, check_stamps, other_data
+from assay_quantize.storage.hash_files import MOST_AT_ONCE, hash_file
+
+JOURNAL = "assay_journal.jsonl"
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked_journal(folder: Path) -> Iterator[TextIO]:
+    """The journal, open for reading and appending, locked against a second process."""
+    # a torn line may end inside a character
+    with open(folder / JOURNAL, "a+", encoding="utf-8", errors="backslashreplace", opener=_open_ours) as journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise QuantizeError(f"{folder}: another process is quantizing into it; wait for it, or end it") from None
+        yield journal
+
+
+def _open_ours(path: str, flags: int) -> int:
+    """An opener."""
+    try:
+        return open_ours(path, flags, "journal")
+    except AssayError as problem:
+        raise QuantizeError(str(problem)) from None
+
+
+def append(journal: TextIO, entry: Mapping[str, Any]) -> None:
+    """One line, on the disk when this returns. Raises QuantizeError when it cannot be written."""
+    try:
+        journal.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        journal.flush()
+        os.fsync(journal.fileno())
+    except OSError as problem:
+        raise QuantizeError(
+            f"{journal.name}: cannot be written: {problem.strerror}; finished shards stay, run again"
+        ) from None  # fmt: skip
+
+
+def resume(
+    plan: Plan,
+    digest: str,
+    source: Path,
+    source_files: Mapping[str, FileStamp],
+    folder: Path,
+    journal: TextIO,
+    *,
+    workers: int,
+    on_progress: Callable[[str, int], None] | None = None,
+) -> dict[str, ShardRecord]:
+    """Shards finished by an earlier run of the same plan from the same files; begins the journal if new.
+
+    Every finished shard's size and hash are read again, `workers` files at once. on_progress: (`SHARD (done before)`, its bytes
+    of the source). Removes half-written files of the killed run, and nothing else. Raises QuantizeError: another plan, or a
+    source shard that changed since.
+    """
+    for leftover in folder.glob(".*.partial"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)  # of Ray's attempts; a dying worker may still be writing there
+        else:
+            leftover.unlink()
+    journal.seek(0)
+    text = journal.read()
+    entries = _entries(text)
+    if not entries:
+        journal.truncate(0)
+        append(journal, _begin_entry(plan, digest, source_files))
+        fsync_folder(folder)
+        return {}
+    if not text.endswith("\n"):
+        journal.write("\n")  # killed while appending: the torn line must not swallow the next one
+    _check_same_run(entries[0], _begin_entry(plan, digest, source_files), folder)
+    if (how := other_data(entries[0].get("source_data") or {}, plan.source_files)) is not None:
+        raise QuantizeError(
+            f"{folder}: begun with other data ({entries[0].get('source')}: {how}); give another folder, or delete this one"
+        )
+    check_stamps(source, entries[0].get("source_files"), source_files, folder)
+    planned = planned_shards(plan)
+    claimed: dict[str, ShardRecord] = {}
+    for entry in entries[1:]:
+        try:
+            record = ShardRecord.model_validate(entry)
+        except ValidationError:
+            continue
+        if record.name in planned:
+            claimed[record.name] = record  # made again, the later record holds
+    lock = threading.Lock()
+
+    def is_as_written(record: ShardRecord) -> bool:
+        path = folder / record.name
+        is_same = size_of(path) == record.num_bytes and hash_file(folder, record.name) == record.sha256
+        if not is_same:
+            log.warning("%s: not as it was written; it is made again", path)
+        elif on_progress is not None:
+            with lock:
+                on_progress(f"{record.name} (done before)", sum(tensor.num_bytes for tensor in planned[record.name]))
+        return is_same
+
+    with ThreadPoolExecutor(min(workers, MOST_AT_ONCE)) as pool:
+        kept = list(pool.map(is_as_written, claimed.values()))
+    return {record.name: record for record, keep in zip(claimed.values(), kept, strict=True) if keep}
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a file; None: there is none."""
+    return path.stat().st_size if path.is_file() else None
+
+
+def _begin_entry(plan: Plan, digest: str, source_files: Mapping[str, FileStamp]) -> dict[str, Any]:
+    return {
+        "begin": 1,
+        "precision": plan.precision,
+        "recipe_sha256": plan.recipe_sha256,
+        "source": plan.source,
+        "source_sha256": plan.source_sha256,
+        "importance_sha256": plan.importance_sha256,
+        "plan_sha256": digest,
+        "source_data": plan.source_files,
+        "source_files": {name: list(stamp) for name, stamp in source_files.items()},
+    }
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    """Whole lines of a journal; a torn one (killed while appending) is dropped."""
+    entries = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def _check_same_run(begin: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
+    if begin.get("plan_sha256") == ours["plan_sha256"]:
+        return
+    hashes = {
+        "recipe_sha256": "precision",
+        "source_sha256": "source",
+        "importance_sha256": "precision",
+        "plan_sha256": "precision",
+    }
+    key = next(key for key in hashes if begin.get(key) != ours[key])
+    what, label = key.removesuffix("_sha256"), hashes[key]
+    raise QuantizeError(
+        f"{folder}: begun with {what} {begin.get(label)} {str(begin.get(key))[:12]}, now asked for {ours[label]} "
+        f"{str(ours[key])[:12]}; go on with the first, give another folder, or delete this one"
+    )

@@ -1,0 +1,265 @@
+"""Run a plan: shard by shard, journaled, resumable; then publish.
+
+What lies in the folder, and when:
+
+    assay_journal.jsonl     from the start: one line about the run, then one `ShardRecord` for every finished shard
+    *.safetensors           each appears by rename when it is whole
+    tokenizer, index, ...   after the last shard; config.json as the last of them, so that no loader opens less than all
+    assay_manifest.json     at the very end; then the journal goes
+
+Killed at any point, the same call goes on with the first shard that is not in the journal and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from assay.callbacks import Progress
+from assay.errors import AssayError, QuantizeError
+from assay.records.manifest import Manifest, ShardRecord, load_manifest
+from assay.records.plan import Plan
+from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
+from assay_quantize.checkpoint.stamps import FileStamp, data_of_files, other_data, stamps_of
+from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget, resident_bytes
+from assay_quantize.engine.journal import JOURNAL, append, locked_journal, resume, size_of
+from assay_quantize.engine.publish import files_to_copy, publish
+from assay_quantize.engine.shards import ShardOptions
+from assay_quantize.kernels.devices import check_device, default_workers
+from assay_quantize.plan.identity import plan_sha256
+from assay_quantize.plan.slabs import least_slab_bytes
+
+Runner = Callable[[Plan, Sequence[str], Path, Path, ShardOptions, Progress | None], Generator[ShardRecord, None, None]]
+"""`runner(plan, shard_names, source, out_folder, options, on_progress)`: makes the shards and yields the record of each as soon
+as its file is whole under its own name. It neither journals nor publishes. Closing it stops the work."""
+
+SPARE_BYTES = 64 << 20
+"""Free disk asked for beyond the planned bytes: index, config, manifest, the file system's own needs."""
+
+
+def is_complete(plan: Plan, folder: Path, digest: str | None = None) -> bool:
+    """Whether `folder` holds the finished checkpoint of this plan, made from this data: its manifest, every file in its size.
+
+    digest: `plan_sha256(plan)`, if it is known already.
+    """
+    try:
+        manifest = load_manifest(folder)
+    except AssayError:
+        return False
+    if manifest is None or manifest.plan_sha256 != (digest or plan_sha256(plan)) or manifest.source_files != plan.source_files:
+        return False
+    shards = all(size_of(folder / shard.name) == shard.num_bytes for shard in manifest.shards)
+    return shards and all((folder / name).is_file() for name in manifest.files)
+
+
+def quantize(
+    plan: Plan,
+    source: Path,
+    out_folder: Path,
+    *,
+    device: str = "cpu",
+    workers: int | None = None,
+    memory_bytes: int | None = None,
+    engine: str = "fused",
+    runner: str | Runner = "local",
+    importance: Path | None = None,
+    source_files: Mapping[str, FileStamp] | None = None,
+    on_progress: Progress | None = None,
+) -> Manifest:
+    """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
+
+    device: `cpu`, or `cuda` (never run yet). workers: threads; default: every core this process may use.
+    memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
+    engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: `local`, `ray`, or a function.
+    importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. source_files: what
+    identifies the data of every source shard, if not its size and time here. on_progress: called with (tensor name, bytes
+    read) for every slab, from worker threads.
+    A finished checkpoint of the same plan is returned at once.
+    Raises QuantizeError: no room on the disk or in memory, a folder with something else in it, a resume with another recipe or
+    source, a source that changed, another process at work in the same folder.
+    """
+    digest = plan_sha256(plan)
+    if is_complete(plan, out_folder, digest) and (finished := load_manifest(out_folder)) is not None:
+        (out_folder / JOURNAL).unlink(missing_ok=True)  # killed between manifest and clean-up
+        return finished
+    started = time.monotonic()
+    _check_importance(plan, importance)
+    _check_source(plan, source)
+    shards = planned_shards(plan)
+    if source_files is None:
+        source_files = stamps_of(source, sorted({tensor.shard_in for tensor in plan.tensors}))
+    options = shard_options(
+        plan,
+        runs_elsewhere=runner == "ray",
+        device=device,
+        workers=workers,
+        memory_bytes=memory_bytes,
+        engine=engine,
+        importance=importance,
+        source_files=source_files,
+    )
+    run = _runner(runner)
+    check_folder(plan, out_folder, digest)
+    is_new = not out_folder.exists()
+    out_folder.mkdir(parents=True, exist_ok=True)
+    with locked_journal(out_folder) as journal:
+        done = resume(
+            plan, digest, source, source_files, out_folder, journal, workers=options.workers, on_progress=on_progress
+        )  # fmt: skip
+        spent_s = sum(record.seconds for record in done.values())
+        try:
+            _check_disk(plan, source, out_folder, done)
+        except QuantizeError:
+            if not done:  # nothing begun: leave the folder as it was, free for another precision
+                (out_folder / JOURNAL).unlink()
+                if is_new:
+                    out_folder.rmdir()
+            raise
+        missing = [name for name in shards if name not in done]
+        with closing(run(plan, missing, source, out_folder, options, on_progress)) as records:
+            for record in records:
+                append(journal, record.model_dump(mode="json"))
+                done[record.name] = record
+        try:
+            manifest = publish(
+                plan,
+                source,
+                out_folder,
+                shards=tuple(done[name] for name in shards),
+                plan_sha256=digest,
+                seconds=spent_s + time.monotonic() - started,
+            )
+        except OSError as problem:
+            where = problem.filename2 or problem.filename or out_folder
+            raise QuantizeError(f"{where}: cannot be written: {problem.strerror}; finished shards stay, run again") from None
+        (out_folder / JOURNAL).unlink()
+        fsync_folder(out_folder)
+    return manifest
+
+
+def shard_options(
+    plan: Plan,
+    *,
+    runs_elsewhere: bool = False,
+    device: str = "cpu",
+    workers: int | None = None,
+    memory_bytes: int | None = None,
+    engine: str = "fused",
+    importance: Path | None = None,
+    source_files: Mapping[str, FileStamp] | None = None,
+) -> ShardOptions:
+    """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory.
+
+    runs_elsewhere: the work is done by other processes, so what this one holds does not count against their memory.
+    memory_bytes None: the device's default, and in a process that already holds much (a notebook) half as much beside it.
+    """
+    check_device(device)
+    if engine not in ("fused", "reference"):
+        raise QuantizeError(f"kernels {engine}: say fused or reference")
+    held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
+    default = DEFAULT_MEMORY_BYTES[device]
+    bound = max(default, held + default // 2) if memory_bytes is None else memory_bytes
+    budget = plan_budget(
+        bound,
+        default_workers() if workers is None else workers,
+        base_bytes=held + RUNTIME_BYTES,
+        least_slab_bytes=least_slab_bytes(plan),
+        held_bytes=max((held_bytes(tensors) for tensors in planned_shards(plan).values()), default=0),
+        engine=engine if device == "cpu" else "reference",
+    )
+    return ShardOptions(
+        device=device,
+        workers=budget.workers,
+        slab_bytes=budget.slab_bytes,
+        memory_bytes=bound,
+        engine="fused" if engine == "fused" else "reference",
+        importance=importance,
+        source_files=source_files,
+    )
+
+
+def _runner(runner: str | Runner) -> Runner:
+    if not isinstance(runner, str):
+        return runner
+    if runner == "local":
+        from assay_quantize.engine.local_runner import run_local
+
+        return run_local
+    if runner == "ray":
+        from assay_quantize.remote.ray_runner import run_ray
+
+        run: Runner = run_ray
+        return run
+    raise QuantizeError(f"--engine {runner}: say local or ray")
+
+
+def _check_importance(plan: Plan, importance: Path | None) -> None:
+    found = None
+    if importance is not None:
+        from assay_quantize.checkpoint.importance import load_importance
+
+        found = load_importance(importance).sha256
+    if found != plan.importance_sha256:
+        raise QuantizeError(
+            f"{importance or 'no file of channel weights'}: the plan was made for {plan.importance_sha256 or 'none'}; "
+            "make the plan anew with this --importance"
+        )
+
+
+def _check_source(plan: Plan, source: Path) -> None:
+    """Refuse a folder whose data is not what the plan was made of. Of a source on the hub, the download checks the hashes."""
+    planned = {name: data for name, data in plan.source_files.items() if data.startswith("stamp:")}
+    if (how := other_data(planned, data_of_files(source, planned))) is not None:
+        raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
+
+
+def check_folder(plan: Plan, folder: Path, digest: str | None = None) -> None:
+    """Refuse a folder that holds anything but an unfinished run of ours. digest: `plan_sha256(plan)`, if known."""
+    if not folder.exists():
+        return
+    digest = digest or plan_sha256(plan)
+    if not folder.is_dir():
+        raise QuantizeError(f"{folder}: is a file; give a folder that is empty or does not exist")
+    if (manifest := load_manifest(folder)) is not None:
+        if (how := other_data(manifest.source_files, plan.source_files)) is not None:
+            raise QuantizeError(
+                f"{folder}: holds a finished checkpoint made from other data ({manifest.source}: {how}); give another folder, "
+                f"or delete this one; whether the data is the same, `assay verify {folder} --source {plan.source}` tells"
+            )
+        if manifest.plan_sha256 == digest:
+            missing = [s.name for s in manifest.shards if size_of(folder / s.name) != s.num_bytes]
+            missing += [name for name in manifest.files if not (folder / name).is_file()]
+            raise QuantizeError(f"{folder}: its manifest says finished, but {missing[0]} is missing or has another size; "
+                                "delete the folder and run again")  # fmt: skip
+        raise QuantizeError(f"{folder}: holds a finished checkpoint of another plan ({_differences(manifest, plan, digest)}); "
+                            "give another folder, or delete this one")  # fmt: skip
+    if (folder / JOURNAL).exists():
+        return
+    foreign = sorted(path.name for path in folder.iterdir())
+    if foreign:
+        raise QuantizeError(f"{folder}: not empty (it holds {foreign[0]}) and not begun by assay; give an empty folder")
+
+
+def _differences(other: Manifest, plan: Plan, digest: str) -> str:
+    if other.recipe_sha256 != plan.recipe_sha256:
+        return f"recipe {other.precision} {other.recipe_sha256[:12]}, asked for {plan.precision} {plan.recipe_sha256[:12]}"
+    if other.source_sha256 != plan.source_sha256:
+        return f"source {other.source} {other.source_sha256[:12]}, asked for {plan.source} {plan.source_sha256[:12]}"
+    return f"plan {other.plan_sha256[:12]}, asked for {digest[:12]}"
+
+
+def _check_disk(plan: Plan, source: Path, folder: Path, done: Mapping[str, ShardRecord]) -> None:
+    """Refuse before the first byte when what is still to be written does not fit."""
+    needed = sum(path.stat().st_size for path in files_to_copy(source))
+    for name, tensors in planned_shards(plan).items():
+        if name not in done:
+            needed += len(header_bytes(tensors)[0]) + sum(o.num_bytes for t in tensors for o in t.outputs)
+    free = shutil.disk_usage(folder).free
+    if needed + SPARE_BYTES > free:
+        raise QuantizeError(
+            f"{folder}: {needed / 1e9:.2f} GB are still to be written and {free / 1e9:.2f} GB are free on its disk; "
+            "free some space, or give a folder on another disk"
+        )

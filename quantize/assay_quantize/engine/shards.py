@@ -1,0 +1,235 @@
+"""One planned shard in, one shard out: a pure function of plan and source, so that a rerun writes the same bytes.
+
+The output's header follows from the plan alone, so the file is written from front to back in slabs of a few MiB: worker
+threads read, round and pack (reading and rounding release the GIL), the one whose slab is due writes. Memory is a few slabs
+per worker, whatever the size of tensors and shard. Under its own name a shard is always whole: it is written under a hidden
+one, hashed meanwhile, fsynced and renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from assay.callbacks import Progress
+from assay.errors import QuantizeError
+from assay.records.manifest import ShardRecord
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, layout, partial_path, planned_shards
+from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.checkpoint.stamps import FileStamp, check_stamps, stamps_of
+from assay_quantize.engine.budget import window_of
+from assay_quantize.engine.compute import Computer
+from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped
+from assay_quantize.engine.slab_work import ChannelWeights, ShardWork
+from assay_quantize.kernels.rows import Engine
+from assay_quantize.plan.slabs import SLAB_BYTES, Slab, amax_members, observer_of, slabs_of
+from assay_quantize.storage.buffers import Pools, new_pools
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How a shard is made; the bytes of the result do not depend on it.
+
+    device: `cpu` or `cuda`. workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
+    process may use; for whoever schedules shards, the slabs were chosen by it already. engine: `fused`, or `reference` (torch).
+    importance: file of channel weights for the scale search. source_files: size and time of every source shard when the
+    run began; a shard that differs is refused. None: only compared before and after.
+    lanes: shards in flight at once in one process, each with `workers` threads.
+    """
+
+    device: str = "cpu"
+    workers: int = 1
+    slab_bytes: int = SLAB_BYTES
+    memory_bytes: int | None = None
+    engine: Engine = "fused"
+    importance: Path | None = None
+    source_files: Mapping[str, FileStamp] | None = None
+    lanes: int = 1
+
+
+class Written(NamedTuple):
+    """A shard whose bytes are all handed to the kernel, under its hidden name: `finish_shard` makes it safe and visible."""
+
+    name: str
+    path: Path
+    writer: OrderedWriter
+    relative_error: dict[str, float]
+    started: float
+    check_source: Callable[[], None]
+
+
+def quantize_shard(
+    plan: Plan,
+    shard_name: str,
+    source: Path,
+    out_folder: Path,
+    options: ShardOptions | None = None,
+    on_progress: Progress | None = None,
+    *,
+    reader: SourceReader | None = None,
+) -> ShardRecord:
+    """Make the shard `shard_name` of `plan` in `out_folder` from the checkpoint in `source`, replacing one of that name.
+
+    reader: opened on `source`, to spare reading its headers again.
+    Raises QuantizeError: a weight that is not finite, a source that differs from the plan or changed, a disk that is full;
+    CheckpointError: a source that cannot be read.
+    """
+    if reader is not None:
+        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=reader))
+    with SourceReader(open_checkpoint(source)) as own:
+        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=own))
+
+
+def write_shard(
+    plan: Plan,
+    shard_name: str,
+    source: Path,
+    out_folder: Path,
+    options: ShardOptions | None = None,
+    on_progress: Progress | None = None,
+    *,
+    reader: SourceReader,
+    stop: threading.Event | None = None,
+    pools: Pools | None = None,
+) -> Written:
+    """The first part of `quantize_shard`: everything but fsync and rename, which need the disk and no core.
+
+    pools: memory that whoever makes many shards hands from one to the next.
+    """
+    started = time.monotonic()
+    options = options or ShardOptions()
+    tensors = planned_shards(plan)[shard_name]
+    members = amax_members(plan, tensors)
+    used = _source_shards(plan, tensors, members)
+    before = stamps_of(source, used)
+    check_stamps(source, options.source_files, before, out_folder)
+    order, outputs = layout(tensors)
+    path = out_folder / shard_name
+    observer = observer_of(plan)
+    with _writing(path):
+        writer = OrderedWriter(partial_path(path), header_bytes(tensors)[0], outputs, window=window_of(options.workers))
+    try:
+        work = ShardWork(
+            reader, writer, Computer(options.device, options.engine), members,
+            pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
+            on_progress=on_progress,
+        )  # fmt: skip
+        slabs = list(slabs_of(order, members, options.slab_bytes))
+        with work.computer.ready(), _writing(path):
+            _run(work, slabs, options.workers, stop)
+    except BaseException:
+        _discard(writer, path)
+        raise
+
+    def check_source() -> None:
+        check_stamps(source, before, stamps_of(source, used), out_folder)
+
+    return Written(shard_name, path, writer, work.relative_errors(), started, check_source)
+
+
+def finish_shard(written: Written) -> ShardRecord:
+    """fsync, rename, and what goes into the journal."""
+    try:
+        with _writing(written.path):
+            digest, num_bytes = written.writer.finish()
+            written.check_source()
+            os.replace(partial_path(written.path), written.path)
+            fsync_folder(written.path.parent)
+    except BaseException:
+        _discard(written.writer, written.path)
+        raise
+    return ShardRecord(
+        name=written.name,
+        num_bytes=num_bytes,
+        sha256=digest,
+        relative_error=written.relative_error,
+        seconds=time.monotonic() - written.started,
+    )
+
+
+def discard(written: Written) -> None:
+    """Remove what was written of a shard that will not be finished."""
+    _discard(written.writer, written.path)
+
+
+def _discard(writer: OrderedWriter, path: Path) -> None:
+    writer.close()
+    partial_path(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """OSError while writing `path` as one line for the user."""
+    try:
+        yield
+    except OSError as problem:
+        raise QuantizeError(f"{path}: cannot be written: {problem.strerror}; finished shards stay, run again") from None
+
+
+def _source_shards(plan: Plan, tensors: Sequence[TensorPlan], members: Mapping[str, Sequence[TensorPlan]]) -> list[str]:
+    """Source shards that are read to make `tensors`, sorted."""
+    used = [*tensors, *(member for group in members.values() for member in group)]
+    scales = {tensor.scale for tensor in used if tensor.scale is not None}
+    shards = {tensor.shard_in for tensor in used}
+    if scales:
+        shards |= {tensor.shard_in for tensor in plan.tensors if tensor.name in scales}
+    return sorted(shards)
+
+
+def _importance(path: Path | None) -> ChannelWeights | None:
+    if path is None:
+        return None
+    from assay_quantize.checkpoint.importance import load_importance
+
+    loaded: ChannelWeights = load_importance(path)
+    return loaded
+
+
+def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.Event | None) -> None:
+    """Do all slabs on `workers` threads; raises what the first failing one raised."""
+    queue = iter(enumerate(slabs))
+    lock = threading.Lock()
+    window = window_of(workers)
+    for slab in slabs[:window]:
+        work.will_need(slab)
+
+    def loop() -> None:
+        try:
+            while True:
+                if stop is not None and stop.is_set():
+                    raise KeyboardInterrupt
+                with lock:
+                    index, slab = next(queue, (-1, None))
+                if slab is None:
+                    return
+                ahead = index + window
+                work.do(index, slab, ahead=slabs[ahead] if ahead < len(slabs) else None)
+        except WritingStopped:
+            return
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            work.writer.fail(error)
+
+    if workers == 1:
+        loop()
+    else:
+        threads = [threading.Thread(target=loop, name=f"assay-worker-{number}", daemon=True) for number in range(workers)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            work.writer.fail(error)
+            for thread in threads:
+                thread.join()
+            raise
+    if work.writer.error is not None:
+        raise work.writer.error

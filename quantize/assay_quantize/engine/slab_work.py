@@ -1,0 +1,213 @@
+"""What a worker does with one slab: read, compute, hand the result to the writer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import QuantizeError
+from assay.records.plan import OutputTensor, TensorPlan
+from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
+from assay_quantize.engine.compute import Computer
+from assay_quantize.engine.ordered_writer import OrderedWriter, Result
+from assay_quantize.formats.casting import cast_rows, count_not_finite
+from assay_quantize.formats.schemes import module_of
+from assay_quantize.plan.slabs import Slab, by_rows
+from assay_quantize.storage.buffers import Pools
+from assay_quantize.storage.direct_file import BytesLike
+
+Array = NDArray[Any]
+ERROR_DIGITS = 6
+"""Significant digits of a recorded error: fewer than the order of a sum over slabs can change."""
+
+
+class ChannelWeights(Protocol):
+    """Channel weights of a calibration file."""
+
+    def for_weight(self, name: str, columns: int) -> NDArray[np.float32] | None:
+        """Mean squared activation per input channel; None: the file has nothing about this weight."""
+
+
+class ShardWork:
+    """The work on the slabs of one shard; `do` may be called from many threads."""
+
+    def __init__(
+        self,
+        reader: SourceReader,
+        writer: OrderedWriter,
+        computer: Computer,
+        members: Mapping[str, Sequence[TensorPlan]],
+        *,
+        pools: Pools,
+        observer: str,
+        importance: ChannelWeights | None,
+        on_progress: Callable[[str, int], None] | None,
+    ) -> None:
+        self.writer, self.computer = writer, computer
+        self._reader, self._observer, self._importance, self._on_progress = reader, observer, importance, on_progress
+        self._pools = pools
+        self._amax: dict[str, float] = defaultdict(float)
+        self._rows_left = {key: sum(member.shape[0] for member in group) for key, group in members.items()}
+        dtypes = {key: {member.logical_dtype for member in group} for key, group in members.items()}
+        # one dtype for all members: the global scale is divided in it, and must come out equal
+        self._amax_dtype = {key: min(found) if len(found) == 1 else "F32" for key, found in dtypes.items()}
+        self._squares: dict[str, tuple[float, float]] = {}
+        total_bytes = sum(reader.checkpoint.shards.values())
+        # what will not stay in the page cache anyway should not push other things out of it
+        self._drops_cache = total_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+    def do(self, index: int, slab: Slab, *, ahead: Slab | None) -> None:
+        """Do unit `index`; `ahead` is one that will be done soon, to be read meanwhile."""
+        self.writer.wait_for_room(index)
+        if ahead is not None:
+            self.will_need(ahead)
+        tensor, count = slab.tensor, slab.end - slab.begin
+        buffer = self._pools.rows.take(rows_bytes(tensor, count) if by_rows(tensor) else count)
+        if slab.work == "copy":
+            result = self._copy(slab, buffer)
+        elif slab.work == "cast":
+            result = self._cast(slab, buffer)
+        else:
+            rows = self._reader.read_rows(tensor, slab.begin, slab.end, buffer)
+            result = self._magnitude(slab, rows) if slab.work == "amax" else self._quantize(slab, rows)
+        if slab.work != "copy":  # then it is the result
+            self._pools.rows.give(buffer)
+        self.writer.deliver(index, result)
+
+    def will_need(self, slab: Slab) -> None:
+        """Have what `do` reads for this slab read ahead."""
+        self._reader.will_need(slab.tensor, *_stored_range(slab), through_cache=slab.amax_key is not None)
+
+    def relative_errors(self) -> dict[str, float]:
+        """Per quantized tensor ||dequantized - source|| / ||source||; to be called when all slabs are done."""
+        return {name: _relative_error(*squares) for name, squares in self._squares.items()}
+
+    # -------------------------------------------------------------------------------------------- kinds of work
+    def _copy(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
+        data = self._reader.read_bytes(slab.tensor, slab.begin, slab.end, buffer)
+
+        def written() -> None:
+            self._pools.rows.give(buffer)
+            self._told(slab)
+
+        return Result({slab.tensor.outputs[0].name: data}, True, written)
+
+    def _cast(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
+        tensor, (output,) = slab.tensor, slab.tensor.outputs
+        if by_rows(tensor):
+            values = self._reader.read_rows(tensor, slab.begin, slab.end, buffer)
+        else:
+            self._reader.read_bytes(tensor, slab.begin, slab.end, buffer)
+            values = buffer[: slab.end - slab.begin].view(STORAGE[tensor.dtype])
+        made = cast_rows(values, tensor.logical_dtype, output.dtype, output.name)
+        data = _bytes_of(made.copy() if made is values else made)
+        return Result({output.name: data}, False, lambda: self._told(slab))
+
+    def _magnitude(self, slab: Slab, rows: Array) -> Result:
+        key = slab.amax_key
+        assert key is not None
+        amax = self.computer.amax_rows(rows, slab.tensor.logical_dtype)
+        if not math.isfinite(amax):
+            raise _not_finite(slab, rows)
+
+        def note() -> None:
+            self._amax[key] = max(self._amax[key], amax)
+            self._rows_left[key] -= slab.end - slab.begin
+
+        self.writer.announce(note)
+        return Result({}, False, lambda: None)
+
+    def _quantize(self, slab: Slab, rows: Array) -> Result:
+        tensor, key = slab.tensor, slab.amax_key
+        assert tensor.scheme is not None
+        if key is not None:
+            self.writer.wait_until(lambda: self._rows_left[key] == 0)
+        importance = None if self._importance is None else self._importance.for_weight(tensor.name, tensor.shape[1])
+        memory = self._pools.codes.take(rows.size)
+        made = self.computer.quantize_rows(
+            rows,
+            tensor.logical_dtype,
+            tensor.scheme,
+            amax=None if key is None else self._amax[key],
+            amax_dtype=tensor.logical_dtype if key is None else self._amax_dtype[key],
+            observer=self._observer,
+            importance_I=importance,
+            memory=memory,
+        )
+        if not math.isfinite(made.squared_norm):
+            raise _not_finite(slab, rows)
+        if not math.isfinite(made.squared_error):
+            raise QuantizeError(
+                f"{tensor.name}: its scales do not fit {tensor.logical_dtype}; quantize from a BF16 or FP32 source"
+            )
+
+        def written() -> None:
+            error, norm = self._squares.get(tensor.name, (0.0, 0.0))
+            self._squares[tensor.name] = error + made.squared_error, norm + made.squared_norm
+            self._pools.codes.give(memory)
+            self._told(slab)
+
+        return Result(_output_parts(slab, made.parts), True, written)
+
+    def _told(self, slab: Slab) -> None:
+        if self._on_progress is not None:
+            self._on_progress(slab.tensor.name, _stored_range(slab)[1] - _stored_range(slab)[0])
+        if self._drops_cache:
+            self._reader.done_with(slab.tensor, *_stored_range(slab))
+
+
+def _stored_range(slab: Slab) -> tuple[int, int]:
+    """Bytes [begin, end) of the stored tensor."""
+    if not by_rows(slab.tensor):
+        return slab.begin, slab.end
+    per_row = slab.tensor.num_bytes // slab.tensor.shape[0]
+    return slab.begin * per_row, slab.end * per_row
+
+
+def _output_parts(slab: Slab, parts: Mapping[str, Array]) -> dict[str, BytesLike]:
+    """Local names to full ones; what has no rows (a scale of the whole weight, its shape) is written with the first slab."""
+    tensor, module = slab.tensor, module_of(slab.tensor.name)
+    planned = {output.name: output for output in tensor.outputs}
+    made = {f"{module}.{part}": value for part, value in parts.items()}
+    if f"{module}.weight_shape" in planned:
+        made[f"{module}.weight_shape"] = np.array(tensor.shape, np.int64)
+    assert made.keys() == planned.keys(), f"{tensor.name}: made {sorted(made)}, planned {sorted(planned)}"
+    return {
+        name: _checked_bytes(value, planned[name]) for name, value in made.items() if slab.is_first or _has_rows(planned[name])
+    }
+
+
+def _has_rows(output: OutputTensor) -> bool:
+    return len(output.shape) == 2
+
+
+def _checked_bytes(value: Array, output: OutputTensor) -> memoryview:
+    want = STORAGE[output.dtype]
+    columns = output.shape[1:] if _has_rows(output) else output.shape
+    got = value.shape[1:] if _has_rows(output) else value.shape
+    assert value.dtype == want and got == columns, f"{output.name}: made {value.dtype} {value.shape}, planned {output}"
+    return _bytes_of(value)
+
+
+def _bytes_of(value: Array) -> memoryview:
+    view: memoryview = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    return view
+
+
+def _relative_error(squared_error: float, squared_norm: float) -> float:
+    if squared_norm == 0:
+        return 0.0 if squared_error == 0 else math.inf
+    return float(f"{math.sqrt(squared_error / squared_norm):.{ERROR_DIGITS}g}")
+
+
+def _not_finite(slab: Slab, rows: Array) -> QuantizeError:
+    tensor = slab.tensor
+    count = count_not_finite(rows, tensor.logical_dtype)
+    where = "" if slab.is_first and slab.is_last else f" in rows {slab.begin} to {slab.end - 1}"
+    return QuantizeError(f"{tensor.name}: {count} of {rows.size} weights{where} are NaN or infinite; the source is damaged")

@@ -1,0 +1,48 @@
+"""An estimate of time, disk and memory as a person reads it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from assay_quantize.estimate.hardware_time import Estimate
+from assay_quantize.plan.show import gigabytes
+
+
+def print_estimate(made: Estimate, console: Console) -> None:
+    """A few lines that say what is exact, what is extrapolated, and from what."""
+    machine, rates, work = made.machine, made.rates, made.work
+    console.print(f"[bold]extrapolated, not measured[/], for {machine.name} ({machine.source}):", soft_wrap=True)
+    if made.workers < machine.cores:
+        limit = f"{made.workers} of {machine.cores} cores; more do not fit into --memory {made.memory_bytes / 2**30:g}GiB"
+    else:
+        limit = f"{made.workers} core{'s' * (made.workers != 1)}"
+    again = f", {gigabytes(work.read_twice)} of it twice" if work.read_twice else ""
+    console.print(f"  read      {duration(made.read_s):>9}   {gigabytes(work.read)} at {machine.read:.2g} GB/s{again}")
+    console.print(
+        f"  compute   {duration(made.compute_s):>9}   {limit}, {rates.quantize:.2g} GB of BF16 per second each", soft_wrap=True
+    )
+    console.print(f"  write     {duration(made.write_s):>9}   {gigabytes(work.written)} at {machine.write:.2g} GB/s")
+    console.print(f"  together  {duration(made.total_s):>9}   bound by {made.bound_by}; reading and writing share the disk")
+    console.print("                        then `assay verify` reads source and result once more, at least as fast")
+    if made.download_s is None:
+        console.print("  download          ?   no network rate known; say network=1.2 (GB/s)")
+    else:
+        console.print(
+            f"  download  {duration(made.download_s):>9}   {gigabytes(work.read)} at {machine.network:.2g} GB/s; "
+            f"with --stream-from hub {duration(made.streamed_s or 0)} in all",
+            soft_wrap=True,
+        )
+    console.print(
+        f"  disk      {gigabytes(made.peak_disk_bytes):>9}   source and result; with --stream-from hub "
+        f"{gigabytes(made.streamed_disk_bytes)}",
+        soft_wrap=True,
+    )
+    console.print(f"  memory    {gigabytes(made.memory_bytes):>9}   at the most (--memory), whatever the size of shards")
+    console.print(f"  rates of a core: {rates.source}", soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `17 min`, `2.4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

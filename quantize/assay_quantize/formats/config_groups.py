@@ -1,0 +1,98 @@
+"""`quantization_config` of config.json, written without importing compressed-tensors (which takes torch, seconds and 400 MiB).
+
+A test compares every scheme with what compressed-tensors itself writes; vLLM and transformers read it with that package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from assay.errors import PlanError
+from assay.recipes.mtp import declaring_none
+from assay.records.plan import Plan
+from assay_quantize.formats.schemes import SCHEMES, Scheme
+
+_PER_TOKEN = {"group_size": None, "strategy": "token", "dynamic": True}
+ACTIVATIONS: Mapping[str, Mapping[str, Any] | None] = {
+    "W4A16": None,
+    "W4A16_ASYM": None,
+    "FP8_BLOCK": {"group_size": 128, "strategy": "group", "block_structure": None, "dynamic": True},
+    "FP8_DYNAMIC": _PER_TOKEN,
+    "NVFP4A16": None,
+    "MXFP4": {"dynamic": True},
+    "MXFP8": {"dynamic": True},
+    "W8A8": _PER_TOKEN,
+}
+"""Preset -> how activations are rounded at run time, where that differs from the weights; None: they stay in 16 bits."""
+
+_SCALE_DTYPES = {"nvfp4": "torch.float8_e4m3fn", "mxfp4": "torch.uint8", "mxfp8": "torch.uint8"}
+
+
+def quantization_config(plan: Plan) -> dict[str, Any]:
+    """`quantization_config` for the new checkpoint's config.json, as vLLM and transformers read it.
+
+    One group with target `Linear`; everything unquantized is in `ignore`, as patterns that vLLM matches at run time.
+    Raises PlanError when nothing is quantized.
+    """
+    used = {tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}
+    if not used:
+        raise PlanError(f"precision {plan.precision}: nothing in {plan.source} is quantized; name roles under `quantize`")
+    assert len(used) == 1, f"one scheme per checkpoint, got {sorted(used)}"
+    row = SCHEMES[used.pop()]
+    weights = _weights(row)
+    activations = ACTIVATIONS[row.preset]
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": None if activations is None else {**weights, **activations},
+        "output_activations": None,
+        "format": row.format,
+    }
+    return {
+        "version": version("compressed-tensors"),
+        "transform_config": {},
+        "config_groups": {"group_0": group},
+        "quant_method": "compressed-tensors",
+        "kv_cache_scheme": None,
+        "format": row.format,
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": list(plan.ignore),
+    }
+
+
+def _weights(row: Scheme) -> dict[str, Any]:
+    """Arguments of the weights, every field that compressed-tensors writes, in its order."""
+    if row.layout == "nvfp4":
+        strategy = "tensor_group"
+    elif row.block_rows > 1:
+        strategy = "block"
+    elif row.group_size is None:
+        strategy = "channel"
+    else:
+        strategy = "group"
+    return {
+        "num_bits": 4 if row.layout in ("int4", "nvfp4", "mxfp4") else 8,
+        "type": "int" if row.format in ("pack-quantized", "int-quantized") else "float",
+        "symmetric": row.symmetric,
+        "group_size": None if strategy == "block" else row.group_size,
+        "strategy": strategy,
+        "block_structure": [row.block_rows, row.group_size] if strategy == "block" else None,
+        "dynamic": False,
+        "actorder": None,
+        "scale_dtype": _SCALE_DTYPES.get(row.layout),
+        "zp_dtype": None if row.symmetric else "torch.int8",
+        "observer": None,
+        "observer_kwargs": {},
+    }
+
+
+def config_json(plan: Plan) -> dict[str, Any]:
+    """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if they were dropped."""
+    config = {key: value for key, value in plan.config.items() if key != "quantization_config"}
+    if plan.drops_mtp:
+        config = declaring_none(config)
+    config["quantization_config"] = quantization_config(plan)
+    return config

@@ -1,0 +1,111 @@
+"""vLLM's rules for "is this module quantized?", replayed in pure Python: what a config.json really says at run time.
+
+vLLM (0.32, `quantization/compressed_tensors/utils.py` and `quantization/utils/config_utils.py`) names modules its own way:
+q/k/v become `qkv_proj`, gate/up `gate_up_proj`, the experts of a layer one module judged by expert 0 alone, the MTP head
+`model.layers.N.head`. A pattern `re:X` matches by `re.match`, so anchored in front only: `re:model.layers.1` also hits
+`model.layers.10`. Some modules never get a quantization config (`eh_proj`, most routers): their weights must be plain.
+Nothing here imports vllm; a test compares every answer with vLLM's own functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from assay.recipes.families import EXPERT_PROJECTIONS, Form, form_of
+from assay.recipes.runtime_names import packed_modules
+
+ModuleKind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
+
+EXPERT = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
+SHARED_HEAD = re.compile(r"^(?P<layer>.*\.layers\.\d+)\.shared_head\.head$")
+
+
+class RuntimeModule(NamedTuple):
+    """One module of vLLM. `members`: the checkpoint's modules loaded into it; `judged_by`: names the patterns see."""
+
+    name: str
+    kind: ModuleKind
+    judged_by: tuple[str, ...]
+    members: tuple[str, ...]
+
+
+class MixedSchemes(ValueError):
+    """Members of one fused module disagree: vLLM refuses to start."""
+
+
+def matches(name: str, pattern: str) -> bool:
+    """vLLM's `is_equal_or_regex_match`: exact, or `re.match` (a prefix match) after `re:`."""
+    return re.match(pattern[3:], name) is not None if pattern.startswith("re:") else pattern == name
+
+
+def is_ignored(name: str, ignore: Sequence[str], fused: Mapping[str, Sequence[str]]) -> bool:
+    """vLLM's `should_ignore_layer` for a runtime name. Raises MixedSchemes where vLLM raises ValueError."""
+    if any(matches(name, pattern) for pattern in ignore):
+        return True
+    last = name.rpartition(".")[2]
+    if last not in fused:
+        return False
+    # str.replace, like vLLM: every occurrence of the fused name, not only the last component
+    ignored = [any(matches(name.replace(last, part), pattern) for pattern in ignore) for part in fused[last]]
+    if any(ignored) and not all(ignored):
+        parts = ", ".join(part for part, is_part in zip(fused[last], ignored, strict=True) if is_part)
+        raise MixedSchemes(f"the ignore list covers only {parts} of {name}; vLLM refuses to start")
+    return all(ignored)
+
+
+def runtime_modules(family: str, modules: Iterable[str], config: Mapping[str, Any]) -> tuple[RuntimeModule, ...]:
+    """vLLM's modules for the checkpoint's modules that hold a 2-D weight, in the order first met.
+
+    config: the model's config.json (MLA fuses q_a and kv_a only when `q_lora_rank` is set).
+    """
+    fused = set(packed_modules(family))
+    if config.get("q_lora_rank") is None:
+        fused.discard("fused_qkv_a_proj")
+    members: dict[tuple[str, ModuleKind], list[str]] = {}
+    for module in modules:
+        form = form_of(family, f"{module}.weight", config)
+        members.setdefault(_runtime_name(module, form, fused), []).append(module)
+    return tuple(RuntimeModule(name, kind, _judged_by(name, kind), tuple(parts)) for (name, kind), parts in members.items())
+
+
+def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str, ModuleKind]:
+    if expert := EXPERT.match(module):
+        return expert["experts"], "experts"
+    if form.part == "lm_head":
+        head = SHARED_HEAD.match(module)
+        return (f"{head['layer']}.head" if head else module), "lm_head"
+    if form.part == "embedding":
+        return module, "embedding"
+    if form.kind == "bare":
+        return module, "plain"
+    if form.fused in fused:
+        return f"{module.rpartition('.')[0]}.{form.fused}", "linear"
+    return module, "linear"
+
+
+def _judged_by(name: str, kind: ModuleKind) -> tuple[str, ...]:
+    if kind == "experts":
+        return tuple(f"{name}.0.{projection}" for projection in EXPERT_PROJECTIONS)
+    return (name,)
+
+
+def loads_quantized(
+    module: RuntimeModule, ignore: Sequence[str], targets: Sequence[str], fused: Mapping[str, Sequence[str]]
+) -> bool:
+    """Whether vLLM expects packed weights for `module`.
+
+    targets: of the config groups; `Linear` is a class name and covers linears and experts, but neither embeddings nor
+    output heads, which need a target of their own name. Raises MixedSchemes where vLLM would refuse to start.
+    """
+    if module.kind == "plain":
+        return False
+    verdicts = {is_ignored(name, ignore, fused) for name in module.judged_by}
+    if len(verdicts) > 1:
+        raise MixedSchemes(f"the ignore list covers only some projections of {module.name}; vLLM refuses to start")
+    if verdicts.pop():
+        return False
+    if module.kind in ("linear", "experts") and "Linear" in targets:
+        return True
+    return any(matches(name, target) for name in module.judged_by for target in targets)

@@ -1,0 +1,16 @@
+"""The identity of what a plan does, whatever it is called."""
+
+from __future__ import annotations
+
+from assay.records.base import sha256_of
+from assay.records.plan import Plan
+
+_IDENTITY = ("family", "source_sha256", "precision_recipe", "config", "mtp_layers", "ignore", "tensors")
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Identity of what a plan does: everything but the names given to model, precision and source folder."""
+    fields = {field: getattr(plan, field) for field in _IDENTITY}
+    if plan.importance_sha256 is not None:
+        fields["importance_sha256"] = plan.importance_sha256
+    return sha256_of(fields)

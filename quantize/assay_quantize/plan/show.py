@@ -1,0 +1,114 @@
+"""A plan as a person reads it: bytes per role, what is kept and how, where MTP is, and which machines hold the result."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from rich.console import Console
+from rich.table import Table
+
+from assay.cli.terminal import escape
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.plan.fits import KV_TOKENS, Fit, fits
+from assay_quantize.plan.planner import bytes_by_role
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the layer map; readable at 100 columns."""
+    ratio = plan.bytes_out / plan.bytes_in if plan.bytes_in else 0.0
+    shards = {tensor.shard_out for tensor in plan.tensors} - {None}
+    console.print(f"[bold]{plan.model}[/] -> [bold]{plan.precision}[/]   family {plan.family}   source {escape(plan.source)}")
+    console.print(
+        f"{len(plan.tensors):,} tensors, {gigabytes(plan.bytes_in)} -> {gigabytes(plan.bytes_out)} ({ratio:.1%}) "
+        f"in {len(shards)} shard{'s' * (len(shards) != 1)}"
+    )
+    console.print(_role_table(plan))
+    console.print(f"MTP: {mtp_line(plan)}")
+    console.print(
+        f"ignore: {len(plan.ignore)} patterns tell vLLM what is not quantized: {escape('  '.join(plan.ignore))}"
+    )  # fmt: skip
+    rows = fits(plan)
+    console.print(_fit_table(rows))
+    shares = ", ".join(sorted({f"{row.utilization:.0%}" for row in rows}))
+    console.print(
+        f"usable: {shares} of the memory (gpu-memory-utilization). fit + KV: with the cache of one sequence of {KV_TOKENS:,} "
+        "tokens. KV tokens: what the rest holds, all sequences together. An estimate: weights count as evenly split."
+    )
+
+
+def _role_table(plan: Plan) -> Table:
+    table = Table(title="bytes per role", title_justify="left")
+    for heading in ("role", "tensors", "in", "out", "what happens"):
+        table.add_column(heading, justify="right" if heading in ("tensors", "in", "out") else "left")
+    by_role: dict[str, list[TensorPlan]] = defaultdict(list)
+    for tensor in plan.tensors:
+        by_role[tensor.role].append(tensor)
+    for role, (count, bytes_in, bytes_out) in bytes_by_role(plan).items():
+        table.add_row(role, f"{count:,}", gigabytes(bytes_in), gigabytes(bytes_out), what_happens(by_role[role]))
+    table.add_section()
+    table.add_row("all", f"{len(plan.tensors):,}", gigabytes(plan.bytes_in), gigabytes(plan.bytes_out), "")
+    return table
+
+
+def what_happens(tensors: list[TensorPlan]) -> str:
+    """ "w4a16 225, BF16 as is 150, F32 to BF16 3": each action with the number of tensors, most frequent first."""
+    counts = Counter(_treatment(tensor) for tensor in tensors)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
+
+
+def _treatment(tensor: TensorPlan) -> str:
+    if tensor.action == "quantize":
+        return str(tensor.scheme)
+    if tensor.action == "drop":
+        return "dropped"
+    if tensor.action == "consume":
+        return "scales folded in"
+    if tensor.action == "keep":
+        return f"{tensor.scheme or ('scales' if tensor.outputs[0].name != tensor.name else tensor.dtype)} as is"
+    return f"{tensor.dtype} to {tensor.outputs[0].dtype}"
+
+
+def mtp_line(plan: Plan) -> str:
+    """Where the MTP block is and how it is treated, in one sentence."""
+    block = [tensor for tensor in plan.tensors if tensor.role == "mtp"]
+    if not block:
+        return "none in this checkpoint"
+    where = f"layer {', '.join(map(str, plan.mtp_layers))}" if plan.mtp_layers else "mtp.*"
+    size = gigabytes(sum(tensor.num_bytes for tensor in block))
+    if not plan.keeps_mtp:
+        return f"{where} ({len(block):,} tensors, {size}) is dropped; config.json will declare none"
+    if any(tensor.scheme is not None for tensor in block):
+        return f"{where} ({len(block):,} tensors, {size}) is quantized like the layers; its input projection and head are not"
+    return f"{where} ({len(block):,} tensors, {size}) is kept, {what_happens(block)}"
+
+
+def _fit_table(rows: list[Fit]) -> Table:
+    table = Table(title="does it fit (GB)", title_justify="left")
+    for heading in ("profile", "usable", "weights", "fit", "left", "fit + KV", "KV tokens"):
+        table.add_column(heading, justify="left" if heading == "profile" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.profile,
+            f"{row.usable_bytes / 1e9:,.0f}",
+            f"{row.weight_bytes / 1e9:,.1f}",
+            _yes(row.fits),
+            f"{row.free_bytes / 1e9:,.0f}",
+            _yes(row.fits_with_kv),
+            f"{row.kv_tokens / 1e6:.2f} M {row.kv_dtype}",
+        )
+    return table
+
+
+def _yes(true: bool) -> str:
+    return "[green]yes[/]" if true else "[red]no[/]"
+
+
+def gigabytes(num_bytes: int) -> str:
+    """10^9 bytes, with enough digits for small things: 1,507.2 GB, 6.24 MB, 96 B."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if abs(num_bytes) >= size:
+            value = num_bytes / size
+            return f"{value:,.1f} {unit}" if abs(value) >= 10 else f"{value:.2f} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,138 @@
+"""What happens to one tensor of a source: its action, and what it becomes. Arithmetic on headers only.
+
+`keep`: the same bytes. `cast`: another float dtype. `dequantize`: FP8 to 16 or 32 bits. `quantize`. `consume`: scales that go
+into their weight. `drop`: an MTP block that is not wanted. An FP8 weight that the recipe wants in the very form it has is
+kept together with its scales: rounding it a second time could only lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from assay.errors import PlanError
+from assay.recipes.families import Classified
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.plan import Action, OutputTensor, TensorPlan
+from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.source_format import FP8, Companions, block_of, declared_block
+from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, output_tensors
+
+FLOATS = ("BF16", "F16", "F32")
+KEEP_DTYPES = {"bf16": "BF16", "fp32": "F32"}
+
+
+class Treatment(NamedTuple):
+    """dtype: of the output; with `quantize`, that of the weight which is rounded."""
+
+    action: Action
+    dtype: str
+    scheme: str | None
+
+
+def carried_weights(
+    checkpoint: Checkpoint, classified: Mapping[str, Classified], companions: Companions, recipe: PrecisionRecipe
+) -> set[str]:
+    """FP8 weights that are stored in the recipe's scheme already: in the same blocks, or with a scale per row.
+
+    All members of a fused group, or none of them.
+    """
+    scheme, block = SCHEMES[recipe.scheme], declared_block(checkpoint.location, checkpoint.config)
+    if scheme.layout != "plain" or scheme.weight_dtype != FP8:
+        return set()
+    wanted = {
+        name for name, what in classified.items() if what.linear and recipe.kept_dtype(_rule(what, recipe)) is None
+    }  # fmt: skip
+    fits = set()
+    for name in wanted & companions.scale_of.keys():
+        shape, scale = checkpoint.tensors[name].shape, checkpoint.tensors[companions.scale_of[name]]
+        columns = shape[1] if scheme.group_size is None else scheme.group_size
+        if block_of(shape, scale.shape, block) == (scheme.block_rows, columns):
+            fits.add(name)
+    mixed = {classified[name].fused_group for name in wanted - fits} - {None}
+    return {name for name in fits if classified[name].fused_group not in mixed}
+
+
+def _rule(found: Classified, recipe: PrecisionRecipe) -> str:
+    """The role whose rule in the recipe holds.
+
+    Inside a kept MTP block everything goes by role `mtp`, but norms and router_bias by their own roles, so that the block
+    loses nothing that the layers keep. Inside a quantized one everything goes by its own role, but `mtp_projection`.
+    """
+    by_block = found.role == "mtp" and (recipe.mtp == "keep" or found.part == "mtp_projection")
+    return "mtp" if by_block and found.part not in ("norm", "router_bias") else found.part
+
+
+def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, scale: str | None, carried: bool) -> Treatment:
+    """What the recipe asks for.
+
+    Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; an FP8 weight that
+    is not quantized again becomes BF16 there.
+    """
+    if found.role == "mtp" and recipe.mtp == "drop":
+        return Treatment("drop", header.dtype, None)
+    rule, plain = _rule(found, recipe), header.dtype if scale is None else "BF16"
+    wanted = recipe.kept_dtype(rule)
+    if wanted is None and found.linear:
+        return Treatment("keep", header.dtype, recipe.scheme) if carried else Treatment("quantize", plain, recipe.scheme)
+    dtype = plain if wanted is None or wanted == "source" else KEEP_DTYPES[wanted]
+    if scale is not None:
+        return Treatment("dequantize", dtype, None)
+    if dtype == header.dtype:
+        return Treatment("keep", header.dtype, None)
+    if header.dtype not in FLOATS:
+        raise PlanError(f"{header.name}: dtype {header.dtype} cannot be cast to {dtype}; keep role {rule} as `source`")
+    return Treatment("cast", dtype, None)
+
+
+def tensor_plan(
+    header: TensorHeader, found: Classified, done: Treatment, shard_out: str | None, scale: str | None
+) -> TensorPlan:  # fmt: skip
+    """The plan of a weight, or of anything else but scales."""
+    outputs: tuple[OutputTensor, ...] = ()
+    if done.action == "quantize":
+        assert done.scheme is not None
+        outputs = output_tensors(done.scheme, header.name, header.shape, done.dtype)
+    elif done.action != "drop":
+        num_bytes = header.num_bytes // DTYPE_BYTES[header.dtype] * DTYPE_BYTES[done.dtype]
+        outputs = (OutputTensor(header.name, done.dtype, header.shape, num_bytes),)
+    return _plan(header, found, done.action, outputs, shard_out)._replace(
+        scheme=done.scheme, fused_group=found.fused_group, scale=scale
+    )
+
+
+def scale_plan(
+    header: TensorHeader, weight: Classified, weights: Treatment, shard_out: str | None, *, of_activations: bool
+) -> TensorPlan:
+    """The plan of scales, which follow their weight: kept with it, under the name of compressed-tensors, or consumed.
+
+    weights: the treatment of the weight. of_activations: scales that no precision takes over.
+    """
+    if weights.action == "drop":
+        return _plan(header, weight, "drop", (), None)
+    if of_activations or weights.action != "keep" or weights.scheme is None:
+        return _plan(header, weight, "consume", (), None)
+    shape = (*header.shape, 1) if len(header.shape) == 1 else header.shape
+    output = OutputTensor(f"{weight.module}.weight_scale", header.dtype, shape, header.num_bytes)
+    return _plan(header, weight, "keep", (output,), shard_out)
+
+
+def _plan(
+    header: TensorHeader, found: Classified, action: Action, outputs: tuple[OutputTensor, ...], shard_out: str | None
+) -> TensorPlan:
+    return TensorPlan(
+        name=header.name,
+        role=found.role,
+        part=found.part,
+        module=found.module,
+        action=action,
+        scheme=None,
+        fused_group=None,
+        dtype=header.dtype,
+        shape=header.shape,
+        num_bytes=header.num_bytes,
+        shard_in=header.shard,
+        shard_out=shard_out if outputs else None,
+        outputs=outputs,
+    )

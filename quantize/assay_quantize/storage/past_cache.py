@@ -1,0 +1,144 @@
+"""Reading past the page cache: what lies in it (mincore(2)), and ranges of files that are read ahead (`O_DIRECT`).
+
+A disk fills huge pages without the processor. Through the cache every page must first be found, on a virtual machine often be
+given by the host, and be copied; and other things that lie there are pushed out
+(docs/decisions/077-cold-sources-are-read-past-the-page-cache.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from assay.safe_files import read_fully
+from assay_quantize.storage.buffers import HUGE_PAGE_BYTES, BufferPool, Memory
+from assay_quantize.storage.direct_file import BLOCK_BYTES
+
+MOST_READS = 8
+"""Reads under way at once: a disk behind a network, or many disks, need more than one to be busy."""
+
+
+class Residency:
+    """Which parts of a file lie in the page cache; no page of it is ever touched.
+
+    is_known: the kernel tells. Of files that are not ours it says that all of it is there.
+    """
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._address, self._num_bytes = None, num_bytes
+        if os.fstat(descriptor).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
+            # not Python's own mmap: it keeps a second descriptor of every file
+            address = _libc().mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+            self._address = None if address == _MAP_FAILED else address
+        self.is_known = self._address is not None and self._ask(0, 1) is not None
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._address is not None:
+            _libc().munmap(self._address, self._num_bytes)
+            self._address, self.is_known = None, False
+
+    def is_cached(self, begin: int, size: int) -> bool:
+        """Whether all of the `size` bytes from `begin` on are there. True if it is not known."""
+        return not self.is_known or self._ask(begin, size) is not False
+
+    def seems_cached(self, begin: int, size: int) -> bool:
+        """The same of its first and last byte: what is read in one go comes and goes together, mostly."""
+        return self.is_cached(begin, 1) and self.is_cached(begin + size - 1, 1)
+
+    def _ask(self, begin: int, size: int) -> bool | None:
+        assert self._address is not None
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        num_bytes = begin + size - first
+        seen = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
+        failed = _libc().mincore(self._address + first, num_bytes, seen.ctypes.data)
+        return None if failed else bool((seen & 1).all())
+
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype, library.mmap.argtypes = pointer, (pointer, size, number, number, number, ctypes.c_long)
+    library.munmap.argtypes, library.mincore.argtypes = (pointer, size), (pointer, size, pointer)
+    return library
+
+
+def open_direct(descriptor: int) -> int | None:
+    """The same file for reading past the page cache; None where that is not known."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    return None
+
+
+def has_direct(descriptor: int) -> bool:
+    """Whether a file can be opened for reading past the page cache."""
+    direct = open_direct(descriptor)
+    if direct is not None:
+        os.close(direct)
+    return direct is not None
+
+
+class ReadAhead:
+    """Ranges of files that will be asked for soon. Each that was begun is to be taken; safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="assay-read")
+        self._buffers = BufferPool(0)
+        self._reading: dict[tuple[int, int, int], Future[Memory | None]] = {}
+
+    def close(self) -> None:
+        """Wait for what is being read, and forget it."""
+        self._threads.shutdown(cancel_futures=True)
+        self._reading.clear()
+
+    def begin(self, descriptor: int, begin: int, size: int) -> None:
+        """Read `size` bytes from `begin` on of an open file; returns at once."""
+        key = (descriptor, begin, size)
+        if key not in self._reading:
+            self._reading[key] = self._threads.submit(self._read, descriptor, begin, size)
+
+    def take(self, descriptor: int, begin: int, out: memoryview) -> bool:
+        """Copy the range that was begun at `begin`, as long as `out`, to `out`. False: not begun, or it cannot be read so."""
+        future = self._reading.pop((descriptor, begin, len(out)), None)
+        if future is None:
+            return False
+        buffer = future.result()
+        if buffer is None:
+            return False
+        shift = begin % BLOCK_BYTES
+        np.frombuffer(out, np.uint8)[:] = buffer[shift : shift + len(out)]  # numpy lets other threads run meanwhile
+        self._buffers.give(buffer)
+        return True
+
+    def _read(self, descriptor: int, begin: int, size: int) -> Memory | None:
+        """A buffer with the blocks that the range lies in; None: who asks for it shall read it, and see what is wrong."""
+        direct = open_direct(descriptor)  # for every range: kept open, it would double the descriptors of hundreds of shards
+        if direct is None:
+            return None
+        first, end = begin // BLOCK_BYTES * BLOCK_BYTES, begin + size
+        num_bytes = -(-(end - first) // BLOCK_BYTES) * BLOCK_BYTES
+        buffer, done = self._buffers.take(buffer_bytes(size)), 0
+        try:
+            with contextlib.suppress(OSError):
+                done = read_fully(direct, buffer[:num_bytes].data, first, block_bytes=BLOCK_BYTES)
+        finally:
+            os.close(direct)
+        if first + done >= end:
+            return buffer
+        self._buffers.give(buffer)
+        return None
+
+
+def buffer_bytes(range_bytes: int) -> int:
+    """Memory for a range of so many bytes: whole huge pages, wherever its first block begins."""
+    return -(-(range_bytes + 2 * BLOCK_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

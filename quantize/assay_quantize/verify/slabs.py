@@ -1,0 +1,195 @@
+"""One slab of a quantized checkpoint against the same rows of its source: what a worker thread of `verify` does.
+
+A slab is a range of rows (or of bytes, for what was copied) of about 8 MiB of the source. Files are read with `preadv` into
+buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import QuantizeError
+from assay.records.plan import OutputTensor, TensorPlan
+from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
+from assay_quantize.formats.casting import cast_rows
+from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, module_of
+from assay_quantize.kernels import RowErrors, error_rows
+from assay_quantize.plan.slabs import by_rows
+from assay_quantize.verify.files import StoredReader
+
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+SCALES = ("weight_scale", "weight_global_scale")
+
+
+class ScaleCounts(NamedTuple):
+    """Scales of a slab that cannot be scales."""
+
+    non_finite: int
+    zero: int
+    negative: int
+
+
+@dataclass(frozen=True)
+class SlabFindings:
+    """What one slab showed. problem: why it could not be compared at all. scales: by local name. shape: what `weight_shape`
+    says, with the first slab."""
+
+    differing_bytes: int = 0
+    problem: str | None = None
+    scales: dict[str, ScaleCounts] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+    errors: RowErrors | None = None
+
+
+class Scratch(threading.local):
+    """Buffers of one thread, by purpose; they grow to what was needed most."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Bytes] = {}
+
+    def take(self, purpose: str, num_bytes: int) -> Bytes:
+        """A buffer of at least `num_bytes`, with what was in it before; zeros when it is new."""
+        buffer = self._buffers.get(purpose)
+        if buffer is None or buffer.nbytes < num_bytes:
+            buffer = self._buffers[purpose] = np.zeros(num_bytes, np.uint8)
+        return buffer
+
+
+class SlabChecks:
+    """Compares slabs of a checkpoint with its source; safe to use from many threads at once.
+
+    source: None: only what can be seen without it is checked.
+    """
+
+    def __init__(self, stored: StoredReader, source: SourceReader | None) -> None:
+        self._reader, self._source = stored, source
+        self._scratch = Scratch()
+
+    def look(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
+        """Compare slab [begin, end) of a tensor (`slabs.cut`). CheckpointError when a file cannot be read."""
+        try:
+            if tensor.action == "quantize":
+                return self._quantized(tensor, begin, end)
+            return self._kept(tensor, begin, end)
+        except QuantizeError as problem:  # a cast that does not fit
+            return SlabFindings(problem=str(problem))
+
+    # ------------------------------------------------------------------------------------------------ kept
+    def _kept(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
+        """Bytes as they were, cast, or dequantized: exactly what the source says they are."""
+        (output,) = tensor.outputs
+        scales = {}
+        got: Bytes
+        if tensor.action == "keep":
+            got = self._stored(output, begin, end)
+            if output.name.endswith(".weight_scale") and output.dtype in _SCALE_BITS:
+                scales["weight_scale"] = count_bad_scales(got.view(STORAGE[output.dtype]), output.dtype)
+        elif by_rows(tensor):
+            got = self._stored_rows(output, begin, end).reshape(-1).view(np.uint8)
+        else:
+            wide = DTYPE_BYTES[output.dtype]
+            narrow = DTYPE_BYTES[tensor.dtype]
+            got = self._stored(output, begin // narrow * wide, end // narrow * wide)
+        if self._source is None:
+            return SlabFindings(scales=scales)
+        return SlabFindings(count_differing(got, self._expected(self._source, tensor, output, begin, end)), scales=scales)
+
+    def _expected(self, source: SourceReader, tensor: TensorPlan, output: OutputTensor, begin: int, end: int) -> Bytes:
+        if by_rows(tensor):
+            buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
+            values = source.read_rows(tensor, begin, end, buffer)
+            return cast_rows(values, tensor.logical_dtype, output.dtype, output.name).reshape(-1).view(np.uint8)
+        buffer = self._scratch.take("source", end - begin)
+        raw = np.frombuffer(source.read_bytes(tensor, begin, end, buffer), np.uint8)
+        if tensor.action == "keep":
+            return raw
+        return cast_rows(raw.view(STORAGE[tensor.dtype]), tensor.dtype, output.dtype, output.name).view(np.uint8)
+
+    # ------------------------------------------------------------------------------------------------ quantized
+    def _quantized(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
+        assert tensor.scheme is not None
+        module, dtype = module_of(tensor.name), tensor.logical_dtype
+        outputs = {output.name.removeprefix(f"{module}."): output for output in tensor.outputs}
+        shape = None
+        if (stored_shape := outputs.pop("weight_shape", None)) is not None and begin == 0:
+            shape = tuple(self._stored(stored_shape, 0, stored_shape.num_bytes).view(np.int64).tolist())
+        parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in outputs.items()}
+        scales = {}
+        for part in SCALES:
+            if part in parts and (begin == 0 or has_rows(outputs[part])):
+                scales[part] = count_bad_scales(parts[part], outputs[part].dtype)
+        num_bytes = rows_bytes(tensor, end - begin)
+        if self._source is not None:
+            rows = self._source.read_rows(tensor, begin, end, self._scratch.take("source", num_bytes))
+        else:  # dequantized weights are looked at for NaN and infinity; compared with zeros, which nobody reads
+            zeros = self._scratch.take("zeros", num_bytes)[:num_bytes]
+            rows = zeros.view(STORAGE[dtype]).reshape(end - begin, *tensor.shape[1:])
+        return SlabFindings(scales=scales, shape=shape, errors=error_rows(parts, rows, dtype, tensor.scheme))
+
+    def _part_rows(self, tensor: TensorPlan, part: str, output: OutputTensor, begin: int, end: int) -> Array:
+        """The rows of a stored part that belong to rows [begin, end) of the weight; all of it where it has no rows."""
+        assert tensor.scheme is not None
+        if not has_rows(output):
+            whole: Array = self._stored(output, 0, output.num_bytes).view(STORAGE[output.dtype]).reshape(output.shape)
+            return whole
+        row = SCHEMES[tensor.scheme]
+        per_part = 8 if part == "weight_zero_point" else row.block_rows if part == "weight_scale" else 1
+        return self._stored_rows(output, begin // per_part, -(-end // per_part))
+
+    # ------------------------------------------------------------------------------------------------ reading
+    def _stored_rows(self, output: OutputTensor, begin: int, end: int) -> Array:
+        per_row = output.num_bytes // output.shape[0]
+        raw = self._stored(output, begin * per_row, end * per_row)
+        rows: Array = raw.view(STORAGE[output.dtype]).reshape(end - begin, *output.shape[1:])
+        return rows
+
+    def _stored(self, output: OutputTensor, begin: int, end: int) -> Bytes:
+        """Bytes [begin, end) of a tensor of the checkpoint that is verified; a view of this thread's buffer for it."""
+        purpose = output.name.rpartition(".")[2] if output.name.endswith(_PARTS) else "stored"
+        return self._reader.read(output.name, begin, end, self._scratch.take(purpose, end - begin))
+
+
+_PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_shape")
+
+
+def has_rows(output: OutputTensor) -> bool:
+    """Whether a stored part has rows that belong to rows of the weight; a scale of the whole weight has none."""
+    return len(output.shape) == 2
+
+
+def count_differing(left: Bytes, right: Bytes) -> int:
+    """Bytes in which two buffers of the same length differ."""
+    assert left.shape == right.shape, f"{left.shape} and {right.shape}"
+    whole = left.size // 8 * 8
+    if np.array_equal(left[:whole].view(np.uint64), right[:whole].view(np.uint64)) and np.array_equal(
+        left[whole:], right[whole:]
+    ):
+        return 0
+    return int(np.count_nonzero(left != right))
+
+
+def count_bad_scales(scale: Array, dtype: str) -> ScaleCounts:
+    """Scales that are NaN or infinite, zero, or negative, from their bit patterns. U8: power-of-two exponents; 255 is NaN."""
+    if dtype == "U8":
+        return ScaleCounts(int(np.count_nonzero(scale == 255)), 0, 0)
+    integer, magnitude, non_finite = _SCALE_BITS[dtype]
+    bits = scale.reshape(-1).view(integer)
+    sizes = bits & magnitude
+    return ScaleCounts(
+        int(np.count_nonzero(sizes >= non_finite)), int(np.count_nonzero(sizes == 0)), int(np.count_nonzero(bits > magnitude))
+    )
+
+
+_SCALE_BITS: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
+    "F8_E4M3": (np.uint8, 0x7F, 0x7F),
+    "F16": (np.uint16, 0x7FFF, 0x7C00),
+    "BF16": (np.uint16, 0x7FFF, 0x7F80),
+    "F32": (np.uint32, 0x7FFF_FFFF, 0x7F80_0000),
+}
+"""dtype -> (its integer type, mask of all but the sign, least pattern that is infinite or NaN)."""

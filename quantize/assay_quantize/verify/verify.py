@@ -1,0 +1,322 @@
+"""Reopen a quantized checkpoint and trust nothing: neither its manifest, nor its index, nor its config.
+
+With the source at hand, the plan is made again from the source's headers and the recipe in the manifest; every kept tensor is
+compared byte for byte, every quantized one by its dequantized error. Without it, the source's headers are
+reconstructed from the checkpoint's own, and what that cannot cover is listed in `not_checked`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from assay.callbacks import Progress
+from assay.errors import AssayError, CheckpointError, PlanError
+from assay.recipes.families import family_of
+from assay.recipes.mtp import mtp_problems, names_in_block
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.records.plan import Plan, TensorPlan
+from assay.records.verification import Verification
+from assay.safe_files import read_json_object
+from assay.safetensors_index import INDEX_NAME
+from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from assay_quantize.checkpoint.file_names import CONFIG, WEIGHT_SUFFIXES
+from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+from assay_quantize.checkpoint.stamps import data_of_files
+from assay_quantize.formats.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.plan.identity import plan_sha256
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.storage.hash_files import hash_file
+from assay_quantize.verify.findings import Findings
+
+PACKED_LEAVES = frozenset(
+    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
+)
+
+
+def verify(
+    folder: Path,
+    *,
+    source: Path | None = None,
+    hashes: bool = True,
+    contents: bool = True,
+    workers: int | None = None,
+    on_progress: Progress | None = None,
+) -> Verification:
+    """Check the checkpoint in `folder`; every damage names a check, a tensor or file, and what is wrong in numbers.
+
+    source: the checkpoint it was made from. hashes: read every file and compare SHA-256 with the manifest. contents: read every
+    tensor, and with a source compare it. workers: threads; None: the cores this process may use.
+    on_progress: called with (tensor or file, bytes of the checkpoint); `num_bytes_of` tells how many there will be.
+    Raises CheckpointError when there is no such folder, or when the source itself cannot be opened or read.
+    """
+    # only now: numba and torch take seconds to import, and the command line imports this module to say "done before"
+    from assay_quantize.kernels.devices import default_workers
+    from assay_quantize.verify.checks import check_config, check_fused_scales, check_ignore, check_planned
+    from assay_quantize.verify.contents import check_files_and_contents, contents_by_shard
+
+    started = time.monotonic()
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give the folder of a quantized checkpoint")
+    source_checkpoint = None if source is None else open_checkpoint(source)
+    findings = Findings()
+    manifest = _manifest(folder, findings)
+    files = _stamps(folder, manifest)
+    config = _json_object(folder, CONFIG, findings)
+    stored = _stored_tensors(folder, findings)
+    _check_index(folder, stored, findings)
+    if manifest is not None:
+        _check_files(folder, manifest, hashes, findings)
+    plan = None
+    if manifest is not None and config is not None:
+        plan = _expected_plan(folder, manifest, config, stored, source_checkpoint, findings)
+    tensors: dict[str, list[TensorPlan]] = {}
+    if plan is None or config is None:
+        findings.not_checked.append("contents, scales, ignore list and MTP: there is no plan to compare with (see damages)")
+    else:
+        check_planned(plan, stored, findings, shards=source is not None)
+        tensors = contents_by_shard(plan, stored) if contents else {}
+        if not contents:
+            findings.not_checked.append("contents and scales of the tensors: only hashes were asked for")
+    check_files_and_contents(
+        folder, manifest, tensors, stored, source_checkpoint, findings,
+        hashes=hashes, workers=workers or default_workers(), on_progress=on_progress,
+    )  # fmt: skip
+    if plan is not None and config is not None:
+        check_fused_scales(plan, folder, stored, findings)
+        check_config(plan, config, findings)
+        check_ignore(plan, config, findings)
+    _check_mtp(config, stored, findings)
+    return _verification(folder, source, manifest, files, plan, stored, findings, time.monotonic() - started)
+
+
+def num_bytes_of(folder: Path) -> int:
+    """Bytes of all shards in a folder: what `on_progress` of `verify` adds up to, headers apart."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+
+
+def _verification(
+    folder: Path,
+    source: Path | None,
+    manifest: Manifest | None,
+    files: dict[str, str],
+    plan: Plan | None,
+    stored: Mapping[str, TensorHeader],
+    findings: Findings,
+    seconds: float,
+) -> Verification:
+    bytes_by_role: Counter[str] = Counter()
+    for tensor in plan.tensors if plan is not None else ():
+        bytes_by_role[tensor.role] += sum(stored[o.name].num_bytes for o in tensor.outputs if o.name in stored)
+    errors = findings.errors_by_role
+    return Verification(
+        checkpoint=str(folder),
+        checkpoint_sha256="" if manifest is None else manifest.checkpoint_sha256,
+        source=None if source is None else str(source),
+        passed=not findings.damages,
+        damages=tuple(findings.damages),
+        checks=dict(sorted(findings.checks.items())),
+        files=files,
+        not_checked=tuple(findings.not_checked),
+        # an error of infinity is a damage already, and no number of a record
+        worst_relative_error={role: max(seen) for role, seen in sorted(errors.items()) if all(map(math.isfinite, seen))},
+        mean_relative_error={role: sum(s) / len(s) for role, s in sorted(errors.items()) if all(map(math.isfinite, s))},
+        bytes_by_role=dict(bytes_by_role),
+        seconds=seconds,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ files
+def _stamps(folder: Path, manifest: Manifest | None) -> dict[str, str]:
+    """Stamps of all files that the manifest names and the folder holds."""
+    named = set() if manifest is None else {*(shard.name for shard in manifest.shards), *manifest.files}
+    return data_of_files(folder, sorted(path.name for path in folder.iterdir() if path.name in named and path.is_file()))
+
+
+def _manifest(folder: Path, findings: Findings) -> Manifest | None:
+    findings.look("manifest")
+    try:
+        manifest = load_manifest(folder)
+    except AssayError as problem:
+        findings.damage("manifest", MANIFEST, str(problem))
+        return None
+    if manifest is None:
+        what = "is no regular file" if (folder / MANIFEST).exists() else "is missing: quantization did not finish"
+        findings.damage("manifest", MANIFEST, what)
+    return manifest
+
+
+def _json_object(folder: Path, name: str, findings: Findings) -> dict[str, Any] | None:
+    findings.look("files")
+    try:
+        return read_json_object(folder, name)
+    except CheckpointError as problem:
+        findings.damage("files", name, str(problem).removeprefix(f"{folder / name}: "))
+        return None
+
+
+def _stored_tensors(folder: Path, findings: Findings) -> dict[str, TensorHeader]:
+    """Every tensor on disk, by the shards' own headers."""
+    stored: dict[str, TensorHeader] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        findings.look("headers")
+        try:
+            found = read_shard_header(folder, path.name)
+        except CheckpointError as problem:
+            findings.damage("headers", path.name, str(problem).removeprefix(f"{path}: "))
+            continue
+        for name, header in found.items():
+            if name in stored:
+                findings.damage("headers", name, f"is in two shards: {stored[name].shard} and {path.name}")
+            stored[name] = header
+    return stored
+
+
+def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
+    index = _json_object(folder, INDEX_NAME, findings)
+    if index is None:
+        return
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        findings.damage("index", INDEX_NAME, "has no weight_map")
+        return
+    listed = {str(shard) for shard in weight_map.values()}
+    on_disk = {path.name for path in folder.glob("*.safetensors")}
+    findings.look("index", len(stored) + len(on_disk))
+    for shard in sorted(on_disk - listed):
+        findings.damage("index", shard, "is on disk, but the index puts no tensor in it: vLLM never reads it")
+    for shard in sorted(listed - on_disk):
+        findings.damage("index", shard, "is in the index, but not on disk")
+    for name, shard in weight_map.items():
+        header = stored.get(name)
+        if header is not None and header.shard != shard:
+            findings.damage("index", name, f"is in {header.shard}, the index says {shard}")
+        elif header is None and shard in on_disk:
+            findings.damage("index", name, f"is in the index, but {shard} does not hold it")
+    for name, header in stored.items():
+        if name not in weight_map and header.shard in listed:
+            findings.damage("index", name, f"is in {header.shard}, but not in the index: vLLM never loads it")
+    total = sum(header.num_bytes for header in stored.values())
+    metadata = index.get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if said != total:
+        findings.damage("index", INDEX_NAME, f"says total_size {said}, the shards hold {total} bytes")
+
+
+def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:
+    """What the manifest lists is there, and there are no other weights. Hashes are `contents`'."""
+    for shard in manifest.shards:
+        findings.look("files")
+        path = folder / shard.name
+        if not path.is_file():
+            findings.damage("files", shard.name, "is in the manifest, but not on disk")
+        elif path.stat().st_size != shard.num_bytes:
+            findings.damage("files", shard.name, f"has {path.stat().st_size} bytes; the manifest says {shard.num_bytes}")
+    for name, sha256 in manifest.files.items():
+        findings.look("files")
+        if not (folder / name).is_file():
+            findings.damage("files", name, "is in the manifest, but not on disk")
+        elif hashes:
+            _check_hash(folder, name, sha256, findings)
+    if not hashes:
+        findings.not_checked.append("hashes: not asked for")
+    known = {shard.name for shard in manifest.shards}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in WEIGHT_SUFFIXES and path.name not in known:
+            findings.damage("files", path.name, "holds weights, but the manifest does not know it")
+
+
+def _check_hash(folder: Path, name: str, expected: str, findings: Findings) -> None:
+    findings.look("hashes")
+    try:
+        got = hash_file(folder, name)
+    except CheckpointError as problem:
+        findings.damage("hashes", name, str(problem).removeprefix(f"{folder / name}: "))
+        return
+    if got != expected:
+        findings.damage("hashes", name, f"has SHA-256 {got[:12]}...; the manifest says {expected[:12]}...")
+
+
+# ------------------------------------------------------------------------------------------------ plan
+def _expected_plan(
+    folder: Path,
+    manifest: Manifest,
+    config: Mapping[str, Any],
+    stored: Mapping[str, TensorHeader],
+    source: Checkpoint | None,
+    findings: Findings,
+) -> Plan | None:
+    """The plan made again; None, with a damage, when that is impossible."""
+    findings.look("plan")
+    try:
+        recipe = PrecisionRecipe.model_validate(manifest.precision_recipe)
+    except ValidationError as problem:
+        what = "; ".join(str(problem.errors()[0]["msg"]).removeprefix("Value error, ").splitlines())
+        findings.damage("manifest", MANIFEST, f"its recipe is not one: {what}")
+        return None
+    if recipe.sha256 != manifest.recipe_sha256:
+        findings.damage("manifest", MANIFEST, "its recipe_sha256 is not the hash of its recipe")
+    if source is None:
+        findings.not_checked.append("kept tensors against the source's bytes: no source given")
+        findings.not_checked.append("error of quantized weights: no source given")
+        findings.not_checked.append("tensors that are missing altogether, where no other tensor implies them: no source given")
+        source = reconstructed_source(folder, config, stored, recipe.scheme)
+        compare_plans = False
+    else:
+        compare_plans = True
+    try:
+        plan = make_plan(source, recipe, model=manifest.model, family=None)
+        plan = plan.model_copy(update={"importance_sha256": manifest.importance_sha256})
+    except PlanError as problem:
+        what = "the source" if compare_plans else "what the checkpoint holds"
+        findings.damage("plan", str(folder), f"recipe and {what} do not fit: {problem}")
+        return None
+    if compare_plans and plan_sha256(plan) != manifest.plan_sha256:
+        findings.damage("plan", MANIFEST, f"was made from another source or by another plan: plan {manifest.plan_sha256[:12]}, "
+                        f"from {source.location} it would be {plan_sha256(plan)[:12]}")  # fmt: skip
+    return plan
+
+
+def reconstructed_source(
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, TensorHeader], scheme: str
+) -> Checkpoint:
+    """The headers the source must have had, from a quantized checkpoint's own: one weight for every group of packed parts."""
+    columns_per_packed = {"int4": 8, "nvfp4": 2, "mxfp4": 2}.get(SCHEMES[scheme].layout, 1)
+    tensors: dict[str, TensorHeader] = {}
+    for name, header in stored.items():
+        module, leaf = module_of(name), name.rpartition(".")[2]
+        scale = stored.get(f"{module}.weight_scale")
+        if leaf == "weight_packed" or (leaf == "weight" and scale is not None):
+            dtype = scale.dtype if scale is not None and scale.dtype in SOURCE_DTYPES else "BF16"
+            shape = (*header.shape[:-1], header.shape[-1] * (columns_per_packed if leaf == "weight_packed" else 1))
+            tensors[f"{module}.weight"] = header._replace(name=f"{module}.weight", dtype=dtype, shape=shape)
+        elif leaf not in PACKED_LEAVES or not {f"{module}.weight_packed", f"{module}.weight"} & stored.keys():
+            tensors[name] = header
+    shards = {header.shard: 0 for header in tensors.values()}
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    return Checkpoint(str(folder), None, plain, tensors, shards, ())
+
+
+# ------------------------------------------------------------------------------------------------ MTP
+def _check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHeader], findings: Findings) -> None:
+    """The MTP block is whole, or absent and declared so; judged from config and names alone."""
+    if config is None:
+        return
+    packed = PACKED_LEAVES - {"weight_packed"}
+    names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in packed}
+    try:
+        family = family_of(config)
+        if block := names_in_block(family, config, names):
+            findings.look("mtp", len(block))
+        for problem in mtp_problems(family, config, names):
+            findings.damage("mtp", problem.where, problem.what)
+    except PlanError as error:
+        findings.damage("config", CONFIG, str(error))

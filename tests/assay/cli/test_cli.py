@@ -1,0 +1,224 @@
+"""The command line as a newcomer meets it: exit codes, one line per error, nothing half-written that looks whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command_errors import one_error, perturbed
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay import cli
+from assay.records.manifest import Manifest
+from assay.records.plan import Plan
+from assay.records.verification import Verification
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return make_tiny_glm4_moe(tmp_path / "source")
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# ------------------------------------------------------------------------------------------------ what works
+def test_quantize_then_again_then_verify(run: Run, source: Path) -> None:
+    code, _, err = run("quantize", source, "--precisions", "w4a16", "--runs", "runs")
+    assert code == 0, err
+    assert [path.name for path in sorted(Path("runs/source").iterdir())] == ["fp8", "run.json", "w4a16"], "the reference too"
+    for precision in ("fp8", "w4a16"):
+        folder = Path("runs/source") / precision
+        assert Verification.load(folder / "verify.json").passed
+        assert Plan.load(folder / "plan.json").precision == precision
+        assert "NOT MEASURED" in (folder / "checkpoint/README.md").read_text(), "a card without scores says so"
+    before = Manifest.load(Path("runs/source/w4a16/checkpoint/assay_manifest.json"))
+
+    code, _, err = run("quantize", source, "--precisions", "w4a16", "--runs", "runs")
+    assert (code, err.count("done before and verified")) == (0, 2)
+    assert Manifest.load(Path("runs/source/w4a16/checkpoint/assay_manifest.json")) == before
+
+    code, _, err = run("verify", "runs/source/w4a16/checkpoint", "--source", source)
+    assert code == 0 and "checks passed" in err
+
+
+def test_out_takes_one_checkpoint_anywhere(run: Run, source: Path) -> None:
+    code, out, _ = run("quantize", source, "--precision", "nvfp4a16", "--out", "made", "--json")
+    assert code == 0 and json.loads(out)[0]["passed"] is True
+    assert (Path("made") / "assay_manifest.json").is_file()
+    code, out, _ = run("verify", "made", "--source", source, "--json")
+    assert code == 0 and Verification.model_validate_json(out).passed
+
+
+def test_verify_fails_with_exit_1_and_names_the_tensor(run: Run, source: Path) -> None:
+    run("quantize", source, "--precision", "w4a16", "--out", "made")
+    (Path("made") / "model-00002-of-00002.safetensors").unlink()
+    code, _, err = run("verify", "made", "--source", source)
+    assert code == 1 and "model-00002-of-00002.safetensors" in err and "verification failed" in err
+
+
+def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
+    code, out, _ = run("plan", source, "--precision", "w4a16")
+    assert code == 0 and "routed_expert" in out and "MTP" in out
+    code, out, _ = run("plan", source, "--precision", "w4a16", "--json")
+    assert code == 0 and Plan.model_validate_json(out).precision == "w4a16"
+
+
+def test_every_command_has_help(run: Run) -> None:
+    commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
+    assert sorted(commands) == [
+        "calibrate", "card", "doctor", "evaluate", "gate", "locate", "plan", "probe", "quantize", "recipes", "report",
+        "serve", "verify",
+    ]  # fmt: skip
+    for command in commands:
+        code, out, _ = run(command, "--help")
+        assert code == 0 and "Usage" in out
+
+
+def test_readme_names_no_command_that_does_not_exist() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
+    assert (
+        set(re.findall(r"assay (plan|quantize|verify|serve|evaluate|doctor|gate|report|card|probe|choose)\b", readme)) <= known
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what does not
+def test_no_such_folder(run: Run) -> None:
+    assert one_error(run("quantize", "/no/such/folder")).startswith(
+        "/no/such/folder: no such folder, and no model recipe of that name"
+    )
+
+
+def test_misspelt_precision(run: Run, source: Path) -> None:
+    message = one_error(run("quantize", source, "--precisions", "w4a61"))
+    assert message.startswith("no precision recipe called 'w4a61'; did you mean w4a16?")
+    assert not Path("runs").exists()
+
+
+def test_no_index(run: Run, source: Path) -> None:
+    (source / "model.safetensors.index.json").unlink()
+    assert "index" in one_error(run("quantize", source)) and not Path("runs").exists()
+
+
+def test_dense_model(run: Run, source: Path) -> None:
+    edit_config(source, architectures=["LlamaForCausalLM"], model_type="llama", n_routed_experts=None)
+    assert (
+        f"{source}/config.json: LlamaForCausalLM is a dense model" in one_error(run("quantize", source))
+        and not Path("runs").exists()
+    )
+
+
+def test_unknown_architecture(run: Run, source: Path) -> None:
+    edit_config(source, architectures=["MammothForCausalLM"], model_type="mammoth")
+    message = one_error(run("quantize", source))
+    assert "MammothForCausalLM is not known" in message and "Glm4MoeForCausalLM" in message
+
+
+def test_source_that_is_quantized_already(run: Run, source: Path) -> None:
+    edit_config(source, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "gptq" in one_error(run("quantize", source)) and not Path("runs").exists()
+
+
+def test_precision_that_is_not_there(run: Run, source: Path) -> None:
+    message = one_error(run("quantize", source, "--precision", "nvfp4", "--out", "made"))
+    assert message.startswith("no precision recipe called 'nvfp4'; did you mean nvfp4a16? known: fp8, ")
+    assert not Path("made").exists()
+
+
+UNTESTED = "this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes"
+
+
+@pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("calibrate", "--out", "made")])
+def test_cuda_is_taken_only_where_it_is_asked_for(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    on_cuda = (command[0], source, *command[1:], "--device")
+    assert one_error(run(*on_cuda, "cuda")) == (
+        f"--device cuda: {UNTESTED}; to try it all the same, say --device cuda-untested"
+    )
+    assert one_error(run(*on_cuda, "gpu")) == "--device gpu: say cpu, auto (the CPU), or cuda-untested"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = run(*on_cuda, "cuda-untested")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu",
+        "error: --device cuda-untested: PyTorch sees no CUDA device here; say --device cpu",
+    ]
+    assert not Path("made").exists()
+
+
+def test_auto_is_the_cpu_where_there_is_a_gpu_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.cli.stages import device_of
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [device_of(option) for option in ("auto", "cpu", "cuda-untested")] == ["cpu", "cpu", "cuda"]
+
+
+def test_disk_that_is_too_small(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    code, _, err = run("quantize", source, "--precision", "w4a16", "--out", "made")
+    assert code == 2 and "free" in err.splitlines()[-1] and "Traceback" not in err
+    assert not (Path("made") / "config.json").exists() and not (Path("made") / "assay_manifest.json").exists()
+
+
+def test_evaluate_before_quantize(run: Run, source: Path) -> None:
+    assert "no finished checkpoint there; make it first: assay quantize" in one_error(
+        run("evaluate", source, "--suite", "quick")
+    )
+
+
+def test_evaluate_without_a_target(run: Run) -> None:
+    assert "say what to measure" in one_error(run("evaluate"))
+
+
+def test_profile_that_this_machine_does_not_fit(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: ())
+    run("quantize", source, "--precisions", "w4a16")
+    message = one_error(run("evaluate", source, "--precisions", "w4a16", "--profile", "8xh200", "--suite", "quick"))
+    assert message.startswith("profile 8xh200 needs 8x H200, this machine has no GPU")
+
+
+def test_no_such_run(run: Run) -> None:
+    assert one_error(run("gate", "nothing")).startswith("nothing: no run of that name")
+
+
+def test_contract_needs_neither_torch_nor_vllm() -> None:
+    code = "import sys, assay.cli, assay.recipes.load, assay.records.measurement, assay.recipes.families, assay.cli.targets; print(sorted({'torch', 'vllm', 'transformers', 'lm_eval'} & set(sys.modules)))"  # noqa: E501
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_source_retrained_in_place_is_not_done_before(run: Run, source: Path) -> None:
+    run("quantize", source, "--precision", "w4a16", "--out", "made")
+    other = perturbed(source, Path("other"), 1)
+    for path in other.glob("*.safetensors"):
+        shutil.copyfile(path, source / path.name)
+    message = one_error(run("quantize", source, "--precision", "w4a16", "--out", "made"))
+    assert re.match(
+        r"made: holds a finished checkpoint made from other data \(.*source: model-00001-of-00002.safetensors was ", message
+    )
+
+
+def test_a_checkpoint_that_was_touched_is_verified_again(run: Run, source: Path) -> None:
+    run("quantize", source, "--precisions", "w4a16")
+    shard = next(Path("runs/source/w4a16/checkpoint").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    code, _, err = run("quantize", source, "--precisions", "w4a16")
+    assert code == 1 and "verification failed" in err and shard.name in err
+    assert "fp8        done before and verified" in err

@@ -1,0 +1,261 @@
+"""Every name has one form; names and shapes agree with what transformers writes; ignore patterns mean what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+from safetensors import safe_open
+
+from assay.errors import PlanError
+from assay.recipes.families import NAMES, Classified, classify, family_of, forms, ignore_patterns
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "vocab_size": 128, "num_hidden_layers": 3}
+GLM_SMALL = {**SMALL, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_shared_experts": 1}
+MLA_SMALL = {
+    **GLM_SMALL, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+QWEN_SMALL = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def anchored(form: str) -> re.Pattern[str]:
+    """The form as a fully anchored regular expression."""
+    escaped = re.escape(form).replace(r"\{layer\}", r"(0|[1-9]\d*)").replace(r"\{expert\}", r"(0|[1-9]\d*)")
+    return re.compile(rf"\A{escaped}\Z")
+
+
+@pytest.mark.parametrize("model", hollow.MODELS)
+def test_every_name_of_every_model_matches_exactly_one_form(model: str) -> None:
+    base, shapes = hollow.MODELS[model]
+    config = {**base, "num_hidden_layers": 4}
+    family = family_of(config)
+    known = {form: anchored(form) for form in forms(family)}
+    names = [name for name, _ in shapes(config)]
+    short = [name for name in names if not re.search(r"\.experts\.[1-9]", name)]
+    for name in short:
+        assert len([form for form, pattern in known.items() if pattern.match(name)]) == 1, name
+    for name in names:
+        found = classify(family, name, config)
+        form = forms(family)[re.sub(r"(?<=layers\.)\d+", "{layer}", re.sub(r"(?<=experts\.)\d+", "{expert}", name))]
+        assert (found.part, found.linear) == (form.part, form.kind == "linear")
+
+
+def _written_by_transformers(folder: Path, config_class: str, model_class: str, settings: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**settings)).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    shapes = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            shapes.update({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("family", "classes", "settings", "shapes"),
+    [
+        (
+            "glm4_moe",
+            ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
+            {**GLM_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True,
+             "use_qk_norm": True},
+            hollow.glm4_shapes,
+        ),
+        (
+            "glm_moe_dsa",
+            ("GlmMoeDsaConfig", "GlmMoeDsaForCausalLM"),
+            {**MLA_SMALL, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8},
+            lambda config: hollow.glm5_shapes(config, {0, 1, 2}),
+        ),
+        ("deepseek_v3", ("DeepseekV3Config", "DeepseekV3ForCausalLM"), MLA_SMALL, hollow.glm5_shapes),
+        ("qwen3_moe", ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"), {**QWEN_SMALL, "head_dim": 16}, hollow.qwen3_moe_shapes),
+        (
+            "qwen3_next",
+            ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
+            {**QWEN_SMALL, "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+             "linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 32},
+            lambda config: (
+                (name, shape)
+                for name, shape in hollow.qwen3_next_shapes(
+                    {**config, "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
+                )
+                if not name.startswith("mtp.")
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_names_and_shapes_are_those_transformers_writes(
+    tmp_path: Path, family: str, classes: tuple[str, str], settings: dict[str, Any], shapes: Any
+) -> None:
+    """The independent implementation: a random model saved by transformers has the names and shapes that we expect.
+
+    MTP blocks are left out: transformers does not build them.
+    """
+    written = _written_by_transformers(tmp_path, *classes, settings)
+    assert written == dict(shapes({**settings, "num_nextn_predict_layers": 0}))
+    for name in written:
+        assert classify(family, name, {"num_hidden_layers": settings["num_hidden_layers"]}).role != "mtp"
+
+
+GLM = {"num_hidden_layers": 78}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "expected"),
+    [
+        ("glm_moe_dsa", "model.layers.5.mlp.experts.17.gate_proj.weight",
+         Classified("routed_expert", "routed_expert", "model.layers.5.mlp.experts.17.gate_proj", 5, 17,
+                    "model.layers.5.mlp.experts.17.gate_up_proj", True)),
+        ("glm_moe_dsa", "model.layers.78.mlp.experts.0.down_proj.weight",
+         Classified("mtp", "routed_expert", "model.layers.78.mlp.experts.0.down_proj", 78, 0, None, True)),
+        ("glm_moe_dsa", "model.layers.78.eh_proj.weight",
+         Classified("mtp", "mtp_projection", "model.layers.78.eh_proj", 78, None, None, False)),
+        ("glm_moe_dsa", "model.layers.78.mlp.gate.e_score_correction_bias",
+         Classified("mtp", "router_bias", "model.layers.78.mlp.gate", 78, None, None, False)),
+        ("glm_moe_dsa", "model.layers.0.self_attn.kv_a_proj_with_mqa.weight",
+         Classified("attention", "attention", "model.layers.0.self_attn.kv_a_proj_with_mqa", 0, None,
+                    "model.layers.0.self_attn.fused_qkv_a_proj", True)),
+        ("glm_moe_dsa", "model.layers.0.self_attn.indexer.weights_proj.weight",
+         Classified("indexer", "indexer", "model.layers.0.self_attn.indexer.weights_proj", 0, None,
+                    "model.layers.0.self_attn.indexer.wk_weights_proj", False)),
+        ("glm4_moe", "model.layers.3.self_attn.k_proj.bias",
+         Classified("attention", "attention", "model.layers.3.self_attn.k_proj", 3, None, None, False)),
+        ("glm4_moe", "model.layers.3.mlp.shared_experts.up_proj.weight",
+         Classified("shared_expert", "shared_expert", "model.layers.3.mlp.shared_experts.up_proj", 3, None,
+                    "model.layers.3.mlp.shared_experts.gate_up_proj", True)),
+        ("qwen3_next", "mtp.layers.0.self_attn.q_proj.weight",
+         Classified("mtp", "attention", "mtp.layers.0.self_attn.q_proj", 0, None, "mtp.layers.0.self_attn.qkv_proj", True)),
+        ("qwen3_next", "mtp.fc.weight", Classified("mtp", "mtp_projection", "mtp.fc", None, None, None, False)),
+        ("qwen3_next", "model.layers.0.linear_attn.in_proj_qkvz.weight",
+         Classified("attention", "attention", "model.layers.0.linear_attn.in_proj_qkvz", 0, None, None, True)),
+        ("qwen3_next", "model.layers.0.linear_attn.in_proj_ba.weight",
+         Classified("attention", "attention", "model.layers.0.linear_attn.in_proj_ba", 0, None, None, False)),
+        ("qwen3_next", "model.layers.0.mlp.shared_expert_gate.weight",
+         Classified("router", "router", "model.layers.0.mlp.shared_expert_gate", 0, None, None, False)),
+        ("qwen3_moe", "lm_head.weight", Classified("lm_head", "lm_head", "lm_head", None, None, None, False)),
+    ],
+)  # fmt: skip
+def test_what_a_tensor_is(family: str, name: str, expected: Classified) -> None:
+    assert classify(family, name, GLM) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "message"),
+    [
+        ("glm4_moe", "model.layers.1.self_attn.q_prj.weight",
+         "model.layers.1.self_attn.q_prj.weight: family glm4_moe has no such tensor; nearest known form: "
+         "model.layers.{layer}.self_attn.q_proj.weight; unknown tensors are never guessed"),
+        ("glm4_moe", "model.layers.1.mlp.experts.gate_up_proj",
+         "model.layers.1.mlp.experts.gate_up_proj: family glm4_moe has no such tensor; nearest known form: "
+         "model.layers.{layer}.mlp.shared_experts.gate_proj.weight; unknown tensors are never guessed"),
+        ("qwen3_moe", "model.layers.78.input_layernorm.weight",
+         "model.layers.78.input_layernorm.weight: layer 78 is beyond the 78 layers of config.json, and family qwen3_moe has no "
+         "MTP block there; correct num_hidden_layers, or the checkpoint is of another family"),
+        ("glm4_moe", "model.layers.1.eh_proj.weight",
+         "model.layers.1.eh_proj.weight: belongs in an MTP layer, but layer 1 is one of the 78 layers of config.json; "
+         "correct num_hidden_layers"),
+        ("glm4_moe", "mtp.fc.weight", "mtp.fc.weight: family glm4_moe has no such tensor"),
+        ("glm4_moe", "model.layers.01.input_layernorm.weight", "model.layers.01.input_layernorm.weight: family glm4"),
+        ("glm4_moe", "xmodel.layers.1.input_layernorm.weight", "xmodel.layers.1.input_layernorm.weight: family glm"),
+        ("glm4_moe", "model.layers.1.input_layernorm.weight\n", "model.layers.1.input_layernorm.weight"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_an_error_that_names_the_nearest_form(family: str, name: str, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        classify(family, name, GLM)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("model", hollow.MODELS)
+def test_family_of_each_model(model: str) -> None:
+    expected = {
+        "glm-5": "glm_moe_dsa", "glm-5.2": "glm_moe_dsa", "glm-4.5-air": "glm4_moe", "glm-4.7": "glm4_moe",
+        "deepseek-v3": "deepseek_v3", "kimi-k2": "deepseek_v3", "qwen3-30b-a3b": "qwen3_moe",
+        "qwen3-next-80b-a3b": "qwen3_next",
+    }  # fmt: skip
+    assert family_of(hollow.MODELS[model][0]) == expected[model]
+
+
+SUPPORTED = "Glm4MoeForCausalLM, GlmMoeDsaForCausalLM, DeepseekV3ForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+         "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         + SUPPORTED),
+        ({"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": None},
+         "config.json: Glm4MoeForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         + SUPPORTED),
+        ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
+         "config.json: architecture MixtralForCausalLM is not known; supported: " + SUPPORTED),
+        ({"model_type": "mixtral", "num_local_experts": 8},
+         "config.json: architecture model_type 'mixtral' is not known; supported: " + SUPPORTED),
+        ({"architectures": ["Glm4vMoeForConditionalGeneration"], "text_config": {"n_routed_experts": 8}},
+         "config.json: Glm4vMoeForConditionalGeneration wraps a text model in a multimodal one, which is not supported yet; "
+         "supported: " + SUPPORTED),
+        ({}, "config.json: model_type None is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         + SUPPORTED),
+    ],
+)  # fmt: skip
+def test_models_that_are_not_supported(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        family_of(config)
+    assert str(caught.value) == message
+
+
+QUANTIZED = ("attention", "dense_mlp", "shared_expert", "routed_expert")
+
+
+def test_ignore_patterns_of_the_usual_precision() -> None:
+    assert ignore_patterns("glm_moe_dsa", QUANTIZED, mtp="keep", mtp_layers=(78,)) == (
+        r"re:(.*\.)?lm_head$",
+        r"re:(.*\.)?embed_tokens$",
+        r"re:.*\.self_attn\.indexer\.(wq_b|wk|weights_proj)$",
+        r"re:.*\.mlp\.gate$",
+        r"re:.*layers\.78\..*$",
+    )
+    assert ignore_patterns("qwen3_next", QUANTIZED, mtp="keep", mtp_layers=()) == (
+        r"re:(.*\.)?lm_head$",
+        r"re:(.*\.)?embed_tokens$",
+        r"re:.*\.linear_attn\.(in_proj_ba|conv1d)$",
+        r"re:.*\.mlp\.(gate|shared_expert_gate)$",
+        r"re:(.*\.)?mtp\..*$",
+    )
+    assert ignore_patterns("glm4_moe", QUANTIZED, mtp="quantize", mtp_layers=(46,))[-1] == (
+        r"re:.*layers\.46\.(eh_proj|embed_tokens|shared_head\.head|head)$"
+    )
+    assert ignore_patterns("glm_moe_dsa", (*QUANTIZED, "indexer"), mtp="drop", mtp_layers=(78,))[-2:] == (
+        r"re:.*\.self_attn\.indexer\.(wk|weights_proj)$",
+        r"re:.*\.mlp\.gate$",
+    )
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("quantized", [QUANTIZED, ("routed_expert",), ("attention",), (*QUANTIZED, "indexer")])
+@pytest.mark.parametrize("mtp", ["keep", "quantize", "drop"])
+def test_ignore_patterns_are_closed_and_hit_only_their_layer(family: str, quantized: tuple[str, ...], mtp: Any) -> None:
+    """The classic mistakes: `layers.1.` that hits layers 10 to 19, `mlp.gate` that hits `mlp.gate_proj`."""
+    patterns = ignore_patterns(family, quantized, mtp=mtp, mtp_layers=(1,) if NAMES[family].mtp_layer else ())
+    for pattern in patterns:
+        assert pattern.startswith("re:")
+        assert pattern.endswith("$")
+        assert not re.search(r"[^\\]\.(?![*?])", pattern), f"{pattern}: a dot that is not escaped"
+
+    def ignored(module: str) -> bool:
+        return any(re.match(pattern[3:], module) for pattern in patterns)
+
+    for name, form in NAMES[family].layer.items():
+        module = f"model.layers.10.{name.replace('{expert}', '3')}".rpartition(".")[0]
+        if form.kind == "linear":
+            assert ignored(module) == (form.part not in quantized), module
+        if form.kind in ("plain", "bare"):
+            assert ignored(module), module

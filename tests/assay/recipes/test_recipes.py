@@ -1,0 +1,329 @@
+"""Every recipe that ships parses and plans; a misspelt key is found in every section; the contract needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+import yaml
+
+from assay.cli.targets import gates_for
+from assay.errors import PlanError, RecipeError
+from assay.recipes.base import Recipe
+from assay.recipes.families import family_of
+from assay.recipes.gate import GateRecipe, ScoreGate
+from assay.recipes.load import KINDS, load_recipe, parse_recipe, recipe_names, recipes_dir
+from assay.recipes.model import ModelRecipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.formats.schemes import SCHEMES
+from assay_quantize.plan.planner import make_plan
+
+ALL = [(kind, name) for kind in KINDS for name in recipe_names(kind)]
+MODELS = [name for name in recipe_names("models") if name != "tiny-glm"]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_every_recipe_parses(kind: str, name: str) -> None:
+    recipe = load_recipe(KINDS[kind], name)
+    assert recipe.name == name
+    assert recipe.description
+    assert load_recipe(KINDS[kind], str(recipes_dir() / kind / f"{name}.yaml")) == recipe
+
+
+PRECISION_SHA256 = {
+    "fp8": "0e40bad02da85b1438c11349be4f12d3e1bf21d2d119857b0ce3ac9515c03f0c",
+    "fp8-channel": "e1b24f3539e83573379924aae6e9254657bfc0aa539b9c0f279931d4d7a1a2fd",
+    "mxfp4": "f9b3357ee32224845fc779358dfd09c8afea0aabc752139f5c1dcef3311e99da",
+    "mxfp8": "de9294853481b8f7b818911ee38d00749aa7bd60789684f2c4546db09b47cb24",
+    "nvfp4a16": "20ab6ed9cb9b8a9238898e0748c61a388421b3d947495bade71647ffbf244162",
+    "nvfp4a16-mse": "8222baee6b8b4baa2ec9c13fbb5a7ce03599040144e2752fcbd720ef6d6576d3",
+    "w4a16": "6e78421f33f2377612a7da267ca338037993445c456a295991307c63bb055f9d",
+    "w4a16-asym": "7d5f136d315f9af28f5d5798e8e3bd0ce1115acd66a5cffee9e8670bb5019fb2",
+    "w4a16-channel": "0fff1b12a5d4cf5ab64427a1f8ee1721aa95f4b7ad54bf968fd4ef7d39e4dae4",
+    "w4a16-experts": "96d0f69a0cb3036643425a7b875ee321d96451138c7e80d0e50d1ee94001dae9",
+    "w4a16-g32": "833b90fb8cb7e1c449679d1987cd2e02927dbc52a2ace8f778c576a59898c370",
+    "w4a16-mse": "a309e2466c5c2ee9f91f80a013121f9312b777034491209f9aee40389df0265b",
+    "w4a16-mtp": "8ee34a078b189af9cf87ca3fa4ac3490f0f7e789eac6ace9c6548c564a36fd7d",
+    "w4a16-nomtp": "d9bf4e2dff49fdf13051831e085738d9afb3ead23c48ade98e131474fd942de4",
+    "w8a8": "e847cbe949a85cce13e333210fb0902ebf088a6eef51f5f1e1bf024e83bcea0b",
+}
+"""Precision -> `recipe_sha256`, which stands in the plan and the manifest of every checkpoint made with it."""
+
+
+def test_precisions_mean_what_they_meant() -> None:
+    """However their files are written: another hash would make every checkpoint of one another checkpoint."""
+    assert {name: load_recipe(PrecisionRecipe, name).sha256 for name in recipe_names("precisions")} == PRECISION_SHA256
+
+
+def test_every_scheme_has_a_precision_that_ships() -> None:
+    assert {load_recipe(PrecisionRecipe, name).scheme for name in recipe_names("precisions")} == set(SCHEMES)
+
+
+@pytest.mark.parametrize("name", recipe_names("models"))
+def test_every_model_names_recipes_that_exist(name: str) -> None:
+    recipe = load_recipe(ModelRecipe, name)
+    for precision in recipe.precisions:
+        load_recipe(PrecisionRecipe, precision)
+    for profile in recipe.profiles:
+        load_recipe(ProfileRecipe, profile)
+    if recipe.reference.precision is not None:
+        load_recipe(PrecisionRecipe, recipe.reference.precision)
+    load_recipe(SuiteRecipe, recipe.suite)
+    load_recipe(GateRecipe, recipe.gates)
+
+
+@pytest.mark.parametrize("suite", ["quick", *sorted({*recipe_names("suites")} & {*recipe_names("gates")})])
+def test_a_suite_is_judged_by_gates_on_what_it_asks(suite: str) -> None:
+    """A gate that must be passed on a task that is never asked would be NOT MEASURED for ever."""
+    asked = {task.name for task in load_recipe(SuiteRecipe, suite).tasks}
+    for model in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, model)
+        gates = load_recipe(GateRecipe, gates_for(recipe, suite))
+        assert {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and gate.required} <= asked
+        assert gates.name == ("default" if suite == "quick" else suite)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each model's true shapes, hollow, with fewer layers and experts."""
+    return {name: hollow.hollow_model(tmp_path_factory.mktemp(name) / name, name) for name in MODELS}
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [(model, name) for model in MODELS for name in load_recipe(ModelRecipe, model).precisions],
+)
+def test_every_precision_of_every_model_plans(folders: dict[str, Path], model: str, precision: str) -> None:
+    _plan(folders[model], model, precision)
+
+
+@pytest.mark.parametrize("precision", recipe_names("precisions"))
+@pytest.mark.parametrize("model", sorted({hollow.MODELS[name][0]["architectures"][0]: name for name in MODELS}.values()))
+def test_every_precision_plans_for_every_family_or_says_what_does_not_fit(
+    folders: dict[str, Path], model: str, precision: str
+) -> None:
+    recipe = load_recipe(PrecisionRecipe, precision)
+    try:
+        plan = _plan(folders[model], model, precision)
+    except PlanError as error:
+        assert "is not a multiple" in str(error) or "are not a multiple" in str(error)
+        assert "`keep: {bf16: [...]}`" in str(error)
+        return
+    quantized = {tensor.role for tensor in plan.tensors if tensor.scheme is not None}
+    mtp: set[str] = {"mtp"} if recipe.mtp == "quantize" else set()
+    assert quantized == {*recipe.quantize, *mtp} & {tensor.role for tensor in plan.tensors}
+
+
+def _plan(folder: Path, model: str, precision: str) -> Any:
+    recipe = load_recipe(ModelRecipe, model)
+    checkpoint = open_checkpoint(folder)
+    assert family_of(checkpoint.config) == recipe.family
+    return make_plan(checkpoint, load_recipe(PrecisionRecipe, precision), model=model, family=recipe.family)
+
+
+# ------------------------------------------------------------------------------------------------ misspelt keys
+def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
+    """`data` with one more key beside the last one of `path`."""
+    here = data
+    for step in path[:-1]:
+        here = here[step]
+    here[wrong] = here[path[-1]]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "wrong", "message"),
+    [
+        ("models", "glm-5", ["source"], "sourse",
+         "unknown key 'sourse'; did you mean 'source'? Allowed: description, family, gates, include_source, name, precisions, "
+         "profiles, reference, schema, serving, source, suite"),
+        ("models", "glm-5", ["source", "hub"], "hubb",
+         "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
+        ("models", "glm-5", ["reference", "release", "hub"], "hbu",
+         "unknown key 'reference.release.hbu'; did you mean 'hub'? Allowed: hub, path, revision"),
+        ("models", "tiny-glm", ["reference", "precision"], "precison",
+         "unknown key 'reference.precison'; did you mean 'precision'? Allowed: precision, release"),
+        ("models", "glm-5", ["serving", "num_speculative_tokens"], "num_spec_tokens",
+         "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
+         "num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
+        ("precisions", "w4a16", ["scheme"], "schema_",
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, extends, keep, mtp, name, observer, "
+         "quantize, schema, scheme"),
+        ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
+         "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
+        ("profiles", "8xh200", ["concurrency"], "concurency",
+         "unknown key 'concurency'; did you mean 'concurrency'? Allowed: base_url, base_urls, concurrency, description, "
+         "emulate, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
+        ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
+         "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
+         "num_items, num_samples, num_steps, temperature, thinking_tokens, top_k, top_p"),
+        ("suites", "quick", ["divergence", "top_k"], "topk",
+         "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
+         "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),
+        ("gates", "default", ["gates", 0, "max_drop"], "max_dropp",
+         "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, "
+             "required, task"),
+        ("gates", "default", ["level"], "levl",
+         "unknown key 'levl'; did you mean 'level'? Allowed: adjust, description, gates, level, max_excluded, "
+         "min_items, name, schema"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_names_file_key_and_the_nearest(
+    tmp_path: Path, kind: str, name: str, path: list[str | int], wrong: str, message: str
+) -> None:
+    data = yaml.safe_load((recipes_dir() / kind / f"{name}.yaml").read_text())
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(_add_misspelt(data, path, wrong)))
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(KINDS[kind], file)
+    assert str(caught.value) == f"{file}: {message}"
+
+
+ROLES_MESSAGE = "name each role once, under `quantize` or one `keep` dtype"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantize": ["attention", "routed_expert", "shared_expert", "dense_mlp", "attention"]},
+         f"role attention is named twice; {ROLES_MESSAGE}"),
+        ({"quantize": ["attention", "routed_expert", "shared_expert"]},
+         "role dense_mlp is named nowhere; put it under `quantize` or under `keep: {bf16: [...]}`"),
+        ({"mtp": "keeep"}, "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'keeep'); did you mean 'keep'?"),
+        ({"keep": ["norm"]}, "keep: Input should be a mapping of keys to values (got \"['norm']\")"),
+        ({"name": "other"}, "name is 'other'; it must be the file's name, 'w4a16'"),
+    ],
+)  # fmt: skip
+def test_a_precision_that_contradicts_itself(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    data = yaml.safe_load((recipes_dir() / "precisions" / "w4a16.yaml").read_text())
+    file = tmp_path / "w4a16.yaml"
+    file.write_text(yaml.safe_dump({**data, **changes}))
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(PrecisionRecipe, file)
+    assert str(caught.value) == f"{file}: {message}"
+
+
+EVERYTHING_WRONG = {
+    "models": (
+        "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
+        "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
+        [
+            "unknown key 'sourse'; did you mean 'source'? Allowed: description, family, gates, include_source, name, "
+            "precisions, profiles, reference, schema, serving, source, suite",
+            "schema: Input should be 1 (got '2')",
+            "family: Input should be 'glm4_moe', 'glm_moe_dsa', 'deepseek_v3', 'qwen3_moe' or 'qwen3_next' (got 'glm4')",
+            "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",
+            "precisions: Input should be a list (got 'w4a16')",
+            "serving.num_speculative_tokens: Input should be a valid integer, unable to parse string as an integer "
+            "(got 'none')",
+            "name is 'other'; it must be the file's name, 'wrong'",
+        ],
+    ),
+    "precisions": (
+        "schema: 1\nname: wrong\nschem: w4a16\nquantize: [attention, dense_mpl, shared_expert, router]\n"
+        "keep: {bf17: [embedding, mtp, router_bias], fp32: [norm], source: [lm_head, lm_head]}\nmtp: yes\n",
+        [
+            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, extends, keep, mtp, name, "
+            "observer, quantize, schema, scheme",
+            "quantize.1: Input should be 'embedding', 'lm_head', 'norm', 'attention', 'indexer', 'dense_mlp', 'shared_expert', "
+            "'routed_expert', 'router', 'router_bias' or 'mtp' (got 'dense_mpl'); did you mean 'dense_mlp'?",
+            "keep.bf17: Input should be 'source', 'bf16' or 'fp32' (got 'bf17'); did you mean 'bf16'?",
+            "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'True')",
+            "role lm_head is named twice; name each role once, under `quantize` or one `keep` dtype",
+            "roles indexer, routed_expert are named nowhere; put each under `quantize` or under `keep: {bf16: [...]}`",
+            "role router cannot be under `quantize`: vLLM loads it only unquantized; move it to `keep`",
+            "router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens",
+        ],
+    ),
+    "profiles": (
+        "schema: 1\nname: wrong\nhardware: {num_gpus: 1}\nconcurrency: 0\nbase_url: http://a\n"
+        "base_urls: [http://b, http://b]\nvlm: {}\n",
+        [
+            "unknown key 'vlm'; did you mean 'vllm'? Allowed: base_url, base_urls, concurrency, description, emulate, "
+            "environment, hardware, interpreter, name, schema, startup_timeout_s, vllm",
+            "key 'hardware.device' is missing",
+            "concurrency: Input should be greater than or equal to 1 (got '0')",
+            "say either `base_url` or `base_urls`",
+            "`base_urls` names http://b twice",
+        ],
+    ),
+    "suites": (
+        "schema: 1\nname: wrong\nseed: train-1\ntasks:\n"
+        "- {kind: arithmetic, name: a, num_items: 5, max_tokens: 8, thinking_tokens: 9, num_samples: 2}\n"
+        "- {kind: tools, name: a, num_items: 5, max_tokens: 8, num_samples: 2, temprature: 1.0}\n"
+        "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n",
+        [
+            "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: kind, languages, max_tokens, name, "
+            "num_items, num_samples, num_tools, prompt_tokens, share_without_tool, temperature, thinking_tokens, top_k, top_p",
+            "tasks.0.arithmetic: num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike",
+            "tasks.0.arithmetic: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
+            "tasks.2.swe: environment local runs what the model writes on this machine, without a container: it needs "
+            "`allow_local_execution: true` and `local_repositories: FOLDER`; or say docker, podman or singularity",
+            "tasks.2.swe: filter '(' is not a regular expression (missing ), unterminated subpattern at position 0)",
+            "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",
+        ],
+    ),
+    "gates": (
+        "schema: 1\nname: wrong\nlevel: 2\ngates:\n- {kind: score, task: a, max_drop: 0.1}\n"
+        "- {kind: score, task: a, max_drop: 0.2}\n"
+        "- {kind: divergence, metric: kl_p99, texts: held_out, over: spans}\n",
+        [
+            "gates.2.divergence: say either `max` or `min`",
+            "gates.2.divergence: `over: spans` judges kl_mean",
+            "level: Input should be less than 1 (got '2')",
+        ],
+    ),
+}
+"""Kind -> a file, and everything that is told of it."""
+
+
+@pytest.mark.parametrize("kind", EVERYTHING_WRONG)
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, kind: str) -> None:
+    text, problems = EVERYTHING_WRONG[kind]
+    (file := tmp_path / "wrong.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(KINDS[kind], str(file))
+    assert str(caught.value).split("\n  ") == [f"{file}: {len(problems)} problems:", *problems]
+
+
+def test_a_recipe_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(PrecisionRecipe, "w4a61")
+    assert str(caught.value) == (
+        f"no precision recipe called 'w4a61'; did you mean w4a16? known: {', '.join(recipe_names('precisions'))}"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "a recipe is a mapping of keys to values, this file holds a NoneType"), ("a: [", "not YAML: ")],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, kind: type[Recipe], text: str, message: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(kind, tmp_path / "x.yaml")
+    assert str(caught.value).startswith(f"{tmp_path / 'x.yaml'}: {message}")
+
+
+# ------------------------------------------------------------------------------------------------ imports
+HEAVY = "print(sorted({'torch', 'transformers', 'vllm', 'safetensors', 'compressed_tensors', 'numpy'} & set(sys.modules)))"
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import assay.records.measurement, assay.recipes.load, assay.recipes.families, assay.cli, assay.cli.targets",
+        "import assay_quantize.plan.planner, assay_quantize.plan.show, assay_quantize.plan.fits, assay_quantize.checkpoint.hub",
+    ],
+)
+def test_contract_and_plan_import_nothing_heavy(imports: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import sys; {imports}; {HEAVY}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

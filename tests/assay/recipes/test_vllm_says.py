@@ -1,0 +1,94 @@
+"""Our description of the families against vLLM's own: which folders it drafts with, what it fuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.recipes.families import NAMES, forms
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.runtime_names import packed_modules
+from assay_evaluate.serving.server import find_interpreter
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.formats.config_groups import config_json
+from assay_quantize.plan.planner import make_plan
+
+pytestmark = pytest.mark.serve
+
+DRAFT_TOKENS = 2
+ARCHITECTURES = {architecture: family for family, names in NAMES.items() for architecture in names.architectures}
+
+
+VLLM_SAYS = Path(__file__).resolve().parents[2] / "support" / "quantization" / "vllm_says.py"
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of vLLM's own functions, asked in one process."""
+    folder = tmp_path_factory.mktemp("vllm")
+    questions = {
+        "tokens": DRAFT_TOKENS,
+        "drafts": [str(path) for path in draft_folders(folder)],
+        "packed": list(ARCHITECTURES),
+    }
+    (folder / "questions.json").write_text(json.dumps(questions))
+    interpreter = find_interpreter(None)
+    assert interpreter is not None, "no .venv-serve here: run `make setup`"
+    quiet = {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [str(interpreter), str(VLLM_SAYS), str(folder / "questions.json")],
+        env={**os.environ, **quiet}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def draft_folders(folder: Path) -> list[Path]:
+    """Sources, and the config.json of their candidates with the MTP block kept and dropped."""
+    made = []
+    hollow.hollow_model(folder / "qwen3-next", "qwen3-next-80b-a3b")
+    make_tiny_glm4_moe(folder / "glm4")
+    for model in ("qwen3-next", "glm4"):
+        source = folder / model
+        made.append(source)
+        for name in ("w4a16", "w4a16-nomtp"):
+            plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, name), model="m", family=None)
+            candidate = folder / f"{model}-{name}"
+            candidate.mkdir()
+            (candidate / "config.json").write_text(json.dumps(config_json(plan)))
+            made.append(candidate)
+    return made
+
+
+def test_vllm_drafts_with_a_kept_block_and_refuses_a_dropped_one(answers: dict[str, Any]) -> None:
+    """Qwen3-Next's config says nothing of its block: vLLM takes one layer. 0 layers it refuses, in its own way."""
+    said = {Path(folder).name: answer for folder, answer in answers["drafts"].items()}
+    refused = "ZeroDivisionError: integer modulo by zero"
+    assert said == {
+        "qwen3-next": ["Qwen3NextMTP", 1],
+        "qwen3-next-w4a16": ["Qwen3NextMTP", 1],
+        "qwen3-next-w4a16-nomtp": refused,
+        "glm4": ["Glm4MoeMTPModel", 1],
+        "glm4-w4a16": ["Glm4MoeMTPModel", 1],
+        "glm4-w4a16-nomtp": refused,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ names
+def test_what_vllm_fuses(answers: dict[str, Any]) -> None:
+    """Its mapping may name modules that a family does not have (DeepSeek-V2 without MLA), and fuses of one member."""
+    for architecture, theirs in answers["packed"].items():
+        family = ARCHITECTURES[architecture]
+        known = {form.split(".")[-2] for form in forms(family)}
+        real = {fused: tuple(parts) for fused, parts in theirs.items() if len(parts) > 1 and known.issuperset(parts)}
+        assert dict(packed_modules(family)) == real, architecture
+    assert answers["packed"].keys() == ARCHITECTURES.keys()

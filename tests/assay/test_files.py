@@ -1,0 +1,99 @@
+"""Files that appear whole, reads that are complete, and a manifest that is there or not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from assay import safe_files
+from assay.atomic_files import replacing
+from assay.errors import AssayError
+from assay.records.base import sha256_of_file, write_text_atomically
+from assay.records.manifest import MANIFEST, Manifest, load_manifest
+
+
+def test_a_file_appears_whole_under_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file.txt"
+    with replacing(path) as partial:
+        partial.write_text("one")
+        assert not path.exists()
+        assert partial.parent == path.parent and partial.name.startswith(".file.txt.") and partial.suffix == ".partial"
+    assert path.read_text() == "one" and os.listdir(path.parent) == ["file.txt"]
+    write_text_atomically(path, "two, не одно\n")
+    assert path.read_text(encoding="utf-8") == "two, не одно\n" and os.listdir(path.parent) == ["file.txt"]
+
+
+def test_a_block_that_fails_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomically(path, "\ud800")
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass  # nothing was written
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    path, texts = tmp_path / "file.txt", [str(number) * 100_000 for number in range(8)]
+    threads = [threading.Thread(target=write_text_atomically, args=(path, text)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() in texts and os.listdir(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_reading_goes_on_until_all_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """A read of the system may give less than was asked for: on some network file systems, and always beyond 2 GiB."""
+    (tmp_path / "file").write_bytes(bytes(range(10)))
+    preadv = os.preadv
+    monkeypatch.setattr(safe_files.os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:at_once]], at))
+    with (tmp_path / "file").open("rb") as file:
+        buffer = bytearray(6)
+        assert safe_files.read_fully(file.fileno(), memoryview(buffer), 2) == 6 and buffer == bytes(range(2, 8))
+        assert safe_files.read_fully(file.fileno(), memoryview(buffer), 7) == 3 and buffer[:3] == bytes((7, 8, 9))
+        assert safe_files.read_fully(file.fileno(), memoryview(buffer), 10) == 0
+        assert safe_files.read_fully(file.fileno(), memoryview(bytearray()), 0) == 0
+
+
+def test_past_the_page_cache_a_part_of_a_block_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no reading on from the middle of a block."""
+    (tmp_path / "file").write_bytes(bytes(10))
+    calls: list[int] = []
+    preadv = os.preadv
+
+    def counted(descriptor: int, views: list[memoryview], at: int) -> int:
+        calls.append(at)
+        return preadv(descriptor, views, at)
+
+    monkeypatch.setattr(safe_files.os, "preadv", counted)
+    with (tmp_path / "file").open("rb") as file:
+        assert safe_files.read_fully(file.fileno(), memoryview(bytearray(16)), 0, block_bytes=4) == 10
+        assert calls == [0]
+        assert safe_files.read_fully(file.fileno(), memoryview(bytearray(16)), 2, block_bytes=4) == 8
+        assert calls == [0, 2, 10]
+
+
+def test_hash_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert sha256_of_file(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_folder_without_a_manifest_has_none_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    assert load_manifest(tmp_path) is None and load_manifest(tmp_path / "nowhere") is None
+    made = Manifest(
+        model="m", precision="w4a16", source="s", source_sha256="0", source_files={}, recipe_sha256="0", plan_sha256="0",
+        precision_recipe={}, shards=(), files={}, bytes_in=1, bytes_out=1, versions={}, seconds=0.5,
+    )  # fmt: skip
+    made.save(tmp_path / MANIFEST)
+    assert load_manifest(tmp_path) == made
+    (tmp_path / MANIFEST).write_text("{")
+    with pytest.raises(AssayError, match=r"assay_manifest\.json: not a Manifest record of schema 1"):
+        load_manifest(tmp_path)

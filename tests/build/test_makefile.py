@@ -1,0 +1,105 @@
+"""What `make` builds on a bare machine, and what it says of a command line that cannot be meant. Nothing is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLER = """#!/usr/bin/env bash
+set -e
+echo "$*" >> installs.txt
+test "$1" = check && exit
+touch started-$1
+for _ in $(seq 100); do
+  ls started-* | grep -qv "$1" && echo "$1 beside another" >> installs.txt && break
+  sleep 0.02
+done
+mkdir -p $2/bin
+printf '#!/bin/sh\\necho "assay $*"\\n' > $2/bin/assay
+chmod +x $2/bin/assay
+"""
+"""Stands in for constraints/install.sh: waits two seconds for another one to begin, and makes an `assay` that echoes."""
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A checkout in which nothing is built."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
+    return tmp_path
+
+
+@pytest.fixture
+def stubbed(bare: Path) -> Path:
+    (bare / "constraints" / "install.sh").write_text(INSTALLER)
+    return bare
+
+
+def make(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def installs(folder: Path) -> list[str]:
+    return sorted((folder / "installs.txt").read_text().splitlines())
+
+
+def test_both_environments_are_built_side_by_side(stubbed: Path) -> None:
+    code, out, err = make(stubbed, "quantize", "eval")
+    assert (code, err) == (0, "")
+    assert installs(stubbed) == [
+        "check work serve", "serve .venv-serve", "serve beside another", "work .venv", "work beside another"
+    ]  # fmt: skip
+    assert out.splitlines() == ["assay quantize tiny-glm --runs runs", "assay evaluate tiny-glm --runs runs"]
+
+
+def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:
+    assert make(stubbed, "quantize")[0] == 0
+    assert installs(stubbed) == ["work .venv"]
+    assert make(stubbed, "quantize", "eval")[0] == 0
+    assert installs(stubbed) == ["check serve", "serve .venv-serve", "serve beside another", "work .venv"]
+
+
+def test_a_misspelt_variable_is_an_error(bare: Path) -> None:
+    code, out, err = make(bare, "quantize", "MODLE=glm-5", "PRECISIONS=w4a16 fp8")
+    assert (code, out) == (2, "")
+    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY RUNS PYTHON"
+    assert err.partition(" *** ")[2] == f"MODLE: no such variable; known: {known}.  Stop.\n"
+
+
+@pytest.mark.parametrize("goals", [["quantize"], ["quantize", "eval"], ["setup"]])
+def test_a_python_that_is_not_there_or_too_old_is_one_line(bare: Path, goals: list[str]) -> None:
+    (old := bare / "old").write_text('#!/bin/sh\ntest "$1" = --version && echo "Python 3.9.2"\n')
+    old.chmod(0o755)
+    for python, said in (
+        ("/usr/bin/nope", "no such program; set PYTHON to a Python 3.11 or newer"),
+        (str(old), "is Python 3.9.2; assay needs Python 3.11 or newer"),
+    ):
+        code, out, err = make(bare, *goals, f"PYTHON={python}")
+        lines = err.splitlines()
+        assert (code, out, lines[0]) == (2, "", f"error: PYTHON={python}: {said}")
+        assert len(lines) == 2 and lines[1].startswith("make: *** ")
+
+
+def test_room_is_asked_for_everything_that_is_missing(bare: Path) -> None:
+    (tools := bare / "tools").mkdir()
+    for name, text in (("df", 'echo; echo "x 0 0 9437184 0 /"'), ("nvidia-smi", 'echo "GPU 0: NVIDIA H100"')):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+
+    def check(*kinds: str) -> str:
+        script = f'PATH="{tools}:$PATH" PYTHON={sys.executable} constraints/install.sh check {" ".join(kinds)}'
+        done = subprocess.run(["bash", "-c", script], cwd=bare, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == (2 if done.stderr else 0)
+        return done.stderr
+
+    assert check("work", "serve") == f"error: {bare} has 9 GiB free; 16 GiB are needed to build: work serve\n"
+    assert check("work") == ""
+    (tools / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    assert check("work", "serve") == ""

@@ -1,0 +1,118 @@
+"""Every precision that ships, of the trained tiny-glm, loaded by vLLM and emulated: as far from the source as its format is,
+with the activations its config declares, and with an MTP head that drafts.
+
+One process serves all, one after the other, each with the arguments a server would be started with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import Serving
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay_evaluate.serving.server import find_interpreter
+from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
+from assay_evaluate.tasks.items import LANGUAGES, arithmetic_item, writing_item
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.engine.quantize import quantize
+from assay_quantize.plan.planner import make_plan
+
+pytestmark = pytest.mark.serve
+
+TRAINED = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
+PRECISIONS = recipe_names("precisions")
+SCHEME = {name: load_recipe(PrecisionRecipe, name).scheme for name in PRECISIONS}
+DISTANCE = {
+    "w8a8": (0.001, 0.006), "mxfp8": (0.001, 0.006), "fp8_block": (0.001, 0.006), "fp8_channel": (0.001, 0.007),
+    "w4a16_g32": (0.004, 0.02), "w4a16_asym": (0.004, 0.02), "nvfp4a16": (0.004, 0.02), "w4a16": (0.004, 0.025),
+    "w4a16_channel": (0.005, 0.025), "mxfp4": (0.01, 0.035),
+}  # fmt: skip
+"""Scheme -> bounds of the mean change of a token's log-probability, in nats, on prompts and on replies of the source. Seen:
+0.003 with 8 bits, 0.008 to 0.014 with INT4 and NVFP4, 0.019 with MXFP4, which rounds activations to 4 bits as well."""
+_EVERY = "19 modules"  # two linears each: four attention blocks, a dense MLP, three shared experts; three layers of experts
+ACTIVATIONS = {
+    **dict.fromkeys(("w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "nvfp4a16"), "not quantized"),
+    "fp8_channel": f"{_EVERY} float8 token dynamic", "fp8_block": f"{_EVERY} float8 group 128 dynamic", 
+    "mxfp8": f"{_EVERY} float8 group 32 dynamic", "mxfp4": f"{_EVERY} float4 group 32 dynamic",
+    "w8a8": f"{_EVERY} int8 token dynamic",
+}  # fmt: skip
+"""Scheme -> what the plugin says of activations."""
+
+
+def command(folder: Path) -> VllmCommand:
+    """How `assay serve` would start a server on a CPU."""
+    profile, serving = load_recipe(ProfileRecipe, "cpu-emulated"), Serving(num_speculative_tokens=1)
+    return vllm_command(folder, profile, serving, speculate=True, port=1, served_model_name="m")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What served_in_one_process.py answers, of `source` and of every precision."""
+    folder, checkpoint = tmp_path_factory.mktemp("served"), open_checkpoint(TRAINED)
+    commands = {"source": command(TRAINED)}
+    for name in PRECISIONS:
+        plan = make_plan(checkpoint, load_recipe(PrecisionRecipe, name), model="tiny-glm", family=None)
+        quantize(plan, TRAINED, folder / name, device="cpu")
+        commands[name] = command(folder / name)
+    tokenizer = AutoTokenizer.from_pretrained(TRAINED)
+    items = [item for language in LANGUAGES for item in (
+        writing_item("eval-served", 0, language), arithmetic_item("eval-served", 1, language, 4)
+    )]  # fmt: skip
+    chats = [[{"role": "user", "content": item.prompt}] for item in items]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"] for chat in chats]
+    request = {"prompts": prompts, "num_tokens": 96, "servers": {name: one.arguments for name, one in commands.items()}}
+    (folder / "request.json").write_text(json.dumps(request))
+    script, interpreter = (
+        Path(__file__).resolve().parents[1] / "support" / "quantization" / "served_in_one_process.py",
+        find_interpreter(None),
+    )
+    assert interpreter is not None, "no .venv-serve here: run `make setup`"
+    done = subprocess.run(
+        [str(interpreter), str(script), str(folder / "request.json"), str(folder / "answers.jsonl")],
+        env={**os.environ, **commands["source"].environment}, capture_output=True, text=True, timeout=800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    return {answer["name"]: answer for answer in answers}
+
+
+def text_logprobs(answer: dict[str, Any]) -> list[float]:
+    return [value for text in answer["logprobs"] for value in text]
+
+
+def test_the_source_drafts(served: dict[str, dict[str, Any]]) -> None:
+    """Without that, drafts of the others would prove nothing."""
+    source = served["source"]
+    assert len(text_logprobs(source)) > 500 and source["drafted"] > 150 and source["accepted"] > 0.9 * source["drafted"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_it_is_as_far_from_the_source_as_its_format(served: dict[str, dict[str, Any]], precision: str) -> None:
+    answer, scheme = served[precision], SCHEME[precision]
+    values, wanted = text_logprobs(answer), text_logprobs(served["source"])
+    assert all(map(math.isfinite, values))
+    low, high = DISTANCE[scheme]
+    assert low < fmean(abs(x - y) for x, y in zip(values, wanted, strict=True)) < high
+    assert answer["said"][0].endswith(f"; activations: {ACTIVATIONS[scheme]}")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_its_mtp_head_is_loaded_and_drafts(served: dict[str, dict[str, Any]], precision: str) -> None:
+    answer = served[precision]
+    loaded = [said.split(":")[1].strip() for said in answer["said"] if said.startswith("assay-strict: ")]
+    if load_recipe(PrecisionRecipe, precision).mtp == "drop":
+        assert (loaded, answer["drafted"]) == (["Glm4MoeForCausalLM"], 0)
+    else:
+        assert loaded == ["Glm4MoeForCausalLM", "Glm4MoeMTP"]
+        assert answer["drafted"] > 150 and answer["accepted"] > 0.85 * answer["drafted"]

@@ -1,0 +1,207 @@
+"""The truncation ledger: each reason by itself, and a planted budget of eight tokens through measurements and gates."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, Scripted
+
+from assay.recipes.gate import GateRecipe
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import ArithmeticTask, SuiteRecipe
+from assay.records.measurement import ItemResult, Measurement
+from assay.records.serving import Fingerprint
+from assay_evaluate.client.journal import Reply
+from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, truncated_by
+from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.serving.server import ServerSpec
+from assay_evaluate.tasks.generated import arithmetic_items
+from assay_evaluate.verdicts.gates import judge
+
+PLAIN = Reply(status="answered", text="#### 7", finish_reason="stop", prompt_tokens=100, output_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parser", "reason"),
+    [
+        ({}, False, None),
+        ({}, True, None),
+        ({"finish_reason": "length"}, False, "length"),
+        ({"output_tokens": 50}, False, "budget"),
+        ({"output_tokens": 50, "finish_reason": "length"}, True, "budget"),
+        ({"output_tokens": 49}, False, None),
+        ({"prompt_tokens": 180}, False, "context"),  # the server clamped max_tokens to 20 without a word
+        ({"prompt_tokens": 179}, False, None),
+        ({"output_tokens": 50, "finish_reason": "tool_calls", "has_tool_calls": True}, True, "budget"),
+        ({"text": " \n", "reasoning": "I think"}, True, "empty"),
+        ({"text": "", "reasoning": "I think"}, False, None),
+        ({"text": "", "has_tool_calls": True, "finish_reason": "tool_calls"}, True, None),
+        ({"output_tokens": None}, False, None),
+        ({"prompt_tokens": None, "output_tokens": 50}, False, "budget"),
+        ({"status": "failed", "text": "", "finish_reason": "length"}, True, None),
+    ],
+)
+def test_reasons(changes: dict[str, Any], parser: bool, reason: str | None) -> None:
+    """Budget of 50 tokens, context of 200."""
+    reply = dataclasses.replace(PLAIN, **changes)
+    assert truncated_by(reply, max_tokens=50, max_model_len=200, has_reasoning_parser=parser) == reason
+
+
+def test_counts() -> None:
+    def item(reason: Any, thinking_tokens: int | None = None) -> ItemResult:
+        return ItemResult(
+            item="x", language="en", correct=True, truncated=reason is not None, truncated_by=reason, wrong_script=False,
+            finish_reason="stop", prompt_tokens=1, output_tokens=9, answer=None, thinking_tokens=thinking_tokens,
+        )  # fmt: skip
+
+    items = [item("empty", 3), item(None, 8), item("budget", 9), item("empty"), item(None)]
+    assert count_truncations(items) == {"budget": 1, "empty": 2}
+    assert count_thinking_cut(items, 8) == 2
+    assert count_thinking_cut(items, None) is None
+    assert count_thinking_cut([item(None)], 8) is None
+
+
+# ------------------------------------------------------------------------------------------------ end to end
+def suite_of(max_tokens: int, **more: Any) -> SuiteRecipe:
+    return SuiteRecipe.model_validate(
+        {
+            "schema": 1, "name": "small", "seed": "eval-small", "acceptance": False,
+            "tasks": [{"kind": "arithmetic", "name": "arithmetic", "num_items": 40, "num_steps": [2],
+                       "max_tokens": max_tokens, **more}],
+        }
+    )  # fmt: skip
+
+
+GATES = GateRecipe.model_validate(
+    {
+        "schema": 1, "name": "small",
+        "gates": [{"kind": "score", "task": "arithmetic", "max_drop": 0.05}, {"kind": "truncation", "max_share": 0.05}],
+    }
+)  # fmt: skip
+ARITHMETIC = suite_of(64).tasks[0]
+assert isinstance(ARITHMETIC, ArithmeticTask)
+ANSWERS = {item.prompt: item.answer for item in arithmetic_items(ARITHMETIC, "eval-small")}
+REPLY = "Step by step. #### "
+
+
+def obedient(body: dict[str, Any]) -> Scripted:
+    """Every answer right, and no more characters (tokens, to this server) than it was allowed."""
+    text = REPLY + (ANSWERS[body["messages"][-1]["content"]] or "")
+    cut = text[: body["max_tokens"]]
+    return Scripted(cut, finish_reason="length" if len(cut) < len(text) else "stop")
+
+
+def rambling(body: dict[str, Any]) -> Scripted:
+    """Uses up its budget, and says `stop`."""
+    return Scripted("x" * body["max_tokens"])
+
+
+def thinking(body: dict[str, Any]) -> Scripted:
+    """The end came inside thinking: reasoning, no answer, `stop`."""
+    return Scripted("", reasoning="Let me see", output_tokens=10)
+
+
+def run(
+    tmp_path: Path, suite: SuiteRecipe, replies: dict[str, Callable[[dict[str, Any]], Scripted]], parser: str | None = None
+) -> tuple[list[Measurement], list[FakeServer]]:
+    """Reference, its repeat and a candidate; `replies`: by folder name, `obedient` where none is given."""
+    servers = []
+
+    @contextmanager
+    def start(spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
+        with FakeServer(replies.get(spec.checkpoint.name, obedient)) as server:
+            server.fingerprint = Fingerprint(
+                engine="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
+                speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
+            )  # fmt: skip
+            servers.append(server)
+            yield server
+
+    for name in ("reference", "candidate"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 128}))
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    measurements = evaluate(
+        "tiny",
+        [Candidate("fp8", tmp_path / "reference", True), Candidate("w4a16", tmp_path / "candidate")],
+        suite=suite,
+        profile=load_recipe(ProfileRecipe, "cpu-emulated"),
+        serving=Serving(reasoning_parser=parser),
+        run_dir=tmp_path / "run",
+        start_server=start,
+        foresee=lambda spec: None,
+    )
+    return measurements, servers
+
+
+def test_a_budget_of_eight_tokens_is_not_measured_and_not_zero(tmp_path: Path) -> None:
+    measurements, _ = run(tmp_path, suite_of(8), {})
+    for measured in measurements:
+        (task,) = measured.tasks
+        assert (task.num_items, task.num_truncated, task.truncated_by) == (80, 80, {"budget": 80})
+        assert task.accuracy is not None
+        assert task.accuracy.value == 0  # kept as it was scored; no verdict is made of it
+    report = judge(measurements, GATES, model="tiny")
+    assert report.overall == {"fp8-repeat": "NOT MEASURED", "w4a16": "NOT MEASURED"}
+    assert [(v.gate, v.candidate, v.status) for v in report.verdicts] == [
+        ("score arithmetic", "fp8-repeat", "NOT MEASURED"),
+        ("truncation", "fp8-repeat", "NOT MEASURED"),
+        ("score arithmetic", "w4a16", "NOT MEASURED"),
+        ("truncation", "w4a16", "NOT MEASURED"),
+    ]
+    assert report.verdicts[2].detail == (
+        "80 of 80 replies of fp8 to arithmetic were cut off at 8 tokens (100 %, allowed 5 %): "
+        "the score would measure the budget, not the model; raise max_tokens."
+    )
+    again = Measurement.load(tmp_path / "run" / "measurements" / "w4a16.json")
+    assert again == measurements[2]
+
+
+def test_enough_budget_is_measured(tmp_path: Path) -> None:
+    measurements, _ = run(tmp_path, suite_of(64), {})
+    assert [m.tasks[0].num_truncated for m in measurements] == [0, 0, 0]
+    assert judge(measurements, GATES, model="tiny").overall == {"fp8-repeat": "PASS", "w4a16": "PASS"}
+
+
+@pytest.mark.parametrize(("reply", "parser", "reason"), [(rambling, None, "budget"), (thinking, "deepseek_r1", "empty")])
+def test_a_cut_that_only_the_candidate_has_and_nobody_admits(
+    tmp_path: Path, reply: Callable[[dict[str, Any]], Scripted], parser: str | None, reason: str
+) -> None:
+    """The budget is enough for the reference; the candidate's server says `stop`."""
+    measurements, _ = run(tmp_path, suite_of(len(REPLY) + 3), {"candidate": reply}, parser)
+    assert measurements[0].tasks[0].num_truncated == 0
+    assert measurements[2].tasks[0].truncated_by == {reason: 80}
+    assert {item.finish_reason for item in measurements[2].tasks[0].items} == {"stop"}
+    report = judge(measurements, GATES, model="tiny")
+    assert report.overall == {"fp8-repeat": "PASS", "w4a16": "NOT MEASURED"}
+
+
+@pytest.mark.parametrize("parser", [None, "deepseek_r1"])
+def test_thinking_and_answer_have_budgets_of_their_own_where_the_server_can(tmp_path: Path, parser: str | None) -> None:
+    """vLLM's `thinking_token_budget`; it refuses the parameter without a reasoning parser."""
+    measurements, servers = run(tmp_path, suite_of(64, thinking_tokens=40, top_p=0.95, top_k=20, temperature=0.6), {}, parser)
+    bodies = [body for server in servers for path, body in server.requests if path == "/v1/chat/completions"]
+    sampling = {(body["temperature"], body["top_p"], body["top_k"], body["min_p"], body["max_tokens"]) for body in bodies}
+    assert sampling == {(0.6, 0.95, 20, 0.0, 64)}
+    assert {body.get("thinking_token_budget") for body in bodies} == {None if parser is None else 40}
+    assert {m.tasks[0].thinking_budget_tokens for m in measurements} == {None if parser is None else 40}
+    assert measurements[0].suite_recipe["tasks"][0]["thinking_tokens"] == 40
+
+
+def test_the_report_says_what_a_greater_budget_would_not_mend() -> None:
+    from synthetic_run import make_measurements
+
+    from assay_reports.limits import _reasons
+
+    task = make_measurements()[0].tasks[0]
+    cut = task.model_copy(update={"truncated_by": {"budget": 4, "context": 2, "empty": 1}})
+    assert _reasons(cut) == ", 2 ended by the context, 1 ended inside thinking"
+    assert _reasons(task) == ""

@@ -1,0 +1,251 @@
+"""Drift in numbers: statistics against numpy, the bias table of truncated sums, gates by span."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributions import VOCABULARY, log_softmax, top_k_of
+
+from assay.recipes.gate import DivergenceGate
+from assay.recipes.suite import DivergenceSpec
+from assay.records.measurement import Divergence, Measurement
+from assay.records.serving import Fingerprint
+from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.divergence import ScoredDocument, position_divergence, summarize
+from assay_evaluate.verdicts.divergence import judge_divergence
+
+LARGE = 154_880
+
+
+def scored(
+    seed: int, positions: int, noise: float | np.ndarray, **labels: Any
+) -> tuple[ScoredDocument, np.ndarray, np.ndarray]:
+    """A text drawn from p with q = p + noise (one number, or one per position), and both full log-distributions."""
+    rng = np.random.default_rng(seed)
+    logits = 2.0 * rng.normal(size=(positions, VOCABULARY))
+    noise_P1 = np.broadcast_to(np.asarray(noise, float), positions)[:, None]
+    ln_p, ln_q = log_softmax(logits), log_softmax(logits + noise_P1 * rng.normal(size=logits.shape))
+    tokens = (ln_p + rng.gumbel(size=ln_p.shape)).argmax(axis=1)
+    document = ScoredDocument(f"d{seed}", labels.pop("language", "en"), top_k_of(ln_p, tokens, 64), top_k_of(ln_q, tokens, 64))
+    return ScoredDocument(**vars(document) | labels), ln_p, ln_q
+
+
+def test_statistics_against_numpy() -> None:
+    """Every number of a drift record, recomputed from the values per position."""
+    labels = [
+        {"texts": "replies", "domain": "writing", "first_position": 10, "num_thinking": 40},
+        {"texts": "replies", "domain": "sums", "language": "zh", "first_position": 4090},
+        {"texts": "suite_replies", "domain": "gsm8k", "num_thinking": 0},
+        {"texts": "held_out", "domain": "held-out", "first_position": 1},
+        {"texts": "held_out", "domain": "held-out", "language": "zh", "first_position": 1},
+    ]
+    made = [scored(seed, 100 + seed, 0.1 + 0.1 * seed, **label) for seed, label in enumerate(labels)]
+    documents = [document for document, _, _ in made]
+    record = summarize(documents, reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,))
+    assert [drift.texts for drift in record.drift] == ["all", "replies", "held_out"]  # one text of suite_replies is too few
+    every, _, held_out = record.drift
+
+    parts = [position_divergence(doc.reference, doc.candidate) for doc in documents[:3] if doc.candidate]
+    kl_N = np.concatenate([one.kl_P for one in parts])
+    p, q = (np.concatenate([np.exp(side[i]) for side in ((ln_p, ln_q) for _, ln_p, ln_q in made[:3])]) for i in (0, 1))
+    tokens = np.concatenate([doc.reference.tokens_P for doc in documents[:3]])
+    n = np.arange(len(tokens))
+    assert (every.num_documents, every.num_positions, every.non_finite_share) == (3, 303, 0)
+    assert every.kl_mean.value == pytest.approx(kl_N.mean()) == record.kl_mean.value
+    assert [every.kl_median, every.kl_p90, every.kl_p95, every.kl_max] == pytest.approx(
+        [*np.percentile(kl_N, [50, 90, 95]), kl_N.max()]
+    )
+    by_rank = np.sort(kl_N)
+    assert every.kl_p99.value == by_rank[int(np.ceil(0.99 * 303)) - 1]
+    assert every.kl_p999.value == by_rank[-1]
+    worst = (by_rank[-15:].sum() + 0.15 * by_rank[-16]) / 15.15  # five percent of 303 positions
+    assert every.kl_cvar95.value == pytest.approx(worst)
+    for interval in (every.kl_p99, every.kl_p999, every.kl_cvar95):
+        assert interval.low <= interval.value <= interval.high and interval.n == 3
+    assert every.kl_unbiased_mean == record.kl_corrected_mean
+    swaps = p.argmax(1) != q.argmax(1)
+    assert (every.num_swaps, every.top1_agreement.value) == (swaps.sum(), pytest.approx(1 - swaps.mean()))
+    margins = (p.max(1) - p[n, q.argmax(1)])[swaps]
+    assert every.swap_margin_median == pytest.approx(np.median(margins), abs=1e-6)
+    assert every.swap_margin_max == pytest.approx(margins.max(), abs=1e-6)
+    assert every.num_confident_swaps == (margins > 0.5).sum()
+    change = q[n, tokens] - p[n, tokens]
+    assert every.probability_change_mean.value == pytest.approx(change.mean(), abs=1e-6)
+    assert every.probability_change_rms.value == pytest.approx(np.sqrt((change**2).mean()), abs=1e-6)
+    ratio = np.exp(np.log(p[n, tokens] / q[n, tokens]).mean())
+    assert every.perplexity_ratio.value == pytest.approx(ratio, abs=1e-6)
+    assert every.perplexity_ratio.low < ratio < every.perplexity_ratio.high
+
+    assert [(s.first, s.last, s.num_positions) for s in every.by_span] == [(0, 4095, 100 + 6 + 102), (4096, 32767, 95)]
+    assert every.by_span[1].kl_mean == pytest.approx(parts[1].kl_P[6:].mean())
+    assert every.by_span[1].kl_mean_interval is None  # one document
+    assert {g.name: g.num_positions for g in every.by_domain} == {"gsm8k": 102, "sums": 101, "writing": 100}
+    assert {g.name: g.num_positions for g in every.by_language} == {"en": 202, "zh": 101}
+    assert {g.name: g.num_positions for g in every.by_part} == {"thinking": 40, "answer": 60 + 102}
+    thinking = next(group for group in every.by_part if group.name == "thinking")
+    assert thinking.kl_mean == pytest.approx(parts[0].kl_P[:40].mean())
+    sure = (p.max(1) >= 0.5) & (p.max(1) < 0.9)
+    middle = next(group for group in every.by_confidence if group.name == "0.5 to 0.9")
+    assert (middle.num_positions, middle.kl_mean) == (sure.sum(), pytest.approx(kl_N[sure].mean()))
+    assert sum(group.num_positions for group in every.by_confidence) == 303
+
+    assert held_out.kl_unbiased_mean is None  # nobody sampled it from the reference
+    assert held_out.num_positions == 103 + 104
+    assert record.num_documents == 3
+    again = summarize(documents, reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,))
+    assert again == record  # seeded
+
+
+def test_tail_intervals_cover_what_they_are_of() -> None:
+    """The 95 % interval of the mean of the worst 5 %, over 60 drawn sets of 25 documents that differ among themselves."""
+    from assay_evaluate.divergence.drift import _upper_tail
+
+    rng = np.random.default_rng(0)
+    big = rng.exponential(np.repeat(rng.gamma(2, size=40_000), 10))
+    truth = np.sort(big)[-len(big) // 20 :].mean()
+    covered = 0
+    for _ in range(60):
+        kl_N = rng.exponential(np.repeat(rng.gamma(2, size=25), 200))
+        interval = _upper_tail(kl_N, np.repeat(np.arange(25), 200), 0.95, 0)[2]
+        covered += interval.low <= truth <= interval.high
+    assert 0.8 <= covered / 60 <= 1  # percentile intervals of few clusters are a little short; iid ones would cover 0.4
+
+
+# ------------------------------------------------------------------------------------------------ the bias of truncated sums
+def zipf_pair(exponent: float, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """ln p, ln q [rows, LARGE]: p falls as rank^-exponent, q is p with logit noise of 0.15."""
+    rng = np.random.default_rng(seed)
+    ln_p = log_softmax(np.tile(-exponent * np.log(np.arange(1, LARGE + 1)), (rows, 1)))
+    return ln_p, log_softmax(ln_p + 0.15 * rng.normal(size=ln_p.shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "exponent", "k", "lumped", "unlumped", "renormalised", "own_lumped", "floor_filled"),
+    [
+        ("peaked", 2.12, 5, 0.86, 0.78, 0.89, 0.85, 0.71),
+        ("peaked", 2.12, 20, 0.96, 0.98, 0.98, 0.96, 0.97),
+        ("peaked", 2.12, 64, 0.99, 1.00, 0.99, 0.99, 0.99),
+        ("flat", 1.26, 20, 0.58, 0.67, 0.87, 0.57, 0.61),
+        ("flat", 1.26, 64, 0.68, 0.75, 0.90, 0.67, 0.71),
+    ],
+)
+def test_bias_table_of_truncated_sums(
+    name: str, exponent: float, k: int, lumped: float, unlumped: float, renormalised: float, own_lumped: float,
+    floor_filled: float,
+) -> None:  # fmt: skip
+    """Shares of the full KL at a vocabulary of 154,880. Only the lumped sums stay below it at every single position."""
+    ln_p, ln_q = zipf_pair(exponent, 48, seed=k)
+    full_P = (np.exp(ln_p) * (ln_p - ln_q)).sum(axis=1)
+    tokens = np.zeros(len(ln_p), np.int32)
+    ids = np.tile(np.arange(k, dtype=np.int32), (len(ln_p), 1))
+    top_q = np.argsort(-ln_q[:, : 40 * k], axis=1)[:, :k].astype(np.int32)  # noise of 0.15 reaches no further down
+
+    def of(values: np.ndarray, which: np.ndarray) -> TokenLogprobs:
+        taken = np.take_along_axis(values, which, axis=1).astype(np.float32)
+        return TokenLogprobs(tokens, which, taken, values[:, 0].astype(np.float32))
+
+    exact_ids = position_divergence(of(ln_p, ids), of(ln_q, ids)).kl_P
+    own_top_k = position_divergence(of(ln_p, ids), of(ln_q, top_q)).kl_P
+    p, q, ln_ratio = np.exp(ln_p[:, :k]), np.exp(ln_q[:, :k]), (ln_p - ln_q)[:, :k]
+    un = (p * ln_ratio).sum(axis=1)
+    renormal = (p / p.sum(1, keepdims=True) * (ln_ratio - np.log(p.sum(1) / q.sum(1))[:, None])).sum(axis=1)
+    missing = ln_q[:, :k] < np.take_along_axis(ln_q, top_q[:, -1:], axis=1)
+    floor = (p * (ln_p[:, :k] - np.where(missing, np.take_along_axis(ln_q, top_q[:, -1:], axis=1), ln_q[:, :k]))).sum(axis=1)
+
+    assert (exact_ids <= full_P + 2e-6).all() and (own_top_k <= exact_ids + 2e-6).all()
+    slack = {"peaked": 0.05, "flat": 0.10}[name]
+    assert exact_ids.mean() / full_P.mean() == pytest.approx(lumped, abs=slack)
+    assert own_top_k.mean() / full_P.mean() == pytest.approx(own_lumped, abs=slack)
+    # What is not offered: single positions lie on either side of the truth, so that no mean of them bounds anything.
+    for wrong_P, share in ((un, unlumped), (renormal, renormalised), (floor, floor_filled)):
+        assert wrong_P.mean() / full_P.mean() == pytest.approx(share, abs=3 * slack)
+    assert (un > full_P + 1e-5).any() and (un < full_P - 1e-5).any()
+
+
+# ------------------------------------------------------------------------------------------------ gates
+def measured(divergence: Divergence | None, **not_measured: str) -> Measurement:
+    fingerprint = Fingerprint(
+        engine="e", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None, checkpoint_flags={},
+        emulated=None, kernels=(),
+    )  # fmt: skip
+    return Measurement(
+        model="m", label="w4a16", is_reference=False, is_noise_floor=False, checkpoint="c", checkpoint_sha256="c",
+        checkpoint_bytes=1, suite="s", suite_sha256="s", suite_recipe={}, fingerprint=fingerprint, tasks=(),
+        divergence=divergence, acceptance=None, not_measured=not_measured, started="2026-01-01", seconds=1,
+    )  # fmt: skip
+
+
+def gate(**fields: Any) -> DivergenceGate:
+    return DivergenceGate(kind="divergence", **({"max": 0.10} if "max" not in fields and "min" not in fields else {}), **fields)
+
+
+@pytest.fixture(scope="module")
+def late() -> Divergence:
+    """Twelve texts of 300 tokens without drift, and six held-out ones of 700 that go astray after position 512."""
+    short = [scored(seed, 300, 0.1, texts="replies")[0] for seed in range(12)]
+    astray = np.where(np.arange(700) < 511, 0.1, 1.0)
+    long = [scored(50 + seed, 700, astray, texts="held_out", first_position=1)[0] for seed in range(6)]
+    return summarize([*short, *long], reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,), spans=(0, 512))
+
+
+def test_gate_by_span_sees_what_a_mean_over_all_hides(late: Divergence) -> None:
+    verdict = judge_divergence(gate(metric="kl_mean"), measured(late))
+    assert (verdict.gate, verdict.status) == ("divergence kl_mean", "PASS")
+    verdict = judge_divergence(gate(metric="kl_mean", texts="every", over="spans"), measured(late))
+    assert (verdict.gate, verdict.status) == ("divergence kl_mean, all texts, by span", "FAIL")
+    assert verdict.detail.startswith("kl_mean on held-out text at positions 512 and beyond 0.")
+    assert verdict.detail.endswith("allowed at most 0.1 nats. The worst of 3.")
+    span = next(drift for drift in late.drift if drift.texts == "held_out").by_span[1]
+    assert verdict.observed == span.kl_mean_interval
+    sampled = judge_divergence(gate(metric="kl_mean", over="spans"), measured(late))
+    assert (sampled.status, sampled.gate) == ("PASS", "divergence kl_mean, by span")
+
+
+def test_gates_on_the_other_statistics(late: Divergence) -> None:
+    every = late.drift[0]
+    for metric in ("kl_unbiased_mean", "kl_p999", "kl_cvar95", "perplexity_ratio"):
+        interval = getattr(every, metric)
+        for limit, status in ((interval.high + 0.01, "PASS"), (interval.low - 0.01, "FAIL"), (interval.value, "UNDERPOWERED")):
+            verdict = judge_divergence(gate(metric=metric, max=limit), measured(late))
+            assert (verdict.status, verdict.observed, verdict.limit) == (status, interval, limit), metric
+    verdict = judge_divergence(gate(metric="top1_agreement", texts="held_out", min=0.99), measured(late))
+    assert verdict.status == "FAIL" and verdict.detail.startswith("top1_agreement on held-out text 0.")
+
+
+def test_what_is_missing_is_not_measured(late: Divergence) -> None:
+    old = late.model_copy(update={"drift": ()})
+    assert judge_divergence(gate(metric="kl_mean"), measured(old)).status == "PASS"
+    for other, words in (
+        (gate(metric="kl_cvar95"), "Recorded before drift was"),
+        (gate(metric="kl_mean", over="spans"), "Recorded before drift was"),
+        (gate(metric="kl_mean", texts="held_out"), "No held-out text was scored"),
+        (gate(metric="kl_exact_mean"), "Exact mode: the suite did not ask for it"),
+    ):
+        verdict = judge_divergence(other, measured(old))
+        assert verdict.status == "NOT MEASURED" and words in verdict.detail
+    why = {"divergence in exact mode": "lm_head is quantized"}
+    assert "lm_head is quantized" in judge_divergence(gate(metric="kl_exact_mean"), measured(late, **why)).detail
+    broken = scored(0, 300, 0.1, texts="held_out")[0]
+    assert broken.candidate is not None
+    broken.candidate.chosen_P[3] = np.nan
+    whole = [scored(seed, 300, 0.1, texts=texts)[0] for seed, texts in enumerate(("replies", "replies", "held_out"), start=1)]
+    record = summarize([*whole, broken], reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,))
+    assert record.num_non_finite == 0
+    assert judge_divergence(gate(metric="kl_mean"), measured(record)).status == "PASS"
+    assert judge_divergence(gate(metric="kl_mean", texts="every"), measured(record)).status == "NOT MEASURED"
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "words"),
+    [
+        (DivergenceGate, {"metric": "kl_p99", "over": "spans", "max": 1}, "judges kl_mean"),
+        (DivergenceGate, {"metric": "kl_exact_mean", "texts": "every", "max": 1}, "is of sampled texts"),
+        (DivergenceSpec, {"spans": [512, 0]}, "must begin with 0 and ascend"),
+    ],
+)
+def test_recipes_that_make_no_sense(section: type, fields: dict[str, Any], words: str) -> None:
+    needed = {"num_documents": 2, "max_tokens": 1} if section is DivergenceSpec else {"kind": "divergence"}
+    with pytest.raises(ValueError, match=words):
+        section.model_validate(needed | fields)

@@ -1,0 +1,352 @@
+"""A whole run. First against scripted servers, where everything is known; at the end against a real vLLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_server import FakeServer, Scripted, plain_logits
+from small_suite import ANSWERS, SERVING, SUITE, solve
+
+from assay.errors import CheckpointError, MeasureError
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.base import sha256_of_file
+from assay.records.manifest import Manifest, ShardRecord
+from assay.records.measurement import Measurement
+from assay.records.serving import Fingerprint
+from assay_evaluate.client.journal import Journal
+from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.identity import checkpoint_sha256
+from assay_evaluate.serving.server import ServerSpec
+
+PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
+
+
+class World:
+    """Serves each checkpoint folder by a scripted server; counts what is started."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, list[FakeServer]] = {}
+        self.reply: dict[str, Callable[[dict[str, Any]], Scripted]] = {}
+        self.options: dict[str, dict[str, Any]] = {}
+        self.flags: dict[str, dict[str, Any]] = {}
+        self.can_foresee = True
+
+    def fingerprint(self, spec: ServerSpec) -> Fingerprint:
+        return Fingerprint(
+            engine="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
+            flags={"max-num-seqs": 16, **self.flags.get(spec.checkpoint.name, {})}, speculation={"method": "mtp"},
+            checkpoint_flags={}, emulated=None, kernels=(),
+        )  # fmt: skip
+
+    def foresee(self, spec: ServerSpec) -> Fingerprint | None:
+        return self.fingerprint(spec) if self.can_foresee else None
+
+    @contextmanager
+    def start(self, spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
+        name = spec.checkpoint.name
+        with FakeServer(self.reply.get(name, solve), **self.options.get(name, {})) as server:
+            server.fingerprint = self.fingerprint(spec)
+            self.servers.setdefault(name, []).append(server)
+            yield server
+
+    def num_asked(self, name: str) -> int:
+        return sum(len(server.requests) for server in self.servers.get(name, []))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Two checkpoint folders; the weights are never read by a scripted server."""
+    made = {}
+    for name in ("reference", "candidate"):
+        made[name] = tmp_path / name
+        made[name].mkdir()
+        (made[name] / "config.json").write_text(json.dumps({"vocab_size": 128}))
+        (made[name] / "model.safetensors").write_bytes(f"weights of {name}".encode())
+    return made
+
+
+def run(
+    world: World, folders: dict[str, Path], suite: SuiteRecipe = SUITE, lines: list[str] | None = None
+) -> list[Measurement]:
+    candidates = [Candidate("fp8", folders["reference"], is_reference=True), Candidate("w4a16", folders["candidate"])]
+    return evaluate(
+        "tiny",
+        candidates[::-1],  # whatever the order, the reference comes first
+        suite=suite,
+        profile=PROFILE,
+        serving=SERVING,
+        run_dir=folders["reference"].parent / "run",
+        on_progress=(lines if lines is not None else []).append,
+        start_server=world.start,
+        foresee=world.foresee,
+    )
+
+
+def shifted_logits(last: int) -> list[float]:
+    """The candidate's: the reference's, times 1.1."""
+    return [1.1 * value for value in plain_logits(last)]
+
+
+def exact_kl_mean(run_dir: Path) -> float:
+    """Full-vocabulary KL over the kept texts, from the two logit functions themselves."""
+    with Journal(run_dir / "journal.db") as journal:
+        rows = journal._execute("SELECT items FROM items WHERE what = 'divergence.write'")
+    values = []
+    for document in json.loads(rows[0][0])[0]["documents"]:
+        ids = document["prompt_ids"] + document["reply_ids"]
+        for at in range(len(document["prompt_ids"]), len(ids)):
+            p, q = (np.array(logits(ids[at - 1])) for logits in (plain_logits, shifted_logits))
+            p, q = p - np.log(np.exp(p).sum()), q - np.log(np.exp(q).sum())
+            values.append(float((np.exp(p) * (p - q)).sum()))
+    return float(np.mean(values))
+
+
+def test_whole_run(world: World, folders: dict[str, Path]) -> None:
+    """The candidate gets two sums wrong, one is cut off, and its logits are the reference's times 1.1."""
+    wrong = list(ANSWERS)[:2]
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        prompt = body["messages"][-1]["content"]
+        if prompt in wrong:
+            return Scripted("#### 1000", finish_reason="length" if prompt == wrong[0] else "stop", speculation=(4, 4, 0))
+        return solve(body)
+
+    world.reply["candidate"] = reply
+    world.options["candidate"] = {"logits": shifted_logits}
+    lines: list[str] = []
+    reference, repeat, candidate = run(world, folders, lines=lines)
+
+    assert [m.label for m in (reference, repeat, candidate)] == ["fp8", "fp8-repeat", "w4a16"]
+    assert [m.is_reference for m in (reference, repeat, candidate)] == [True, False, False]
+    assert [m.is_noise_floor for m in (reference, repeat, candidate)] == [False, True, False]
+    assert len({m.reference_checkpoint_sha256 for m in (reference, repeat, candidate)}) == 1
+    assert reference.checkpoint_bytes == len(b"weights of reference")
+    for measured in (reference, repeat):
+        assert [(t.task, t.num_items, t.accuracy.value) for t in measured.tasks if t.accuracy] == [
+            ("arithmetic", 10, 1.0),
+            ("needle", 4, 1.0),
+        ]
+    arithmetic, needle = candidate.tasks
+    assert [item.correct for item in arithmetic.items] == [False, False, *[True] * 8]
+    assert [item.truncated for item in arithmetic.items] == [True, *[False] * 9]
+    assert (arithmetic.num_truncated, arithmetic.num_failed) == (1, 0)
+    assert needle.note == "not measured at 5000 tokens: 5000 + 32 tokens of reply do not fit max_model_len 4096"
+    assert needle.accuracy is not None
+    prompt_tokens = [item.prompt_tokens for item in needle.items]
+    assert all(540 <= n <= 600 for n in prompt_tokens if n is not None), prompt_tokens
+    assert prompt_tokens == [item.prompt_tokens for item in reference.tasks[1].items]
+
+    assert reference.divergence is None
+    assert repeat.divergence is not None
+    assert (repeat.divergence.kl_mean.value, repeat.divergence.kl_max, repeat.divergence.top1_agreement.value) == (0, 0, 1)
+    assert candidate.divergence is not None
+    exact = exact_kl_mean(folders["reference"].parent / "run")
+    assert candidate.divergence.kl_mean.value == pytest.approx(exact, abs=1e-5)
+    assert exact > 1e-3
+    assert (candidate.divergence.num_documents, candidate.divergence.num_positions) == (6, 6 * len("old kettle"))
+    assert candidate.divergence.top_k == 128  # the vocabulary has no more
+    assert set(candidate.divergence.by_language) == {"en", "zh"}
+
+    assert reference.acceptance is not None
+    assert reference.acceptance == repeat.acceptance
+    assert reference.acceptance.model_dump() == {
+        "num_drafts": 48, "num_draft_tokens": 48, "num_accepted_tokens": 34, "rate": 34 / 48, "mean_length": 1 + 34 / 48,
+    }  # fmt: skip
+    assert candidate.acceptance is not None
+    assert candidate.acceptance.num_accepted_tokens == 28
+    assert candidate.not_measured == {}
+    assert candidate.fingerprint.engine == "scripted"
+    assert "w4a16: arithmetic: all 10, 0 s" in lines
+    # Same questions to both, byte for byte; another order for the noise floor.
+    asked = {name: [b for p, b in world.servers[name][0].requests if p == "/v1/chat/completions"] for name in folders}
+    first = [body["messages"] for body in asked["candidate"]]
+    assert all(messages in [body["messages"] for body in asked["reference"]] for messages in first)
+
+
+def test_second_run_starts_no_server(world: World, folders: dict[str, Path]) -> None:
+    first = run(world, folders)
+    asked = {name: world.num_asked(name) for name in folders}
+    lines: list[str] = []
+    assert run(world, folders, lines=lines) == first
+    assert {name: world.num_asked(name) for name in folders} == asked
+    assert [len(servers) for servers in world.servers.values()] == [1, 1]
+    assert lines == ["fp8: measured already", "fp8-repeat: measured already", "w4a16: measured already"]
+
+
+def test_changed_checkpoint_suite_or_flags_are_measured_again(world: World, folders: dict[str, Path]) -> None:
+    run(world, folders)
+    before = world.num_asked("candidate")
+    (folders["candidate"] / "model.safetensors").write_bytes(b"other weights altogether")
+    again = run(world, folders)[2]
+    assert world.num_asked("candidate") == 2 * before
+    assert len(world.servers["reference"]) == 1
+    world.flags = {name: {"max-num-seqs": 4} for name in folders}
+    assert run(world, folders)[2].fingerprint.flags == {"max-num-seqs": 4}
+    assert world.num_asked("candidate") == 3 * before
+    hotter = SUITE.tasks[0].model_copy(update={"temperature": 0.5})
+    run(world, folders, SUITE.model_copy(update={"tasks": (hotter,)}))
+    assert again.checkpoint_sha256 != run(world, folders)[0].checkpoint_sha256
+
+
+def test_death_of_the_server_loses_nothing(world: World, folders: dict[str, Path]) -> None:
+    """The candidate's server dies after seven replies; the next run asks only the rest and equals an undisturbed one."""
+    num_replies = 0
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        nonlocal num_replies
+        num_replies += 1
+        if num_replies == 8:
+            world.servers["candidate"][-1].die()
+        return solve(body)
+
+    world.reply["candidate"] = reply
+    with pytest.raises(MeasureError, match="Engine core died"):
+        run(world, folders)
+    assert not (folders["reference"].parent / "run" / "measurements" / "w4a16.json").exists()
+    disturbed = run(world, folders)[2]
+    chats = [p for server in world.servers["candidate"] for p, _ in server.requests].count("/v1/chat/completions")
+    assert 14 + 1 <= chats <= 14 + 3  # ten sums and four needles; again only what was in flight when it died
+    assert len(world.servers["reference"]) == 1
+
+    shutil.rmtree(folders["reference"].parent / "run")
+    world.reply.clear()
+    undisturbed = run(world, folders)[2]
+    volatile = {"started", "seconds", "requests_in_flight_share", "mean_requests_in_flight"}
+    assert disturbed.model_dump(exclude=volatile) == undisturbed.model_dump(exclude=volatile)
+
+
+def test_lost_journal_measures_the_reference_again(world: World, folders: dict[str, Path]) -> None:
+    run(world, folders)
+    for file in (folders["reference"].parent / "run").glob("journal.db*"):
+        file.unlink()
+    (folders["candidate"] / "model.safetensors").write_bytes(b"other weights altogether")
+    reference, _, candidate = run(world, folders)
+    assert candidate.divergence is not None
+    assert candidate.divergence.reference_checkpoint_sha256 == reference.checkpoint_sha256
+    assert len(world.servers["reference"]) == 2
+
+
+@pytest.mark.parametrize("can_foresee", [True, False])
+def test_unlike_serving_is_refused(world: World, folders: dict[str, Path], can_foresee: bool) -> None:
+    """Before any server starts where it can be foreseen, else as soon as the server tells."""
+    world.can_foresee = can_foresee
+    world.flags["candidate"] = {"max-num-seqs": 4, "seed": 1}
+    with pytest.raises(MeasureError) as caught:
+        run(world, folders)
+    assert "flags.max-num-seqs: 16 against 4; flags.seed: None against 1" in str(caught.value)
+    assert ("reference" in world.servers) is not can_foresee
+    assert world.num_asked("candidate") == 0
+
+
+def test_checkpoint_without_chat_template_is_asked_in_plain_text(world: World, folders: dict[str, Path]) -> None:
+    world.options = {name: {"chat_template": False} for name in folders}
+    world.reply = {name: lambda body: Scripted("x" * 64, finish_reason="length") for name in folders}
+    _, _, candidate = run(world, folders)
+    assert candidate.notes[0] == "the checkpoint has no chat template: questions were asked as plain completions"
+    assert [(t.num_items, t.num_truncated, t.num_failed) for t in candidate.tasks] == [(10, 10, 0), (4, 4, 0)]
+    assert candidate.divergence is not None
+    assert candidate.not_measured == {"acceptance": "the server drafted nothing"}
+    assert {p for p, _ in world.servers["candidate"][0].requests} == {"/tokenize", "/v1/chat/completions", "/v1/completions"}
+
+
+def test_server_without_token_ids_says_why_divergence_is_missing(world: World, folders: dict[str, Path]) -> None:
+    world.options = {name: {"token_ids": False, "tokenize": False, "max_model_len": 700} for name in folders}
+    for measured in run(world, folders):
+        assert measured.divergence is None
+        assert "no token ids" in measured.not_measured["divergence"]
+        assert measured.tasks[1].accuracy is not None  # needles were sized by the billed prompt tokens
+    asked = world.num_asked("candidate")
+    run(world, folders)
+    assert world.num_asked("candidate") == asked
+
+
+def test_a_run_needs_one_reference_and_checkpoints_that_exist(world: World, folders: dict[str, Path]) -> None:
+    arguments: dict[str, Any] = {"suite": SUITE, "profile": PROFILE, "serving": SERVING, "run_dir": folders["reference"].parent}
+    for candidates, words in (
+        ([Candidate("a", folders["candidate"])], "one reference, 0 are marked"),
+        ([Candidate("a", folders["reference"], True), Candidate("a", folders["candidate"])], "'a' is used twice"),
+        ([Candidate("a", folders["reference"], True), Candidate("a-repeat", folders["candidate"])], "'a-repeat' is used twice"),
+    ):
+        with pytest.raises(MeasureError, match=words):
+            evaluate("tiny", candidates, start_server=world.start, foresee=world.foresee, **arguments)
+    with pytest.raises(CheckpointError, match="nowhere: no checkpoint there"):
+        evaluate("tiny", [Candidate("a", Path("nowhere"), True)], start_server=world.start, foresee=world.foresee, **arguments)
+
+
+def test_checkpoint_hash_trusts_a_manifest_only_if_the_files_agree(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = folders["reference"]
+    shard = folder / "model.safetensors"
+    with Journal(tmp_path / "journal.db") as journal:
+        without, size = checkpoint_sha256(folder, journal.file_sha256), shard.stat().st_size
+        manifest = Manifest(
+            model="m", precision="p", source="s", source_sha256="s", source_files={}, recipe_sha256="r", plan_sha256="p",
+            precision_recipe={},
+            shards=(ShardRecord(name=shard.name, num_bytes=size, sha256=sha256_of_file(shard), relative_error={}, seconds=1),),
+            files={"config.json": sha256_of_file(folder / "config.json")}, bytes_in=1, bytes_out=1, versions={}, seconds=1,
+        )  # fmt: skip
+        manifest.save(folder / "assay_manifest.json")
+        assert checkpoint_sha256(folder, journal.file_sha256) == manifest.checkpoint_sha256
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 129}))
+        edited = checkpoint_sha256(folder, journal.file_sha256)
+        assert edited not in {manifest.checkpoint_sha256, without}
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 128}))
+        shard.write_bytes(b"a truncated shard")
+        assert checkpoint_sha256(folder, journal.file_sha256) not in {manifest.checkpoint_sha256, without, edited}
+
+
+# ------------------------------------------------------------------------------------------------ a real server
+@pytest.mark.serve
+def test_real_vllm(tmp_path: Path) -> None:
+    """A tiny random checkpoint with MTP: noise for replies, yet every part is measured, and it does not diverge from itself."""
+    from tiny_checkpoints import make_tiny_glm4_moe
+
+    folder = make_tiny_glm4_moe(tmp_path / "tiny", max_position=1024)
+    suite = SuiteRecipe.model_validate(
+        {
+            "schema": 1, "name": "small", "seed": "eval-real",
+            "tasks": [
+                {"kind": "arithmetic", "name": "arithmetic", "num_items": 3, "num_steps": [2], "max_tokens": 24},
+                {"kind": "needle", "name": "needle", "num_items": 2, "num_needles": 2, "max_tokens": 16,
+                 "lengths_tokens": [500]},
+            ],
+            "divergence": {"num_documents": 2, "max_tokens": 24, "top_k": 32},
+        }
+    )  # fmt: skip
+    lines: list[str] = []
+    arguments: dict[str, Any] = {
+        "suite": suite, "profile": PROFILE, "serving": SERVING, "run_dir": tmp_path / "run", "on_progress": lines.append,
+    }  # fmt: skip
+    reference, repeat = evaluate("tiny", [Candidate("bf16", folder, True)], **arguments)
+    for measured in (reference, repeat):
+        arithmetic, needle = measured.tasks
+        assert (arithmetic.num_items, arithmetic.num_failed, needle.num_items, needle.num_failed) == (6, 0, 4, 0)
+        assert arithmetic.num_truncated >= 5  # random weights end a reply once in a few hundred tokens
+        assert all(450 <= (item.prompt_tokens or 0) <= 500 for item in needle.items)
+        assert measured.not_measured == {}
+        assert measured.acceptance is not None
+        assert measured.acceptance.num_draft_tokens > 50
+        assert measured.fingerprint.speculation is not None
+    assert [t.model_dump() for t in reference.tasks] == [t.model_dump() for t in repeat.tasks]
+    assert repeat.divergence is not None
+    assert repeat.divergence.num_positions > 60
+    assert repeat.divergence.num_non_finite == 0
+    assert repeat.divergence.kl_max < 1e-6
+    assert repeat.divergence.top1_agreement.value == 1
+    assert 0 < repeat.divergence.tail_mass_mean < 1
+    lines.clear()
+    assert evaluate("tiny", [Candidate("bf16", folder, True)], **arguments) == [reference, repeat]
+    assert lines == ["bf16: measured already", "bf16-repeat: measured already"]

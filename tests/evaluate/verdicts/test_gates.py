@@ -1,0 +1,527 @@
+"""The gate's truth table, verdict by verdict, and what it refuses to compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_run import make_divergence, make_measurement, make_measurements, task_of
+
+from assay.cli.stages import register_gates, registered_gates, registered_gates_sha256
+from assay.errors import MeasureError
+from assay.recipes.gate import GateRecipe
+from assay.recipes.load import load_recipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.base import Interval
+from assay.records.measurement import Acceptance, ItemResult, Measurement
+from assay.records.verdict import GateReport, Status, Verdict
+from assay_evaluate.asking.session import task_result
+from assay_evaluate.statistics import (
+    graded_difference,
+    inferiority_p,
+    items_for_margin,
+    mcnemar_midp,
+    minimum_detectable_effect,
+    paired_difference,
+    paired_mean_difference,
+)
+from assay_evaluate.verdicts.gates import judge
+
+SUITE = load_recipe(SuiteRecipe, "quick")
+Change = Callable[[Measurement], Measurement]
+
+
+def recipe(*gates: dict[str, Any]) -> GateRecipe:
+    return GateRecipe.model_validate({"schema": 1, "name": "test", "gates": list(gates)})
+
+
+SCORE = {"kind": "score", "task": "arithmetic", "max_drop": 0.05}
+TRUNCATION = {"kind": "truncation", "max_share": 0.05}
+
+
+def answers(n: int, wrong: range = range(0), *, truncated: int = 0, failed: range = range(0)) -> tuple[ItemResult, ...]:
+    """n items, right but for `wrong`; the first `truncated` cut off; `failed` without a reply."""
+    return tuple(
+        ItemResult(
+            item=f"i{i}", language="en", correct=None if i in failed else i not in wrong, truncated=i < truncated,
+            wrong_script=False, finish_reason="length" if i < truncated else "stop", prompt_tokens=20, output_tokens=30,
+            answer="1", error="HTTP 500" if i in failed else None,
+        )
+        for i in range(n)
+    )  # fmt: skip
+
+
+def measured(label: str, items: tuple[ItemResult, ...] | None, **changes: Any) -> Measurement:
+    """A measurement whose only task is `arithmetic` with these items; None: it has no task at all."""
+    tasks = () if items is None else (task_of("arithmetic", "arithmetic", list(items)),)
+    return make_measurement(label, SUITE).model_copy(update={"tasks": tasks, **changes})
+
+
+def judged(reference: Measurement, candidate: Measurement, gates: GateRecipe) -> GateReport:
+    return judge([reference, candidate], gates, model="tiny-glm")
+
+
+@pytest.mark.parametrize(
+    ("n", "only_reference", "only_candidate", "status"),
+    [
+        (10, 0, 0, "UNDERPOWERED"),  # ten clean items never pass
+        (72, 0, 0, "UNDERPOWERED"),
+        (73, 0, 0, "PASS"),
+        (200, 2, 0, "PASS"),
+        (200, 6, 0, "UNDERPOWERED"),
+        (200, 14, 0, "UNDERPOWERED"),  # 7 points seen, significant, but 5 lies inside the interval
+        (200, 40, 0, "FAIL"),
+        (200, 40, 40, "UNDERPOWERED"),  # no loss, but too much disagreement for 200 items
+        (200, 0, 40, "PASS"),  # better than the reference
+    ],
+)
+def test_score_truth_table(n: int, only_reference: int, only_candidate: int, status: Status) -> None:
+    reference = measured("fp8", answers(n, range(only_candidate)))
+    candidate = measured("w4a16", answers(n, range(n - only_reference, n)))
+    report = judged(reference, candidate, recipe(SCORE))
+    drop = paired_difference(only_reference, only_candidate, n)
+    verdict = report.verdicts[0]
+    needed = max(30, items_for_margin(only_reference, only_candidate, n, 0.05))
+    assert verdict.model_dump(exclude={"detail"}) == {
+        "gate": "score arithmetic",
+        "candidate": "w4a16",
+        "status": status,
+        "observed": drop.model_dump(),
+        "limit": 0.05,
+        "minimum_detectable_effect": minimum_detectable_effect(only_reference, only_candidate, n),
+        "discordant": (only_reference, only_candidate),
+        "num_wrong_to_other_wrong": 0,
+        "p_value": mcnemar_midp(only_reference, only_candidate),
+        "p_value_holm": mcnemar_midp(only_reference, only_candidate),
+        "items_needed": needed,
+        "mean_output_tokens": (30.0, 30.0),
+        "extra_output_tokens": {"value": 0.0, "low": 0.0, "high": 0.0, "n": n, "level": 0.95},
+        "has_say": True,
+    }
+    assert report.overall == {"w4a16": status}
+    assert (drop.high < 0.05, drop.low > 0.05) == (status == "PASS", status == "FAIL")
+
+
+def test_whole_verdict_of_a_score() -> None:
+    theirs = tuple(
+        replace(item, output_tokens=30 + 2 * (i % 2), answer="2" if i < 4 else "1")
+        for i, item in enumerate(answers(200, range(6), failed=range(198, 200)))
+    )
+    report = judged(measured("fp8", answers(200, range(2))), measured("w4a16", theirs), recipe(SCORE))
+    verdict = report.verdicts[0]
+    extra = paired_mean_difference([30 + 2 * (i % 2) for i in range(200)], [30] * 200)
+    assert verdict == Verdict(
+        gate="score arithmetic",
+        candidate="w4a16",
+        status="UNDERPOWERED",
+        observed=paired_difference(4, 0, 198),
+        limit=0.05,
+        detail=(
+            "+2.0 points lost (95 % interval +0.1 to +5.1) over 198 paired items, 4 right in fp8 only and 0 in w4a16 only, "
+            "2 wrong in another way, 2 without a reply left out: 5 points can be neither excluded nor shown; "
+            "about 337 items would decide if what is seen is the true loss. "
+            "McNemar mid-p 0.062. 31.0 tokens a reply, 30.0 in fp8 (+1.0, 95 % interval +0.9 to +1.1)."
+        ),
+        minimum_detectable_effect=minimum_detectable_effect(4, 0, 198),
+        discordant=(4, 0),
+        num_wrong_to_other_wrong=2,
+        p_value=mcnemar_midp(4, 0),
+        p_value_holm=mcnemar_midp(4, 0),
+        items_needed=items_for_margin(4, 0, 198, 0.05),
+        mean_output_tokens=(30.0, 31.0),
+        extra_output_tokens=extra,
+    )
+
+
+@pytest.mark.parametrize(
+    ("failed", "max_excluded", "status"),
+    [(2, 0.01, "PASS"), (3, 0.01, "NOT MEASURED"), (3, 0.02, "PASS"), (1, 0.0, "NOT MEASURED")],
+)
+@pytest.mark.parametrize("side", ["fp8", "w4a16"])
+def test_too_many_excluded_items_are_not_measured(failed: int, max_excluded: float, status: Status, side: str) -> None:
+    gates = recipe(SCORE, {"kind": "truncation", "max_share": 1.0}).model_copy(update={"max_excluded": max_excluded})
+    sides = {label: measured(label, answers(200, failed=range(failed if label == side else 0))) for label in ("fp8", "w4a16")}
+    verdict = judged(sides["fp8"], sides["w4a16"], gates).verdicts[0]
+    assert verdict.status == status
+    if status == "NOT MEASURED":
+        assert verdict.detail == (
+            f"{failed} of 200 items of arithmetic have no reply on one side or both ({failed / 2:g} %, allowed "
+            f"{100 * max_excluded:g} %): what is left may not be a fair sample; run the evaluation again, it asks only what is "
+            "missing."
+        )
+
+
+@pytest.mark.parametrize(("max_drop", "n", "status"), [(0.5, 10, "UNDERPOWERED"), (0.5, 29, "UNDERPOWERED"), (0.5, 30, "PASS")])
+def test_few_items_never_pass_whatever_the_margin(max_drop: float, n: int, status: Status) -> None:
+    assert paired_difference(0, 0, n).high < max_drop  # by the interval alone it would
+    report = judged(measured("fp8", answers(n)), measured("w4a16", answers(n)), recipe({**SCORE, "max_drop": max_drop}))
+    assert report.verdicts[0].status == status
+    assert ("fewer than 30 items never pass" in report.verdicts[0].detail) == (status != "PASS")
+
+
+@pytest.mark.parametrize("discordant", [0, 4, 12])
+def test_the_proposed_number_of_items_passes_an_equal_candidate(discordant: int) -> None:
+    """What an UNDERPOWERED verdict proposes, asked: the copy passes, at the same share of discordant pairs."""
+    few = 60
+    half = discordant // 2
+    first = judged(
+        measured("fp8", answers(few, range(half))), measured("w4a16", answers(few, range(half, 2 * half))), recipe(SCORE)
+    )
+    assert first.verdicts[0].status == "UNDERPOWERED"
+    needed = first.verdicts[0].items_needed
+    assert needed is not None
+    assert f"about {needed} items would decide" in first.verdicts[0].detail
+    more = round(needed * half / few)
+    again = judged(
+        measured("fp8", answers(needed, range(more))), measured("w4a16", answers(needed, range(more, 2 * more))), recipe(SCORE)
+    )
+    assert again.verdicts[0].status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("only_reference", "only_candidate", "status"),
+    [(0, 0, "PASS"), (0, 40, "FAIL"), (40, 0, "FAIL"), (0, 8, "UNDERPOWERED"), (8, 0, "UNDERPOWERED")],
+)
+def test_equivalence_looks_both_ways(only_reference: int, only_candidate: int, status: Status) -> None:
+    gates = recipe({**SCORE, "claim": "equivalent"})
+    reference = measured("fp8", answers(200, range(only_candidate)))
+    candidate = measured("w4a16", answers(200, range(200 - only_reference, 200)))
+    verdict = judged(reference, candidate, gates).verdicts[0]
+    assert verdict.status == status
+    assert verdict.items_needed == items_for_margin(only_reference, only_candidate, 200, 0.05, power=0.9)
+
+
+def several(label: str, wrong: dict[str, int]) -> Measurement:
+    tasks = tuple(task_of(name, "arithmetic", list(answers(200, range(count)))) for name, count in wrong.items())
+    return measured(label, ()).model_copy(update={"tasks": tasks})
+
+
+def test_one_bad_task_among_many_may_be_chance() -> None:
+    """18 of 200 lost: beyond five points at one-sided 2.5 % alone, not among ten tasks."""
+    names = [f"t{i}" for i in range(10)]
+    gates = recipe(*({"kind": "score", "task": name, "max_drop": 0.05} for name in names))
+    wrong = {name: 18 if name == "t3" else 0 for name in names}
+    reference, candidate = several("fp8", dict.fromkeys(names, 0)), several("w4a16", wrong)
+    assert inferiority_p(18, 0, 200, 0.05) < 0.025 < 10 * inferiority_p(18, 0, 200, 0.05)
+    report = judged(reference, candidate, gates)
+    assert [v.status for v in report.verdicts] == ["PASS" if name != "t3" else "UNDERPOWERED" for name in names]
+    assert "more than 5 points by itself, but among 10 tasks that may be chance (Holm)" in report.verdicts[3].detail
+    assert report.verdicts[3].p_value_holm == pytest.approx(10 * mcnemar_midp(18, 0))
+    plain = judged(reference, candidate, gates.model_copy(update={"adjust": "none"}))
+    assert plain.verdicts[3].status == "FAIL"
+    worse = judged(reference, several("w4a16", {**wrong, "t3": 30}), gates)
+    assert worse.verdicts[3].status == "FAIL"
+
+
+def test_a_task_that_was_not_measured_costs_the_others_nothing() -> None:
+    names = ["t0", "t1"]
+    gates = recipe(*({"kind": "score", "task": name, "max_drop": 0.05} for name in names))
+    report = judged(several("fp8", {"t0": 0}), several("w4a16", {"t0": 18}), gates)
+    assert [v.status for v in report.verdicts] == ["FAIL", "NOT MEASURED"]
+
+
+def test_the_gate_file_is_identified() -> None:
+    gates = recipe(SCORE)
+    sides = [measured(label, answers(200)) for label in ("fp8", "w4a16")]
+    report = judge(sides, gates, model="tiny-glm", registered_sha256="a" * 64)
+    assert (report.gate_recipe_sha256, report.registered_sha256) == (gates.sha256, "a" * 64)
+    assert judge(sides, recipe({**SCORE, "max_drop": 0.06}), model="tiny-glm").gate_recipe_sha256 != gates.sha256
+    with pytest.raises(ValueError, match="two score gates for task arithmetic"):
+        recipe(SCORE, SCORE)
+
+
+def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path) -> None:
+    loose = tmp_path / "loose.yaml"
+    shipped = load_recipe(GateRecipe, "default")
+    loose.write_text(json.dumps({**shipped.model_dump(mode="json", by_alias=True), "name": "loose", "level": 0.8}))
+    first, late = tmp_path / "first", tmp_path / "late"
+    register_gates("default", first)
+    register_gates(str(loose), first)
+    assert registered_gates_sha256(first) == shipped.sha256 != load_recipe(GateRecipe, str(loose)).sha256
+    assert (registered_gates(first), registered_gates(late)) == ("default", None)  # what `assay gate` takes
+    measured("fp8", answers(9)).save(late / "measurements" / "fp8.json")
+    register_gates("default", late)
+    assert registered_gates_sha256(late) is None
+
+
+def test_a_gate_file_without_a_truncation_gate_still_limits_it() -> None:
+    reference, candidate = measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=11))
+    assert judged(reference, candidate, recipe(SCORE)).verdicts[0].status == "NOT MEASURED"
+    assert judged(reference, candidate, recipe({**SCORE, "max_truncated": 0.06})).verdicts[0].status == "PASS"
+    strict = recipe({**SCORE, "max_truncated": 0.01}, {"kind": "truncation", "max_share": 0.2})
+    assert judged(reference, candidate, strict).verdicts[0].status == "NOT MEASURED"
+
+
+@pytest.mark.parametrize("side", ["fp8", "w4a16"])
+def test_truncation_above_the_limit_is_not_measured_rather_than_low(side: str) -> None:
+    """A budget of a few tokens cuts everything off: the score must not read 0."""
+    cut, whole = answers(200, range(200), truncated=200), answers(200)
+    reference = measured("fp8", cut if side == "fp8" else whole)
+    candidate = measured("w4a16", cut if side == "w4a16" else whole)
+    report = judged(reference, candidate, recipe(SCORE, TRUNCATION))
+    assert [(v.gate, v.status) for v in report.verdicts] == [
+        ("score arithmetic", "NOT MEASURED"),
+        ("truncation", "NOT MEASURED"),
+    ]
+    assert report.verdicts[0].detail == (
+        f"200 of 200 replies of {side} to arithmetic were cut off at 512 tokens (100 %, allowed 5 %): "
+        "the score would measure the budget, not the model; raise max_tokens."
+    )
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def test_truncation_within_the_limit_is_scored() -> None:
+    report = judged(measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=10)), recipe(SCORE, TRUNCATION))
+    assert [v.status for v in report.verdicts] == ["PASS", "PASS"]
+    assert report.verdicts[1].detail == (
+        "At most 5 % of the replies of a task were cut off (10 of 200, w4a16, arithmetic); allowed 5 %."
+    )
+    more = judged(measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=11)), recipe(SCORE, TRUNCATION))
+    assert [v.status for v in more.verdicts] == ["NOT MEASURED", "NOT MEASURED"]
+
+
+@pytest.mark.parametrize(
+    ("reference_items", "candidate_items", "detail"),
+    [
+        (answers(9), None, "arithmetic has no score for w4a16: budget spent."),
+        (None, answers(9), "arithmetic has no score for fp8: budget spent."),
+        (answers(9), answers(9, failed=range(9)), "arithmetic has no score for w4a16: budget spent."),
+        (answers(9, failed=range(5)), answers(9, failed=range(5, 9)), "No item of arithmetic was answered by both sides."),
+    ],
+)
+def test_a_missing_score_is_not_measured(
+    reference_items: tuple[ItemResult, ...] | None, candidate_items: tuple[ItemResult, ...] | None, detail: str
+) -> None:
+    why = {"not_measured": {"arithmetic": "budget spent"}}
+    report = judged(measured("fp8", reference_items, **why), measured("w4a16", candidate_items, **why), recipe(SCORE))
+    assert report.verdicts == (
+        Verdict(gate="score arithmetic", candidate="w4a16", status="NOT MEASURED", observed=None, limit=0.05, detail=detail),
+    )
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def interval(value: float, low: float, high: float) -> Interval:
+    return Interval(value=value, low=low, high=high, n=9216)
+
+
+@pytest.mark.parametrize(
+    ("gate", "changes", "status", "detail"),
+    [
+        ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.02, 0.01, 0.03)}, "PASS",
+         "kl_mean 0.02 nats (95 % interval 0.01 to 0.03); allowed at most 0.1 nats. Not failed; it cannot certify."),
+        ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.2, 0.15, 0.3)}, "FAIL",
+         "kl_mean 0.2 nats (95 % interval 0.15 to 0.3); allowed at most 0.1 nats."),
+        ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.1, 0.08, 0.12)}, "UNDERPOWERED",
+         "kl_mean 0.1 nats (95 % interval 0.08 to 0.12); allowed at most 0.1 nats, which lies inside the interval."),
+        ({"metric": "kl_p99", "max": 0.5}, {"kl_p99": 0.7}, "FAIL",
+         "kl_p99 0.7 nats (no interval); allowed at most 0.5 nats."),
+        ({"metric": "top1_agreement", "min": 0.9}, {"top1_agreement": interval(0.8, 0.78, 0.82)}, "FAIL",
+         "top1_agreement 0.8 (95 % interval 0.78 to 0.82); allowed at least 0.9."),
+        ({"metric": "top1_agreement", "min": 0.9}, {"top1_agreement": interval(0.95, 0.94, 0.96)}, "PASS",
+         "top1_agreement 0.95 (95 % interval 0.94 to 0.96); allowed at least 0.9. Not failed; it cannot certify."),
+        ({"metric": "kl_mean", "max": 0.1}, {"num_non_finite": 3}, "NOT MEASURED",
+         "3 of 9216 positions had no finite log-probability: a mean over the others would hide them."),
+    ],
+)  # fmt: skip
+def test_divergence_truth_table(gate: dict[str, Any], changes: dict[str, Any], status: Status, detail: str) -> None:
+    divergence = make_divergence("w4a16").model_copy(update=changes)
+    candidate = measured("w4a16", answers(200), divergence=divergence)
+    report = judged(measured("fp8", answers(200)), candidate, recipe(SCORE, {"kind": "divergence", **gate}))
+    assert (report.verdicts[1].status, report.verdicts[1].detail) == (status, detail)
+    assert report.overall == {"w4a16": status}
+
+
+def test_missing_divergence_is_not_measured() -> None:
+    gate = {"kind": "divergence", "metric": "kl_mean", "max": 0.1}
+    candidate = measured("w4a16", answers(200), divergence=None, not_measured={"divergence": "no prompt log-probabilities"})
+    report = judged(measured("fp8", answers(200)), candidate, recipe(SCORE, gate))
+    assert report.verdicts[1].detail == "No divergence for w4a16: no prompt log-probabilities."
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def test_divergence_alone_never_certifies() -> None:
+    gates = recipe({"kind": "divergence", "metric": "kl_mean", "max": 0.1})
+    report = judged(measured("fp8", answers(200)), measured("w4a16", answers(200)), gates)
+    assert [v.status for v in report.verdicts] == ["PASS"]
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def acceptance(accepted: int, drafted: int = 10_000) -> Acceptance:
+    return Acceptance(
+        num_drafts=drafted, num_draft_tokens=drafted, num_accepted_tokens=accepted,
+        rate=accepted / drafted if drafted else None, mean_length=1 + accepted / drafted if drafted else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("theirs", "status"),
+    [
+        (acceptance(6900), "PASS"),
+        (acceptance(100), "FAIL"),
+        (acceptance(6000), "UNDERPOWERED"),
+        (acceptance(0, 0), "NOT MEASURED"),
+        (None, "NOT MEASURED"),
+    ],
+)
+def test_acceptance_truth_table(theirs: Acceptance | None, status: Status) -> None:
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+    reference = measured("fp8", answers(200), acceptance=acceptance(7000))
+    report = judged(reference, measured("w4a16", answers(200), acceptance=theirs), gates)
+    assert report.verdicts[1].status == status
+    assert report.overall == {"w4a16": status}
+
+
+def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+    sides = [measured(label, answers(200), acceptance=None) for label in ("fp8", "w4a16")]
+    plain = [m.model_copy(update={"fingerprint": m.fingerprint.model_copy(update={"speculation": None})}) for m in sides]
+    report = judged(plain[0], plain[1], gates)
+    assert [v.status for v in report.verdicts] == ["PASS", "NOT MEASURED"]
+    assert report.verdicts[1].detail == "fp8 was served without speculative decoding: nothing was drafted."
+    assert report.overall == {"w4a16": "PASS"}
+
+
+def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
+    report = judge(make_measurements(), load_recipe(GateRecipe, "default"), model="tiny-glm")
+    assert judge(make_measurements()[::-1], load_recipe(GateRecipe, "default"), model="tiny-glm") == report
+    assert list(report.overall) == ["fp8-repeat", "bf16", "nvfp4a16", "w4a16"]
+    assert report.overall["fp8-repeat"] == "PASS"
+    assert report.reference == "fp8"
+    order = ["FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS"]
+    for label, status in report.overall.items():
+        assert status == min((v.status for v in report.verdicts if v.candidate == label and v.has_say), key=order.index)
+    assert {v.gate for v in report.verdicts if not v.has_say} == {  # optional, and not part of these measurements
+        "score codes-en", "score codes-zh", "score ruler", "score needle-grid", "score tools",
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ what the reference cannot do
+@pytest.mark.parametrize(("num_right", "status"), [(0, "NOT MEASURED"), (10, "NOT MEASURED"), (11, "PASS")])
+def test_a_reference_with_nothing_to_lose_shows_nothing(num_right: int, status: Status) -> None:
+    """10 of 200 is the margin: whatever a candidate does, it cannot lose more."""
+    both = answers(200, range(num_right, 200))
+    [verdict] = judged(measured("fp8", both), measured("w4a16", both), recipe(SCORE)).verdicts
+    assert (verdict.status, verdict.has_say) == (status, True)
+    if status == "NOT MEASURED":
+        assert verdict.detail == (
+            f"fp8 itself is right in {num_right} of 200 replies to arithmetic ({num_right // 2} %): it cannot lose 5 points, "
+            "so nothing is shown; ask something easier, or for more of the context or budget it needs."
+        )
+
+
+RIGHT, NEVER_RIGHT, CUT = answers(200), answers(200, range(200)), answers(200, truncated=100)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "status", "has_say"),
+    [
+        (NEVER_RIGHT, NEVER_RIGHT, "NOT MEASURED", False),
+        (None, RIGHT, "NOT MEASURED", False),
+        (CUT, CUT, "NOT MEASURED", False),
+        (RIGHT, NEVER_RIGHT, "FAIL", True),  # it can be done, only not by this candidate
+        (RIGHT, CUT, "NOT MEASURED", True),
+        (RIGHT, None, "NOT MEASURED", True),
+        (RIGHT, RIGHT, "PASS", True),
+    ],
+)
+def test_an_optional_gate_has_a_say_only_on_what_the_reference_can_do(
+    reference: tuple[ItemResult, ...] | None, candidate: tuple[ItemResult, ...] | None, status: Status, has_say: bool
+) -> None:
+    other = task_of("needle", "needle", list(RIGHT))
+    ours, theirs = (
+        one.model_copy(update={"tasks": (*one.tasks, other)})
+        for one in (measured("fp8", reference), measured("w4a16", candidate))
+    )
+    gates = recipe({**SCORE, "required": False}, {**SCORE, "task": "needle"}, TRUNCATION)
+    report = judged(ours, theirs, gates)
+    assert (report.verdicts[0].status, report.verdicts[0].has_say) == (status, has_say)
+    # its cut replies are no reason to doubt the other task, unless the candidate alone is cut
+    assert report.overall == {"w4a16": status if has_say else "PASS"}
+
+
+# ------------------------------------------------------------------------------------------------ several samples of an item
+def sampled(rights: list[list[int]]) -> tuple[ItemResult, ...]:
+    """One item for every list, one sample for every 0 or 1 in it."""
+    plain = answers(len(rights))
+    return tuple(
+        replace(plain[i], sample=k, correct=bool(right)) for i, found in enumerate(rights) for k, right in enumerate(found)
+    )
+
+
+def test_several_samples_are_judged_by_item() -> None:
+    """40 of 100 items of which the candidate gets one of four samples wrong: an interval over items, not replies."""
+    ours, theirs = sampled([[1, 1, 1, 1]] * 100), sampled([[1, 1, 1, 0]] * 40 + [[1, 1, 1, 1]] * 60)
+    reference, candidate = measured("fp8", ours), measured("w4a16", theirs)
+    task = task_result("arithmetic", "arithmetic", theirs, 512)
+    assert (task.num_samples, task.num_items) == (4, 400)
+    assert task.accuracy is not None and task.pass_at_k is not None
+    assert (task.accuracy.value, task.accuracy.n) == (pytest.approx(0.9), 100)
+    assert (task.pass_at_k.value, task.pass_at_k.n) == (1, 100)
+    report = judged(reference, candidate, recipe(SCORE))
+    [verdict] = report.verdicts
+    drop = graded_difference([1.0] * 100, [0.75] * 40 + [1.0] * 60)
+    assert (verdict.observed, verdict.status, verdict.discordant) == (drop, "FAIL", (40, 0))
+    assert (drop.value, drop.n) == (pytest.approx(0.1), 100)
+    assert verdict.detail.startswith(
+        "+10.0 points lost (95 % interval +6.3 to +13.7) over 100 paired items, 400 pairs of replies, 40 more often right in "
+        "fp8 only and 0 in w4a16 only: more than 5 points. bootstrap p 0.00086."
+    )
+    same = judged(reference, measured("w4a16", ours), recipe(SCORE))
+    assert same.verdicts[0].status == "PASS"  # 100 clean items: z^2 / (100 + z^2) is 3.7 points
+    few = judged(measured("fp8", ours[:160]), measured("w4a16", ours[:160]), recipe(SCORE))
+    assert few.verdicts[0].status == "UNDERPOWERED"  # 40 items, however often each was asked
+    assert few.verdicts[0].items_needed == items_for_margin(0, 0, 40, 0.05)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+def with_fingerprint(measurement: Measurement, **changes: Any) -> Measurement:
+    return measurement.model_copy(update={"fingerprint": measurement.fingerprint.model_copy(update=changes)})
+
+
+def test_unlike_serving_is_refused_and_every_field_named() -> None:
+    reference, candidate = measured("fp8", answers(9)), measured("w4a16", answers(9))
+    flags = {**candidate.fingerprint.flags, "max-model-len": 2048}
+    other = with_fingerprint(candidate, flags=flags, engine="vllm 0.33.0")
+    with pytest.raises(MeasureError) as caught:
+        judged(reference, other, recipe(SCORE))
+    assert str(caught.value) == (
+        "w4a16 cannot be compared with fp8: served differently: engine (vllm 0.32.0, candidate vllm 0.33.0); "
+        "flags.max-model-len (4096, candidate 2048); measure both again with one profile"
+    )
+
+
+def test_what_belongs_to_the_checkpoint_may_differ() -> None:
+    reference = measured("fp8", answers(200))
+    candidate = with_fingerprint(
+        measured("bf16", answers(200)), checkpoint_flags={}, emulated=None, kernels=("Marlin",), system_fingerprint="other"
+    )
+    assert judged(reference, candidate, recipe(SCORE)).overall == {"bf16": "PASS"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.model_copy(update={"suite_sha256": "0" * 64, "suite_recipe": {**m.suite_recipe, "seed": "eval-2"}}),
+         "other questions: suite.seed"),
+        (lambda m: m.model_copy(update={"model": "glm-5"}), "is of model glm-5"),
+        (lambda m: m.model_copy(update={"is_reference": True}), "exactly one reference measurement, found: fp8, w4a16"),
+        (lambda m: m.model_copy(update={"label": "fp8"}), "two measurements are labelled fp8"),
+        (lambda m: m.model_copy(update={"tasks": (task_of("arithmetic", "arithmetic", [*answers(3), *answers(1)]),)}),
+         "an item id occurs twice"),
+        (lambda m: m.model_copy(
+            update={"divergence": m.divergence.model_copy(update={"reference_checkpoint_sha256": "f" * 64})}),
+         "measured against checkpoint ffffffffffff, the reference is "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused(change: Change, message: str) -> None:
+    with pytest.raises(MeasureError, match=message):
+        judged(measured("fp8", answers(200)), change(measured("w4a16", answers(200))), recipe(SCORE))
+
+
+def test_no_reference_is_refused() -> None:
+    with pytest.raises(MeasureError, match="found: none"):
+        judge([measured("w4a16", answers(9))], recipe(SCORE), model="tiny-glm")

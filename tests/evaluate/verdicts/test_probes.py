@@ -1,0 +1,148 @@
+"""Probe reports in a run: judged by a gate, shown in the report, and missing is not a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from probe_reports import ALARM, CLEAN, probed, result, sha256_of_label
+from synthetic_run import MODEL, make_measurements, make_run
+
+from assay.errors import AssayError
+from assay.recipes.gate import GateRecipe, ProbesGate
+from assay.recipes.load import load_recipe
+from assay.records.measurement import Measurement
+from assay.records.probe import ProbeReport, load_probes, probes_place
+from assay.records.verdict import GateReport, Verdict
+from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.verdicts.gates import judge
+from assay_evaluate.verdicts.probes import judge_probes
+from assay_reports.limits import find_limits
+from assay_reports.report import write_report
+from assay_reports.run import load_run
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def measured(label: str) -> Measurement:
+    return next(one for one in make_measurements(0) if one.label == label)
+
+
+def verdict_of(gate: ProbesGate, *reports: ProbeReport, label: str = "w4a16") -> Verdict:
+    return judge_probes(gate, reports, measured(label))
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+def test_verdicts() -> None:
+    gate = ProbesGate(kind="probes", required=("argmax",))
+    found = verdict_of(gate, probed("nvfp4a16", *ALARM), probed("w4a16", *CLEAN))
+    assert (found.gate, found.candidate, found.status, found.observed) == ("probes", "w4a16", "PASS", None)
+    assert found.detail == (
+        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs "
+        "7,500."
+    )
+    found = verdict_of(gate, probed("w4a16", *ALARM))
+    assert found.status == "FAIL" and found.observed == clopper_pearson(3, 2000)
+    assert found.detail == "garble: 3 of 2000 replies are garbled, and not by the model's habit."
+
+
+def test_missing_is_not_a_pass() -> None:
+    gate = ProbesGate(kind="probes", required=("argmax", "tools"))
+    assert verdict_of(gate).detail == "No probes of w4a16: it was not probed; `assay probe` does it."
+    other = probed("w4a16", *CLEAN, sha256="0" * 64)
+    assert "are of another checkpoint" in verdict_of(gate, other).detail
+    not_run = verdict_of(gate, probed("w4a16", *CLEAN))
+    assert (not_run.status, not_run.detail) == ("NOT MEASURED", "Probe tools did not run: the server takes no tools.")
+    absent = verdict_of(ProbesGate(kind="probes", required=("routing",)), probed("w4a16", *CLEAN))
+    assert absent.detail == "Probe routing did not run: it was not asked for."
+    assert verdict_of(ProbesGate(kind="probes", max_rate={"tools": 0.1}), probed("w4a16", *CLEAN)).status == "NOT MEASURED"
+
+
+@pytest.mark.parametrize(("limit", "status"), [(0.001, "UNDERPOWERED"), (0.0015, "PASS")])
+def test_a_rate_must_be_excluded(limit: float, status: str) -> None:
+    """0 of 2,000 bounds the rate at 0.1497 %."""
+    found = verdict_of(ProbesGate(kind="probes", max_rate={"garble": limit}), probed("w4a16", *CLEAN))
+    assert found.status == status
+    if status == "UNDERPOWERED":
+        assert (found.limit, found.observed) == (limit, clopper_pearson(0, 2000)) and "allowed 0.001" in found.detail
+
+
+def test_an_endpoint_of_somebody_else_is_found_by_its_label() -> None:
+    foreign = probed("w4a16", *ALARM).model_copy(update={"checkpoint_sha256": None})
+    assert verdict_of(ProbesGate(kind="probes"), foreign).status == "FAIL"
+    ours = probed("anything", *CLEAN, sha256=sha256_of_label("w4a16"))
+    assert verdict_of(ProbesGate(kind="probes"), foreign, ours).status == "PASS", "the hash says more than a name"
+
+
+def test_the_whole_judgement() -> None:
+    """An alarm fails a candidate that passes all other gates; the noise floor has the reference's probes."""
+    recipe = load_recipe(GateRecipe, "default")
+    with_probes = recipe.model_copy(update={"gates": (*recipe.gates, ProbesGate(kind="probes"))})
+    measurements = make_measurements(0)
+    before = judge(measurements, recipe, model=MODEL).overall
+    reports = [probed("w4a16", *ALARM), *(probed(label, *CLEAN) for label in ("fp8", "bf16", "nvfp4a16"))]
+    judged = judge(measurements, with_probes, model=MODEL, probes=reports)
+    seen = {v.candidate: v.status for v in judged.verdicts if v.gate == "probes"}
+    assert seen == {"fp8-repeat": "PASS", "bf16": "PASS", "w4a16": "FAIL", "nvfp4a16": "PASS"}
+    assert judged.overall == {**before, "w4a16": "FAIL"}
+    unprobed = judge(measurements, with_probes, model=MODEL)
+    assert {v.status for v in unprobed.verdicts if v.gate == "probes"} == {"NOT MEASURED"}
+
+
+# ------------------------------------------------------------------------------------------------ the report
+def test_report_shows_probes(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    write_report(run_dir)
+    assert "Serving fidelity" not in (run_dir / "report/report.md").read_text()
+    probed("w4a16", *ALARM).save(probes_place(run_dir, "w4a16"))
+    probed("fp8", *CLEAN).save(probes_place(run_dir, "fp8"))
+    page = write_report(run_dir).read_text()
+    text = (run_dir / "report/report.md").read_text()
+    assert "| w4a16 | garble | **ALARM** | 3 of 2000 replies are garbled, and not by the model's habit. 3 of 2,000" in text
+    assert "| fp8 | tools | not run | the server takes no tools |" in text
+    assert '<section id="fidelity">' in page and "3 of 2000 replies are garbled" in page
+    assert [one.label for one in load_probes(run_dir)] == ["fp8", "w4a16"]
+
+
+def test_limits_of_probes(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    before = {limit.key for limit in find_limits(load_run(run_dir))}
+    assert "no_load" in before and not before & {"probes_not_run", "probes_not_judged", "rare_faults"}
+    for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
+        probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
+    found = {limit.key: limit.text for limit in find_limits(load_run(run_dir))}
+    assert "no_load" not in found
+    assert found["probes_not_judged"].startswith("Probes that alarm, and no gate judges them: garble of w4a16 (3 of 2000")
+    assert found["probes_not_run"].count("the server takes no tools") == 3
+    assert "2,000 of w4a16" in found["rare_faults"] and "need 7,488 loaded requests" in found["rare_faults"]
+    gates = GateReport.load(run_dir / "gates.json")
+    recipe = {**gates.gate_recipe, "gates": [*gates.gate_recipe["gates"], {"kind": "probes"}]}
+    gates.model_copy(update={"gate_recipe": recipe}).save(run_dir / "gates.json")
+    assert "probes_not_judged" not in {limit.key for limit in find_limits(load_run(run_dir))}
+
+
+def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    gates = tmp_path / "strict.yaml"
+    text = (Path(__file__).resolve().parents[3] / "recipes/gates/default.yaml").read_text()
+    gate = "  - {kind: probes, required: [garble], max_rate: {garble: 0.01}}\n"
+    gates.write_text(text.replace("name: default", "name: strict") + gate)
+    for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
+        probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
+    code, _, err = run("gate", run_dir, "--gates", gates)
+    assert code == 1 and "w4a16            probes                     FAIL" in err
+    assert "nvfp4a16         probes                     PASS" in err
+    probes_place(run_dir, "fp8").write_text("{}")
+    code, _, err = run("gate", run_dir, "--gates", gates)
+    assert code == 2 and "not a ProbeReport record" in err
+    with pytest.raises(AssayError, match="not a ProbeReport record"):
+        load_probes(run_dir)
+
+
+def test_interval_of_a_result_is_two_sided() -> None:
+    """`rate` is the usual interval; `upper` is the one-sided bound that the sentence uses."""
+    one = result("garble", 0, 2000)
+    assert one.rate is not None and (one.rate.value, one.rate.low, one.rate.n) == (0, 0, 2000)
+    assert one.rate.high == pytest.approx(1 - 0.025 ** (1 / 2000), rel=1e-9)
+    assert one.upper == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)

@@ -1,0 +1,204 @@
+"""Channel weights are the mean squares of what really went into each weight, and the search puts them to use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from command_line import Run
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_checkpoints import dequantized, fuse_experts, make_tiny_glm4_moe, store_as_fp8
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from assay.errors import QuantizeError
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.calibration import Calibration
+from assay_quantize.calibration.calibrate import calibrate, linear_weights, load_model, names_of
+from assay_quantize.calibration.text import Text, first_tokens, packed
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.importance import load_importance
+from assay_quantize.engine.quantize import quantize
+from assay_quantize.kernels import dequantize_weight
+from assay_quantize.plan.planner import make_plan
+
+TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
+WORDS = "The small cat sits in the park. A farmer has 12 apples and buys 7 more: 12 + 7 = 19. " * 40
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(WORDS)
+    return path
+
+
+def inputs_by_hand(folder: Path, tokens: list[int]) -> dict[str, torch.Tensor]:
+    """Weight -> its inputs [tokens, columns], by a GLM-4-MoE MLP written out here, fed with what enters each layer's MLP."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    weights = {name: tensor.float() for f in folder.glob("*.safetensors") for name, tensor in load_file(f).items()}
+    entered: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if name.endswith((".mlp", ".self_attn.o_proj", ".self_attn.q_proj")):
+            module.register_forward_pre_hook(lambda _, args, name=name: entered.__setitem__(name, args[0][0].clone()))
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    found = {f"{name}.weight": x for name, x in entered.items() if not name.endswith(".mlp")}
+    config = model.config
+    for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
+        x_TH, prefix = entered[f"model.layers.{layer}.mlp"], f"model.layers.{layer}.mlp"
+        scores = (x_TH @ weights[f"{prefix}.gate.weight"].T).sigmoid()
+        chosen = (scores + weights[f"{prefix}.gate.e_score_correction_bias"]).topk(config.num_experts_per_tok).indices
+        for expert in range(config.n_routed_experts):
+            mine, one = x_TH[(chosen == expert).any(1)], f"{prefix}.experts.{expert}"
+            gate, up = mine @ weights[f"{one}.gate_proj.weight"].T, mine @ weights[f"{one}.up_proj.weight"].T
+            found |= {f"{one}.{part}_proj.weight": mine for part in ("gate", "up")}
+            found[f"{one}.down_proj.weight"] = F.silu(gate) * up
+    return found
+
+
+def test_means_are_those_of_a_model_written_out_by_hand(tmp_path: Path, words: Path) -> None:
+    made = calibrate(TRAINED, tmp_path / "w.safetensors", Text((words,)), model_name="tiny", num_tokens=256, length=256,
+                     min_tokens=1, device="cpu")  # fmt: skip
+    got = load_file(tmp_path / "w.safetensors")
+    tokens = AutoTokenizer.from_pretrained(TRAINED)(WORDS)["input_ids"][:256]
+    inputs = inputs_by_hand(TRAINED, tokens)
+    with safe_open(tmp_path / "w.safetensors", "pt") as file:
+        counts = json.loads(file.metadata()["assay_tokens"])
+    fed = {name: x for name, x in inputs.items() if len(x)}
+    assert fed.keys() <= got.keys() and len(fed) > 70
+    for name, x in fed.items():
+        assert counts[name] == len(x), name
+        torch.testing.assert_close(got[name], x.square().mean(0), rtol=1e-4, atol=1e-9, msg=name)
+    assert made.starved == {name: 0 for name in sorted(inputs) if not len(inputs[name])}
+    wanted = linear_weights(open_checkpoint(TRAINED))
+    assert got.keys() | made.starved.keys() == wanted and not any(".layers.4." in name for name in wanted), "MTP is left out"
+    assert (
+        sum(count for name, count in counts.items() if name.startswith("model.layers.2.mlp.experts.") and "down" in name) == 512
+    )
+    assert load_importance(tmp_path / "w.safetensors").sha256 == made.file_sha256
+
+
+@pytest.mark.parametrize("form", ["block", "fused"])
+def test_other_forms_of_a_source_are_calibrated_as_the_weights_they_stand_for(tmp_path: Path, words: Path, form: str) -> None:
+    fp8 = store_as_fp8(TRAINED, tmp_path / "fp8")
+    plain = dequantized(fp8, tmp_path / "plain")
+    source = fp8 if form == "block" else fuse_experts(fp8, tmp_path / "fused")
+    for folder in (source, plain):
+        calibrate(folder, tmp_path / f"{folder.name}.safetensors", Text((words,)), model_name="tiny", num_tokens=256, length=64,
+                  device="cpu")  # fmt: skip
+    left, right = (load_file(tmp_path / f"{folder.name}.safetensors") for folder in (source, plain))
+    assert left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def test_experts_that_saw_too_little_are_named_and_left_out(run: Run, tmp_path: Path, words: Path) -> None:
+    out = tmp_path / "w.safetensors"
+    command = ("calibrate", TRAINED, "--out", out, "--text", words, "--tokens", 128, "--length", 64, "--min-tokens", 40)
+    code, _, said = run(*command, "--device", "cpu")
+    assert code == 0 and "left out, fewer than 40 tokens: model.layers." in said
+    code, stdout, _ = run(*command, "--device", "cpu", "--json")
+    record = Calibration.model_validate_json(stdout)
+    assert code == 0 and record.starved and max(record.starved.values()) < 40
+    assert not record.starved.keys() & load_file(out).keys() and record.weights == len(load_file(out))
+    assert record.tokens_by_expert is not None and record.tokens_by_expert[0] < 40 < record.tokens_by_expert[2]
+    code, _, said = run("quantize", TRAINED, "-p", "w4a16-mse", "--out", tmp_path / "out", "--importance", out)
+    assert code == 0 and f"w.safetensors: channel weights for {record.weights} of" in said
+
+
+# ------------------------------------------------------------------------------------------------ what it is good for
+def logprobs(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return F.log_softmax(model(batch).logits, -1)
+
+
+def put(model: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Weights of a checkpoint into a transformers model, by the addresses that calibration uses."""
+    by_address = {name: address for address, names in names_of(model).items() for name in names}
+    views = {parameter.data_ptr(): parameter for parameter in model.parameters() if parameter.dim() == 2}
+    for parameter in model.parameters():
+        if parameter.dim() == 3:
+            views |= {one.data_ptr(): one for one in parameter}
+    with torch.no_grad():
+        for name, weight in weights.items():
+            view = views[by_address[name]]
+            half = view.shape[0] // 2
+            rows = {"gate_proj": slice(half), "up_proj": slice(half, None)} if ".experts." in name else {}
+            view[rows.get(name.split(".")[-2], slice(None))].copy_(weight)
+
+
+def test_calibrated_search_is_nearer_to_the_original(tmp_path: Path) -> None:
+    """Mean KL to BF16, in FP32, on text the model wrote with another seed; W4A16 in groups of 32."""
+    calibrate(TRAINED, tmp_path / "w.safetensors", Text(seed=0), model_name="tiny", num_tokens=8192, length=128, device="cpu")
+    model = load_model(open_checkpoint(TRAINED), TRAINED, "cpu")
+    held_out = torch.tensor(Text(seed=1).sequences(model, TRAINED, 8192, 128, lambda line: None))
+    reference = logprobs(model, held_out)
+    recipe = load_recipe(PrecisionRecipe, "w4a16-g32").model_copy(update={"observer": "mse"})
+    plan = make_plan(open_checkpoint(TRAINED), recipe, model="tiny", family=None)
+    kl = {}
+    for name, path in (("without", None), ("with", tmp_path / "w.safetensors")):
+        sha256 = None if path is None else load_importance(path).sha256
+        own = plan.model_copy(update={"importance_sha256": sha256})
+        quantize(own, TRAINED, tmp_path / name, device="cpu", importance=path)
+        stored = {n: t for f in (tmp_path / name).glob("*.safetensors") for n, t in load_file(f).items()}
+        put(model, {t.name: dense(stored, t.module) for t in plan.tensors if t.scheme is not None})
+        kl[name] = float((reference.exp() * (reference - logprobs(model, held_out))).sum(-1).mean())
+    assert 0 < kl["with"] < 0.97 * kl["without"], kl
+
+
+def dense(stored: dict[str, torch.Tensor], module: str) -> torch.Tensor:
+    parts = {leaf: stored[f"{module}.{leaf}"] for leaf in ("weight_packed", "weight_scale", "weight_shape")}
+    return dequantize_weight(parts, "w4a16_g32", torch.bfloat16).float()
+
+
+# ------------------------------------------------------------------------------------------------ text
+def test_own_text_begins_where_a_user_would(tmp_path: Path) -> None:
+    model = load_model(open_checkpoint(TRAINED), TRAINED, "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(TRAINED)
+    assert tokenizer.decode(first_tokens(tokenizer, model.config)) == "[gMASK]<sop><|user|>\n"
+    first, again, other = (Text(seed=seed).sequences(model, TRAINED, 256, 64, lambda line: None) for seed in (3, 3, 4))
+    assert first == again != other and [len(one) for one in first] == [64] * 4
+
+
+def test_documents_are_packed_one_behind_the_other() -> None:
+    def documents() -> Iterator[list[int]]:
+        yield from ([1, 2, 3], [4], [5, 6, 7, 8, 9])
+        raise AssertionError("more was read than needed")
+
+    assert packed(documents(), 4, 2) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert packed(iter([[1, 2]]), 4, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"short", "less than one sequence of 512 tokens; give more text or a smaller --length"),
+        ("a.txt", b"\xff\xfe", "is not UTF-8; --text takes plain text or .jsonl"),
+        ("a.jsonl", b'{"text": "x"}\n{"text"', "a.jsonl, line 2: not JSON: "),
+        ("a.jsonl", b'{"words": "x"}', "a.jsonl, line 1: an object with `text`, `prompt` or `messages` is needed"),
+        ("a.jsonl", b"[1]", "a.jsonl, line 1: an object with `text`, `prompt` or `messages` is needed"),
+        (None, b"", "cannot be read: No such file or directory"),
+    ],
+)
+def test_text_that_cannot_be_used_is_one_line(tmp_path: Path, name: str | None, data: bytes, message: str) -> None:
+    path = tmp_path / (name or "nothing.txt")
+    if name is not None:
+        path.write_bytes(data)
+    with pytest.raises(QuantizeError) as caught:
+        Text((path,)).sequences(None, TRAINED, 1024, 512, lambda line: None)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_tiny_glm4_moe(tmp_path / "source")
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    monkeypatch.setattr("assay_quantize.calibration.calibrate._cached_bytes", lambda: 10**6)
+    with pytest.raises(
+        QuantizeError, match=r"calibrating takes the whole model, 0\.0 GB as it runs here, and 0\.0 GB are free"
+    ):
+        calibrate(source, tmp_path / "w", Text(), model_name="tiny", device="cpu")

@@ -1,0 +1,522 @@
+"""What will happen to every tensor: whole small plans, bytes by hand, what a user can get wrong, GLM-5 at full size."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+from hollow import write_hollow
+from rich.console import Console
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.errors import PlanError
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.plan import OutputTensor, Plan, TensorPlan
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.plan.fits import fits, kv_bytes_per_token
+from assay_quantize.plan.planner import bytes_by_role, check_ignore, make_plan
+from assay_quantize.plan.show import gigabytes, print_plan
+
+KEEP = {"source": ["norm"], "bf16": ["mtp", "lm_head", "embedding", "router", "indexer"], "fp32": ["router_bias"]}
+
+
+def precision(name: str = "w4a16", **changes: Any) -> PrecisionRecipe:
+    """A shipped precision recipe, changed."""
+    return PrecisionRecipe.model_validate({**load_recipe(PrecisionRecipe, name).model_dump(by_alias=True), **changes})
+
+
+def plan_of(folder: Path, recipe: PrecisionRecipe | str = "w4a16") -> Plan:
+    made = load_recipe(PrecisionRecipe, recipe) if isinstance(recipe, str) else recipe
+    return make_plan(open_checkpoint(folder), made, model="m", family=None)
+
+
+# ------------------------------------------------------------------------------------------------ whole plans
+def test_the_whole_plan_of_a_small_checkpoint(tmp_path: Path) -> None:
+    folder = make_tiny_glm4_moe(
+        tmp_path, num_layers=1, first_dense=0, num_experts=2, mtp=False, attention_bias=False, shards=1
+    )  # fmt: skip
+    plan = plan_of(folder)
+    layer = "model.layers.0."
+    expert, shared, attention = f"{layer}mlp.experts.", f"{layer}mlp.shared_experts.", f"{layer}self_attn."
+    expected = [
+        ("model.embed_tokens.weight", "embedding", "keep", None, 512 * 256 * 2),
+        (f"{layer}input_layernorm.weight", "norm", "keep", None, 512),
+        *(
+            (f"{expert}{e}.{p}_proj.weight", "routed_expert", "quantize", group and f"{expert}{e}.{group}",
+             16384 + scales + 16)
+            for e in (0, 1)
+            for p, group, scales in (
+                ("down", None, 256 * 1 * 2), ("gate", "gate_up_proj", 128 * 2 * 2), ("up", "gate_up_proj", 128 * 2 * 2)
+            )
+        ),
+        (f"{layer}mlp.gate.e_score_correction_bias", "router_bias", "keep", None, 2 * 4),
+        (f"{layer}mlp.gate.weight", "router", "keep", None, 2 * 256 * 2),
+        (f"{shared}down_proj.weight", "shared_expert", "quantize", None, 16384 + 512 + 16),
+        (f"{shared}gate_proj.weight", "shared_expert", "quantize", f"{shared}gate_up_proj", 16384 + 512 + 16),
+        (f"{shared}up_proj.weight", "shared_expert", "quantize", f"{shared}gate_up_proj", 16384 + 512 + 16),
+        (f"{layer}post_attention_layernorm.weight", "norm", "keep", None, 512),
+        (f"{attention}k_norm.weight", "norm", "keep", None, 128),
+        (f"{attention}k_proj.weight", "attention", "quantize", f"{attention}qkv_proj", 16384 + 512 + 16),
+        (f"{attention}o_proj.weight", "attention", "quantize", None, 32768 + 1024 + 16),
+        (f"{attention}q_norm.weight", "norm", "keep", None, 128),
+        (f"{attention}q_proj.weight", "attention", "quantize", f"{attention}qkv_proj", 32768 + 1024 + 16),
+        (f"{attention}v_proj.weight", "attention", "quantize", f"{attention}qkv_proj", 16384 + 512 + 16),
+        ("model.norm.weight", "norm", "keep", None, 512),
+        ("lm_head.weight", "lm_head", "keep", None, 512 * 256 * 2),
+    ]  # fmt: skip
+    found = sorted(
+        (t.name, t.role, t.action, t.fused_group, sum(o.num_bytes for o in t.outputs)) for t in plan.tensors
+    )  # fmt: skip
+    assert found == sorted(expected)
+    assert {t.part == t.role and t.shard_in == "model.safetensors" for t in plan.tensors} == {True}
+    assert {t.shard_out for t in plan.tensors} == {"model-00001-of-00001.safetensors"}
+    assert plan.ignore == (r"re:(.*\.)?lm_head$", r"re:(.*\.)?embed_tokens$", r"re:.*\.mlp\.gate$")
+    assert plan.mtp_layers == ()
+    assert plan.tensors[[t.name for t in plan.tensors].index(f"{shared}gate_proj.weight")] == TensorPlan(
+        name=f"{shared}gate_proj.weight",
+        role="shared_expert",
+        part="shared_expert",
+        module=f"{shared}gate_proj",
+        action="quantize",
+        scheme="w4a16",
+        fused_group=f"{shared}gate_up_proj",
+        dtype="BF16",
+        shape=(128, 256),
+        num_bytes=65536,
+        shard_in="model.safetensors",
+        shard_out="model-00001-of-00001.safetensors",
+        outputs=(
+            OutputTensor(f"{shared}gate_proj.weight_packed", "I32", (128, 32), 16384),
+            OutputTensor(f"{shared}gate_proj.weight_scale", "BF16", (128, 2), 512),
+            OutputTensor(f"{shared}gate_proj.weight_shape", "I64", (2,), 16),
+        ),
+    )
+
+
+ATTENTION = 3 * (256 * 256 * 2 + 128 * 256 * 2)
+BIASES = 3 * (256 + 128 + 128) * 2
+DENSE, SHARED, ROUTED = 3 * 256 * 256, 2 * 3 * 256 * 128, 2 * 4 * 3 * 256 * 128
+KEPT = {
+    "embedding": (1, 262144, 262144), "lm_head": (1, 262144, 262144), "norm": (13, 4352, 4352), "router": (2, 4096, 4096),
+    "router_bias": (2, 32, 32), "mtp": (34, 2168592, 2168592),
+}  # fmt: skip
+COUNTS = {"attention": (12, ATTENTION), "dense_mlp": (3, DENSE), "shared_expert": (6, SHARED), "routed_expert": (24, ROUTED)}
+
+
+@pytest.mark.parametrize(
+    ("name", "out_bytes"),
+    [
+        # FP8 values and one BF16 scale per block of 128 x 128
+        ("fp8", lambda weights, values: values + values // 128**2 * 2),
+        # 4 bits, one BF16 scale per group of 128, the shape as two I64
+        ("w4a16", lambda weights, values: values // 2 + values // 128 * 2 + weights * 16),
+        # 4 bits, one FP8 scale per group of 16, one F32 scale
+        ("nvfp4a16", lambda weights, values: values // 2 + values // 16 + weights * 4),
+    ],
+)
+def test_bytes_by_hand(tiny_glm: Path, name: str, out_bytes: Callable[[int, int], int]) -> None:
+    plan = plan_of(tiny_glm, name)
+    expected = dict(KEPT)
+    for role, (weights, values) in COUNTS.items():
+        biases, num_biases = (BIASES, 9) if role == "attention" else (0, 0)
+        expected[role] = (weights + num_biases, values * 2 + biases, out_bytes(weights, values) + biases)
+    assert bytes_by_role(plan) == expected
+    assert plan.bytes_in == sum(path.stat().st_size for path in tiny_glm.glob("*.safetensors")) - _headers(tiny_glm)
+    assert plan.bytes_out == sum(size for _, _, size in expected.values())
+
+
+def _headers(folder: Path) -> int:
+    return sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in folder.glob("*.safetensors"))
+
+
+def test_a_plan_is_saved_and_read_back_equal(tiny_glm: Path, tmp_path: Path) -> None:
+    plan = plan_of(tiny_glm)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert PrecisionRecipe.model_validate(plan.precision_recipe) == load_recipe(PrecisionRecipe, "w4a16")
+
+
+def test_the_same_checkpoint_and_recipe_give_the_same_plan(tiny_glm: Path) -> None:
+    assert plan_of(tiny_glm) == plan_of(tiny_glm)
+    assert plan_of(tiny_glm).source_sha256 == plan_of(tiny_glm, "fp8").source_sha256
+    assert plan_of(tiny_glm).recipe_sha256 != plan_of(tiny_glm, "fp8").recipe_sha256
+
+
+# ------------------------------------------------------------------------------------------------ MTP and dtypes
+def _by_name(plan: Plan) -> dict[str, TensorPlan]:
+    return {tensor.name: tensor for tensor in plan.tensors}
+
+
+def test_mtp_quantize_leaves_what_vllm_loads_only_plain(tiny_glm: Path) -> None:
+    plan = plan_of(tiny_glm, precision(mtp="quantize"))
+    block = {t.name.removeprefix("model.layers.3."): t.action for t in plan.tensors if t.role == "mtp"}
+    kept = {name for name, action in block.items() if action == "keep"}
+    assert {name for name in kept if not name.endswith(("norm.weight", "bias"))} == {
+        "eh_proj.weight", "embed_tokens.weight", "shared_head.head.weight", "mlp.gate.weight",
+    }  # fmt: skip
+    assert set(block.values()) == {"keep", "quantize"}
+    assert sum(action == "quantize" for action in block.values()) == 4 + 3 + 4 * 3
+    assert plan.ignore[-1] == r"re:.*layers\.3\.(eh_proj|embed_tokens|shared_head\.head|head)$"
+    assert plan.mtp_layers == (3,)
+
+
+def test_mtp_drop_removes_the_block_and_renumbers_shards(tmp_path: Path) -> None:
+    folder = make_tiny_glm4_moe(tmp_path, mtp_file=True)
+    plan = plan_of(folder, precision(mtp="drop"))
+    dropped = [t for t in plan.tensors if t.action == "drop"]
+    assert len(dropped) == 34
+    assert {(t.shard_in, t.shard_out, t.outputs) for t in dropped} == {("mtp.safetensors", None, ())}
+    assert {t.shard_out for t in plan.tensors if t.action != "drop"} == {
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    }  # fmt: skip
+    assert not any("layers" in pattern for pattern in plan.ignore)
+    kept = plan_of(folder)
+    assert {t.shard_out for t in kept.tensors if t.role == "mtp"} == {"model-00003-of-00003.safetensors"}
+
+
+def test_qwen3_next_mtp_and_linear_attention(tmp_path: Path) -> None:
+    hollow.hollow_model(tmp_path, "qwen3-next-80b-a3b")
+    plan = plan_of(tmp_path, precision(mtp="quantize"))
+    actions = {name: tensor.action for name, tensor in _by_name(plan).items()}
+    assert actions["mtp.fc.weight"] == "keep"
+    assert actions["mtp.layers.0.mlp.experts.3.up_proj.weight"] == "quantize"
+    assert actions["mtp.layers.0.mlp.gate.weight"] == "keep"
+    assert actions["model.layers.0.linear_attn.in_proj_qkvz.weight"] == "quantize"
+    assert actions["model.layers.0.linear_attn.in_proj_ba.weight"] == "keep"
+    assert actions["model.layers.0.linear_attn.conv1d.weight"] == "keep"
+    assert actions["model.layers.0.mlp.shared_expert_gate.weight"] == "keep"
+    assert r"re:(.*\.)?mtp\.fc$" in plan.ignore
+    assert plan.mtp_layers == ()
+
+
+def test_a_quantized_indexer_is_wq_b_alone(tmp_path: Path) -> None:
+    hollow.hollow_model(tmp_path, "glm-5")
+    keep = {**KEEP, "bf16": ["mtp", "lm_head", "embedding", "router"]}
+    roles = ["attention", "dense_mlp", "shared_expert", "routed_expert", "indexer"]
+    plan = plan_of(tmp_path, precision(quantize=roles, keep=keep))
+    indexer = {t.name.split("indexer.")[1]: t.action for t in plan.tensors if t.name.startswith("model.layers.2.self_attn.ind")}
+    assert indexer == {
+        "wq_b.weight": "quantize", "wk.weight": "keep", "weights_proj.weight": "keep", "k_norm.weight": "keep",
+        "k_norm.bias": "keep",
+    }  # fmt: skip
+    assert r"re:.*\.self_attn\.indexer\.(wk|weights_proj)$" in plan.ignore
+
+
+@pytest.mark.parametrize(
+    ("dtype", "treatments"),
+    [
+        ("fp32", {"embed": ("cast", "BF16"), "norm": ("keep", "F32"), "bias": ("keep", "F32"), "router_bias": ("keep", "F32"),
+                  "eh_proj": ("cast", "BF16"), "mtp_norm": ("keep", "F32")}),
+        ("fp16", {"embed": ("cast", "BF16"), "norm": ("keep", "F16"), "bias": ("keep", "F16"), "router_bias": ("keep", "F32"),
+                  "eh_proj": ("cast", "BF16"), "mtp_norm": ("keep", "F16")}),
+    ],
+)  # fmt: skip
+def test_kept_tensors_get_the_dtype_of_the_recipe(tmp_path: Path, dtype: str, treatments: dict[str, tuple[str, str]]) -> None:
+    tensors = _by_name(plan_of(make_tiny_glm4_moe(tmp_path, dtype=dtype)))
+    names = {
+        "embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "bias": "model.layers.0.self_attn.q_proj.bias",
+        "router_bias": "model.layers.3.mlp.gate.e_score_correction_bias", "eh_proj": "model.layers.3.eh_proj.weight",
+        "mtp_norm": "model.layers.3.enorm.weight",
+    }  # fmt: skip
+    assert {key: (tensors[n].action, tensors[n].outputs[0].dtype) for key, n in names.items()} == treatments
+    assert tensors["model.embed_tokens.weight"].outputs[0].num_bytes == 512 * 256 * 2
+
+
+def test_router_bias_in_bf16_is_cast_up(tmp_path: Path) -> None:
+    base, shapes = hollow.MODELS["glm-4.7"]
+    config = {**base, "num_hidden_layers": 4, "n_routed_experts": 4}
+    name = "model.layers.3.mlp.gate.e_score_correction_bias"
+    write_hollow(tmp_path, config, shapes(config), shards=1, dtypes={name: "BF16"})
+    tensor = _by_name(plan_of(tmp_path))[name]
+    assert (tensor.action, tensor.outputs) == ("cast", (OutputTensor(name, "F32", (4,), 16),))
+
+
+# ------------------------------------------------------------------------------------------------ what a user can get wrong
+def test_lm_head_cannot_be_quantized(tiny_glm: Path) -> None:
+    keep = {**KEEP, "bf16": ["mtp", "embedding", "router", "indexer"]}
+    recipe = precision(quantize=["attention", "dense_mlp", "shared_expert", "routed_expert", "lm_head"], keep=keep)
+    with pytest.raises(PlanError, match="precision w4a16: lm_head cannot be quantized: vLLM's quantization target"):
+        plan_of(tiny_glm, recipe)
+
+
+def test_a_family_that_the_config_contradicts(tiny_glm: Path) -> None:
+    with pytest.raises(PlanError, match=r"its config.json is of family glm4_moe, the model recipe says qwen3_moe; correct"):
+        make_plan(open_checkpoint(tiny_glm), precision(), model="m", family="qwen3_moe")
+
+
+def test_nothing_quantized_is_refused(tmp_path: Path) -> None:
+    everything = {
+        "source": ["norm", "attention", "dense_mlp", "shared_expert", "routed_expert"],
+        "bf16": ["mtp", "lm_head", "embedding", "router"],
+        "fp32": ["router_bias"],
+    }
+    folder = make_tiny_glm4_moe(tmp_path)
+    with pytest.raises(PlanError, match=r"precision w4a16: nothing in .* is quantized; name roles under `quantize`"):
+        plan_of(folder, precision(quantize=["indexer"], keep=everything))
+
+
+Edit = Callable[[dict[str, Any], dict[str, tuple[int, ...]]], object]
+
+
+def _without(part: str) -> Edit:
+    def edit(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        gone = [name for name in shapes if re.search(part, name)]
+        assert gone
+        for name in gone:
+            del shapes[name]
+
+    return edit
+
+
+def _config(**values: Any) -> Edit:
+    return lambda config, shapes: config.update(values)
+
+
+def _reshape(**values: Any) -> Edit:
+    return lambda config, shapes: shapes.update({name.replace("__", "."): shape for name, shape in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_without(r"layers\.4\."),
+         "{folder}: model.layers.4 is declared in config.json (MTP), but no shard holds any tensor of it; complete the "
+         "download, or take a precision with `mtp: drop`"),
+        (_config(num_nextn_predict_layers=0),
+         "{folder}: model.layers.4 holds an MTP block, but config.json declares 0 MTP layers; correct the number, or take a "
+         "precision with `mtp: drop`"),
+        (_without(r"layers\.4\.mlp\.experts\.2\."),
+         "{folder}: model.layers.4.mlp.experts.2.down_proj.weight is missing from the MTP block: vLLM would load it and draft "
+         "noise (and 2 more like this); complete the download, or take a precision with `mtp: drop`"),
+        (_without(r"layers\.4\.mlp\.experts\."),
+         "{folder}: model.layers.4.mlp.experts.0.down_proj.weight is missing from the MTP block: vLLM would load it and draft "
+         "noise (and 11 more like this); complete the download, or take a precision with `mtp: drop`"),
+        (_without(r"eh_proj"),
+         "{folder}: model.layers.4.eh_proj.weight is missing from the MTP block: vLLM would load it and draft noise; complete "
+         "the download, or take a precision with `mtp: drop`"),
+        (_without(r"layers\.4\.self_attn\.o_proj"),
+         "{folder}: model.layers.4.self_attn.o_proj.weight is missing from the MTP block: vLLM would load it and draft noise; "
+         "complete the download, or take a precision with `mtp: drop`"),
+        (_without(r"layers\.2\."),
+         "{folder}: config.json declares 4 layers, but there is no tensor of layer 2; complete the download"),
+        (_without(r"layers\.3\.self_attn\.k_proj\.weight"),
+         "{folder}: layer 3 has no self_attn.k_proj.weight, which layer 1 has; complete the download"),
+        (_without(r"layers\.3\.mlp\.experts\.1\.up_proj"),
+         "{folder}: layer 3 has no up_proj of expert 1; 4 of 4 experts are there; complete the download"),
+        (_config(n_routed_experts=3),
+         "{folder}: layer 1 has expert 3, config.json declares 3 experts; correct the config"),
+        (_without(r"lm_head\.weight"),
+         "{folder}: lm_head.weight is not there, and tie_word_embeddings is not set; complete the download"),
+        (_without(r"model\.norm"),
+         "{folder}: model.embed_tokens.weight or model.norm.weight is not there; complete the download"),
+        (_config(num_hidden_layers="4"),
+         "config.json: num_hidden_layers must be a number from 0 to 100000, got '4'; correct the config"),
+        (_reshape(model__layers__2__mlp__experts__0__down_proj__weight=(256, 100)),
+         "model.layers.2.mlp.experts.0.down_proj.weight: shape [256, 100] does not fit scheme w4a16: 100 columns are not a "
+         "multiple of the group size 128; keep its role in 16 bits (`keep: {{bf16: [...]}}`), or choose another scheme"),
+        (_reshape(model__layers__2__mlp__experts__0__up_proj__weight=(128, 512)),
+         "model.layers.2.mlp.experts.0.gate_up_proj: vLLM loads its members into one parameter, but they disagree: "
+         "model.layers.2.mlp.experts.0.gate_proj.weight quantize BF16 [128, 256], "
+         "model.layers.2.mlp.experts.0.up_proj.weight quantize BF16 [128, 512]"),
+        (_reshape(model__layers__2__mlp__experts__0__extra=(8,)),
+         "model.layers.2.mlp.experts.0.extra: family glm4_moe has no such tensor; nearest known form: "
+         "model.layers.{{layer}}.mlp.experts.{{expert}}.up_proj.weight; unknown tensors are never guessed"),
+        (_config(architectures=["LlamaForCausalLM"], n_routed_experts=None),
+         "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         "Glm4MoeForCausalLM, GlmMoeDsaForCausalLM, DeepseekV3ForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM"),
+    ],
+)  # fmt: skip
+def test_a_source_that_does_not_fit_is_one_line(tmp_path: Path, edit: Edit, message: str) -> None:
+    config = {
+        **hollow.GLM47_CONFIG, "num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "hidden_size": 256,
+        "intermediate_size": 256, "moe_intermediate_size": 128, "vocab_size": 512, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 64,
+    }  # fmt: skip
+    shapes = dict(hollow.glm4_shapes(config))
+    edit(config, shapes)
+    write_hollow(tmp_path, config, iter(shapes.items()), shards=2)
+    with pytest.raises(PlanError) as caught:
+        plan_of(tmp_path)
+    assert str(caught.value) == message.format(folder=tmp_path)
+
+
+def test_incomplete_mtp_can_be_dropped(tmp_path: Path) -> None:
+    config = {**hollow.GLM47_CONFIG, "num_hidden_layers": 4, "n_routed_experts": 4}
+    shapes = ((n, s) for n, s in hollow.glm4_shapes(config) if "layers.4.mlp.experts.2." not in n)
+    write_hollow(tmp_path, config, shapes, shards=2)
+    assert {t.action for t in plan_of(tmp_path, precision(mtp="drop")).tensors if t.role == "mtp"} == {"drop"}
+
+
+def test_a_layer_that_no_group_divides(tmp_path: Path) -> None:
+    """GLM-4.5-Air's dense layer is 10,944 wide: neither FP8 blocks nor INT4 groups of 128 divide it."""
+    hollow.hollow_model(tmp_path, "glm-4.5-air")
+    for name in ("fp8", "w4a16"):
+        with pytest.raises(PlanError, match="10944 columns are not a multiple of the group size 128"):
+            plan_of(tmp_path, name)
+    assert plan_of(tmp_path, "nvfp4a16").bytes_out > 0
+
+
+def test_fp8_blocks_must_end_where_the_next_weight_of_the_parameter_begins(tmp_path: Path) -> None:
+    """576 rows of kv_a are fine behind q_a; 576 rows of q_a in front of it are not."""
+    base, _ = hollow.MODELS["kimi-k2"]
+    config = {**base, "num_hidden_layers": 2, "n_routed_experts": 2}
+    write_hollow(tmp_path / "fine", config, hollow.glm5_shapes(config), shards=1)
+    assert plan_of(tmp_path / "fine", "fp8").bytes_out > 0
+    odd = {**config, "q_lora_rank": 576}
+    write_hollow(tmp_path / "odd", odd, hollow.glm5_shapes(odd), shards=1)
+    with pytest.raises(PlanError, match=r"q_a_proj.weight: shape .* 576 rows are not a multiple of the block size 128"):
+        plan_of(tmp_path / "odd", precision("fp8", quantize=["attention"], keep=ONLY_ATTENTION))
+
+
+ONLY_ATTENTION = {**KEEP, "bf16": [*KEEP["bf16"], "dense_mlp", "shared_expert", "routed_expert"]}
+
+
+@pytest.mark.parametrize(
+    ("ignore", "message"),
+    [
+        (lambda kept: kept[:-1], "model.layers.3.eh_proj: kept, but the ignore list misses it: no pattern matches"),
+        (lambda kept: (*kept, "re:.*layers.1"), "model.layers.1.mlp.experts.0.down_proj: quantized, but the ignore list"),
+        (lambda kept: (*kept, r"re:.*mlp\.gate"), "model.layers.0.mlp.gate_proj: quantized, but the ignore list covers it"),
+        (lambda kept: kept[1:], "lm_head: kept, but the ignore list misses it: no pattern matches"),
+        (lambda kept: (*kept, r"re:model\.layers\.0\.self_attn\.qkv_proj$"),
+         "model.layers.0.self_attn.k_proj is quantized, but vLLM would load model.layers.0.self_attn.qkv_proj otherwise"),
+    ],
+)  # fmt: skip
+def test_an_ignore_list_that_says_something_else_is_found(
+    tiny_glm: Path, ignore: Callable[[tuple[str, ...]], tuple[str, ...]], message: str
+) -> None:
+    plan = plan_of(tiny_glm)
+    check_ignore(plan)
+    with pytest.raises(PlanError) as caught:
+        check_ignore(plan.model_copy(update={"ignore": ignore(plan.ignore)}))
+    assert str(caught.value).startswith(message)
+
+
+# ------------------------------------------------------------------------------------------------ GLM-5 at full size
+@pytest.fixture(scope="module")
+def glm5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("glm-5")
+    yield hollow.hollow_glm5(folder)
+    shutil.rmtree(folder)
+
+
+def test_glm5_is_what_it_is_said_to_be(glm5: Path) -> None:
+    """59,585 tensors, 282 shards, 1507 GB, an MTP block of 790 BF16 tensors and one F32, 19.9 GB (model cards)."""
+    checkpoint = open_checkpoint(glm5)
+    assert (len(checkpoint.tensors), len(checkpoint.shards)) == (59_585, 282)
+    assert round(sum(t.num_bytes for t in checkpoint.tensors.values()) / 1e9) == 1507
+    block = [t for t in checkpoint.tensors.values() if t.name.startswith("model.layers.78.")]
+    assert (len(block), sum(t.dtype == "F32" for t in block)) == (791, 1)
+    assert round(sum(t.num_bytes for t in block) / 1e9, 1) == 19.9
+
+
+MEASURED = """
+import resource, sys
+from assay.cli.root import main
+sys.argv = ["assay", "plan", sys.argv[1], "--precision", "w4a16"]
+try:
+    main()
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    # VmHWM is this program's own; ru_maxrss begins with what the parent had when it forked
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    print("peak", int(peak) * 1024, "cpu", used.ru_utime + used.ru_stime, file=sys.stderr)
+    print("heavy", sorted({"torch", "transformers", "vllm", "numba"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "summary"),
+    [
+        (hollow.hollow_glm5, "59,585 tensors, 1,506.7 GB -> 406.5 GB (27.0%) in 282 shards"),
+        (hollow.hollow_glm5_fp8, "118,629 tensors, 755.6 GB -> 406.5 GB (53.8%) in 141 shards"),
+    ],
+)
+def test_planning_glm5_stays_within_its_promise(tmp_path: Path, make: Callable[[Path], Path], summary: str) -> None:
+    """`assay plan` of 1.5 TB, start-up and printing included: below 500 MB and 10 s (of processor time: CI is noisy)."""
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
+    folder = make(tmp_path / "glm-5")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(folder)], env=environment, capture_output=True, text=True, timeout=240, check=True
+    )
+    shutil.rmtree(folder)
+    assert summary in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    assert "heavy []" in done.stderr
+    used = re.search(r"peak (\d+) cpu ([\d.]+)", done.stderr)
+    assert used is not None
+    assert int(used[1]) < 500_000_000
+    assert float(used[2]) < 10
+
+
+@pytest.fixture(scope="module")
+def glm5_plan(glm5: Path) -> Plan:
+    return plan_of(glm5)
+
+
+def test_a_plan_of_glm5_is_saved_and_read_back_equal(glm5_plan: Plan, tmp_path: Path) -> None:
+    glm5_plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == glm5_plan
+
+
+def test_where_glm5_fits(glm5_plan: Plan) -> None:
+    w4a16 = fits(glm5_plan)
+    fp8 = [replace(fit, weight_bytes=765_600_000_000) for fit in w4a16]
+    almost = [replace(fit, weight_bytes=fit.usable_bytes - 1_000_000_000) for fit in w4a16]
+    assert [fit.profile for fit in w4a16] == ["4xh200", "8xrtx-pro-6000", "8xh200", "8xb200"]
+    assert [(fit.fits, fit.fits_with_kv) for fit in w4a16] == [(True, True)] * 4
+    assert [(fit.fits, fit.fits_with_kv) for fit in fp8] == [(False, False), (False, False), (True, True), (True, True)]
+    assert [(fit.fits, fit.fits_with_kv) for fit in almost] == [(True, False)] * 4
+    assert {fit.weight_bytes for fit in w4a16} == {glm5_plan.bytes_out}
+    four = next(fit for fit in w4a16 if fit.profile == "4xh200")
+    assert four.usable_bytes == 4 * 141_000_000_000 * 9 // 10
+    # vLLM's fp8_ds_mla: 512 FP8 + 4 F32 scales + 64 BF16 = 656 bytes in 79 layers, 22 indexers of 128 FP8 + F32; on 4 ranks
+    assert four.kv_bytes_per_token == 4 * (79 * 656 + 22 * 132)
+
+
+def test_kv_bytes_of_grouped_query_attention(tmp_path: Path) -> None:
+    hollow.hollow_model(tmp_path, "qwen3-30b-a3b")
+    plan = plan_of(tmp_path)
+    assert kv_bytes_per_token(plan, 2, 4) == 4 * 2 * 4 * 128 * 2
+    assert kv_bytes_per_token(plan, 1, 8) == 4 * 2 * 8 * 128 * 1  # 4 heads on 8 ranks: each is held twice
+
+
+# ------------------------------------------------------------------------------------------------ what is printed
+def test_what_is_printed(tiny_glm: Path) -> None:
+    console = Console(width=100, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
+    print_plan(plan_of(tiny_glm, "nvfp4a16"), console)
+    text = console.export_text()
+    assert "m -> nvfp4a16   family glm4_moe   source" in text
+    assert "107 tensors, 6.24 MB -> 3.70 MB (59.3%) in 2 shards" in text
+    assert "│ attention     │      21 │  1.18 MB │ 334.9 kB │ 12 nvfp4a16, 9 BF16 as is  │" in text
+    assert "MTP: layer 3 (34 tensors, 2.17 MB) is kept, 33 BF16 as is, 1 F32 as is" in text
+    assert "ignore: 4 patterns" in text
+    assert r"re:.*layers\.3\..*$" in text
+    assert re.search(r"│ 4xh200 +│ +508 │ +0.0 │ yes │", text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (4096, "4.10 kB"), (6_243_376, "6.24 MB"), (1_506_700_000_000, "1,506.7 GB")],
+)
+def test_sizes_are_read_easily(num_bytes: int, text: str) -> None:
+    assert gigabytes(num_bytes) == text
+
+
+def test_a_checkpoint_changed_after_the_plan_has_another_identity(tmp_path: Path) -> None:
+    first = plan_of(make_tiny_glm4_moe(tmp_path / "a"))
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    second = plan_of(make_tiny_glm4_moe(tmp_path / "b", num_experts=8))
+    assert first.config == config
+    assert first.source_sha256 != second.source_sha256

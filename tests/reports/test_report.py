@@ -1,0 +1,544 @@
+"""Report and card: the same bytes from the same records, no number from elsewhere, limits that go with their cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from probe_reports import ALARM, CLEAN, probed
+from synthetic_run import MODEL, make_divergence, make_run, task_of, write_checkpoint
+
+from assay.errors import AssayError
+from assay.records.base import Interval, sha256_of
+from assay.records.manifest import Manifest
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+from assay.records.probe import ProbeResult
+from assay.records.verification import Verification
+from assay_reports import plots, text
+from assay_reports.card import render_card, serve_command, write_card
+from assay_reports.limits import LIMITS, find_limits
+from assay_reports.report import write_report
+from assay_reports.run import Run, load_run
+from assay_reports.schema import Report
+
+FILES = ("report.json", "report.md", "index.html")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_run(tmp_path_factory.mktemp("run"))
+    write_report(folder)
+    return folder
+
+
+def report_of(run_dir: Path) -> Report:
+    return Report.load(run_dir / "report" / "report.json")
+
+
+# ------------------------------------------------------------------------------------------------ report
+def test_report_is_regenerated_byte_for_byte(run_dir: Path) -> None:
+    before = {name: (run_dir / "report" / name).read_bytes() for name in FILES}
+    for name in FILES:
+        (run_dir / "report" / name).unlink()
+    assert write_report(run_dir) == run_dir / "report" / "index.html"
+    assert {name: (run_dir / "report" / name).read_bytes() for name in FILES} == before
+
+
+def test_report_does_not_depend_on_where_the_run_lies(run_dir: Path, tmp_path: Path) -> None:
+    elsewhere = make_run(tmp_path / "another" / "place")
+    write_report(elsewhere)
+    for name in FILES:
+        assert (elsewhere / "report" / name).read_bytes() == (run_dir / "report" / name).read_bytes()
+
+
+def test_report_json_holds_what_the_records_say(run_dir: Path) -> None:
+    report = report_of(run_dir)
+    assert [(row.label, row.kind, row.status) for row in report.rows] == [
+        ("fp8", "reference", None),
+        ("fp8-repeat", "noise floor", "PASS"),
+        ("bf16", "candidate", "PASS"),
+        ("nvfp4a16", "candidate", "UNDERPOWERED"),
+        ("w4a16", "candidate", "PASS"),
+    ]
+    for row in report.rows:
+        record = Measurement.load(run_dir / "measurements" / f"{row.label}.json")
+        assert [task.accuracy for task in row.tasks] == [task.accuracy for task in record.tasks]
+        assert (row.divergence, row.acceptance) == (record.divergence, record.acceptance)
+        for verdict in (v for v in report.verdicts if v.candidate == row.label and v.gate.startswith("score ")):
+            task = next((task for task in row.tasks if f"score {task.task}" == verdict.gate), None)
+            if task is None:
+                assert (verdict.status, verdict.has_say) == ("NOT MEASURED", False)  # optional, and the suite did not ask
+                continue
+            assert (task.margin, task.p_value_holm, task.items_needed) == (
+                verdict.limit, verdict.p_value_holm, verdict.items_needed,
+            )  # fmt: skip
+            assert (task.drop, task.discordant) == (verdict.observed, verdict.discordant)
+            assert task.minimum_detectable_effect == verdict.minimum_detectable_effect
+    w4a16 = next(row for row in report.rows if row.label == "w4a16")
+    assert w4a16.kl_times_floor == pytest.approx(0.021 / 0.00041)
+    assert w4a16.checkpoint == "w4a16/checkpoint"  # no folder of the machine
+    assert "/data/" not in (run_dir / "report" / "index.html").read_text().split("<script>")[0]
+
+
+def leaves(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield key
+            yield from leaves(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from leaves(value)
+    else:
+        yield data
+
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def printed_forms(data: Any) -> set[str]:
+    """Every number that a value of report.json may be printed as."""
+    formats: list[Callable[[Any], str]] = [
+        text.percent, text.points, text.nats, text.size, text.ratio, text.tokens, text.pvalue, text.error, str
+    ]  # fmt: skip
+    forms: set[str] = set()
+    for leaf in leaves(data):
+        if isinstance(leaf, str):
+            forms |= set(NUMBER.findall(leaf))
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            printed = [function(leaf) for function in formats]
+            if isinstance(leaf, int):
+                printed.append(text.count(leaf))
+            forms |= {number for form in printed for number in NUMBER.findall(form)}
+    return forms
+
+
+def test_every_number_in_the_markdown_is_one_of_report_json(run_dir: Path) -> None:
+    data = json.loads((run_dir / "report" / "report.json").read_text())
+    lines = (run_dir / "report" / "report.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith(("| ", "- "))]
+    hashes = {leaf[:12] for leaf in leaves(data) if isinstance(leaf, str) and re.fullmatch(r"[0-9a-f]{64}", leaf)}
+    for known in hashes:
+        rows = [row.replace(known, "") for row in rows]
+    # Headings are ours: p90, p99, top-1, 80 %
+    values = [row for row in rows if not row.startswith(("| checkpoint", "| precision", "| task"))]
+    numbers = [number for row in values for number in NUMBER.findall(row)]
+    assert len(numbers) > 500
+    known_numbers = printed_forms(data)
+    assert [number for number in numbers if number not in known_numbers] == []
+    assert "12345" not in known_numbers
+
+
+def test_the_markdown_and_the_page_show_the_same_numbers(run_dir: Path) -> None:
+    page = (run_dir / "report" / "index.html").read_text()
+    shown = re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]+>", " ", page, flags=re.S)
+    shown = " ".join(shown.split())
+    report = report_of(run_dir)
+    for limit in report.limits:
+        assert limit.text.replace("'", "&#39;") in shown
+    for row in report.rows:
+        for task in row.tasks:
+            assert text.percent_interval(task.accuracy) in shown
+            if task.drop is not None:
+                assert text.points_interval(task.drop) in shown
+    for verdict in report.verdicts:
+        assert verdict.detail.replace("'", "&#39;").replace("<", "&lt;") in shown
+
+
+class Loads(HTMLParser):
+    """Collects what a browser would fetch, and checks that every element that must be closed is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in {"src", "srcset", "poster", "data", "action"} or (name == "href" and tag != "a"):
+                self.addresses.append(value or "")
+        if tag in {"section", "article", "table", "div", "figure", "details", "script", "style", "main"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in {"section", "article", "table", "div", "figure", "details", "script", "style", "main"}:
+            assert self.open.pop() == tag
+
+
+def test_the_page_loads_nothing_and_is_small_enough_to_mail(run_dir: Path) -> None:
+    page = (run_dir / "report" / "index.html").read_text()
+    parser = Loads()
+    parser.feed(page)
+    assert parser.open == []
+    assert [address for address in parser.addresses if not address.startswith("data:")] == []
+    style = re.search(r"<style>(.*?)</style>", page, re.S)
+    assert style is not None and "url(" not in style.group(1) and "@import" not in style.group(1)
+    assert page.count("plotly.js v") == 1
+    assert len(page.encode()) < 6_000_000
+
+
+def test_figures_hold_the_numbers_of_the_report(run_dir: Path) -> None:
+    page = (run_dir / "report" / "index.html").read_text()
+    found = re.search(r'<script id="figures" type="application/json">(.*?)</script>', page, re.S)
+    assert found is not None
+    figures = json.loads(found.group(1))
+    assert sorted(figures) == ["bytes-role", "drift-position", "kl", "kl-position", "losses", "quality-size", "reply-lengths"]
+    report = report_of(run_dir)
+    for name in figures:
+        assert f'<div class="plot" id="{name}">' in page
+    means = dict(zip(figures["kl"]["data"][0]["y"], figures["kl"]["data"][0]["x"], strict=True))
+    assert means == {row.label: row.divergence.kl_mean.value for row in report.rows if row.divergence}
+    source_bytes = sum(trace["x"][0] for trace in figures["bytes-role"]["data"])
+    assert source_bytes == pytest.approx(report.plans[0].bytes_in / 1e6)
+    marks = {
+        (trace["name"], task): value
+        for trace in figures["losses"]["data"]
+        for task, value in zip(trace["customdata"], trace["x"], strict=True)
+    }
+    seen = [(row.label, task) for row in report.rows if row.kind == "candidate" for task in row.tasks]
+    assert marks == {(label, task.task): 100 * task.drop.value for label, task in seen if task.drop} | {
+        ("margin", task): pytest.approx(5) for task in ("arithmetic", "needle")
+    }
+    low = figures["losses"]["data"][0]["x"][0] - figures["losses"]["data"][0]["error_x"]["arrayminus"][0]
+    assert low == pytest.approx(100 * seen[0][1].drop.low)  # type: ignore[union-attr]
+    extra = seen[0][1].extra_output_tokens
+    length = 100 * extra.value / seen[0][1].reference_mean_output_tokens  # type: ignore[union-attr,operator]
+    assert figures["reply-lengths"]["data"][0]["x"][0] == pytest.approx(length)
+    quality = {(t["name"], t["xaxis"]): (t["x"][0], t["y"][0]) for t in figures["quality-size"]["data"]}
+    w4a16 = next(row for row in report.rows if row.label == "w4a16")
+    assert quality["w4a16", "x"] == pytest.approx((6.3, 100 * w4a16.tasks[0].accuracy.value))  # type: ignore[union-attr]
+
+
+def test_what_is_not_measured_is_not_drawn_as_no_loss(run_dir: Path) -> None:
+    report = report_of(run_dir)
+    before = plots.figures(report)["losses"]["data"][0]
+    first = next(v for v in report.verdicts if v.gate == f"score {before['customdata'][0]}" and v.candidate == before["name"])
+    verdicts = tuple(v.model_copy(update={"status": "NOT MEASURED"}) if v is first else v for v in report.verdicts)
+    after = plots.figures(report.model_copy(update={"verdicts": verdicts}))["losses"]["data"][0]
+    assert (after["name"], after["customdata"]) == (before["name"], before["customdata"][1:])
+
+
+def test_missing_is_written_as_not_measured(tmp_path: Path) -> None:
+    """A candidate without anything, an unjudged run: words, neither blanks nor zeros."""
+
+    def strip(measurement: Measurement) -> Measurement:
+        if measurement.label != "w4a16":
+            return measurement
+        empty = tuple(task_of(t.task, t.kind, [], note="server died") for t in measurement.tasks)
+        return measurement.model_copy(
+            update={"tasks": empty, "divergence": None, "acceptance": None, "not_measured": {"divergence": "server died"}}
+        )
+
+    run_dir = make_run(tmp_path, change=strip)
+    (run_dir / "gates.json").unlink()
+    write_report(run_dir)
+    lines = (run_dir / "report" / "report.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| w4a16")]
+    assert rows[0] == "| w4a16 | NOT MEASURED | 6.3 MB | 69.2 % | Not judged yet. |"
+    assert rows[1].startswith("| w4a16 |" + " NOT MEASURED |" * 4 + " – | NOT MEASURED | 0 | – | NOT MEASURED |")
+    assert rows[3] == "| w4a16 |" + " NOT MEASURED |" * 12
+    assert rows[4] == "| w4a16 |" + " NOT MEASURED |" * 5
+    page = (run_dir / "report" / "index.html").read_text()
+    assert "server died" in page
+
+
+def test_hostile_text_in_a_record_stays_text(tmp_path: Path) -> None:
+    def poison(measurement: Measurement) -> Measurement:
+        return measurement.model_copy(update={"not_measured": {"acceptance": "</script><script>alert(1)</script>|x"}})
+
+    run_dir = make_run(tmp_path, change=poison)
+    write_report(run_dir)
+    assert "<script>alert" not in (run_dir / "report" / "index.html").read_text()
+
+
+def test_no_reference_no_report(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    (run_dir / "measurements" / "fp8.json").unlink()
+    with pytest.raises(AssayError, match="exactly one reference measurement, found: none"):
+        write_report(run_dir)
+    with pytest.raises(AssayError, match="no plan and no measurement there"):
+        load_run(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ limits
+def each(run: Run, change: Callable[[Measurement], Measurement]) -> Run:
+    return replaced(run, measurements=tuple(change(m) for m in run.measurements))
+
+
+def replaced(run: Run, **changes: Any) -> Run:
+    return Run(**{**run.__dict__, **changes})
+
+
+def fingerprint(**changes: Any) -> Callable[[Run], Run]:
+    def change(m: Measurement) -> Measurement:
+        return m.model_copy(update={"fingerprint": m.fingerprint.model_copy(update=changes)})
+
+    return lambda run: each(run, change)
+
+
+def probes(results: tuple[ProbeResult, ...]) -> Callable[[Run], Run]:
+    """Every measured checkpoint was probed."""
+    return lambda run: replaced(
+        run, probes=tuple(probed(m.label, *results, sha256=m.checkpoint_sha256) for m in run.measurements)
+    )
+
+
+def tasks(**changes: Any) -> Callable[[Run], Run]:
+    def change(m: Measurement) -> Measurement:
+        return m.model_copy(update={"tasks": tuple(task.model_copy(update=changes) for task in m.tasks)})
+
+    return lambda run: each(run, change)
+
+
+def items(**changes: Any) -> Callable[[Run], Run]:
+    def change(m: Measurement) -> Measurement:
+        made = [t.model_copy(update={"items": tuple(replace(i, **changes) for i in t.items)}) for t in m.tasks]
+        return m.model_copy(update={"tasks": tuple(made)})
+
+    return lambda run: each(run, change)
+
+
+def divergences(**changes: Any) -> Callable[[Run], Run]:
+    def change(m: Measurement) -> Measurement:
+        return m.model_copy(update={"divergence": m.divergence.model_copy(update=changes) if m.divergence else None})
+
+    return lambda run: each(run, change)
+
+
+def measurements(**changes: Any) -> Callable[[Run], Run]:
+    return lambda run: each(run, lambda m: m.model_copy(update=changes))
+
+
+def without(label: str) -> Callable[[Run], Run]:
+    return lambda run: replaced(run, measurements=tuple(m for m in run.measurements if m.label != label))
+
+
+def relabelled(old: str, new: str) -> Callable[[Run], Run]:
+    return lambda run: each(run, lambda m: m.model_copy(update={"label": new}) if m.label == old else m)
+
+
+def verifications(**changes: Any) -> Callable[[Run], Run]:
+    return lambda run: replaced(run, verifications={k: v.model_copy(update=changes) for k, v in run.verifications.items()})
+
+
+def plans(**config: Any) -> Callable[[Run], Run]:
+    return lambda run: replaced(run, plans={k: p.model_copy(update={"config": config}) for k, p in run.plans.items()})
+
+
+def suite(**changes: Any) -> Callable[[Run], Run]:
+    return lambda run: each(run, lambda m: m.model_copy(update={"suite_recipe": {**m.suite_recipe, **changes}}))
+
+
+def renamed_tasks(run: Run) -> Run:
+    names = ["ruler-32k", "swe-bench-verified with tools"]
+
+    def change(m: Measurement) -> Measurement:
+        made = [t.model_copy(update={"task": name, "kind": "lm_eval"}) for t, name in zip(m.tasks, names, strict=True)]
+        return m.model_copy(update={"tasks": tuple(made)})
+
+    return each(run, change)
+
+
+ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_there", "flip"),
+    [
+        ("unmeasured", False, lambda run: replaced(run, measurements=())),
+        ("not_measured", False, measurements(not_measured={"acceptance": "server died"})),
+        ("not_measured", False, tasks(accuracy=None, note="too long")),
+        ("emulated", True, fingerprint(emulated=False)),
+        ("quantized_reference", True, relabelled("fp8", "fp32")),
+        ("sample_sizes", True, tasks(items=())),
+        ("one_seed", True, lambda run: replaced(run, measurements=())),
+        ("one_seed", True, tasks(num_samples=4)),
+        ("measurement_notes", False, measurements(notes=("no chat template: asked as plain completions",))),
+        ("truncation", False, tasks(num_truncated=3)),
+        ("failures", False, tasks(num_failed=2)),
+        ("generated_questions", True, tasks(kind="lm_eval")),
+        ("kinds_of_work", True, renamed_tasks),
+        ("languages", True, tasks(items=())),
+        ("context_length", True, plans(max_position_embeddings=1024)),
+        ("context_length", True, items(prompt_tokens=4090)),
+        ("no_load", True, suite(load={"requests": 7500})),
+        ("no_load", True, probes(CLEAN)),
+        ("probes_not_judged", False, probes(ALARM)),
+        ("probes_not_run", False, probes(CLEAN)),
+        ("rare_faults", False, probes(CLEAN)),
+        ("divergence_direction", True, measurements(divergence=None)),
+        ("kl_lower_bound", True, divergences(tail_mass_mean=0.0)),
+        ("no_noise_floor", False, without("fp8-repeat")),
+        ("zero_noise_floor", False, divergences(kl_mean=ZERO)),
+        ("not_sampled", False, divergences(sampling_gap=Interval(value=4.1, low=3.5, high=4.6, n=48))),
+        ("non_finite", False, divergences(num_non_finite=4)),
+        ("acceptance_interval", True, measurements(acceptance=None)),
+        ("speculation_off", False, fingerprint(speculation=None)),
+        ("unknown_kernels", False, fingerprint(emulated=False, kernels=())),
+        ("external_server", False, fingerprint(engine="external")),
+        ("unclean_versions", False, fingerprint(versions={"vllm": "0.33.0.dev12+dirty"})),
+        ("verification_gaps", False, verifications(not_checked=("weight error: no source given",))),
+        ("verification_gaps", False, lambda run: replaced(run, verifications={})),
+        ("verification_stale", False, verifications(checkpoint_sha256="0" * 64)),
+    ],
+)  # fmt: skip
+def test_a_limit_is_there_only_while_its_condition_holds(
+    run_dir: Path, key: str, is_there: bool, flip: Callable[[Run], Run]
+) -> None:
+    run = load_run(run_dir)
+    assert (key in {limit.key for limit in find_limits(run)}) is is_there
+    assert (key in {limit.key for limit in find_limits(flip(run))}) is not is_there
+
+
+def test_every_limit_is_flipped_by_a_test() -> None:
+    marks = test_a_limit_is_there_only_while_its_condition_holds.pytestmark  # type: ignore[attr-defined]
+    assert {case[0] for case in marks[0].args[1]} == set(LIMITS)
+
+
+def test_limits_name_numbers_of_the_records(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    said = {limit.key: limit.text for limit in find_limits(truncated(run))}
+    assert said["truncation"] == (
+        "Replies cut off by the token budget are scored as they stand: 7 of 200 for w4a16 in arithmetic (budget 512 tokens)."
+    )
+    assert said["quantized_reference"] == (
+        "The reference is fp8, not the unquantized model: a loss is a loss against fp8; row bf16 shows how far that is from it."
+    )
+    alone = {limit.key: limit.text for limit in find_limits(without("bf16")(run))}
+    assert alone["quantized_reference"].endswith("how far that is from it was not measured.")
+
+
+def truncated(run: Run) -> Run:
+    def change(m: Measurement) -> Measurement:
+        if m.label != "w4a16":
+            return m
+        return m.model_copy(update={"tasks": (m.tasks[0].model_copy(update={"num_truncated": 7}), m.tasks[1])})
+
+    return each(run, change)
+
+
+# ------------------------------------------------------------------------------------------------ card
+def test_card_is_read_back_by_the_hub_with_its_results(run_dir: Path) -> None:
+    path = write_card(run_dir, "w4a16")
+    assert path == run_dir / "w4a16" / "checkpoint" / "README.md"
+    data = ModelCard.load(path).data
+    assert data.to_dict() | {"model-index": None} == {
+        "base_model": "zai-org/tiny-glm",
+        "base_model_relation": "quantized",
+        "library_name": "vllm",
+        "pipeline_tag": "text-generation",
+        "tags": ["assay", "compressed-tensors", "quantized", "w4a16"],
+        "model-index": None,
+    }
+    assert data.model_name == "tiny-glm-w4a16"
+    measurement = Measurement.load(run_dir / "measurements" / "w4a16.json")
+    found = {result.dataset_type: (result.metric_type, result.metric_value, result.metric_args) for result in data.eval_results}
+    expected = {}
+    for task in measurement.tasks:
+        assert task.accuracy is not None
+        interval = [round(task.accuracy.low, 4), round(task.accuracy.high, 4)]
+        expected[f"assay-quick-{task.task}"] = (
+            "accuracy", round(task.accuracy.value, 4), {"items": task.accuracy.n, "interval": interval, "level": 0.95}
+        )  # fmt: skip
+    assert found == expected
+
+
+def test_card_says_what_the_verdict_and_the_limits_say(run_dir: Path) -> None:
+    report = report_of(run_dir)
+    card = write_card(run_dir, "nvfp4a16").read_text()
+    assert "**UNDERPOWERED** against fp8." in card
+    for verdict in (v for v in report.verdicts if v.candidate == "nvfp4a16"):
+        assert verdict.detail in card
+    for limit in report.limits:
+        assert f"- {limit.text}\n" in card
+    assert "taken **emulated**" in card
+    assert "| routed_expert | quantized to nvfp4a16 | 1 | 6.72 MB | 1.89 MB |" in card
+    assert "| router_bias | kept in F32 | 1 | 2.56 kB | 2.56 kB |" in card
+    assert Manifest.load(run_dir / "nvfp4a16" / "checkpoint" / "assay_manifest.json").checkpoint_sha256 in card
+    again = write_card(run_dir, "nvfp4a16").read_text()
+    assert again == card
+
+
+def test_card_of_the_reference_is_not_judged(run_dir: Path) -> None:
+    card = write_card(run_dir, "fp8").read_text()
+    assert "This is the **reference** of its run" in card
+    assert "divergence from" not in card
+
+
+def test_card_right_after_quantizing_says_not_measured(tmp_path: Path) -> None:
+    run_dir = tmp_path / MODEL
+    write_checkpoint(run_dir, "w4a16", source="/data/models/tiny-glm")
+    path = write_card(run_dir, "w4a16")
+    card = ModelCard.load(path)
+    assert "**NOT MEASURED.** This checkpoint was written and has not been evaluated" in card.text
+    assert "## Scores" not in card.text
+    assert card.data.eval_results is None
+    assert card.data.base_model is None  # a local folder is no hub id
+    assert "/data/" not in path.read_text()
+    assert "--speculative-config" in card.text  # from the model's recipe
+
+
+def test_card_of_a_newer_checkpoint_does_not_inherit_old_scores(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    path = run_dir / "w4a16" / "checkpoint" / "assay_manifest.json"
+    old = Manifest.load(path)
+    old.model_copy(update={"files": {**old.files, "config.json": sha256_of("other")}}).save(path)
+    card = write_card(run_dir, "w4a16").read_text()
+    assert "**NOT MEASURED.**" in card
+    assert "Verification of these files: NOT MEASURED." in card
+
+
+def test_card_needs_a_finished_checkpoint(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    (run_dir / "w4a16" / "checkpoint" / "assay_manifest.json").unlink()
+    with pytest.raises(AssayError, match=r"no finished checkpoint there.*assay quantize tiny-glm --precision w4a16"):
+        write_card(run_dir, "w4a16")
+    assert not (run_dir / "w4a16" / "checkpoint" / "README.md").exists()
+
+
+def test_card_states_a_licence_only_if_there_is_one(run_dir: Path, tmp_path: Path) -> None:
+    run = load_run(run_dir)
+    assert "license:" not in render_card(run, "w4a16", tmp_path)
+    (tmp_path / "LICENSE").write_text("MIT")
+    card = ModelCard(render_card(run, "w4a16", tmp_path))
+    assert (card.data.license, card.data.license_name, card.data.license_link) == ("other", "see-license-file", "LICENSE")
+
+
+def test_serve_command_is_the_fingerprints(run_dir: Path) -> None:
+    found = Measurement.load(run_dir / "measurements" / "w4a16.json").fingerprint
+    assert serve_command(found, None, has_mtp=True) == (
+        "vllm serve PATH_OF_THIS_FOLDER \\\n  --reasoning-parser glm45 \\\n"
+        '  --speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\''
+    )
+    native = found.model_copy(update={"emulated": False, "checkpoint_flags": {}, "speculation": None})
+    assert serve_command(native, None, has_mtp=True) == (
+        "vllm serve PATH_OF_THIS_FOLDER \\\n  --dtype float32 \\\n  --enforce-eager \\\n  --max-model-len 4096 \\\n"
+        "  --reasoning-parser glm45"
+    )
+
+
+def test_zero_noise_floor_gives_no_multiple(tmp_path: Path) -> None:
+    def silence(measurement: Measurement) -> Measurement:
+        if not measurement.is_noise_floor:
+            return measurement
+        return measurement.model_copy(update={"divergence": make_divergence("fp8-repeat", scale=0.0)})
+
+    run_dir = make_run(tmp_path, change=silence)
+    write_report(run_dir)
+    report = report_of(run_dir)
+    assert {row.kl_times_floor for row in report.rows} == {None}
+    assert "not defined: the floor is 0" in (run_dir / "report" / "report.md").read_text()
+    assert "the noise floor is below 1e-9 nats" in (run_dir / "report" / "index.html").read_text()
+
+
+def test_records_of_the_synthetic_run_are_valid(run_dir: Path) -> None:
+    for precision in ("fp8", "w4a16", "nvfp4a16"):
+        assert Plan.load(run_dir / precision / "plan.json").precision == precision
+        assert Verification.load(run_dir / precision / "verify.json").passed
