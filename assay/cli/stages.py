@@ -175,6 +175,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
             workers=options.workers,
             memory_bytes=options.memory_bytes,
             runner=runner,
+            runs_elsewhere=options.engine == "ray" and options.stream_from is None,
             importance=options.importance,
             on_progress=progress,
         )
@@ -191,14 +192,14 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
 
 
 @contextmanager
-def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Iterator[tuple[Path, str | Runner]]:
+def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Iterator[tuple[Path, Runner]]:
     """The folder the engine reads, and who makes the shards."""
     if options.stream_from is None:
         from assay.cli.targets import local_checkpoint
 
         # the very commit that was planned, whatever was pushed since
         pinned = {} if made.source_revision is None else {"revision": made.source_revision}
-        yield local_checkpoint(aim.location.model_copy(update=pinned)), options.engine
+        yield local_checkpoint(aim.location.model_copy(update=pinned)), _runner(options.engine)
         return
     from assay_quantize.remote.hub_stream import HubStream
 
@@ -211,6 +212,17 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
         else:
             yield stream.folder, stream.run
         stream.remove()
+
+
+def _runner(engine: str) -> Runner:
+    """Who makes the shards of a source that lies in a folder."""
+    if engine == "ray":
+        from assay_quantize.remote.ray_runner import run_ray
+
+        return run_ray
+    from assay_quantize.engine.local_runner import run_local
+
+    return run_local
 
 
 def verify_one(

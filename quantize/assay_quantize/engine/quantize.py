@@ -26,6 +26,7 @@ from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, he
 from assay_quantize.checkpoint.stamps import FileStamp, data_of_files, other_data, stamps_of
 from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget, resident_bytes
 from assay_quantize.engine.journal import JOURNAL, append, locked_journal, resume, size_of
+from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.publish import files_to_copy, publish
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.kernels.devices import check_device, default_workers
@@ -64,7 +65,8 @@ def quantize(
     workers: int | None = None,
     memory_bytes: int | None = None,
     engine: str = "fused",
-    runner: str | Runner = "local",
+    runner: Runner = run_local,
+    runs_elsewhere: bool = False,
     importance: Path | None = None,
     source_files: Mapping[str, FileStamp] | None = None,
     on_progress: Progress | None = None,
@@ -73,7 +75,8 @@ def quantize(
 
     device: `cpu`, or `cuda` (never run yet). workers: threads; default: every core this process may use.
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
-    engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: `local`, `ray`, or a function.
+    engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
+    unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. source_files: what
     identifies the data of every source shard, if not its size and time here. on_progress: called with (tensor name, bytes
     read) for every slab, from worker threads.
@@ -93,7 +96,7 @@ def quantize(
         source_files = stamps_of(source, sorted({tensor.shard_in for tensor in plan.tensors}))
     options = shard_options(
         plan,
-        runs_elsewhere=runner == "ray",
+        runs_elsewhere=runs_elsewhere,
         device=device,
         workers=workers,
         memory_bytes=memory_bytes,
@@ -101,7 +104,6 @@ def quantize(
         importance=importance,
         source_files=source_files,
     )
-    run = _runner(runner)
     check_folder(plan, out_folder, digest)
     is_new = not out_folder.exists()
     out_folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +121,7 @@ def quantize(
                     out_folder.rmdir()
             raise
         missing = [name for name in shards if name not in done]
-        with closing(run(plan, missing, source, out_folder, options, on_progress)) as records:
+        with closing(runner(plan, missing, source, out_folder, options, on_progress)) as records:
             for record in records:
                 append(journal, record.model_dump(mode="json"))
                 done[record.name] = record
@@ -179,21 +181,6 @@ def shard_options(
         importance=importance,
         source_files=source_files,
     )
-
-
-def _runner(runner: str | Runner) -> Runner:
-    if not isinstance(runner, str):
-        return runner
-    if runner == "local":
-        from assay_quantize.engine.local_runner import run_local
-
-        return run_local
-    if runner == "ray":
-        from assay_quantize.remote.ray_runner import run_ray
-
-        run: Runner = run_ray
-        return run
-    raise QuantizeError(f"--engine {runner}: say local or ray")
 
 
 def _check_importance(plan: Plan, importance: Path | None) -> None:

@@ -27,13 +27,15 @@ from assay_quantize.checkpoint.hub import open_hub_checkpoint
 from assay_quantize.checkpoint.shard_files import planned_shards
 from assay_quantize.engine.budget import resident_bytes
 from assay_quantize.engine.journal import JOURNAL
-from assay_quantize.engine.quantize import _runner, quantize
+from assay_quantize.engine.local_runner import run_local
+from assay_quantize.engine.quantize import quantize
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.remote import ray_runner, ray_worker
 from assay_quantize.remote.hub_stream import HubStream, Need, needs_of
 
 MEMORY_BYTES = 1 << 30
+RUNNERS: dict[Any, Any] = {"local": run_local, "ray": ray_runner.run_ray}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def run(plan: Plan, source: Path, out: Path, runner: Any, **more: Any) -> Any:
     bound = resident_bytes() + MEMORY_BYTES  # what other tests left in this process counts when the runner is local
-    return quantize(plan, source, out, device="cpu", workers=1, memory_bytes=bound, runner=runner, **more)
+    return quantize(
+        plan, source, out, device="cpu", workers=1, memory_bytes=bound, runner=RUNNERS.get(runner, runner),
+        runs_elsewhere=runner == "ray", **more,
+    )  # fmt: skip
 
 
 def test_it_listens_on_loopback_only_and_reports_to_nobody(local_ray: Any) -> None:
@@ -98,7 +103,7 @@ def test_a_run_begun_with_one_engine_is_finished_by_the_other(
     run(plan, source, tmp_path / "whole", "local")
 
     def one_shard(plan: Plan, names: Any, *rest: Any) -> Iterator[Any]:
-        yield from _runner(first)(plan, names[:1], *rest)
+        yield from RUNNERS[first](plan, names[:1], *rest)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
