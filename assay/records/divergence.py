@@ -13,6 +13,9 @@ TextSet = Literal["replies", "suite_replies", "held_out"]
 """replies: the reference's, to our questions. suite_replies: its replies to the questions of the suite's tasks, thinking
 included. Both sampled at T=1, top_p=1. held_out: text no model wrote for this; there is no unbiased estimate on it."""
 
+EXACT_MODE = "divergence in exact mode"
+"""Key of `Measurement.not_measured` under which it is said why exact mode could not be."""
+
 
 class DriftGroup(Part):
     """Positions that have something in common."""

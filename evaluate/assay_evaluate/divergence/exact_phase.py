@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.records.base import sha256_of
-from assay.records.divergence import Drift, ExactDivergence
+from assay.records.divergence import EXACT_MODE, Drift, ExactDivergence
 from assay.records.measurement import Measurement
 from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply
@@ -23,7 +23,6 @@ from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.divergence.scoring import exact_requests, pair_scores, scoring_requests
 from assay_evaluate.serving.vllm_command import read_config
 
-NAME = "divergence in exact mode"
 StartStates = Callable[[], AbstractContextManager[Endpoint]]
 
 
@@ -53,12 +52,12 @@ def measure_exact(
     """
     ours = candidate.measurement
     divergence = ours.divergence
-    if divergence is None or divergence.exact is not None or NAME in ours.not_measured:
+    if divergence is None or divergence.exact is not None or EXACT_MODE in ours.not_measured:
         return ours
     try:
         exact = _exact(reference, candidate, text, journal, folder, spans, concurrency, on_progress)
     except NotMeasured as error:
-        return ours.model_copy(update={"not_measured": {**ours.not_measured, NAME: str(error)}})
+        return ours.model_copy(update={"not_measured": {**ours.not_measured, EXACT_MODE: str(error)}})
     return ours.model_copy(update={"divergence": divergence.model_copy(update={"exact": exact})})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from assay.quantities import percent_short
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
-from assay.records.divergence import Drift
+from assay.records.divergence import EXACT_MODE, Drift
 from assay.records.measurement import Divergence, Measurement
 from assay.records.verdict import Status, Verdict
 
@@ -123,10 +123,8 @@ def _metric(record: Divergence | Drift, metric: str) -> Interval | float:
 
 
 def _missing(gate: DivergenceGate, candidate: Measurement) -> str:
-    from assay_evaluate.divergence.exact_phase import NAME
-
     if gate.metric == "kl_exact_mean":
-        return f"Exact mode: {candidate.not_measured.get(NAME, 'the suite did not ask for it')}"
+        return f"Exact mode: {candidate.not_measured.get(EXACT_MODE, 'the suite did not ask for it')}"
     if gate.texts == "held_out":
         return "No held-out text was scored: the suite did not ask for it, or the reference's record says why"
     return "Recorded before drift was: measure again"
