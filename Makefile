@@ -88,8 +88,8 @@ doctor: .venv/.ready ## what this machine can do and what is missing
 test: setup ## every test, real vLLM servers included
 	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-check: .venv/.ready ## ruff and mypy
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+check: .venv/.ready ## ruff, mypy, and which room imports which (import-linter)
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
 
 lint: check ## the same
 
@@ -100,4 +100,4 @@ bench-quantize: .venv/.ready ## engine, llm-compressor and cp side by side, 20 m
 	@.venv/bin/python benchmarks/run.py --results benchmarks/RESULTS.md
 
 clean: ## build leftovers and caches; runs/ and the environments stay
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
