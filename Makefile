@@ -39,7 +39,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup quantize eval report card gate swe-demo swe-images doctor test check lint bench bench-quantize clean
+.PHONY: help setup quantize eval report card gate swe-demo swe-images doctor test test-fast check lint bench bench-quantize clean
 
 help: ## this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
@@ -87,6 +87,10 @@ doctor: .venv/.ready ## what this machine can do and what is missing
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
 test: setup ## every test, real vLLM servers included
 	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# The rest of the tests needs vLLM, a Docker engine, a Ray cluster of its own, or minutes.
+test-fast: .venv/.ready ## tests that need neither server nor container, in two minutes
+	@.venv/bin/python -m pytest -m "not serve and not docker and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.ready ## ruff, mypy, and which room imports which (import-linter)
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports

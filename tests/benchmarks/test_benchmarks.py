@@ -23,6 +23,8 @@ from measured import Job, Result, Results
 from report import BEGIN, END, markdown, write_section
 from targets import judge, targets
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(sys.path[0])
 
 

@@ -44,6 +44,7 @@ def report_of(run_dir: Path) -> Report:
 
 
 # ------------------------------------------------------------------------------------------------ report
+@pytest.mark.slow
 def test_report_is_regenerated_byte_for_byte(run_dir: Path) -> None:
     before = {name: (run_dir / "report" / name).read_bytes() for name in FILES}
     for name in FILES:

@@ -35,6 +35,7 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what works
+@pytest.mark.slow
 def test_quantize_then_again_then_verify(run: Run, source: Path) -> None:
     code, _, err = run("quantize", source, "--precisions", "w4a16", "--runs", "runs")
     assert code == 0, err
@@ -54,6 +55,7 @@ def test_quantize_then_again_then_verify(run: Run, source: Path) -> None:
     assert code == 0 and "checks passed" in err
 
 
+@pytest.mark.slow
 def test_out_takes_one_checkpoint_anywhere(run: Run, source: Path) -> None:
     code, out, _ = run("quantize", source, "--precision", "nvfp4a16", "--out", "made", "--json")
     assert code == 0 and json.loads(out)[0]["passed"] is True

@@ -177,6 +177,7 @@ def test_groups_that_do_not_divide_a_rank_are_refused(activations: torch.Tensor)
         fake_quantize(activations[:, :64], scheme_of("FP8_BLOCK").input_activations)
 
 
+@pytest.mark.slow
 def test_the_serving_environment_computes_the_same(weights: dict[str, Any], activations: torch.Tensor, tmp_path: Path) -> None:
     """Its compressed-tensors is another version, and vLLM has references of its own."""
     stored = {f"{preset}.{name}": part for preset, parts in weights.items() for name, part in parts.items()}

@@ -24,6 +24,8 @@ from tiny_checkpoints import make_tiny_glm4_moe, read_shards, write_shards, writ
 
 from assay_evaluate.serving.server import find_interpreter
 
+pytestmark = pytest.mark.slow
+
 GLM5: dict[str, Any] = {
     **hollow.GLM5_CONFIG, "num_hidden_layers": 4, "first_k_dense_replace": 1, "hidden_size": 256, "intermediate_size": 256,
     "moe_intermediate_size": 128, "vocab_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2, "num_attention_heads": 4,

@@ -33,6 +33,8 @@ from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import _unpack
 from assay_evaluate.run.evaluate import Candidate, evaluate
 
+pytestmark = pytest.mark.slow
+
 KILLS = 10
 CONCURRENCY = 3
 SUITE = SuiteRecipe.model_validate(

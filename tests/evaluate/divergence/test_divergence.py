@@ -88,6 +88,7 @@ def test_equal_to_the_full_kl_when_k_is_the_vocabulary() -> None:
     assert result.tail_mass_P == pytest.approx(np.zeros(200), abs=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sharpness", "k"), [(2.0, 5), (1.0, 20)])
 def test_correction_is_unbiased(sharpness: float, k: int) -> None:
     """Mean over 40,000 sampled positions against the exact KL, within 4 standard errors; the bound alone is far below."""
@@ -175,6 +176,7 @@ def test_record_by_position_and_language() -> None:
     assert again == record  # seeded
 
 
+@pytest.mark.slow
 def test_sampling_gap_tells_sampled_text_from_text_of_a_broken_sampler() -> None:
     """0 within its interval for text drawn from the model, with a tail too; far from it at another temperature."""
     for sharpness, top_k in ((1.0, 20), (3.0, 20), (3.0, 500)):

@@ -98,6 +98,7 @@ def test_statistics_against_numpy() -> None:
     assert again == record  # seeded
 
 
+@pytest.mark.slow
 def test_tail_intervals_cover_what_they_are_of() -> None:
     """The 95 % interval of the mean of the worst 5 %, over 60 drawn sets of 25 documents that differ among themselves."""
     from assay_evaluate.divergence.drift import _upper_tail

@@ -147,6 +147,7 @@ def lumped_kl(documents: list[dict[str, Any]], k: int) -> list[np.ndarray]:
 
 
 # ------------------------------------------------------------------------------------------------ the whole run
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "generate", [frozenset(), frozenset({"plain"}), frozenset({"plain", "packed"}), frozenset({"plain", "packed", "exact"})],
     ids=["completions", "generate", "packed", "exact ids"],
@@ -210,6 +211,7 @@ def test_every_way_of_scoring_gives_the_same_numbers(
     assert len(servers.starts) == 4
 
 
+@pytest.mark.slow
 def test_exact_ids_lose_no_id_that_the_candidate_likes_less(folders: dict[str, Path]) -> None:
     """The candidate's own top k leaves out ids of the reference's; given ids do not, and the bound gets no lower for it."""
     LOGITS["candidate"] = lambda last: [value + 2 * np.sin(5.1 * i) for i, value in enumerate(plain_logits(last))]
@@ -229,6 +231,7 @@ def test_exact_ids_lose_no_id_that_the_candidate_likes_less(folders: dict[str, P
     assert given.top1_agreement == own.top1_agreement
 
 
+@pytest.mark.slow
 def test_exact_mode_goes_on_where_it_was_interrupted(folders: dict[str, Path], tmp_path: Path) -> None:
     """The states' server dies after five texts; what was written stays, and is not asked for again."""
     servers = Servers(frozenset({"plain", "packed"}))
@@ -249,6 +252,7 @@ def test_exact_mode_goes_on_where_it_was_interrupted(folders: dict[str, Path], t
     assert second.count("/pooling") == 11 - len(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -269,6 +273,7 @@ def test_exact_mode_says_what_it_cannot_do(tmp_path: Path, config: dict[str, Any
     assert run(servers, folders)[2] == measured
 
 
+@pytest.mark.slow
 def test_held_out_text_from_files(folders: dict[str, Path], tmp_path: Path) -> None:
     """Windows of the files' text in order; too little of it is said, and the rest is measured."""
     texts = tmp_path / "texts"

@@ -140,6 +140,7 @@ def test_one_task(tokens: list[int], context: int | None, end: str) -> None:
     assert judged.suffices is ("suffices" in end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names("suites"))
 def test_every_suite_has_twenty_items_of_a_task_and_not_many_more(name: str) -> None:
     """`limit` counts for each of lm-eval's tasks, `num_items` for each cell."""

@@ -115,6 +115,7 @@ def exact_kl_mean(run_dir: Path) -> float:
     return float(np.mean(values))
 
 
+@pytest.mark.slow
 def test_whole_run(world: World, folders: dict[str, Path]) -> None:
     """The candidate gets two sums wrong, one is cut off, and its logits are the reference's times 1.1."""
     wrong = list(ANSWERS)[:2]
@@ -177,6 +178,7 @@ def test_whole_run(world: World, folders: dict[str, Path]) -> None:
     assert all(messages in [body["messages"] for body in asked["reference"]] for messages in first)
 
 
+@pytest.mark.slow
 def test_second_run_starts_no_server(world: World, folders: dict[str, Path]) -> None:
     first = run(world, folders)
     asked = {name: world.num_asked(name) for name in folders}
@@ -187,6 +189,7 @@ def test_second_run_starts_no_server(world: World, folders: dict[str, Path]) -> 
     assert lines == ["fp8: measured already", "fp8-repeat: measured already", "w4a16: measured already"]
 
 
+@pytest.mark.slow
 def test_changed_checkpoint_suite_or_flags_are_measured_again(world: World, folders: dict[str, Path]) -> None:
     run(world, folders)
     before = world.num_asked("candidate")
@@ -202,6 +205,7 @@ def test_changed_checkpoint_suite_or_flags_are_measured_again(world: World, fold
     assert again.checkpoint_sha256 != run(world, folders)[0].checkpoint_sha256
 
 
+@pytest.mark.slow
 def test_death_of_the_server_loses_nothing(world: World, folders: dict[str, Path]) -> None:
     """The candidate's server dies after seven replies; the next run asks only the rest and equals an undisturbed one."""
     num_replies = 0
@@ -229,6 +233,7 @@ def test_death_of_the_server_loses_nothing(world: World, folders: dict[str, Path
     assert disturbed.model_dump(exclude=volatile) == undisturbed.model_dump(exclude=volatile)
 
 
+@pytest.mark.slow
 def test_lost_journal_measures_the_reference_again(world: World, folders: dict[str, Path]) -> None:
     run(world, folders)
     for file in (folders["reference"].parent / "run").glob("journal.db*"):
@@ -252,6 +257,7 @@ def test_unlike_serving_is_refused(world: World, folders: dict[str, Path], can_f
     assert world.num_asked("candidate") == 0
 
 
+@pytest.mark.slow
 def test_checkpoint_without_chat_template_is_asked_in_plain_text(world: World, folders: dict[str, Path]) -> None:
     world.options = {name: {"chat_template": False} for name in folders}
     world.reply = {name: lambda body: Scripted("x" * 64, finish_reason="length") for name in folders}

@@ -247,6 +247,7 @@ def test_death_before_ready_is_told_with_cause_and_log(
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.slow
 def test_deadline_and_a_child_deaf_to_sigterm(tiny_glm: Path, profile: ProfileRecipe, tmp_path: Path) -> None:
     impatient = profile.model_copy(update={"startup_timeout_s": 1.0})
     log_path = tmp_path / "slow.log"

@@ -202,6 +202,7 @@ def test_holm_of_a_worked_example() -> None:
         holm([0.5, 1.2])
 
 
+@pytest.mark.slow
 def test_holm_is_that_of_statsmodels() -> None:
     rng = np.random.default_rng(6)
     for size in (1, 2, 13, 40):
@@ -387,6 +388,7 @@ def drawn_shares(rng: np.random.Generator, n: int, k: int, loss: float) -> tuple
     return rng.binomial(k, easy, n) / k, rng.binomial(k, easy - loss, n) / k
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k", "loss"), [(60, 4, 0.0), (60, 4, 0.06), (150, 8, 0.03)])
 def test_interval_of_sampled_items_covers(n: int, k: int, loss: float) -> None:
     """Over 400 simulated comparisons (two standard errors: 2.2 points); never narrower than Tango's, hence more than 97 %."""
@@ -395,6 +397,7 @@ def test_interval_of_sampled_items_covers(n: int, k: int, loss: float) -> None:
     assert 0.925 <= np.mean([one.low <= loss <= one.high for one in found]) <= 0.985
 
 
+@pytest.mark.slow
 def test_p_values_of_sampled_items_agree_with_their_interval() -> None:
     """PASS and FAIL by p are PASS and FAIL by the interval's ends, at every level."""
     rng = np.random.default_rng(2)
@@ -414,6 +417,7 @@ def test_p_values_of_sampled_items_agree_with_their_interval() -> None:
     assert (both.p_difference, both.b, both.c, decide(both, min_items=30)) == (1.0, 0, 0, "PASS")
 
 
+@pytest.mark.slow
 def test_items_needed_by_sampled_items_are_enough() -> None:
     """With as many items as were asked for, a candidate that loses nothing passes about 4 times in 5."""
     rng = np.random.default_rng(3)

@@ -91,6 +91,7 @@ def test_the_whole_judgement() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ the report
+@pytest.mark.slow
 def test_report_shows_probes(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     write_report(run_dir)
@@ -122,6 +123,7 @@ def test_limits_of_probes(tmp_path: Path) -> None:
     assert "probes_not_judged" not in {limit.key for limit in find_limits(load_run(run_dir))}
 
 
+@pytest.mark.slow
 def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     gates = tmp_path / "strict.yaml"

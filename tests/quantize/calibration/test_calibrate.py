@@ -28,6 +28,8 @@ from assay_quantize.engine.quantize import quantize
 from assay_quantize.kernels import dequantize_weight
 from assay_quantize.plan.planner import make_plan
 
+pytestmark = pytest.mark.slow
+
 TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
 WORDS = "The small cat sits in the park. A farmer has 12 apples and buys 7 more: 12 + 7 = 19. " * 40
 

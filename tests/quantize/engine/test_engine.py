@@ -336,6 +336,7 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
     """Peak RSS of a process that makes one shard, of 75 MB and of 600 MB."""
     peaks = []
@@ -437,6 +438,7 @@ except QuantizeError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_write_that_the_system_refuses_is_one_line_and_the_rerun_goes_on(source: Path, tmp_path: Path) -> None:
     plan, out = plan_for(source, "fp8"), tmp_path / "out"
     quantize(plan, source, tmp_path / "whole", device="cpu")

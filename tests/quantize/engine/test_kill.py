@@ -26,6 +26,8 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.journal import JOURNAL
 from assay_quantize.plan.planner import make_plan
 
+pytestmark = pytest.mark.slow
+
 KILLS = 20
 SHARDS = 6
 CHILD = """

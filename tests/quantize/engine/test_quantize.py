@@ -127,6 +127,7 @@ def test_a_second_call_returns_at_once(made: Made) -> None:
     assert seen == [] and {p.name: p.stat().st_mtime_ns for p in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("precision", ["w4a16", "fp8", "nvfp4a16"])
 def test_other_source_dtypes(tmp_path: Path, dtype: str, precision: str) -> None:
@@ -143,6 +144,7 @@ def test_other_source_dtypes(tmp_path: Path, dtype: str, precision: str) -> None
     assert stored["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w4a16_asym", "fp8_channel", "mxfp4", "mxfp8", "w8a8"])
 def test_the_other_schemes_go_through_and_verify(made: Made, tmp_path: Path, scheme: str) -> None:
     quantize(plan_for(made.source, "w4a16", scheme=scheme), made.source, tmp_path / "out", device="cpu")
@@ -200,6 +202,7 @@ def killed(made: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return killed_at(moments, made.plans["nvfp4a16"], made.source, tmp_path_factory.mktemp("killed"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_and_run_again_is_bit_identical(made: Made, killed: dict[str, Path], moment: str) -> None:
     """kill -9, then the same call: nothing finished is made again, and the folder is that of an undisturbed run."""

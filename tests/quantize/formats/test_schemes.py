@@ -78,6 +78,7 @@ def llm_compressor(w: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix("m.proj."): value for name, value in made.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 def test_weights_are_those_of_llm_compressor_and_of_the_table(scheme: str, dtype: str) -> None:
@@ -357,6 +358,7 @@ def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, An
     return asked, json.loads((folder / "answers.json").read_text())
 
 
+@pytest.mark.slow
 def test_ignore_rules_are_vllms(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     asked, answers = vllm_answers
     said = []

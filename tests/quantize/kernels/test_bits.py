@@ -69,6 +69,7 @@ def test_e4m3_is_pytorchs_both_ways() -> None:
     assert np.array_equal(got, floats, equal_nan=True) and np.isnan(got).sum() == 2
 
 
+@pytest.mark.slow
 def test_a_product_with_the_reciprocal_rounds_to_the_quotient() -> None:
     """Of every two BF16 significands; and of every BF16 number and a few scales, as far as codes can tell."""
 
@@ -109,6 +110,7 @@ def test_the_array_type_tells_the_dtype(dtype: str) -> None:
     assert np.array_equal(out, want.view(torch.uint16).numpy() if dtype == "BF16" else want.numpy())
 
 
+@pytest.mark.slow
 def test_compiled_code_on_disk_is_not_used_when_an_inlined_function_has_changed(tmp_path: Path) -> None:
     """numba itself looks at the file of the outer function only."""
     (tmp_path / "inner.py").write_text("from assay_quantize.kernels.bits import kernel\n@kernel\ndef inner(): return 1\n")

@@ -13,7 +13,7 @@ from kernel_cases import KINDS, assert_same_parts, close, weight
 
 from assay_quantize.kernels import compiled, quantize_rows
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")]
 
 
 @pytest.fixture(autouse=True)

@@ -81,6 +81,7 @@ def llm_compressor(w: Array, dtype: str, scheme: str) -> dict[str, Array]:
 
 
 # ------------------------------------------------------------------------------------------------ whole kernels
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("scheme", SHAPES)
 def test_parts_and_errors_are_those_of_the_definition(scheme: str, dtype: str) -> None:
@@ -97,6 +98,7 @@ def test_parts_and_errors_are_those_of_the_definition(scheme: str, dtype: str) -
         assert stored.squared_norm == pytest.approx(want.squared_norm, rel=1e-12, abs=0), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("scheme", ["nvfp4a16", "mxfp4", "mxfp8"])
 def test_parts_are_those_of_llm_compressor(scheme: str, dtype: str) -> None:

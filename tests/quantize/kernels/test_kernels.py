@@ -26,6 +26,7 @@ def shapes(scheme: str) -> tuple[tuple[int, int], ...]:
     return (64, 256), (13, 104) if row.group_size is None else (13, 3 * row.group_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES_HERE)
 def test_fused_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> None:
@@ -91,6 +92,7 @@ def test_a_damaged_code_shows_in_the_error() -> None:
     assert error_rows(packed.parts, w, "BF16", "w4a16").squared_error > packed.squared_error
 
 
+@pytest.mark.slow
 def test_fused_kernels_need_no_torch() -> None:
     script = """
 import sys, numpy as np

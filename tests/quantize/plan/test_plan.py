@@ -411,6 +411,7 @@ def glm5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_glm5_is_what_it_is_said_to_be(glm5: Path) -> None:
     """59,585 tensors, 282 shards, 1507 GB, an MTP block of 790 BF16 tensors and one F32, 19.9 GB (model cards)."""
     checkpoint = open_checkpoint(glm5)
@@ -436,6 +437,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "summary"),
     [
@@ -465,11 +467,13 @@ def glm5_plan(glm5: Path) -> Plan:
     return plan_of(glm5)
 
 
+@pytest.mark.slow
 def test_a_plan_of_glm5_is_saved_and_read_back_equal(glm5_plan: Plan, tmp_path: Path) -> None:
     glm5_plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == glm5_plan
 
 
+@pytest.mark.slow
 def test_where_glm5_fits(glm5_plan: Plan) -> None:
     w4a16 = fits(glm5_plan)
     fp8 = [replace(fit, weight_bytes=765_600_000_000) for fit in w4a16]

@@ -152,6 +152,7 @@ class Killed(BaseException):
     """Stands for a kill: no handler of ours catches it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["w4a16", "nvfp4a16"])
 def test_killed_anywhere_it_goes_on_and_downloads_no_finished_shard(
     hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -189,6 +190,7 @@ def test_killed_anywhere_it_goes_on_and_downloads_no_finished_shard(
     assert contents(tmp_path / "out") == local_bytes(model, precision, tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_the_command_killed_while_it_downloads_goes_on(hub: Hub, model: Path, tmp_path: Path) -> None:
     """SIGKILL, so that nothing is cleaned up: in the first shard, in a later one, and in what another shard shares with it."""
     out = tmp_path / "run" / "checkpoint"

@@ -34,6 +34,8 @@ from assay_quantize.plan.planner import make_plan
 from assay_quantize.remote import ray_runner, ray_worker
 from assay_quantize.remote.hub_stream import HubStream, Need, needs_of
 
+pytestmark = pytest.mark.slow
+
 MEMORY_BYTES = 1 << 30
 RUNNERS: dict[Any, Any] = {"local": run_local, "ray": ray_runner.run_ray}
 

@@ -101,6 +101,7 @@ def several(tensors: Tensors) -> None:
         tensors[part], tensors[other] = tensors[other], tensors[part]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["w4a16", "w4a16-asym", "fp8", "nvfp4a16"])
 def test_findings_do_not_depend_on_slabs_and_workers(
     tiny: Path, tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch

@@ -75,6 +75,7 @@ def test_other_symptoms_positions_and_requests_are_structure() -> None:
     assert effect_of(scattered, others) == "none"
 
 
+@pytest.mark.slow
 def test_chance_names_no_lever() -> None:
     """Of 40 searches over nine levers on a failure that depends on none, one in a hundred may name one."""
     draw = random.Random(5)
@@ -155,6 +156,7 @@ def search(rule: str, **more: Any) -> tuple[LeverReport, Any]:
     return find_levers(scripted(RULES[rule]), settings, label=rule, facts=facts)
 
 
+@pytest.mark.slow
 def test_the_right_lever_of_all_is_named() -> None:
     report, _ = search("concurrency")
     assert (report.lever, report.also) == ("concurrency", ("max_num_seqs",))
@@ -164,6 +166,7 @@ def test_the_right_lever_of_all_is_named() -> None:
     assert "it hangs on concurrency (8 -> 1: gone); max_num_seqs change it, too, which that explains" in report.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["kv_cache", "speculation"])
 def test_the_right_lever_is_named(rule: str) -> None:
     report, _ = search(rule, levers=("concurrency", rule, "chunked_prefill"))
@@ -171,6 +174,7 @@ def test_the_right_lever_is_named(rule: str) -> None:
     assert f"it hangs on {rule} (" in report.sentence
 
 
+@pytest.mark.slow
 def test_a_failure_that_hangs_on_nothing_has_no_lever() -> None:
     report, _ = search("none", levers=("concurrency", "speculation", "eager"))
     assert report.lever is None and report.also == ()
@@ -191,6 +195,7 @@ def test_habits_of_the_model_are_no_failures() -> None:
     assert found.baseline.failures == ()
 
 
+@pytest.mark.slow
 def test_somebody_elses_server_is_only_asked() -> None:
     def bare(endpoint: ProbedEndpoint) -> Facts:
         return Facts()
@@ -203,6 +208,7 @@ def test_somebody_elses_server_is_only_asked() -> None:
     assert untried["eager"].startswith("not tried: the server is somebody else's; give a checkpoint folder")
 
 
+@pytest.mark.slow
 def test_a_setting_under_which_vllm_does_not_start_is_told() -> None:
     @contextmanager
     def start(setting: Setting) -> Iterator[ProbedEndpoint]:
@@ -266,6 +272,7 @@ def run_bundle(folder: Path, url: str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_bundle_reproduces_on_the_faulty_server_only(tmp_path: Path) -> None:
     report, found = search("concurrency", levers=("concurrency", "eager"))
     done = reproduce(report, found, tmp_path / "bundle", None)
@@ -288,6 +295,7 @@ def test_the_bundle_reproduces_on_the_faulty_server_only(tmp_path: Path) -> None
     assert code == 2 and "cannot be asked" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_bundle(run: Run, tmp_path: Path) -> None:
     with ScriptedVllm(Setting(8), RULES["concurrency"]) as server:
         words = ("--concurrency", "8", "--requests", "12", "--max-tokens", "16")

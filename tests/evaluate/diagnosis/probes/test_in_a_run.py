@@ -66,6 +66,7 @@ def probe(world: World, folder: Path, names: list[str] | None = None) -> ProbeRe
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_served_with_and_then_without_speculation(tmp_path: Path) -> None:
     world = World()
     report = probe(world, tmp_path)
@@ -92,6 +93,7 @@ def test_drafts_that_change_the_text(tmp_path: Path) -> None:
     assert pair is not None and pair.status == "alarm" and pair.details["first_parting"] == 5
 
 
+@pytest.mark.slow
 def test_a_suite_asks_for_probes(tmp_path: Path) -> None:
     """The reference and every candidate are probed while they are served, the repeat is not; a second run starts nothing."""
     suite = SuiteRecipe.model_validate(

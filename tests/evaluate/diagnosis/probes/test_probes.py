@@ -62,6 +62,7 @@ def test_sentence_says_what_none_bounds() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ a healthy server
+@pytest.mark.slow
 def test_a_healthy_server_alarms_nothing(tmp_path: Path) -> None:
     with StubServer() as server, StubServer(drafts=False) as undrafted:
         endpoint = find_endpoint(server.base_url)
@@ -85,6 +86,7 @@ def test_a_healthy_server_alarms_nothing(tmp_path: Path) -> None:
     assert ProbeReport.load(tmp_path / "report.json") == report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_a_plain_endpoint_is_probed_as_far_as_it_goes(logprobs: bool) -> None:
     """No ids, no prompt log-probabilities, no counters: what can run runs, the rest says what is missing."""
@@ -102,6 +104,7 @@ def test_a_plain_endpoint_is_probed_as_far_as_it_goes(logprobs: bool) -> None:
     assert not report.offer.is_vllm and report.checkpoint_sha256 is None and report.max_model_len is None
 
 
+@pytest.mark.slow
 def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     """But for cache salts, which must be new in every run."""
     bodies = []
@@ -182,6 +185,7 @@ CROWDED = {"stale cache above a slot", "foreign letters under load", "loops unde
 FEW = {"some accept little": 125}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name: str) -> None:
     """By the probes that are made for it, and not by two that cannot show it."""
@@ -195,6 +199,7 @@ def test_a_planted_fault_is_seen(name: str) -> None:
         assert result.reason and (result.events == 0 or result.first_event_at is not None or result.name == "determinism")
 
 
+@pytest.mark.slow
 def test_figures_of_a_stale_slot(tmp_path: Path) -> None:
     """The probe names the slot from which on the cache is stale. Which prompt is in which slot is known from a healthy run."""
     settings = SMALL.model_copy(update={"num_requests": 48})
@@ -220,6 +225,7 @@ def test_figures_of_a_stale_slot(tmp_path: Path) -> None:
     assert "nats from slot 5 on" in str(result.reason)
 
 
+@pytest.mark.slow
 def test_figures_of_a_shift() -> None:
     """The probe names the position, to a stretch of 16 tokens, and how much."""
     [result] = probed(SMALL, ["recompute"], fault=Fault(report=shifted)).results

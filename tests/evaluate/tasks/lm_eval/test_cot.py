@@ -46,6 +46,7 @@ def lm_eval_alone(folder: Path) -> dict[str, dict[int, bool]]:
     return verdicts
 
 
+@pytest.mark.slow
 def test_named_task_scores_item_by_item_as_lm_eval_does(tmp_path: Path, task_folder: Path) -> None:
     task = LmEvalTask(kind="lm_eval", name="maths", tasks=("local_gsm8k",), max_tokens=64, include_path=str(task_folder))
     with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
@@ -66,6 +67,7 @@ def test_named_task_scores_item_by_item_as_lm_eval_does(tmp_path: Path, task_fol
     assert {(body["max_tokens"], body["temperature"], "stop" in body) for body in bodies} == {(64, 0.0, False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -18,6 +18,8 @@ from assay.recipes.suite import LmEvalTask, SuiteRecipe
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
 from assay_evaluate.tasks.lm_eval.load import _configs, _manager, load_tasks
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 OPTIONS = [f"option {letter}" for letter in "ABCDEFGHIJ"]
 
@@ -115,6 +117,7 @@ def local_copy(folder: Path, name: str, rows: Callable[[int], Row]) -> str:
     return f"local_{name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "name"), leaves(), ids=lambda one: one if isinstance(one, str) else one.name)
 def test_a_task_by_name_is_built_asked_and_scored(tmp_path: Path, task: LmEvalTask, name: str) -> None:
     rows, right = next(made for prefix, made in reversed(ROWS.items()) if name.startswith(prefix))

@@ -34,6 +34,7 @@ def instance(generation: dict[str, Any]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_default_length_cuts_the_prompt_to_nothing(tmp_path: Path, task_folder: Path) -> None:
     """lm-eval: 2,048 tokens for prompt and reply unless told otherwise; a budget of 16,384 leaves less than no prompt."""
     from lm_eval.models.openai_completions import LocalCompletionsAPI

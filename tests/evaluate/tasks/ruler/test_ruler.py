@@ -193,6 +193,7 @@ def test_depths_are_of_what_was_asked(task: str) -> None:
         assert item.depths == pytest.approx(places, abs=0.06)
 
 
+@pytest.mark.slow
 def test_a_million_tokens() -> None:
     item = make("niah_single_2", 1_048_576)
     assert 0.99 < item.fill <= 1 and item.prompt_tokens == COUNT(item.prompt)
@@ -225,6 +226,7 @@ def test_largest_fitting_against_trying_all(seed: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ always the same
+@pytest.mark.slow
 def test_same_items_in_any_company_and_in_another_process() -> None:
     all_of_them = {
         item.id: item.sha256 for item in ruler_items(TASKS, [1024, 2048], 2, seed="eval", style="chat", count_tokens=COUNT)

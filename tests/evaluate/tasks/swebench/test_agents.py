@@ -31,6 +31,8 @@ from assay_evaluate.tasks.swebench.server_gate import GatedRetry, GaveUp, Server
 from assay_evaluate.tasks.swebench.settings import settings_for
 from assay_evaluate.tasks.swebench.task import prepare, run_swe
 
+pytestmark = pytest.mark.slow
+
 MANY: dict[str, Behaviour] = {**CAREFUL, "tiny__roman-2": "prose", "tiny__slug-8": "bad_calls", "tiny__csvline-4": "overflow"}
 """Every way to end that is the model's own, over eight instances."""
 ENDS = {

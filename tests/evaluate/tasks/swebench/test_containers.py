@@ -31,7 +31,7 @@ from assay_evaluate.tasks.swebench.container_runtime import LABEL, find_engine
 from assay_evaluate.tasks.swebench.grading import Grade, grade
 from assay_evaluate.tasks.swebench.task import prepare, run_swe
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
