@@ -4,6 +4,7 @@ one_line(text)        on a terminal, in a comment: what does not print is writte
 shown(told)           the same, and not longer than a line of a message
 safe_name(told)       as the name of a file or folder
 in_markdown(text)     in a heading, list or table of Markdown
+in_rich(text)         for rich to print: neither markup nor control codes
 check_label(label)    a name that the user chose: refused, not changed
 """
 
@@ -63,3 +64,10 @@ def in_markdown(text: object) -> str:
     flat = one_line(" ".join(str(text).split()))
     flat = flat.replace("\\", "\\\\").replace("|", "\\|").replace("](", "]\\(")
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", flat)
+
+
+def in_rich(text: str) -> str:
+    """One line for rich to print as it is: neither markup nor control codes."""
+    from rich import markup  # the serving environment has no rich
+
+    return markup.escape(one_line(text))

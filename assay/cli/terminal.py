@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich import markup
 from rich.console import Console
 
-from assay.foreign_text import one_line
+from assay.foreign_text import in_rich, one_line
 from assay.records.base import Record
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
@@ -21,7 +20,7 @@ console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 def escape(text: str) -> str:
     """One line for rich to print as it is: neither markup nor control codes."""
-    return markup.escape(one_line(text))
+    return in_rich(text)
 
 
 def say(line: str) -> None:

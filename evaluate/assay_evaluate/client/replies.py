@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from assay.foreign_text import one_line, shown
+from assay.foreign_text import one_line
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
 
@@ -18,12 +18,6 @@ def message_in(text: str) -> str:
     except (json.JSONDecodeError, AttributeError):
         pass
     return one_line(" ".join(text.split()))[:300]
-
-
-def fingerprint_in(data: dict[str, Any]) -> str | None:
-    """vLLM's `system_fingerprint` in a reply, for people and records. None: it tells none."""
-    told = data.get("system_fingerprint")
-    return shown(told) if isinstance(told, str) else None
 
 
 def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:

@@ -16,7 +16,6 @@ from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import Fingerprint
-from assay_evaluate.client.replies import fingerprint_in
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -57,6 +56,12 @@ def meet_server(url: str, *, checkpoint: Path, profile: ProfileRecipe, wanted_mo
         system_fingerprint=_system_fingerprint(base_url, model["id"]),
     )
     return External(base_url, model["id"], int(model["max_model_len"]), fingerprint)
+
+
+def fingerprint_in(data: dict[str, Any]) -> str | None:
+    """vLLM's `system_fingerprint` in a reply, for people and records. None: it tells none."""
+    told = data.get("system_fingerprint")
+    return shown(told) if isinstance(told, str) else None
 
 
 def _system_fingerprint(base_url: str, model: str) -> str | None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from rich.console import Console
 from rich.table import Table
 
-from assay.cli.terminal import escape
+from assay.foreign_text import in_rich
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.plan.fits import KV_TOKENS, Fit, fits
 from assay_quantize.plan.planner import bytes_by_role
@@ -17,7 +17,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     """Print the layer map; readable at 100 columns."""
     ratio = plan.bytes_out / plan.bytes_in if plan.bytes_in else 0.0
     shards = {tensor.shard_out for tensor in plan.tensors} - {None}
-    console.print(f"[bold]{plan.model}[/] -> [bold]{plan.precision}[/]   family {plan.family}   source {escape(plan.source)}")
+    console.print(f"[bold]{plan.model}[/] -> [bold]{plan.precision}[/]   family {plan.family}   source {in_rich(plan.source)}")
     console.print(
         f"{len(plan.tensors):,} tensors, {gigabytes(plan.bytes_in)} -> {gigabytes(plan.bytes_out)} ({ratio:.1%}) "
         f"in {len(shards)} shard{'s' * (len(shards) != 1)}"
@@ -25,7 +25,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_role_table(plan))
     console.print(f"MTP: {mtp_line(plan)}")
     console.print(
-        f"ignore: {len(plan.ignore)} patterns tell vLLM what is not quantized: {escape('  '.join(plan.ignore))}"
+        f"ignore: {len(plan.ignore)} patterns tell vLLM what is not quantized: {in_rich('  '.join(plan.ignore))}"
     )  # fmt: skip
     rows = fits(plan)
     console.print(_fit_table(rows))

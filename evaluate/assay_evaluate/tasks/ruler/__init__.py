@@ -3,7 +3,7 @@
 Written from the published method (Hsieh et al. 2024, arXiv 2404.06654).
 """
 
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.files import read_items, write_items
 from assay_evaluate.tasks.ruler.grid import GridCell, grid_cells, grid_item, needle_grid
 from assay_evaluate.tasks.ruler.haystacks import TextFolder, read_text_folder

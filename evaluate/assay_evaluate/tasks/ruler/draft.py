@@ -6,6 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from assay.errors import MeasureError
+
+
+class RulerError(MeasureError):
+    """An item cannot be made: text or question file, tokenizer, length; or a saved one was changed."""
+
+
 Match = Literal["all", "any"]
 """How a reply is scored: the share of the expected strings found in it, or whether any of them (the aliases) is."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from assay.atomic_files import replacing
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.items import RulerItem, from_saved_fields, saved_fields
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.languages import WORDINGS, RulerLanguage
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")

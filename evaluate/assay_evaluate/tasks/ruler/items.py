@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from assay_evaluate.tasks.ruler.draft import Blueprint, Draft, Match
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import Blueprint, Draft, Match, RulerError
 from assay_evaluate.tasks.ruler.sizing import Fitted, largest_fitting
 from assay_evaluate.tasks.ruler.tokens import CountTokens, Prompt
 

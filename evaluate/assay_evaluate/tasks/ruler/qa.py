@@ -15,8 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from assay_evaluate.tasks.ruler.draft import Blueprint, Draft
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import Blueprint, Draft, RulerError
 from assay_evaluate.tasks.ruler.haystacks import cut, num_pieces, split_sentences
 from assay_evaluate.tasks.ruler.niah import MOST_UNITS
 from assay_evaluate.tasks.ruler.words import stride

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from assay_evaluate.tasks.ruler.aggregation import common_words_blueprint, frequent_words_blueprint
-from assay_evaluate.tasks.ruler.draft import Blueprint
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import Blueprint, RulerError
 from assay_evaluate.tasks.ruler.facts import invented_questions
 from assay_evaluate.tasks.ruler.haystacks import Sentences, TextFolder, generated
 from assay_evaluate.tasks.ruler.items import RulerItem, Style, size_item

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay_evaluate.tasks.ruler.errors import RulerError
+from assay_evaluate.tasks.ruler.draft import RulerError
 
 if TYPE_CHECKING:
     import jinja2
