@@ -153,7 +153,7 @@ def quantize(
     ] = None,
     runs: RunsOption = Path("runs"),
     device: Annotated[
-        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+        str, typer.Option("--device", help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.")
     ] = "auto",
     engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
     workers: WorkersOption = None,

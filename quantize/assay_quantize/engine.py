@@ -79,7 +79,7 @@ def quantize(
 ) -> Manifest:
     """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
 
-    device: `cpu`, or `cuda` (never run yet). workers: threads; default: every core this process may use.
+    device: `cpu`, or `cuda` (never run so far). workers: threads; default: every core this process may use.
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
     engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: `local`, `ray`, or a function.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. source_files: what
@@ -190,7 +190,7 @@ def shard_options(
 
 
 def check_device(device: str) -> None:
-    """QuantizeError: it is not here. torch is imported only where a GPU was asked for."""
+    """Raise QuantizeError if the device is not there. torch is imported only if a GPU was asked for."""
     if device == "cpu":
         return
     import torch
