@@ -1,5 +1,5 @@
-"""Every shipped precision of the trained tiny-glm is loaded by vLLM and emulated. Its log-probabilities differ from those of the
-source by about as much as its format implies, activations are quantized as its config declares, and its MTP head drafts.
+"""Every shipped precision of the trained tiny-glm is loaded by vLLM and emulated. Its log-probabilities differ from the
+source's by about as much as its format implies, activations are quantized as its config declares, and its MTP head drafts.
 
 One process serves all checkpoints, one after the other, each with the arguments that a server would be started with.
 """
