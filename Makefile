@@ -25,7 +25,7 @@ PYTHON ?= python3
 export PYTHONSAFEPATH := 1
 export PYTHON
 
-# A name misspelt on the command line (MODLE=glm-5) would silently make the default.
+# Without this, a misspelt variable on the command line (MODLE=glm-5) would be ignored.
 variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY RUNS PYTHON
 unknown := $(foreach name,$(filter-out $(variables) -*-command-variables-*-,$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name)))
 ifneq ($(strip $(unknown)),)
@@ -59,7 +59,7 @@ setup: ## both environments, when missing; side by side
 	@constraints/install.sh serve .venv-serve
 	@touch $@
 
-# With `eval` the serving environment is needed right after: both are built side by side. Without it, only what quantizes.
+# Together with `eval`, both environments are built side by side; `quantize` alone needs only the first.
 quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) ## every precision of MODEL, verified
 	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
 

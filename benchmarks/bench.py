@@ -67,7 +67,7 @@ class Bench:
 
     def cuda(self, until: float) -> None:
         if self.args.device == "cpu" or not find_gpus():
-            self.say("left out: no GPU, or not asked for")
+            self.say("skipped: no GPU, or --device cpu")
             return
         self.side_by_side(self.jobs.checkpoint("whole", self.args.gigabytes), "cuda", "cuda", until)
 

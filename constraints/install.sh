@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one of the two environments: `install.sh work .venv` or `install.sh serve .venv-serve`.
 # Two, because llm-compressor and vLLM pin different compressed-tensors. Prints a line per step; pip's own words go to a log.
-# `install.sh check work serve` builds nothing: it fails, in one line, where one of those could not be built.
+# `install.sh check work serve` builds nothing; it fails with one line if these environments cannot be built here.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(dirname "$here")
@@ -12,10 +12,10 @@ fail() {
   exit 2
 }
 has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; }
-gib_of() { # disk of an environment: 2.8 GiB for work, 3.4 for serve, about 12 with vLLM's CUDA libraries
+gib_of() { # disk space for an environment: work takes 2.8 GiB, serve 3.4, or about 12 with CUDA libraries
   if [ "$1" = serve ] && has_gpu; then echo 12; else echo 4; fi
 }
-check() { # check FOLDER KIND...: a Python that is new enough, and room for all of them
+check() { # check FOLDER KIND...: the Python version, and disk space for all of them
   local folder=$1 needed_gib=0 free_gib kind
   shift
   command -v "$python" > /dev/null || fail "PYTHON=$python: no such program; set PYTHON to a Python 3.11 or newer"

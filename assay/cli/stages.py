@@ -116,17 +116,19 @@ def quantize_options(
 
 
 def device_of(option: str) -> Device:
-    """What `--device` means. Nobody has run the CUDA path yet: it is never chosen for anyone, and says so where it is used."""
+    """The device that `--device` names. The CUDA code has never been run, so it is used only on explicit request."""
     if option == "cuda":
         raise PlanError(
-            "--device cuda: this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes; to "
-            "try it all the same, say --device cuda-untested"
+            "--device cuda: the CUDA code has never been run on a GPU; use --device cpu, which makes the same bytes, or "
+            "--device cuda-untested to try it anyway"
         )
     if option not in {"auto", "cpu", "cuda-untested"}:
-        raise PlanError(f"--device {option}: say cpu, auto (the CPU), or cuda-untested")
+        raise PlanError(f"--device {option}: say cpu, auto (the CPU) or cuda-untested")
     if option != "cuda-untested":
         return "cpu"
-    console.print("note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu")
+    console.print(
+        "note: --device cuda-untested: this code has never been run on a GPU; compare its result with that of --device cpu"
+    )
     return "cuda"
 
 

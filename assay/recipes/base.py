@@ -16,12 +16,12 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def _contradictions(self) -> Iterator[str]:
-        """What in this section cannot be meant, a sentence each. Sections that can contradict themselves override this."""
+        """Contradictions within this section, one sentence each; sections that have such rules override this."""
         yield from ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """One error for all contradictions, a line each: pydantic would stop at the first validator that raises."""
+        """One error with all contradictions, one per line: pydantic stops at the first validator that raises."""
         if found := list(self._contradictions()):
             raise ValueError("\n".join(found))
         return self
@@ -31,7 +31,7 @@ class Recipe(Section):
     """A whole file. `schema: 1` is its first line."""
 
     loader_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of the file that are gone when it is read: what they say is in the other fields then."""
+    """Keys that the loader handles before validation; they are not fields."""
     schema_version: Literal[1] = Field(alias="schema")
     name: str
     description: str = ""

@@ -1,15 +1,15 @@
-"""`extends:` of a precision: what a file does not say is as in another precision.
+"""`extends:` in a precision recipe: every key that the file does not set has the value of the recipe it extends.
 
-A value of the file takes the place of the other's, whole: `quantize` is the file's list, not a longer one. Only `keep` is put
-together role by role, because a role has one place: one that the file names, under `quantize` or any dtype of `keep`, is taken
-from where the other recipe has it; the rest of `keep` stays.
+A key that the file sets replaces the inherited value as a whole; `quantize` in the file is the complete list. The exception is
+`keep`, which is merged role by role, because a role has exactly one place: a role that the file names, under `quantize` or
+under any dtype of `keep`, is removed from its inherited place. The rest of the inherited `keep` stays.
 
     # w4a16.yaml                            # w4a16-experts.yaml
     quantize: [attention, routed_expert]    extends: w4a16
     keep: {bf16: [mtp], fp32: [norm]}       keep: {bf16: [attention]}     -> quantize: [routed_expert]
                                                                              keep: {bf16: [mtp, attention], fp32: [norm]}
 
-`schema`, `name` and `description` are of each file alone.
+`schema`, `name` and `description` are never inherited.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 EXTENDS = "extends"
 MAX_DEPTH = 3
-"""Recipes that one may rest on, one upon the other: a reader has to open them all."""
+"""Longest chain of extended recipes: a reader has to open all of them."""
 _OWN = frozenset({"schema", "name", "description"})
 
 
 def with_defaults(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given`, and from `base` all that it leaves open. base: a valid precision, as YAML has it. given: may be wrong."""
+    """`given`, completed from `base`. base: a valid precision in YAML form. given: the content of a file, not validated yet."""
     named = _roles(given.get("quantize")) | _roles(given.get("keep"))
     merged = {key: value for key, value in base.items() if key not in _OWN} | dict(given)
     if "quantize" not in given:
@@ -38,7 +38,7 @@ def with_defaults(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def _roles(value: Any) -> set[str]:
-    """Every word in a list, or in the lists of a mapping."""
+    """All strings in a list, or in the lists of a mapping."""
     lists = value.values() if isinstance(value, dict) else (value,)
     return {role for roles in lists if isinstance(roles, list) for role in roles if isinstance(role, str)}
 

@@ -47,17 +47,17 @@ def recipe_names(kind: str) -> list[str]:
 def load_recipe(kind: type[R], name_or_path: str) -> R:
     """The recipe called `name_or_path`, or in the file of that path.
 
-    A precision may say `extends: NAME`, a shipped precision or the path of a YAML file (relative to its own), and then holds
-    only what is different. Values replace the other's; roles under `keep` and `quantize` move (`defaults.py`). What
-    is returned, and hashed, is the whole: no trace is left of how it was written.
+    A precision may have `extends: NAME`, where NAME is a shipped precision or the path of a YAML file relative to its own, and
+    then holds only what differs. Its values replace the inherited ones; the roles it names under `quantize` and `keep` move
+    there (`defaults.py`). The resolved recipe is returned and hashed; `extends` is not part of it.
 
-    Raises RecipeError when there is none of that name, or with everything that is wrong in the file (`problems_in`).
+    Raises RecipeError if there is no recipe of that name, or with all problems of the file (`problems_in`).
     """
     return parse_recipe(kind, _file_of(kind, name_or_path))
 
 
 def parse_recipe(kind: type[R], path: Path) -> R:
-    """Read and validate one file, and what it extends."""
+    """Read and validate one file, together with the recipe it extends."""
     return _parse(kind, path, ())
 
 
@@ -75,7 +75,7 @@ def _file_of(kind: type[Recipe], name_or_path: str) -> Path:
 
 
 def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
-    """above: the files that led here by `extends`, the first one first."""
+    """above: the files that led here through `extends`, outermost first."""
     data = _read(path)
     if EXTENDS in data and EXTENDS in kind.loader_keys:
         base = _parse(kind, _extended_file(kind, path, data.pop(EXTENDS), above), (*above, path))
@@ -87,22 +87,22 @@ def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
 
 
 def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path, ...]) -> Path:
-    """The file that `path` extends. RecipeError: there is none, or no end."""
+    """The file that `path` extends. RecipeError: no such file, a circle, or a chain that is too long."""
     if not isinstance(named, str):
-        raise RecipeError(f"{path}: extends: say one precision, by its name or the path of its file (got {str(named)[:80]!r})")
+        raise RecipeError(f"{path}: extends: must be the name of a precision or the path of its file (got {str(named)[:80]!r})")
     try:
         found = _file_of(kind, named)
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
-    found = path.parent / found  # a shipped one's path is absolute
+    found = path.parent / found  # the path of a shipped recipe is absolute
     if not found.is_file():
-        raise RecipeError(f"{path}: extends: {found}: no such file; a path is relative to the file that says it")
+        raise RecipeError(f"{path}: extends: {found}: no such file; the path is relative to the recipe that names it")
     chain = [*above, path, found]
     way = " -> ".join(str(one) for one in chain)
     if found.resolve() in {one.resolve() for one in chain[:-1]}:
-        raise RecipeError(f"{chain[0]}: extends: goes round in a circle, {way}; one of them must stand by itself")
+        raise RecipeError(f"{chain[0]}: extends: circular, {way}; one of these must not use `extends`")
     if len(chain) > MAX_DEPTH + 1:
-        raise RecipeError(f"{chain[0]}: extends: more than {MAX_DEPTH} recipes deep, {way}; extend one nearer to the end")
+        raise RecipeError(f"{chain[0]}: extends: more than {MAX_DEPTH} levels deep, {way}; extend a later recipe of this chain")
     return found
 
 
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[Any, Any]:
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise RecipeError(f"{path}: not YAML: not even text in UTF-8") from None
+        raise RecipeError(f"{path}: not YAML: not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):

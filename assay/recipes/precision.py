@@ -28,7 +28,7 @@ class PrecisionRecipe(Recipe):
     """keep: in the dtype role `mtp` has under `keep`. quantize: inside the block like outside, `eh_proj` exempt.
     drop: the block is removed and the config rewritten."""
     calibration: Literal["none"] = "none"
-    """Every scheme is made from weights alone; in the file's meaning, and so in `sha256`, all the same."""
+    """The only value: every scheme is computed from the weights alone. The field stays because it is part of `sha256`."""
     observer: Literal["minmax", "mse"] = "minmax"
     """How scales are found. minmax: from the largest weight of the group. mse: searched for the least squared error, weighted
     by what a calibration file says of each input channel where one is given."""

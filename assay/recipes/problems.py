@@ -1,8 +1,8 @@
-"""Everything that is wrong in a recipe, at once and in words of the file: keys, values, and what contradicts itself.
+"""All problems of a recipe file in one error: unknown keys, wrong values and contradictions, in the terms of the file.
 
-pydantic tells contradictions only of a section whose keys and values are right. So a file with faults of both kinds is looked
-at twice: as it is, and with what was told of set right (a misspelt key renamed, a wrong value left out). What contradicts
-itself across sections (two tasks of one name) is told when no section contradicts itself.
+pydantic runs the consistency checks of a section only if its keys and values are valid. A file that fails there is therefore
+validated a second time, with the reported faults repaired: misspelt keys renamed, wrong values dropped. Checks across
+sections (two tasks of the same name) still wait until every section is consistent.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _IN_YAML = {
     "dict_type": "Input should be a mapping of keys to values",
     "tuple_type": "Input should be a list",
 }
-"""Where pydantic speaks of Python's types."""
+"""Type of fault -> message, where pydantic's own would name Python types."""
 
 
 def problems_in(kind: type[Recipe], data: Mapping[str, Any], stem: str) -> list[str]:
-    """What is wrong with a recipe of this kind, a sentence each; empty: nothing.
+    """Problems of a recipe of this kind, one sentence each; an empty list means that it is valid.
 
-    data: what the file holds. stem: of the file's name, which must be the recipe's.
+    data: the content of the file. stem: the file's name without its suffix, which must be the recipe's name.
     """
     faults = _faults(kind, data)
     problems = _described(kind, faults)
@@ -51,10 +51,10 @@ def _faults(kind: type[Recipe], data: Mapping[str, Any]) -> list[Fault]:
     return []
 
 
-# ------------------------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------------------------ messages
 def _described(kind: type[Recipe], faults: Sequence[Fault]) -> list[str]:
-    """Unknown keys first. A misspelt required key is both unknown and missing: the unknown one tells what to mend. Of a
-    misspelt `extends`, every key that the other recipe has is missing."""
+    """Unknown keys first. A misspelt required key is both unknown and missing; only the unknown one is reported. After a
+    misspelt `extends`, every inherited key would be missing; none of these is reported."""
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     meant = {(*fault["loc"][:-1], _nearest_key(kind, fault)) for fault in unknown}
     explained = meant if not meant & {(key,) for key in kind.loader_keys} else {fault["loc"] for fault in faults}
@@ -82,8 +82,8 @@ def _nearest_key(kind: type[Recipe], fault: Fault) -> str | None:
 
 
 def _nearest_value(fault: Fault) -> str | None:
-    """Of the values that are allowed, the one that was meant; None: nothing is near, or any value of a type is allowed."""
-    return _nearest(fault["input"], _allowed_values(fault), 0.7)  # values are short: gpu is no misspelt cpu
+    """The allowed value closest to the given one; None if nothing is close, or if the values are not enumerated."""
+    return _nearest(fault["input"], _allowed_values(fault), 0.7)  # stricter than for keys: gpu is not a misspelt cpu
 
 
 def _allowed_values(fault: Fault) -> list[str]:
@@ -95,13 +95,13 @@ def _nearest(wrong: Any, allowed: Sequence[str], least_likeness: float = 0.6) ->
 
 
 def _keys_at(kind: type[Recipe], steps: Sequence[int | str]) -> list[str]:
-    """Allowed keys of the section that `steps` lead to."""
+    """Allowed keys of the section at `steps`."""
     keys = [field.alias or name for section in _sections_at(kind, steps) for name, field in section.model_fields.items()]
     return keys if steps else [*keys, *kind.loader_keys]
 
 
 def _sections_at(kind: type[BaseModel], steps: Sequence[int | str]) -> list[type[BaseModel]]:
-    """What can stand where `steps` lead to; indexes and union tags in between are stepped over."""
+    """The sections that can stand at `steps`; list indexes and union tags are skipped."""
     current: list[type[BaseModel]] = [kind]
     for step in map(str, steps):
         following = [
@@ -130,15 +130,15 @@ def _sections_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in _sections_in(argument)]
 
 
-# ------------------------------------------------------------------------------------------------ the second look
+# ------------------------------------------------------------------------------------------------ repair
 def _mended(kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any] | None:
-    """`data` without its faults: what is near something allowed becomes that, another choice of several words the first of
-    them, anything else is left out.
+    """`data` without its faults: a key or value close to an allowed one is replaced by it, any other enumerated value by the
+    first allowed one; everything else is dropped.
 
-    None: a whole section of a list would have to go, after which the numbers of the others would be wrong.
+    None if a whole section of a list would have to be dropped, which would shift the indexes of those after it.
     """
     mended = copy.deepcopy(dict(data))
-    for fault in reversed(faults):  # later elements of a list first: the numbers of those before them stay right
+    for fault in reversed(faults):  # later list elements first, so that earlier indexes stay valid
         if fault["type"] == "value_error":
             continue
         *before, last = [step for step in fault["loc"] if step != "[key]"]
@@ -169,13 +169,13 @@ def _mend_key(kind: type[Recipe], parent: dict[str, Any], key: str, fault: Fault
 
 
 def _first_choice(kind: type[Recipe], steps: Sequence[int | str], key: str) -> Any:
-    """The first of the words that `key` can have; None: it is no choice of words."""
+    """The first allowed value of `key`; None if its values are not enumerated."""
     fields = (_field(section, key) for section in _sections_at(kind, steps))
     return next((get_args(f.annotation)[0] for f in fields if f is not None and get_origin(f.annotation) is Literal), None)
 
 
 def _walk(data: Any, steps: Sequence[int | str]) -> Any:
-    """What `steps` lead to; tags of unions, which are no keys of the file, are stepped over."""
+    """The value at `steps`; union tags, which are not in the file, are skipped."""
     for step in steps:
         here: Any = data
         if (isinstance(data, dict) and step in data) or (isinstance(data, list) and isinstance(step, int)):

@@ -91,7 +91,7 @@ def _nvfp4(values: torch.Tensor, amax: torch.Tensor, global_scale: torch.Tensor)
 
 
 def _mx(values: torch.Tensor, amax: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """MXFP8 and MXFP4: blocks of 32 with the least power-of-two scale that holds the largest value.
+    """MXFP8 and MXFP4: blocks of 32, each with the smallest power-of-two scale under which no value saturates.
 
     MXFP8 as vLLM's `_mxfp8_e4m3_quantize_torch`. MXFP4 as FlashInfer's kernel on Blackwell (`cvt_warp_fp16_to_fp4` with UE8M0
     scales, which rounds amax / 6 up); compressed-tensors rounds the scale of *weights* to the nearest power instead.

@@ -1,7 +1,7 @@
-"""Every precision that ships, of the trained tiny-glm, loaded by vLLM and emulated: as far from the source as its format is,
-with the activations its config declares, and with an MTP head that drafts.
+"""Every shipped precision of the trained tiny-glm is loaded by vLLM and emulated. Its log-probabilities differ from the
+source's by about as much as its format implies, activations are quantized as its config declares, and its MTP head drafts.
 
-One process serves all, one after the other, each with the arguments a server would be started with.
+One process serves all checkpoints, one after the other, each with the arguments that a server would be started with.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def text_logprobs(answer: dict[str, Any]) -> list[float]:
 
 
 def test_the_source_drafts(served: dict[str, dict[str, Any]]) -> None:
-    """Without that, drafts of the others would prove nothing."""
+    """Otherwise the drafts of the others would prove nothing."""
     source = served["source"]
     assert len(text_logprobs(source)) > 500 and source["drafted"] > 150 and source["accepted"] > 0.9 * source["drafted"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_it_is_as_far_from_the_source_as_its_format(served: dict[str, dict[str, Any]], precision: str) -> None:
+def test_distance_from_the_source_is_that_of_the_format(served: dict[str, dict[str, Any]], precision: str) -> None:
     answer, scheme = served[precision], SCHEME[precision]
     values, wanted = text_logprobs(answer), text_logprobs(served["source"])
     assert all(map(math.isfinite, values))
@@ -108,7 +108,7 @@ def test_it_is_as_far_from_the_source_as_its_format(served: dict[str, dict[str, 
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_its_mtp_head_is_loaded_and_drafts(served: dict[str, dict[str, Any]], precision: str) -> None:
+def test_the_mtp_head_is_loaded_and_drafts(served: dict[str, dict[str, Any]], precision: str) -> None:
     answer = served[precision]
     loaded = [said.split(":")[1].strip() for said in answer["said"] if said.startswith("assay-strict: ")]
     if load_recipe(PrecisionRecipe, precision).mtp == "drop":

@@ -32,7 +32,7 @@ def calibrate(
         int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer tokens are left out, and named.")
     ] = 64,
     device: Annotated[
-        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+        str, typer.Option("--device", help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.")
     ] = "auto",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the model's own text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,

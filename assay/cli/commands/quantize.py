@@ -30,7 +30,7 @@ def quantize(
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     device: Annotated[
-        str, typer.Option("--device", help="cpu; auto: the CPU; cuda-untested: a GPU, by code that never ran on one.")
+        str, typer.Option("--device", help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.")
     ] = "auto",
     engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
     workers: WorkersOption = None,

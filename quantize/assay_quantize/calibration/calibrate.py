@@ -103,7 +103,7 @@ def calibrate(
 
     text: where tokens come from. length: of the sequences, in tokens. min_tokens: weights that saw fewer are left out of the
     file (and so searched unweighted), since a mean over a few tokens says more about them than about the weight. device: cpu,
-    or cuda (never run yet). report: told lines of progress. Deterministic on a CPU.
+    or cuda (never run so far). report: told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
     started = time.monotonic()

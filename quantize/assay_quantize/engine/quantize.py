@@ -73,7 +73,7 @@ def quantize(
 ) -> Manifest:
     """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
 
-    device: `cpu`, or `cuda` (never run yet). workers: threads; default: every core this process may use.
+    device: `cpu`, or `cuda` (never run so far). workers: threads; default: every core this process may use.
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
     engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.

@@ -40,7 +40,7 @@ def _cpu_quota(cgroup: Path) -> float | None:
 
 
 def check_device(device: str) -> None:
-    """QuantizeError: it is not here. torch is imported only where a GPU was asked for."""
+    """Raise QuantizeError if the device is not there. torch is imported only if a GPU was asked for."""
     if device == "cpu":
         return
     import torch

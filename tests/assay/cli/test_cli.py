@@ -140,29 +140,27 @@ def test_precision_that_is_not_there(run: Run, source: Path) -> None:
     assert not Path("made").exists()
 
 
-UNTESTED = "this code has never been run on a GPU; the CPU makes the same bytes, and is what `auto` takes"
-
-
 @pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("calibrate", "--out", "made")])
-def test_cuda_is_taken_only_where_it_is_asked_for(
+def test_cuda_needs_an_explicit_request(
     run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     on_cuda = (command[0], source, *command[1:], "--device")
     assert one_error(run(*on_cuda, "cuda")) == (
-        f"--device cuda: {UNTESTED}; to try it all the same, say --device cuda-untested"
+        "--device cuda: the CUDA code has never been run on a GPU; use --device cpu, which makes the same bytes, or "
+        "--device cuda-untested to try it anyway"
     )
-    assert one_error(run(*on_cuda, "gpu")) == "--device gpu: say cpu, auto (the CPU), or cuda-untested"
+    assert one_error(run(*on_cuda, "gpu")) == "--device gpu: say cpu, auto (the CPU) or cuda-untested"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, err = run(*on_cuda, "cuda-untested")
     assert (code, out) == (2, "")
     assert err.splitlines() == [
-        "note: --device cuda-untested: this code has never been run on a GPU; compare the result with --device cpu",
+        "note: --device cuda-untested: this code has never been run on a GPU; compare its result with that of --device cpu",
         "error: --device cuda-untested: PyTorch sees no CUDA device here; say --device cpu",
     ]
     assert not Path("made").exists()
 
 
-def test_auto_is_the_cpu_where_there_is_a_gpu_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_cpu_even_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.cli.stages import device_of
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -80,32 +80,32 @@ def test_paths_are_relative_to_the_file_and_chains_end(tmp_path: Path, monkeypat
     deeper = write(tmp_path, "d", extends="c.yaml")
     chain = f"{deep} -> {tmp_path / 'inner/b.yaml'} -> {tmp_path / 'inner/../a.yaml'} -> {W4A16}"
     assert refusal(deeper) == (
-        f"{deeper}: extends: more than 3 recipes deep, {deeper} -> {chain}; extend one nearer to the end"
+        f"{deeper}: extends: more than 3 levels deep, {deeper} -> {chain}; extend a later recipe of this chain"
     )
 
 
 def test_circles_are_refused(tmp_path: Path) -> None:
     own = write(tmp_path, "own", extends="own.yaml")
-    assert refusal(own) == f"{own}: extends: goes round in a circle, {own} -> {own}; one of them must stand by itself"
+    assert refusal(own) == f"{own}: extends: circular, {own} -> {own}; one of these must not use `extends`"
     one, two = (write(tmp_path, name, extends=f"{other}.yaml") for name, other in (("one", "two"), ("two", "one")))
-    assert refusal(one) == f"{one}: extends: goes round in a circle, {one} -> {two} -> {one}; one of them must stand by itself"
+    assert refusal(one) == f"{one}: extends: circular, {one} -> {two} -> {one}; one of these must not use `extends`"
 
 
 @pytest.mark.parametrize(
     ("extends", "message"),
     [
         ("w4a61", f"no precision recipe called 'w4a61'; did you mean w4a16? known: {', '.join(recipe_names('precisions'))}"),
-        ("gone.yaml", "{folder}/gone.yaml: no such file; a path is relative to the file that says it"),
-        (["w4a16"], "say one precision, by its name or the path of its file (got \"['w4a16']\")"),
-        (None, "say one precision, by its name or the path of its file (got 'None')"),
+        ("gone.yaml", "{folder}/gone.yaml: no such file; the path is relative to the recipe that names it"),
+        (["w4a16"], "must be the name of a precision or the path of its file (got \"['w4a16']\")"),
+        (None, "must be the name of a precision or the path of its file (got 'None')"),
     ],
 )
-def test_what_is_not_there_is_told_of_the_file_that_wants_it(tmp_path: Path, extends: Any, message: str) -> None:
+def test_a_missing_base_is_an_error_of_the_extending_file(tmp_path: Path, extends: Any, message: str) -> None:
     path = write(tmp_path, "mine", extends=extends)
     assert refusal(path) == f"{path}: extends: {message.format(folder=tmp_path)}"
 
 
-def test_a_fault_is_told_of_the_file_it_is_in(tmp_path: Path) -> None:
+def test_a_problem_names_the_file_it_is_in(tmp_path: Path) -> None:
     base = write(tmp_path, "base", extends="w4a16", shceme="fp8_block")
     child = write(tmp_path, "child", extends="base.yaml", observr="mse")
     assert refusal(child).startswith(f"{base}: unknown key 'shceme'; did you mean 'scheme'?")
@@ -125,7 +125,7 @@ def test_only_a_precision_can_extend(tmp_path: Path) -> None:
         load_recipe(ProfileRecipe, str(write(tmp_path, "mine", extends="8xh200", hardware={"device": "cpu"})))
 
 
-def test_a_misspelt_extends_is_the_only_fault_told(tmp_path: Path) -> None:
+def test_a_misspelt_extends_is_the_only_problem_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "mine", extend="w4a16")
     assert refusal(path) == (
         f"{path}: unknown key 'extend'; did you mean 'extends'? Allowed: calibration, description, extends, keep, mtp, name, "

@@ -40,19 +40,19 @@ def test_every_recipe_parses(kind: str, name: str) -> None:
 PRECISION_SHA256 = {
     "fp8": "0e40bad02da85b1438c11349be4f12d3e1bf21d2d119857b0ce3ac9515c03f0c",
     "fp8-channel": "e1b24f3539e83573379924aae6e9254657bfc0aa539b9c0f279931d4d7a1a2fd",
-    "mxfp4": "f9b3357ee32224845fc779358dfd09c8afea0aabc752139f5c1dcef3311e99da",
-    "mxfp8": "de9294853481b8f7b818911ee38d00749aa7bd60789684f2c4546db09b47cb24",
+    "mxfp4": "2186a563dedfbfdabdb4d733309e56f523604125d309d87222612c5acd5aa1c3",
+    "mxfp8": "9e37b48e11be95570632415c12fb9060475af2650393268e285beb4421f7beb3",
     "nvfp4a16": "20ab6ed9cb9b8a9238898e0748c61a388421b3d947495bade71647ffbf244162",
     "nvfp4a16-mse": "8222baee6b8b4baa2ec9c13fbb5a7ce03599040144e2752fcbd720ef6d6576d3",
     "w4a16": "6e78421f33f2377612a7da267ca338037993445c456a295991307c63bb055f9d",
     "w4a16-asym": "7d5f136d315f9af28f5d5798e8e3bd0ce1115acd66a5cffee9e8670bb5019fb2",
-    "w4a16-channel": "0fff1b12a5d4cf5ab64427a1f8ee1721aa95f4b7ad54bf968fd4ef7d39e4dae4",
+    "w4a16-channel": "13c9e0d34737a17436e6bdd0df13aa44c9568c9274302de7c62fcc4281eb51b2",
     "w4a16-experts": "96d0f69a0cb3036643425a7b875ee321d96451138c7e80d0e50d1ee94001dae9",
     "w4a16-g32": "833b90fb8cb7e1c449679d1987cd2e02927dbc52a2ace8f778c576a59898c370",
     "w4a16-mse": "a309e2466c5c2ee9f91f80a013121f9312b777034491209f9aee40389df0265b",
     "w4a16-mtp": "8ee34a078b189af9cf87ca3fa4ac3490f0f7e789eac6ace9c6548c564a36fd7d",
     "w4a16-nomtp": "d9bf4e2dff49fdf13051831e085738d9afb3ead23c48ade98e131474fd942de4",
-    "w8a8": "e847cbe949a85cce13e333210fb0902ebf088a6eef51f5f1e1bf024e83bcea0b",
+    "w8a8": "92e68b98c5dd3db0321d9bb1f881c81a7a3ef5266714166cec0173cfefd7e911",
 }
 """Precision -> `recipe_sha256`, which stands in the plan and the manifest of every checkpoint made with it."""
 
@@ -281,11 +281,11 @@ EVERYTHING_WRONG = {
         ],
     ),
 }
-"""Kind -> a file, and everything that is told of it."""
+"""Kind -> an invalid file, and its problems."""
 
 
 @pytest.mark.parametrize("kind", EVERYTHING_WRONG)
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, kind: str) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path, kind: str) -> None:
     text, problems = EVERYTHING_WRONG[kind]
     (file := tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(RecipeError) as caught:
