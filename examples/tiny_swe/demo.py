@@ -21,6 +21,7 @@ from build_suite import BUILD, build_dataset, build_images
 from own_engine import NoEngine, docker_engine
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
+from assay.callbacks import Say
 from assay.errors import AssayError
 from assay.recipes import ProfileRecipe, Serving, load_recipe
 from assay.records import Fingerprint
@@ -28,7 +29,7 @@ from assay.stages import judge_and_write, register_gates
 from assay.suite_recipe import SuiteRecipe
 from assay.terminal import console, print_verdicts
 from assay.verdict_records import GateReport
-from assay_evaluate.run import Candidate, Progress, evaluate
+from assay_evaluate.run import Candidate, evaluate
 from assay_evaluate.serve import Server, ServerSpec
 
 MODEL = "tiny-swe"
@@ -48,7 +49,7 @@ def write_scripts(folder: Path) -> list[Candidate]:
 
 
 @contextmanager
-def serve_script(spec: ServerSpec, on_progress: Progress) -> Iterator[Server]:
+def serve_script(spec: ServerSpec, on_progress: Say) -> Iterator[Server]:
     """In place of vLLM."""
     behaviours = json.loads((spec.checkpoint / "script.safetensors").read_text(encoding="utf-8"))
     with ScriptedModel(load_scripts(behaviours)) as model:
