@@ -9,7 +9,6 @@ computed here in FP32. How far the two are apart is therefore part of the result
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ import numpy as np
 
 from assay.records.base import Interval
 from assay.records.divergence import Agreement
+from assay.safe_files import read_json_object
+from assay.safetensors_index import INDEX_NAME, weight_map
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.divergence.drift import gather
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence
@@ -83,10 +84,9 @@ def _tensors(checkpoint: Path, names: Sequence[str]) -> Iterator[tuple[Path, str
     """Files of the checkpoint that hold one of `names`."""
     from safetensors import safe_open
 
-    index = checkpoint / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        yield from ((checkpoint / weight_map[name], name) for name in names if name in weight_map)
+    if (checkpoint / INDEX_NAME).is_file():
+        file_of = weight_map(f"{checkpoint}: {INDEX_NAME}", read_json_object(checkpoint, INDEX_NAME))
+        yield from ((checkpoint / file_of[name], name) for name in names if name in file_of)
         return
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
