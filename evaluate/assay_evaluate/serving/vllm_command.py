@@ -76,7 +76,8 @@ def vllm_command(
     """
     config = read_config(checkpoint)
     flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
-    if plugin:  # vLLM's check alone refuses whole checkpoints; assay_vllm/exemptions.py knows what they may lack
+    # vLLM's check alone refuses whole checkpoints; our load formats know what they may lack (assay_vllm/exemptions.py)
+    if plugin and "load-format" not in flags:
         own = flags.get("model-loader-extra-config") or {}
         flags["model-loader-extra-config"] = {"enable_weights_track": True, **own}
     _limit_length(flags, config)

@@ -402,6 +402,8 @@ def test_without_the_plugin_vllm_loads_as_it_does_by_itself(profile: ProfileReci
         "enable_weights_track": True,
         "enable_multithread_load": True,
     }
+    other = profile.model_copy(update={"vllm": {"load-format": "fastsafetensors"}})
+    assert "model-loader-extra-config" not in command_for(checkpoint, other, Serving()).flags
 
 
 def test_secrets_reach_neither_server_nor_fingerprint(
