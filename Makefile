@@ -5,12 +5,12 @@
 #   make quantize eval MODEL=/path/to/it    a checkpoint folder; a Hugging Face id works too
 #
 #   MODEL       recipe name, checkpoint folder or hub id   (default tiny-glm)
-#   PRECISIONS  e.g. "w4a16 nvfp4a16"                      (default: the model's list)
-#   PROFILE     recipes/profiles/: how vLLM is run         (default: chosen from the hardware)
-#   SUITE       recipes/suites/: what is measured          (default: quick for tiny-glm and on CPUs, full otherwise)
-#   WORKERS     threads that quantize                      (default: every core)
-#   MEMORY      bound of the quantizer's memory            (default: 2GiB)
-#   RUNS        where results go                           (default runs/)
+#   PRECISIONS  what to make: "w4a16 nvfp4a16"             (default: the model's list)
+#   PROFILE     how vLLM is run; see recipes/profiles/     (default: chosen from the hardware)
+#   SUITE       what is measured; see recipes/suites/      (default: quick for tiny-glm and on CPUs, full otherwise)
+#   WORKERS     threads of the quantizer                   (default: every core)
+#   MEMORY      most memory the quantizer may use          (default: 2GiB)
+#   RUNS        folder of the results                      (default runs/)
 
 MODEL ?= tiny-glm
 PRECISIONS ?=
@@ -41,11 +41,11 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 .NOTPARALLEL:
 .PHONY: help setup quantize eval report card gate swe-demo swe-images doctor test test-fast check lint bench bench-quantize clean
 
-help: ## this text
+help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-setup: ## both environments, when missing; side by side
+setup: ## build both environments, if they are missing
 	@missing=; $(MAKE) -qs .venv/.ready || missing=work; $(MAKE) -qs .venv-serve/.ready || missing="$$missing serve"; \
 	test -z "$$missing" || constraints/install.sh check $$missing
 	@$(MAKE) -s --no-print-directory .venv/.ready & work=$$!; $(MAKE) -s --no-print-directory .venv-serve/.ready; serve=$$?; \
@@ -60,48 +60,48 @@ setup: ## both environments, when missing; side by side
 	@touch $@
 
 # Together with `eval`, both environments are built side by side; `quantize` alone needs only the first.
-quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) ## every precision of MODEL, verified
+quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) ## make and verify every precision of MODEL
 	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
 
-eval: setup ## serve and measure the reference and every candidate; gates, report, cards
+eval: setup ## measure the reference and every candidate; write verdicts, report and cards
 	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"
 
-swe-demo: .venv/.ready ## SWE-bench in small: agents, containers, harness, verdict, report; needs Docker, no model
+swe-demo: .venv/.ready ## run a small SWE-bench with a scripted model, from agents to report; needs Docker
 	@.venv/bin/python examples/tiny_swe/demo.py --runs "$(RUNS)"
 
-swe-images: .venv/.ready ## repositories and images of examples/tiny_swe, for suite swe-tiny
+swe-images: .venv/.ready ## build the repositories and images of suite swe-tiny; needs Docker
 	@.venv/bin/python examples/tiny_swe/build_suite.py --images
 
-gate: .venv/.ready ## verdicts again; fails when one is not PASS
+gate: .venv/.ready ## judge again; fail unless every candidate is PASS
 	@$(assay) gate "$(MODEL)" --runs "$(RUNS)"
 
-report: .venv/.ready ## the report again, from the records
+report: .venv/.ready ## write the report again, from the records
 	@$(assay) report "$(MODEL)" --runs "$(RUNS)"
 
-card: .venv/.ready ## the model cards again, from the records
+card: .venv/.ready ## write the model cards again, from the records
 	@$(assay) card "$(MODEL)" --runs "$(RUNS)"
 
-doctor: .venv/.ready ## what this machine can do and what is missing
+doctor: .venv/.ready ## say what this machine can do and what is missing
 	@$(assay) doctor
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
-test: setup ## every test, real vLLM servers included
+test: setup ## run every test, real vLLM servers included (under 25 minutes on two cores)
 	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The rest of the tests needs vLLM, a Docker engine, a Ray cluster of its own, or minutes.
-test-fast: .venv/.ready ## tests that need neither server nor container, in two minutes
+test-fast: .venv/.ready ## run the tests that need neither server nor container (two minutes)
 	@.venv/bin/python -m pytest -m "not serve and not docker and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-check: .venv/.ready ## ruff, mypy, and which room imports which (import-linter)
+check: .venv/.ready ## run ruff, mypy and import-linter
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
 
-lint: check ## the same
+lint: check ## same as check
 
-bench: .venv/.ready ## the next in small: a few minutes, printed only
+bench: .venv/.ready ## run bench-quantize on small checkpoints, in a few minutes; print the results
 	@.venv/bin/python benchmarks/run.py --small
 
-bench-quantize: .venv/.ready ## engine, llm-compressor and cp side by side, 20 minutes; into benchmarks/RESULTS.md
+bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minutes; write benchmarks/RESULTS.md
 	@.venv/bin/python benchmarks/run.py --results benchmarks/RESULTS.md
 
-clean: ## build leftovers and caches; runs/ and the environments stay
+clean: ## remove build leftovers and caches; keep runs/ and the environments
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Recipes: what a person writes. YAML, strict, frozen; five kinds, one folder each under `recipes/`.
+"""Recipes: what a person writes, in YAML, strictly parsed; five kinds, one folder each under `recipes/`.
 
     models/      a model: where its weights are, its family, what it is compared with, which precisions, how it is served
     precisions/  what to quantize, by role, and what to keep
@@ -7,5 +7,5 @@
     gates/       limits, written down before the run
 
 In: a recipe's name or a YAML file, and the config.json of a checkpoint (`families`: how an architecture names its tensors).
-Out: frozen, checked objects. May import `assay.records`, `assay.errors` and `assay.safe_files`; neither torch nor vllm.
+Out: frozen, checked objects. May import `assay.records` and the small modules of `assay`; neither torch nor vllm.
 """

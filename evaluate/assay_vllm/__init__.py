@@ -7,6 +7,9 @@ log-probabilities of prompts as arrays.
 Emulation serves compressed-tensors checkpoints with their quantized values on any device: weights are dequantized once while
 they stream in; activations are quantized and dequantized at the input of every quantized matrix product. What is scored is the
 number format, not a kernel, and nothing is said about speed. vLLM calls `register` in every one of its processes.
+
+In: a checkpoint folder, through vLLM. Out: a served model, or an error that names what is missing. May import vLLM, torch and
+compressed-tensors, but no other package of this repository: it is installed beside vLLM without their dependencies.
 """
 
 from __future__ import annotations

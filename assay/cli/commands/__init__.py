@@ -1,4 +1,5 @@
 """One module for each command of `assay`: options in, one stage called, its record printed.
 
-May import everything. Commands do not import each other, but for `probe`, which hands `--lever` on to `lever`.
+In: options. Out: a record, printed, and an exit code. May import everything. Commands do not import each other, except
+`probe`, which passes `--lever` on to `lever`.
 """

@@ -1,5 +1,5 @@
-"""Failures that are not in the weights: found by probes, traced to a serving parameter by levers, to a layer by locate.
+"""Failures that are not in the weights: probes find them, levers name the serving parameter, locate names the layer.
 
-In: an endpoint, or a checkpoint that is served for it. Out: `ProbeReport`, `LeverReport`, `Location` records. `asker` and
+In: an endpoint, or a checkpoint that is served for it. Out: `ProbeReport`, `LeverReport`, `LocateReport`. `asker` and
 `endpoint` are what probes and levers share. May import tasks, asking, client, serving and statistics.
 """

@@ -1,7 +1,10 @@
-"""Round and pack rows of a weight, and measure them: the one place that knows how each scheme is computed.
+"""Round and pack rows of a weight, and measure the error: the one place that knows how each scheme is computed.
 
 Two engines with bit-identical parts: `reference` is the definition, in torch (reference.py); `fused` makes one pass over the
-rows in numba, releases the GIL and needs no torch (fused_*.py). Who reads the rows and who writes the parts is not known here.
+rows in numba, releases the GIL and needs no torch (fused_*.py).
+
+In: rows of a weight, the name of a scheme. Out: packed rows, sums of error and norm. Reads and writes no file. May import
+formats and storage.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Where shards are made elsewhere or come from elsewhere: Ray tasks on a cluster, sources streamed from the hub.
+"""Shards made by Ray tasks on a cluster, and sources streamed from the hub.
 
-In: what a runner of the engine is given. Out: finished shards and their records, the same bytes as on one machine. Optional:
-nothing else in this package imports it. May import engine and everything below it.
+In: what the engine gives a runner. Out: finished shards and their records, the same bytes as on one machine. Optional: no
+other room imports it. May import engine and everything below it.
 """

@@ -9,6 +9,7 @@
     predictions    preds.json, as both tools read it                   task          one SWE-bench task of a suite
 
 Both tools run in processes of their own: they print, read the environment and the working directory, and set limits of the
-process on import. What they leave on disk has their layout, so that either can be used on it by hand. May import what
-`tasks` may.
+process on import. What they leave on disk has their layout, so that either can be used on it by hand.
+
+In: a session with a served checkpoint, a `swe` task. Out: a `TaskResult`. May import what `tasks` may.
 """
