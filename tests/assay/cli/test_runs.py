@@ -125,6 +125,7 @@ def test_a_fine_tune_of_the_same_name_and_shape_gets_a_folder_of_its_own(run: Ru
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, server: FakeServer) -> None:
     source = Path("tuned")
     shutil.copytree(base, source)
@@ -168,6 +169,7 @@ def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, ser
     assert measured("runs/tuned") == first
 
 
+@pytest.mark.slow
 def test_a_second_suite_against_the_same_reference(run: Run, base: Path, server: FakeServer) -> None:
     two = pair(base, "X")
     evaluated(run, *two)
@@ -185,6 +187,7 @@ def test_a_second_suite_against_the_same_reference(run: Run, base: Path, server:
     assert measured("runs/fp8") == before
 
 
+@pytest.mark.slow
 def test_two_pairs_of_checkpoints_with_equal_names(run: Run, base: Path, server: FakeServer) -> None:
     evaluated(run, *pair(base, "A"))
     before = measured("runs/fp8")
@@ -227,6 +230,7 @@ def test_a_name_of_ones_own(run: Run, base: Path, server: FakeServer) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_older_folder_is_taken_over_if_its_records_agree(run: Run, base: Path, server: FakeServer) -> None:
     two = pair(base, "A")
     evaluated(run, *two)
@@ -279,6 +283,7 @@ def test_a_run_is_found_by_what_it_is_about(run: Run, base: Path, server: FakeSe
 
 
 # ------------------------------------------------------------------------------------------------ --out
+@pytest.mark.slow
 def test_out_keeps_its_records_in_its_own_folder(run: Run, base: Path, server: FakeServer) -> None:
     quantized(run, base, "--precision", "fp8", "--out", "made/fp8")
     plain = Path("plain")
@@ -334,6 +339,7 @@ def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run
     assert server.requests == []
 
 
+@pytest.mark.slow
 def test_any_two_checkpoints_may_have_other_sources_and_the_report_says_so(run: Run, base: Path, server: FakeServer) -> None:
     other = perturbed(base, Path("other"), 1)
     quantized(run, base, "--precision", "fp8", "--out", "made/fp8")
@@ -350,6 +356,7 @@ def test_any_two_checkpoints_may_have_other_sources_and_the_report_says_so(run: 
 
 
 # ------------------------------------------------------------------------------------------------ one evaluation at a time
+@pytest.mark.slow
 def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: FakeServer) -> None:
     """The second is refused; the lock of one that was killed is free, though a process it started lives on."""
     two = pair(base, "A")
@@ -406,6 +413,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ nothing is overwritten
+@pytest.mark.slow
 def test_a_measurement_of_another_checkpoint_is_kept(run: Run, base: Path, server: FakeServer) -> None:
     two = pair(base, "A")
     evaluated(run, *two)
@@ -419,6 +427,7 @@ def test_a_measurement_of_another_checkpoint_is_kept(run: Run, base: Path, serve
     assert "measured already" in err and "fp8: the earlier" not in err
 
 
+@pytest.mark.slow
 def test_a_new_reference_sets_aside_what_was_measured_otherwise(run: Run, base: Path, server: FakeServer) -> None:
     evaluated(run, *pair(base, "A"), "--candidate", make_checkpoint(base, Path("A/nvfp4"), "third"))
     assert len(measured("runs/fp8")) == 4
@@ -438,6 +447,7 @@ def test_a_new_reference_sets_aside_what_was_measured_otherwise(run: Run, base: 
     assert [name.split(".", 2)[2] for name in names] == ["1.json", "2.json"]
 
 
+@pytest.mark.slow
 def test_verdicts_of_earlier_candidates_are_made_again(run: Run, base: Path, server: FakeServer) -> None:
     evaluated(run, *pair(base, "A"))
     evaluated(run, "--reference", "A/fp8", "--candidate", make_checkpoint(base, Path("A/nvfp4"), "third"))
@@ -459,6 +469,7 @@ def test_probes_of_another_checkpoint_are_kept(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ report and gate
+@pytest.mark.slow
 def test_the_report_refuses_what_the_gate_refuses(run: Run, base: Path, server: FakeServer) -> None:
     evaluated(run, *pair(base, "A"))
     path = Path("runs/fp8/measurements/w4a16.json")

@@ -118,6 +118,7 @@ def launch(checkpoint: Path) -> VllmCommand:
     return vllm_command(checkpoint, profile, serving, speculate=True, port=1, served_model_name="model")
 
 
+@pytest.mark.slow
 def test_the_source_is_planned_and_launched_with_speculation(qwen3_next: Path, plans: dict[str, Plan]) -> None:
     assert mtp_line(plans["w4a16"]) == "mtp.* (1,553 tensors, 3.30 GB) is kept, BF16 as is"
     command = launch(qwen3_next)
@@ -133,6 +134,7 @@ def test_a_candidate_with_its_mtp_block_is_launched_alike(qwen3_next: Path, plan
     assert "num_nextn_predict_layers" not in config_json(plans["w4a16"])
 
 
+@pytest.mark.slow
 def test_a_dropped_block_is_not_drafted_with_and_that_is_said(plans: dict[str, Plan], tmp_path: Path) -> None:
     assert config_json(plans["w4a16-nomtp"])["num_nextn_predict_layers"] == 0
     folder = candidate(plans["w4a16-nomtp"], tmp_path / "nomtp")

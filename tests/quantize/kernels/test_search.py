@@ -25,6 +25,8 @@ from assay_quantize.kernels.search_grids import INT_FACTORS
 from assay_quantize.kernels.search_kinds import Int
 from assay_quantize.kernels.search_reference import fold
 
+pytestmark = pytest.mark.slow
+
 DTYPES = ("BF16", "F16", "F32")
 
 
@@ -51,7 +53,6 @@ def quantized(w: Array, dtype: str, scheme: str, importance: Array | None = None
     return quantize_rows(w, dtype, scheme, amax=amax, importance_I=weights, **{"observer": "mse", **how})  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_fused_search_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> None:
@@ -64,7 +65,6 @@ def test_fused_search_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> N
             assert_same_parts(got, want, f"{kind} {shape} {importance is not None}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w4a16_channel", "w8a8", "fp8_channel"])
 def test_rows_of_more_than_one_piece(scheme: str) -> None:
     w = weight("normal", (6, 128 * 128 + 136), "BF16")

@@ -336,6 +336,7 @@ def test_closing_waits_for_no_hub_that_does_not_answer(hub: Hub, tmp_path: Path,
     assert not (tmp_path / "staging" / ".download").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_no_hub_that_does_not_answer(hub: Hub, tmp_path: Path) -> None:
     began, go_on = threading.Event(), threading.Event()
 

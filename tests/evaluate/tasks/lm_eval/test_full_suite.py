@@ -117,7 +117,6 @@ def local_copy(folder: Path, name: str, rows: Callable[[int], Row]) -> str:
     return f"local_{name}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("task", "name"), leaves(), ids=lambda one: one if isinstance(one, str) else one.name)
 def test_a_task_by_name_is_built_asked_and_scored(tmp_path: Path, task: LmEvalTask, name: str) -> None:
     rows, right = next(made for prefix, made in reversed(ROWS.items()) if name.startswith(prefix))

@@ -17,6 +17,8 @@ from assay.recipes.suite import LmEvalTask, SuiteRecipe
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
 from assay_evaluate.tasks.lm_eval.load import CODE_EVAL, _configs, _manager
 
+pytestmark = pytest.mark.slow
+
 LM_EVAL_TASKS = [
     (suite, task)
     for suite in recipe_names("suites")
@@ -174,7 +176,6 @@ def lm_eval_alone(folder: Path, name: str, say: Callable[[str], str]) -> dict[st
     return verdicts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local_gsm8k_cot_zeroshot", "local_gsm8k"])
 @pytest.mark.parametrize("which", ["flexible-extract", "strict-match"])
 def test_gsm8k_is_scored_item_by_item_as_lm_eval_does(tmp_path: Path, gsm8k_folder: Path, name: str, which: str) -> None:
