@@ -44,7 +44,7 @@ class MtpBlock:
             return "config.json declares 0 MTP layers" + (", though its tensors are there" if self.stored else "")
         if self.declared is None:
             return "no MTP layers are declared in config.json" + (" or stored" if self.stored == 0 else "")
-        return f"config.json declares {self.declared} MTP layer(s), but no file of the index holds one"
+        return f"config.json declares {self.declared} MTP layer(s), but none is stored"
 
 
 def mtp_block(config: Mapping[str, Any], names: Iterable[str] | None) -> MtpBlock:

@@ -166,7 +166,7 @@ def test_an_index_without_the_block_is_not_drafted_with(qwen3_next: Path, tmp_pa
     declared = {**hollow.QWEN3_NEXT_CONFIG, "num_nextn_predict_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(declared))
     why = launch(tmp_path).why_undrafted
-    assert why == f"{asked}: config.json declares 1 MTP layer(s), but no file of the index holds one"
+    assert why == f"{asked}: config.json declares 1 MTP layer(s), but none is stored"
 
 
 def test_other_ways_to_draft_need_no_mtp_block(tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_runtime_modules_of_glm() -> None:
         "model.layers.0.mlp.experts.1.down_proj", "model.layers.1.eh_proj", "model.layers.1.shared_head.head",
     ]  # fmt: skip
     experts = "model.layers.0.mlp.experts"
-    assert runtime_modules("glm4_moe", modules, {}) == (
+    assert runtime_modules("glm4_moe", modules, {"num_hidden_layers": 1}) == (
         ("lm_head", "lm_head", ("lm_head",), ("lm_head",)),
         ("model.embed_tokens", "embedding", ("model.embed_tokens",), ("model.embed_tokens",)),
         ("model.layers.0.self_attn.qkv_proj", "linear", ("model.layers.0.self_attn.qkv_proj",), tuple(modules[2:5])),
