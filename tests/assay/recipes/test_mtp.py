@@ -128,6 +128,7 @@ def test_the_source_is_planned_and_launched_with_speculation(qwen3_next: Path, p
     assert resolve_target(str(qwen3_next)).recipe.serving.num_speculative_tokens == 1
 
 
+@pytest.mark.slow
 def test_a_candidate_with_its_mtp_block_is_launched_alike(qwen3_next: Path, plans: dict[str, Plan], tmp_path: Path) -> None:
     command, source = launch(candidate(plans["w4a16"], tmp_path / "w4a16")), launch(qwen3_next)
     assert (command.speculation, command.flags, command.why_undrafted) == (DRAFTS, source.flags, None)
@@ -153,6 +154,7 @@ def test_a_dropped_block_is_not_drafted_with_and_that_is_said(plans: dict[str, P
     assert lines == [said]
 
 
+@pytest.mark.slow
 def test_an_index_without_the_block_is_not_drafted_with(qwen3_next: Path, tmp_path: Path) -> None:
     """Qwen3-Coder-Next is published so: the same architecture and config, no `mtp.*`."""
     index = json.loads((qwen3_next / INDEX_NAME).read_text())
