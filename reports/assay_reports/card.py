@@ -192,12 +192,10 @@ def _model_recipe(model: str) -> ModelRecipe | None:
 
 
 def _base_model(plan: Plan, recipe: ModelRecipe | None) -> str | None:
-    """The hub id of what was quantized: the recipe's, or the plan's source if that is an id and not a folder."""
+    """The hub id of what was quantized: the recipe's, or the plan's source if it was read from the hub. None: a folder."""
     if recipe is not None and recipe.source.hub is not None:
         return recipe.source.hub
-    words = plan.source.split("/")
-    looks_like_id = len(words) == 2 and all(words) and not plan.source.startswith((".", "~"))
-    return plan.source if looks_like_id and not Path(plan.source).exists() else None
+    return plan.source if plan.source_revision is not None else None
 
 
 def _licence(checkpoint: Path) -> str | None:

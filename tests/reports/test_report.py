@@ -473,6 +473,13 @@ def test_card_of_the_reference_is_not_judged(run_dir: Path) -> None:
     assert "divergence from" not in card
 
 
+def test_a_relative_folder_is_no_model_of_the_hub(tmp_path: Path) -> None:
+    """`a/checkpoint-1000` looks like an id; the card is read where no such folder lies."""
+    write_checkpoint(tmp_path / MODEL, "w4a16", source="a/checkpoint-1000")
+    card = ModelCard.load(write_card(tmp_path / MODEL, "w4a16"))
+    assert card.data.base_model is None and "huggingface.co/a/" not in card.text
+
+
 def test_card_right_after_quantizing_says_not_measured(tmp_path: Path) -> None:
     run_dir = tmp_path / MODEL
     write_checkpoint(run_dir, "w4a16", source="/data/models/tiny-glm")

@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS requests (
 );
 CREATE TABLE IF NOT EXISTS items (key TEXT PRIMARY KEY, what TEXT NOT NULL, items NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, counters TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS file_hashes (path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, sha256 TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS hashes_of_files (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, sha256 TEXT NOT NULL);
 """
 
 ReplyStatus = Literal["answered", "refused", "failed"]
@@ -297,14 +297,14 @@ class Journal:
         self._execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (key, canonical_json(total)))
 
     def file_sha256(self, path: Path) -> str:
-        """SHA-256 (hex) of a file, remembered until its size or modification time changes."""
+        """SHA-256 (hex) of a file, remembered until it is written to or another takes its place, whatever its times say."""
         stat = path.stat()
-        rows = self._execute("SELECT size, mtime_ns, sha256 FROM file_hashes WHERE path = ?", (str(path),))
-        if rows and rows[0][:2] == (stat.st_size, stat.st_mtime_ns):
-            return str(rows[0][2])
+        stamp = f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino}"
+        rows = self._execute("SELECT stamp, sha256 FROM hashes_of_files WHERE path = ?", (str(path),))
+        if rows and rows[0][0] == stamp:
+            return str(rows[0][1])
         digest = sha256_of_file(path)
-        values = (str(path), stat.st_size, stat.st_mtime_ns, digest)
-        self._execute("INSERT OR REPLACE INTO file_hashes VALUES (?, ?, ?, ?)", values)
+        self._execute("INSERT OR REPLACE INTO hashes_of_files VALUES (?, ?, ?)", (str(path), stamp, digest))
         return digest
 
 

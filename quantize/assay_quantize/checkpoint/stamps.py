@@ -51,8 +51,11 @@ def _shown(data: str) -> str:
     kind, _, rest = data.partition(":")
     if kind != "stamp":
         return f"{kind} {rest[:12]}"
-    num_bytes, written_ns = (int(number) for number in rest.split(":")[:2])
-    return f"{num_bytes} bytes of {datetime.datetime.fromtimestamp(written_ns / 1e9):%Y-%m-%d %H:%M:%S}"
+    try:
+        num_bytes, written_ns = (int(number) for number in rest.split(":")[:2])
+        return f"{num_bytes} bytes of {datetime.datetime.fromtimestamp(written_ns / 1e9):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):  # no stamp of ours, or of a year that no calendar has
+        return data[:80]
 
 
 def stamps_of(source: Path, shards: Iterable[str]) -> dict[str, FileStamp]:

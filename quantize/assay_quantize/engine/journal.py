@@ -24,11 +24,10 @@ from assay.errors import AssayError, QuantizeError
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay.safe_files import open_ours
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import fsync_folder, planned_shards
 from assay_quantize.checkpoint.stamps import FileStamp, check_stamps, other_data
 from assay_quantize.storage.hash_files import MOST_AT_ONCE, hash_file
-
-JOURNAL = "assay_journal.jsonl"
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +35,15 @@ log = logging.getLogger(__name__)
 @contextmanager
 def locked_journal(folder: Path) -> Iterator[TextIO]:
     """The journal, open for reading and appending, locked against a second process."""
+    path = folder / JOURNAL
     # a torn line may end inside a character
-    with open(folder / JOURNAL, "a+", encoding="utf-8", errors="backslashreplace", opener=_open_ours) as journal:
+    with open(path, "a+", encoding="utf-8", errors="backslashreplace", opener=_open_ours) as journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise QuantizeError(f"{folder}: another process is quantizing into it; wait for it, or end it") from None
+        if not path.exists() or not os.path.samestat(os.fstat(journal.fileno()), path.stat()):
+            raise QuantizeError(f"{folder}: another process has just finished there; run the same command again")
         yield journal
 
 

@@ -22,13 +22,13 @@ from assay.records.plan import Plan
 from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay.safe_files import stays_inside
 from assay.safetensors_index import INDEX_NAME
-from assay_quantize.checkpoint.file_names import CONFIG, WEIGHT_SUFFIXES
+from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
 from assay_quantize.checkpoint.shard_files import fsync_folder, planned_shards
 from assay_quantize.formats.config_groups import config_json
 
 MAX_COPIED_BYTES = 256 << 20
 """A file beside the weights that is larger than this is not a tokenizer."""
-MADE_HERE = frozenset({CONFIG, INDEX_NAME, MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, "README.md"})
+MADE_HERE = frozenset({CONFIG, INDEX_NAME, JOURNAL, MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, "README.md"})
 OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"})
 """Not copied: they describe the source's own weights, and vLLM takes the last one for a model's config."""
 

@@ -22,10 +22,11 @@ from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
 from assay.records.manifest import Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
 from assay_quantize.checkpoint.stamps import FileStamp, data_of_files, other_data, stamps_of
 from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget, resident_bytes
-from assay_quantize.engine.journal import JOURNAL, append, locked_journal, resume, size_of
+from assay_quantize.engine.journal import append, locked_journal, resume, size_of
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.publish import files_to_copy, publish
 from assay_quantize.engine.shards import ShardOptions
@@ -108,6 +109,11 @@ def quantize(
     is_new = not out_folder.exists()
     out_folder.mkdir(parents=True, exist_ok=True)
     with locked_journal(out_folder) as journal:
+        if (finished := load_manifest(out_folder)) is not None:  # by another process, between the check and the lock
+            (out_folder / JOURNAL).unlink()
+            if is_complete(plan, out_folder, digest):
+                return finished
+            check_folder(plan, out_folder, digest)
         done = resume(
             plan, digest, source, source_files, out_folder, journal, workers=options.workers, on_progress=on_progress
         )  # fmt: skip

@@ -25,16 +25,17 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
+import assay_quantize.engine.quantize as engine
 from assay.cli.progress import ShardProgress
 from assay.errors import AssayError, QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.manifest import ShardRecord
+from assay.records.manifest import Manifest, ShardRecord
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import header_bytes, held_bytes, layout
 from assay_quantize.engine.budget import RUNTIME_BYTES, Budget, parse_memory, plan_budget, slab_budget_bytes, window_of
-from assay_quantize.engine.journal import JOURNAL
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result, WritingStopped
 from assay_quantize.engine.quantize import quantize
@@ -44,6 +45,7 @@ from assay_quantize.formats.schemes import output_tensors
 from assay_quantize.kernels.devices import default_workers
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.slabs import SLAB_BYTES, cut, least_slab_bytes
+from assay_quantize.verify.verify import verify
 
 TINY: dict[str, Any] = {"num_layers": 2, "num_experts": 2, "hidden": 128, "dense_intermediate": 128}
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -389,6 +391,34 @@ def test_a_source_whose_time_was_set_back_is_still_another(source: Path, tmp_pat
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(QuantizeError, match=rf"{SHARDS[1]} was .*, is another file of the same size and time"):
         quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")
+
+
+@pytest.mark.parametrize("precision", ["w4a16", "fp8"])
+def test_who_finishes_between_the_check_and_the_lock_is_not_overwritten(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    out, lock = tmp_path / "out", engine.locked_journal
+    others: list[Manifest] = []
+
+    def late(folder: Path) -> Any:
+        monkeypatch.setattr(engine, "locked_journal", lock)
+        others.append(quantize(plan_for(source, precision), source, folder, device="cpu"))
+        return lock(folder)
+
+    monkeypatch.setattr(engine, "locked_journal", late)
+    if precision == "w4a16":
+        assert quantize(plan_for(source, "w4a16"), source, out, device="cpu") == others[0]
+    else:
+        with pytest.raises(QuantizeError, match="holds a finished checkpoint of another plan"):
+            quantize(plan_for(source, "w4a16"), source, out, device="cpu")
+    assert Manifest.load(out / "assay_manifest.json") == others[0] and not (out / JOURNAL).exists()
+
+
+def test_a_source_with_a_journal_of_ours_is_quantized_like_any_other(source: Path, tmp_path: Path) -> None:
+    ours, out = copied(source, tmp_path / "source"), tmp_path / "out"
+    (ours / JOURNAL).write_text("left by a run that was killed")
+    manifest = quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")
+    assert JOURNAL not in manifest.files and verify(out, source=ours).passed
 
 
 def test_a_source_that_changes_during_the_run_is_refused_by_name(source: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.engine.journal import JOURNAL
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.plan.planner import make_plan
 
 pytestmark = pytest.mark.slow

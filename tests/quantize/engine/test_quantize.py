@@ -26,7 +26,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import Manifest, ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.engine.journal import JOURNAL
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import is_complete, quantize
 from assay_quantize.kernels import dequantize_weight, relative_error

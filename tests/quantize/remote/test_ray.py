@@ -23,10 +23,10 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import MANIFEST
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.hub import open_hub_checkpoint
 from assay_quantize.checkpoint.shard_files import planned_shards
 from assay_quantize.engine.budget import resident_bytes
-from assay_quantize.engine.journal import JOURNAL
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.engine.shards import ShardOptions

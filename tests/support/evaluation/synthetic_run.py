@@ -28,6 +28,7 @@ from assay_evaluate.statistics import wilson
 from assay_evaluate.verdicts.gates import judge
 
 MODEL = "tiny-glm"
+HUB_ID, REVISION = "zai-org/tiny-glm", "c" * 40
 SOURCE_FILES = {"model-00001-of-00002.safetensors": "sha256:" + "5" * 64}
 BYTES = {"bf16": 14_600_000, "fp8": 9_100_000, "nvfp4a16": 6_700_000, "w4a16": 6_300_000}
 LOSS = {"fp8": 0.0, "fp8-repeat": 0.0, "bf16": 0.0, "w4a16": 0.01, "nvfp4a16": 0.02}
@@ -57,7 +58,7 @@ def checkpoint_sha256(precision: str) -> str:
     return make_manifest(precision).checkpoint_sha256
 
 
-def write_checkpoint(run_dir: Path, precision: str, source: str = "zai-org/tiny-glm") -> Plan:
+def write_checkpoint(run_dir: Path, precision: str, source: str = HUB_ID) -> Plan:
     """PRECISION/{plan.json, verify.json, checkpoint/assay_manifest.json}."""
     plan = make_plan(precision, source)
     plan.save(run_dir / precision / "plan.json")
@@ -66,7 +67,7 @@ def write_checkpoint(run_dir: Path, precision: str, source: str = "zai-org/tiny-
     return plan
 
 
-def make_plan(precision: str, source: str = "zai-org/tiny-glm") -> Plan:
+def make_plan(precision: str, source: str = HUB_ID) -> Plan:
     """A handful of tensors, one or more of every role a GLM-4-MoE has."""
     recipe = load_recipe(PrecisionRecipe, precision)
     shares = {
@@ -92,14 +93,14 @@ def make_plan(precision: str, source: str = "zai-org/tiny-glm") -> Plan:
         )  # fmt: skip
     return Plan(
         model=MODEL, precision=precision, family="glm4_moe", source=source, source_sha256=sha256_of("source"),
-        source_files=SOURCE_FILES,
+        source_files=SOURCE_FILES, source_revision=REVISION if source == HUB_ID else None,
         recipe_sha256=recipe.sha256, precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config={"model_type": "glm4_moe", "max_position_embeddings": 4096, "num_nextn_predict_layers": 1},
         mtp_layers=(9,), ignore=("lm_head", r"re:.*\.mlp\.gate$", r"re:model\.layers\.9\..*"), tensors=tuple(tensors),
     )  # fmt: skip
 
 
-def make_manifest(precision: str, source: str = "zai-org/tiny-glm") -> Manifest:
+def make_manifest(precision: str, source: str = HUB_ID) -> Manifest:
     plan = make_plan(precision, source)
     error = {"fp8": 0.0231, "w4a16": 0.0874, "nvfp4a16": 0.0951}[precision]
     return Manifest(
