@@ -168,6 +168,10 @@ def _probe_url(
     from assay_evaluate.diagnosis.probes.run_probes import run_probes
 
     find = functools.partial(find_endpoint, model=model, timeout_s=settings.timeout_s, headers=headers)
+    if run is not None and label is None:
+        raise AssayError(
+            "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
+        )
     endpoint = find(url)
     other = None if without_speculation is None else find(without_speculation)
     name = safe_name(endpoint.model)

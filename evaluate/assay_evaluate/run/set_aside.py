@@ -70,12 +70,13 @@ def make_room_for_probes(run_dir: Path, label: str, checkpoint_sha256: str | Non
         there = ProbeReport.load(path).checkpoint_sha256
     except AssayError:
         there = None
-    if there == checkpoint_sha256:
+    if there is not None and there == checkpoint_sha256:
         return None
     place = set_aside(path, there)
     if ledger_of(path).is_file():
         ledger_of(path).replace(ledger_of(place))
-    return f"{label}: the earlier probes are of another checkpoint; moved to {place}"
+    whose = "another checkpoint" if there and checkpoint_sha256 else "a server that may hold another checkpoint"
+    return f"{label}: the earlier probes are of {whose}; moved to {place}"
 
 
 def _how_other(there: Measurement, now: Measurement) -> str | None:

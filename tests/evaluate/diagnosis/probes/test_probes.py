@@ -467,3 +467,15 @@ def test_the_stub_is_what_it_says() -> None:
             one = report_asker.send(Ask("x", "/v1/chat/completions", body))
             assert set(one.text) <= set(letters) and one.reply.finish_reason == "stop"
             assert longest_loop(one.reply.token_ids or ())[1] < 24
+
+
+def test_a_server_does_not_choose_whose_probes_it_replaces(run: Run) -> None:
+    with StubServer(extras=False) as server:
+        code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", 4, "--run", "here")
+        assert code == 2 and "--run with a URL: say --label as well" in err
+        for _ in range(2):
+            code, _, err = run(
+                "probe", server.base_url, "--probes", "argmax", "--requests", 4, "--label", "w4a16", "--run", "here"
+            )
+    assert "w4a16: the earlier probes are of a server that may hold another checkpoint; moved to here/probes/earlier/" in err
+    assert len(list(Path("here/probes/earlier").glob("w4a16.unknown.*.json"))) == 1
