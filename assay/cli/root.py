@@ -14,19 +14,19 @@ from typing import Annotated
 import typer
 
 from assay import __version__
-from assay.cli.commands.calibrate import calibrate
-from assay.cli.commands.card import card
-from assay.cli.commands.doctor import doctor
-from assay.cli.commands.evaluate import evaluate
-from assay.cli.commands.gate import gate
-from assay.cli.commands.locate import locate
-from assay.cli.commands.plan import plan
-from assay.cli.commands.probe import probe
-from assay.cli.commands.quantize import quantize
-from assay.cli.commands.recipes import list_recipes
-from assay.cli.commands.report import report
-from assay.cli.commands.serve import serve
-from assay.cli.commands.verify import verify
+from assay.cli.commands.about.doctor import doctor
+from assay.cli.commands.about.recipes import list_recipes
+from assay.cli.commands.diagnose.locate import locate
+from assay.cli.commands.diagnose.probe import probe
+from assay.cli.commands.make.calibrate import calibrate
+from assay.cli.commands.make.plan import plan
+from assay.cli.commands.make.quantize import quantize
+from assay.cli.commands.make.verify import verify
+from assay.cli.commands.measure.evaluate import evaluate
+from assay.cli.commands.measure.serve import serve
+from assay.cli.commands.results.card import card
+from assay.cli.commands.results.gate import gate
+from assay.cli.commands.results.report import report
 from assay.cli.terminal import console, say_error
 from assay.errors import AssayError
 from assay.foreign_text import one_line

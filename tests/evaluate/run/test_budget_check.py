@@ -13,7 +13,7 @@ import pytest
 from fake_server import FakeServer, Scripted
 from typer.testing import CliRunner
 
-import assay.cli.commands.evaluate
+import assay.cli.commands.measure.evaluate
 from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
@@ -180,7 +180,7 @@ def test_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_truncate
         tasks=(judge_budget(task_result("x", "needle", [cut], 8), max_truncated),),
     )  # fmt: skip
     asked: list[Any] = []
-    monkeypatch.setattr(assay.cli.commands.evaluate, "check_budgets_of", lambda *given: asked.append(given) or checked)
+    monkeypatch.setattr(assay.cli.commands.measure.evaluate, "check_budgets_of", lambda *given: asked.append(given) or checked)
     for name in ("a", "b"):
         shutil.copytree(Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint", tmp_path / name)
     arguments = ["evaluate", "--reference", str(tmp_path / "a"), "--candidate", str(tmp_path / "b"), "--suite", "quick"]

@@ -120,7 +120,7 @@ def _probe_levers(
     as_json: bool,
 ) -> NoReturn:
     """Exit 1 if requests failed, whatever it hangs on."""
-    from assay.cli.commands.lever import levers, parse_levers, print_levers
+    from assay.cli.commands.diagnose.lever import levers, parse_levers, print_levers
     from assay_evaluate.diagnosis.levers.search import LeverSettings
 
     settings = LeverSettings(

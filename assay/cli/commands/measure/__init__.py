@@ -1,0 +1,1 @@
+"""Commands that serve checkpoints and measure them: serve, evaluate."""

@@ -1,0 +1,1 @@
+"""Commands that read a run's records, and start nothing: gate, report, card."""
