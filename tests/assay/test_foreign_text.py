@@ -32,13 +32,13 @@ from assay.recipes.profile import Hardware, ProfileRecipe
 from assay.records.locate import LocateReport, Remedy
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, probes_place
-from assay_evaluate.client.connection import Connection, TransportError
 from assay_evaluate.client.replies import message_in
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import write_bundle
 from assay_evaluate.diagnosis.levers.settings import Setting
 from assay_evaluate.diagnosis.locate.locate import write_remedy
 from assay_evaluate.serving.external import get, meet_server, require_same
+from assay_evaluate.transport.connection import Connection, TransportError
 from assay_reports.card import write_card
 from assay_reports.report import write_report
 

@@ -1,5 +1,5 @@
-"""From requests to replies: HTTP, retries, several servers at once, and the journal that keeps every reply.
+"""From requests to replies: retries, several servers at once, and the journal that keeps every reply.
 
 In: requests under an identity (checkpoint, fingerprint, suite). Out: replies; one that is in the journal is not asked for
-again. May import `assay` only.
+again. May import `assay` and transport.
 """

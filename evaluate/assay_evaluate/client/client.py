@@ -22,10 +22,10 @@ import httpx
 
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay.foreign_text import shown
-from assay_evaluate.client.connection import Connection, TransportError
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.replies import message_in, read_reply
+from assay_evaluate.transport.connection import Connection, TransportError, root_url
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 """HTTP statuses that say nothing about the request itself."""
@@ -296,11 +296,6 @@ class Client:
 
 def _gone(error: ServeError) -> str:
     return f"the server is gone, what was answered is kept, run again to go on: {error}"
-
-
-def root_url(url: str) -> str:
-    """The server's address without a trailing /v1: `/tokenize` is beside the versioned API, not under it."""
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def error_message(response: httpx.Response) -> str:

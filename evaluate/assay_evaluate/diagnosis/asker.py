@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 from assay.errors import MeasureError
 from assay.foreign_text import shown
-from assay_evaluate.client.connection import NO_HEADERS, Connection, TransportError
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.replies import message_in, read_reply
 from assay_evaluate.serving.external import fingerprint_in
+from assay_evaluate.transport.connection import NO_HEADERS, Connection, TransportError
 
 Token = int | str
 """An id where the server tells ids, else the token's text."""

@@ -10,9 +10,9 @@ from assay.errors import MeasureError, ServeError
 from assay.foreign_text import shown
 from assay.records.probe import Offer
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS
-from assay_evaluate.client.client import root_url
 from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange
 from assay_evaluate.serving.external import find_version, get, list_models, sum_metrics
+from assay_evaluate.transport.connection import root_url
 
 QUESTION = [{"role": "user", "content": "1 + 1"}]
 EXTENDED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}

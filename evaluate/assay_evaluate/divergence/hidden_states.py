@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from assay.atomic_files import replacing
 from assay.errors import MeasureError, ServeError
 from assay.records.base import sha256_of
-from assay_evaluate.client.client import Endpoint, NotMeasured, root_url
-from assay_evaluate.client.connection import Connection, TransportError
+from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.client.replies import message_in
 from assay_evaluate.divergence.documents import Document
+from assay_evaluate.transport.connection import Connection, TransportError, root_url
 
 if TYPE_CHECKING:
     import torch

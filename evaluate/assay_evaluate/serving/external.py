@@ -16,6 +16,7 @@ from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import Fingerprint
+from assay_evaluate.transport.connection import root_url
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -32,7 +33,7 @@ class External:
 
 def meet_server(url: str, *, checkpoint: Path, profile: ProfileRecipe, wanted_model: str) -> External:
     """Ask the server at `url` who it is. ServeError if it does not answer, or is known to serve something else."""
-    base_url = url.rstrip("/").removesuffix("/v1")
+    base_url = root_url(url)
     what = f"the server of profile {profile.name} (`{'base_url' if profile.base_url else 'base_urls'}: {url}`)"
     models = list_models(base_url, what=what)
     model = next((m for m in models if m["id"] == wanted_model), models[0])

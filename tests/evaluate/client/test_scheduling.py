@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import select
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +20,6 @@ from assay.recipes.profile import Hardware, ProfileRecipe
 from assay_evaluate.asking.dialect import CHAT, Dialect
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import WINDOW, Client
-from assay_evaluate.client.connection import Connection, HttpReply, TransportError
 from assay_evaluate.client.dispatch import Flight
 from assay_evaluate.client.journal import Identity, Journal, Request
 from assay_evaluate.serving.server import ServerSpec, planned_fingerprint, serve
@@ -244,37 +241,6 @@ def test_a_server_of_somebody_else_may_come_back(tmp_path: Path, checks: int, co
             with pytest.raises(MeasureError, match="the server is gone, what was answered is kept, run again"):
                 client.ask([request("t", "0")])
             assert (len(asked(server)), journal.count("asked"), journal.count("failed")) == (4, 1, 0)
-
-
-def test_connection_that_was_closed_while_idle_is_opened_anew() -> None:
-    """As servers do after some seconds, without a word in the reply before."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            self.close_connection = True
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        connection = Connection(f"http://127.0.0.1:{server.server_address[1]}/prefix", read_s=20)
-        for number in range(5):
-            assert connection.post("/echo", b"%d" % number) == HttpReply(200, b"%d" % number)
-            poll = select.poll()
-            poll.register(connection._http.sock, select.POLLIN)  # type: ignore[arg-type]
-            assert poll.poll(20_000), "the server has not hung up"
-        connection.close()
-        server.shutdown()
-    with pytest.raises(TransportError, match="ConnectionRefusedError"):
-        connection.post("/echo", b"{}")
 
 
 def test_a_server_started_anew_in_another_way_is_noticed(tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.base import write_text_atomically
 from assay.records.locate import LocateReport, Parting, PointDifference, Remedy
 from assay.records.manifest import load_manifest
-from assay_evaluate.client.client import root_url
 from assay_evaluate.diagnosis.locate.compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
 from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations, read_weights, watching
 from assay_evaluate.serving.external import list_models
 from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.serving.vllm_command import with_cores
 from assay_evaluate.tasks.items import arithmetic_item
+from assay_evaluate.transport.connection import root_url
 
 NUM_PROMPTS = 8
 WORST_SHOWN = 12

@@ -35,6 +35,11 @@ class HttpReply:
         return self.body.decode("utf-8", errors="replace")
 
 
+def root_url(url: str) -> str:
+    """The server's address without a trailing /v1: `/tokenize` is beside the versioned API, not under it."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 class Connection:
     """Posts JSON to one server. Not for several threads. Proxy settings of the machine are not looked at."""
 
