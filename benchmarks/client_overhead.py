@@ -22,8 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,7 @@ class Endpoint:
     base_url: str
     model: str = "model"
     max_model_len: int | None = 32768
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def base_urls(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -109,6 +109,8 @@ class ScriptedModel:
     """Called with the number of the request, before it is answered."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     max_model_len: int = 4096
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What every client must send; 401 without it."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,6 +201,9 @@ def _handler(scripted: ScriptedModel) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self.has_key():
+                self.send(401, {"error": "Unauthorized"})
+                return
             answer = scripted.reply(body, self.path)
             if not scripted.is_alive:  # it died meanwhile: the reply is lost
                 self.close_connection = True
@@ -209,8 +214,14 @@ def _handler(scripted: ScriptedModel) -> type[BaseHTTPRequestHandler]:
             if not scripted.is_alive:
                 self.close_connection = True
                 return
+            if not self.has_key():
+                self.send(401, {"error": "Unauthorized"})
+                return
             known = {"/health": {}, "/v1/models": {"data": [{"id": scripted.model, "max_model_len": scripted.max_model_len}]}}
             self.send(200 if self.path in known else 404, known.get(self.path, {}))
+
+        def has_key(self) -> bool:
+            return all(self.headers[name] == value for name, value in scripted.headers.items())
 
         def send(self, status: int, data: dict[str, Any]) -> None:
             payload = json.dumps(data).encode()

@@ -13,7 +13,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -55,6 +55,10 @@ class Endpoint(Protocol):
     def model(self) -> str: ...
     @property
     def max_model_len(self) -> int | None: ...
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Sent with every request: an authorization, say. Not for records, the journal or messages."""
+
     def check_alive(self) -> None:
         """Raise ServeError, with the tail of the log, if the server is gone; UnreachableError if it may come back."""
 
@@ -95,7 +99,12 @@ class Client:
         self._called: str | None = None
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         # trust_env=False: a proxy setting of the machine must not come between us and the loopback.
-        self._http = httpx.Client(base_url=self._urls[0], timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
+        self._http = httpx.Client(
+            base_url=self._urls[0],
+            headers=dict(endpoint.headers),
+            timeout=httpx.Timeout(timeout_s, connect=10.0),
+            trust_env=False,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +237,7 @@ class Client:
         self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
 
     def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
-        with closing(Connection(self._urls[lane], read_s=self._timeout_s)) as connection:
+        with closing(Connection(self._urls[lane], read_s=self._timeout_s, headers=self.endpoint.headers)) as connection:
             for job in jobs:
                 yield self._put(connection, job)
 

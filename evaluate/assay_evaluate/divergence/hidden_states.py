@@ -137,7 +137,7 @@ def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype:
 def _connections(endpoint: Endpoint, concurrency: int) -> Iterator[queue.SimpleQueue[Connection]]:
     """One per thread; servers of the same checkpoint share the work."""
     urls = [root_url(url) for url in endpoint.base_urls]
-    made = [Connection(urls[number % len(urls)], read_s=3600.0) for number in range(concurrency)]
+    made = [Connection(urls[n % len(urls)], read_s=3600.0, headers=endpoint.headers) for n in range(concurrency)]
     free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
     for connection in made:
         free.put(connection)

@@ -13,7 +13,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +73,8 @@ class Server:
     process: SupervisedProcess | None = field(default=None, repr=False)
     others: tuple[str, ...] = ()
     """More servers of the same checkpoint, each asked its share of the items."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request: an authorization, say. In no record, journal or log."""
 
     @property
     def base_urls(self) -> tuple[str, ...]:
@@ -88,13 +90,14 @@ class Server:
         """Raise ServeError, with the tail of the log, if the server is gone; also if it ended with status 0."""
         if self.process is None:
             for url in self.base_urls:
-                get(url, "/health", what="the server of `base_url`")
+                get(url, "/health", what="the server of `base_url`", headers=self.headers)
         elif (status := self.process.exit_status()) is not None:
             raise ServeError(_post_mortem(f"vLLM stopped while serving (exit status {status})", self.process))
 
     def metrics(self) -> dict[str, float]:
         """vLLM's counters and gauges, summed over labels and servers: `vllm:spec_decode_num_accepted_tokens_total`..."""
-        return sum_metrics("\n".join(get(url, "/metrics", what="vLLM's metrics").text for url in self.base_urls))
+        pages = [get(url, "/metrics", what="vLLM's metrics", headers=self.headers).text for url in self.base_urls]
+        return sum_metrics("\n".join(pages))
 
 
 @contextmanager

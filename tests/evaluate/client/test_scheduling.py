@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +42,7 @@ class Together:
     servers: tuple[FakeServer, ...]
     model: str = "model"
     max_model_len: int | None = 4096
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def base_urls(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -57,6 +57,8 @@ class FakeServer:
 
     model = "model"
     version = "0"
+    headers: Mapping[str, str] = {}
+    """What every request must carry; 401 without it."""
     system_fingerprint: str | None = None
     fingerprint: Fingerprint | None = None
     """Set by tests that hand this out as a `serve.Server`."""
@@ -271,6 +273,8 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self.has_key():
+                return
             answered = server.answer(self.path, body)
             if answered is None:
                 self.close_connection = True
@@ -279,7 +283,14 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             server.wrote(self.path, body)
 
         def do_GET(self) -> None:
-            self.send(*server.tell(self.path))
+            if self.has_key():
+                self.send(*server.tell(self.path))
+
+        def has_key(self) -> bool:
+            has = all(self.headers[name] == value for name, value in server.headers.items())
+            if not has:
+                self.send(401, {"error": "Unauthorized"})
+            return has
 
         def send(self, status: int, data: dict[str, Any] | bytes) -> None:
             payload = data if isinstance(data, bytes) else json.dumps(data).encode()

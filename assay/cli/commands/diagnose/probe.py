@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -17,6 +16,7 @@ from assay.errors import AssayError
 from assay.foreign_text import check_label, safe_name
 from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
 from assay_evaluate.run.set_aside import make_room_for_probes
+from assay_evaluate.serving.api_key import bearer
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
@@ -87,9 +87,8 @@ def probe(
     )  # fmt: skip
     names = None if probes is None else [name for name in probes.replace(" ", "").split(",") if name]
     if re.match(r"https?://", target):
-        report, path = _probe_url(
-            target, settings, names, model, without_speculation, label, run, runs, _bearer(api_key_env)
-        )  # fmt: skip
+        headers = bearer(api_key_env, "--api-key-env")
+        report, path = _probe_url(target, settings, names, model, without_speculation, label, run, runs, headers)
     else:
         if without_speculation is not None or model is not None or api_key_env is not None:
             raise AssayError(
@@ -133,15 +132,6 @@ def _probe_levers(
     else:
         print_levers(found, stdout(soft_wrap=not console.is_terminal))
     raise typer.Exit(1 if found.baseline.failures else 0)
-
-
-def _bearer(variable: str | None) -> dict[str, str]:
-    """The header; the key itself is on no command line and in no record."""
-    if variable is None:
-        return {}
-    if not (key := os.environ.get(variable)):
-        raise AssayError(f"--api-key-env {variable}: no such environment variable, or it is empty; export it first")
-    return {"Authorization": f"Bearer {key}"}
 
 
 def _new_place(folder: Path, label: str, checkpoint_sha256: str | None) -> Path:

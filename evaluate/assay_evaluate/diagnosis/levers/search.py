@@ -166,7 +166,7 @@ class Search:
     def observe(self, endpoint: ProbedEndpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
         """Every request `num_passes` times. asks: only these; None: all."""
         started = time.monotonic()
-        with Asker(endpoint.base_url, endpoint.model) as asker:
+        with Asker(endpoint.base_url, endpoint.model, headers=endpoint.headers) as asker:
             session = self.session(endpoint, asker)
             wanted = list(asks) if asks is not None else self.requests(session)
             passes = []
@@ -200,7 +200,7 @@ class Search:
 
     def asks(self, endpoint: ProbedEndpoint) -> list[Ask]:
         """The requests as this endpoint is asked them."""
-        with Asker(endpoint.base_url, endpoint.model) as asker:
+        with Asker(endpoint.base_url, endpoint.model, headers=endpoint.headers) as asker:
             return self.requests(self.session(endpoint, asker))
 
     def session(self, endpoint: ProbedEndpoint, asker: Asker) -> ProbeSession:

@@ -112,7 +112,7 @@ def served_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start
         log_path = spec.log_path.with_stem(f"{spec.log_path.stem}-{next(number)}")
         turned = replace(spec, profile=with_setting(spec.profile, setting), speculate=speculate, log_path=log_path)
         with serve(turned, on_progress) as server:
-            yield find_endpoint(server.base_url, server.model)
+            yield find_endpoint(server.base_url, server.model, headers=server.headers)
 
     return start
 
@@ -149,7 +149,7 @@ def with_flags(profile: ProfileRecipe, flags: dict[str, Any]) -> ProfileRecipe:
 
 def facts_of(endpoint: ProbedEndpoint, *, can_restart: bool) -> Facts:
     """What vLLM's metrics say of its cache; None where the server tells nothing."""
-    found = _cache_config(endpoint.base_url) if endpoint.offer.metrics else {}
+    found = _cache_config(endpoint) if endpoint.offer.metrics else {}
     blocks, size = found.get("num_gpu_blocks", ""), found.get("block_size", "")
     gpus = len(find_gpus())
     return Facts(
@@ -163,8 +163,8 @@ def facts_of(endpoint: ProbedEndpoint, *, can_restart: bool) -> Facts:
     )
 
 
-def _cache_config(base_url: str) -> dict[str, str]:
+def _cache_config(endpoint: ProbedEndpoint) -> dict[str, str]:
     """Labels of vLLM's gauge `vllm:cache_config_info`; empty: there is none."""
-    text = get(base_url, "/metrics", what="the server's metrics").text
+    text = get(endpoint.base_url, "/metrics", what="the server's metrics", headers=endpoint.headers).text
     line = re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE)
     return dict(re.findall(r'(\w+)="([^"]*)"', line[1])) if line else {}

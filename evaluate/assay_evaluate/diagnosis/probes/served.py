@@ -39,9 +39,14 @@ def probe_checkpoint(
     wanted = checked_names(names)
     spec = replace(spec, profile=_counting(spec.profile))
     with start_server(spec, on_progress) as server:
-        endpoint = replace(find_endpoint(server.base_url, server.model), checkpoint_sha256=checkpoint_sha256)
+        endpoint = replace(_met(server), checkpoint_sha256=checkpoint_sha256)
         with Asker(
-            endpoint.base_url, endpoint.model, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress
+            endpoint.base_url,
+            endpoint.model,
+            timeout_s=settings.timeout_s,
+            ledger=ledger,
+            headers=endpoint.headers,
+            on_progress=on_progress,
         ) as asker:
             session = ProbeSession(endpoint, settings, asker, None, on_progress)
             report = run_session(session, wanted, label=label)
@@ -67,11 +72,15 @@ def probe_served(
     """All probes on a server that runs anyway, but for the pair, which needs another; written to `place`. MeasureError."""
     names = [name for name in PROBES if name != "speculation"]
     ledger_of(place).unlink(missing_ok=True)
-    endpoint = replace(find_endpoint(server.base_url, server.model), checkpoint_sha256=checkpoint_sha256)
+    endpoint = replace(_met(server), checkpoint_sha256=checkpoint_sha256)
     report = run_probes(endpoint, settings, names, label=label, ledger=ledger_of(place), on_progress=on_progress)
     report = report.model_copy(update={"fingerprint": server.fingerprint})
     report.save(place)
     return report
+
+
+def _met(server: Server) -> ProbedEndpoint:
+    return find_endpoint(server.base_url, server.model, headers=server.headers)
 
 
 def _counting(profile: ProfileRecipe) -> ProfileRecipe:
@@ -88,8 +97,7 @@ def _with_pair(
     """The report with the pair's result in place of "no second server"."""
     spec = replace(spec, log_path=spec.log_path.with_stem(f"{spec.log_path.stem}-undrafted"))
     with start_server(spec, on_progress) as server:
-        other: ProbedEndpoint = find_endpoint(server.base_url, server.model)
-        pair = pair_with(session, other)
+        pair = pair_with(session, _met(server))
     on_progress(f"speculation: {'ALARM: ' if pair.status == 'alarm' else ''}{pair.sentence}")
     results = tuple(pair if one.name == "speculation" else one for one in report.results)
     return report.model_copy(update={"results": results})

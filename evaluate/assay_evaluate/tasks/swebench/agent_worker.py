@@ -80,7 +80,9 @@ def make_model(spec: Mapping[str, Any], gate: ServerGate) -> litellm_model.Litel
             return [_for_vllm(message) for message in super()._prepare_messages_for_api(messages)]
 
         def _query(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
-            response = super()._query(messages, **kwargs)
+            # Not in model_kwargs: mini-swe-agent writes those into every trajectory.
+            more = {"extra_headers": spec["headers"]} if spec["headers"] else {}
+            response = super()._query(messages, **more, **kwargs)
             gate.check_same(getattr(response, "system_fingerprint", None))
             return response
 
@@ -206,7 +208,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout = sys.stderr  # whatever libraries print must not get between our lines
     gates = {
-        url: ServerGate(url, spec["server_patience_s"], spec["probe_every_s"], tell)
+        url: ServerGate(url, spec["server_patience_s"], spec["probe_every_s"], tell, spec["headers"])
         for url in sorted({job["base_url"] for job in spec["jobs"]})
     }
 

@@ -11,7 +11,7 @@ import json
 import queue
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,10 @@ class AgentEndpoint(Protocol):
 
     @property
     def model(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Sent with every request: an authorization, say. Not for trajectories, logs or messages."""
+
     def check_alive(self) -> None:
         """Raise ServeError if the server is gone for good; UnreachableError if it may come back."""
 
@@ -174,6 +178,7 @@ def _spec(
         "agent": settings.agent,
         "environment_class": task.environment if engine is None else "docker",
         "environment": environment,
+        "headers": dict(server.headers),
         "num_agents": num_agents,
         "num_attempts": task.num_attempts,
         "server_patience_s": task.server_patience_s,

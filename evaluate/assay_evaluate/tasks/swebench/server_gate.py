@@ -10,10 +10,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from assay.foreign_text import shown
 from assay_evaluate.tasks.swebench.exits import SERVER_EXITS
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class GaveUp(Exception):
@@ -24,17 +26,25 @@ class ServerGate:
     """Lets requests through while the server answers; holds them all while it does not."""
 
     def __init__(
-        self, base_url: str, patience_s: float, probe_every_s: float, tell: Callable[..., None] = lambda event, **more: None
+        self,
+        base_url: str,
+        patience_s: float,
+        probe_every_s: float,
+        tell: Callable[..., None] = lambda event, **more: None,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
+        """headers: sent with the question whether it is up."""
         self.base_url, self.patience_s, self.probe_every_s, self.tell = base_url, patience_s, probe_every_s, tell
         self.gave_up: str | None = None
+        self._headers = dict(headers)
         self._lock = threading.Lock()
         self._fingerprint: str | None = None
 
     def is_up(self) -> bool:
         """Whether the server answers /health; one without it counts as up when it says so (404, 405)."""
         try:
-            with urllib.request.urlopen(f"{self.base_url}/health", timeout=10) as answer:
+            question = urllib.request.Request(f"{self.base_url}/health", headers=self._headers)
+            with urllib.request.urlopen(question, timeout=10) as answer:
                 return bool(answer.status == 200)
         except urllib.error.HTTPError as error:
             return error.code in {404, 405}

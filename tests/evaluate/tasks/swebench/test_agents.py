@@ -243,6 +243,18 @@ def test_a_server_that_is_gone_for_good_stops_the_run(dataset: Path, tmp_path: P
     assert not agents_processes()
 
 
+def test_the_key_reaches_the_server_and_no_file(dataset: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    headers = {"Authorization": "Bearer hunter2"}
+    with ScriptedModel(load_scripts(CAREFUL), headers=headers) as server:
+        [done] = ask(dataset, server, tmp_path, lines)
+        assert ServerGate(server.base_url, 1, 0.02, headers=headers).is_up()
+        assert not ServerGate(server.base_url, 1, 0.02).is_up()
+    assert len(done.predictions) == 8 and not done.failures
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert "hunter2" not in "".join(lines)
+
+
 def test_a_request_is_no_attempt_while_the_server_is_away() -> None:
     told: list[str] = []
     server = ScriptedModel([])
