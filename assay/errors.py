@@ -5,6 +5,9 @@ The command line prints `str(error)` and exits 2; a traceback is for our own mis
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class AssayError(ValueError):
     """Anything the user can mend: base of every error below. Exit code 2."""
@@ -36,3 +39,14 @@ class UnreachableError(ServeError):
 
 class MeasureError(AssayError):
     """A measurement could not be taken or must not be compared: unlike fingerprints, no reference, endpoint gone."""
+
+
+def nearest(wrong: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name that is most like `wrong`; None: none is like it."""
+    return next(iter(difflib.get_close_matches(wrong, list(allowed), 1)), None)
+
+
+def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
+    """`did you mean NAME? `, for the middle of a message; empty: no allowed name is like `wrong`."""
+    near = nearest(wrong, allowed)
+    return "" if near is None else f"did you mean {near}? "

@@ -1,12 +1,104 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the one rule for options that take several values.
+
+`--precisions a,b`, `--precisions a --precisions b` and any mixture are the same; a value that is given twice counts once. Names
+are checked while the command line is read, before anything is looked up or started.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from assay.errors import AssayError, did_you_mean
+from assay.foreign_text import shown
+from assay.recipes.load import KINDS, recipe_file, recipe_names
+
+
+# ------------------------------------------------------------------------------------------------ several values, choices
+def several(values: Iterable[str] | None) -> list[str] | None:
+    """All values of an option, without doubles, in the order in which they were given. None: it was not given.
+
+    A text that is the path of something that exists is one value, whatever commas are in it.
+    """
+    if values is None:
+        return None
+    parts = (part.strip() for value in values for part in ([value] if Path(value).exists() else value.split(",")))
+    return list(dict.fromkeys(part for part in parts if part)) or None
+
+
+def one_of(param: typer.CallbackParam, value: str, allowed: Iterable[str]) -> str:
+    """`value`, if it is allowed; else an AssayError that names the option and what is allowed."""
+    if value not in (known := list(allowed)):
+        hint = did_you_mean(value, known)
+        raise AssayError(f"{param.opts[0]} {shown(value)}: {hint}it takes one of: {', '.join(known)}")
+    return value
+
+
+def choice(*allowed: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    """Callback of an option that takes one of a few words."""
+
+    def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        return None if value is None else one_of(param, value, allowed)
+
+    return check
+
+
+def choices(*allowed: str) -> Callable[[typer.CallbackParam, list[str] | None], list[str] | None]:
+    """Callback of an option that takes several of these words, in any order; `all` is all of them."""
+
+    def check(param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
+        names = several(values)
+        if names is None or names == ["all"]:
+            return None if names is None else list(allowed)
+        return [one_of(param, name, allowed) for name in names]
+
+    return check
+
+
+def recipe(folder: str) -> Callable[[str | None], str | None]:
+    """Callback of an option that takes the name of a recipe of recipes/FOLDER/, or the path of a YAML file."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None:
+            recipe_file(KINDS[folder], value)
+        return value
+
+    return check
+
+
+def recipes(folder: str) -> Callable[[list[str] | None], list[str] | None]:
+    """The same of an option that takes several."""
+
+    def check(values: list[str] | None) -> list[str] | None:
+        names = several(values)
+        for name in names or ():
+            recipe_file(KINDS[folder], name)
+        return names
+
+    return check
+
+
+def named(folder: str) -> str:
+    """What stands in --help of an option that takes such a recipe."""
+    return f"A name of recipes/{folder}/ ({', '.join(recipe_names(folder))}), or a YAML file."
+
+
+def refuse_unused(ctx: typer.Context, form: str, *parameters: str) -> None:
+    """AssayError if an option was given that a form of the command does not use: nothing is ignored in silence.
+
+    form: which one, as it continues "is not used". parameters: names of the command's parameters.
+    """
+    sources = {name: ctx.get_parameter_source(name) for name in parameters}
+    given = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+    if used := [param.opts[-1] for param in ctx.command.params if param.name in given]:
+        they = "is" if len(used) == 1 else "are"
+        raise AssayError(f"{' and '.join(used)} {they} not used {form}; leave {'it' if they == 'is' else 'them'} out")
+
+
+# ------------------------------------------------------------------------------------------------ arguments and options
 TargetArgument = Annotated[
     str, typer.Argument(metavar="TARGET", help="A model recipe's name, a checkpoint folder, or a Hugging Face id.")
 ]
@@ -23,10 +115,37 @@ NameOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")]
 
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Threads; default: every core this process may use.")
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="Threads; default: every core this process may use. With Ray: of one shard, 4 at most."
+    ),
 ]
 
 PrecisionsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--precisions", metavar="NAME,...", callback=recipes("precisions"),
+        help=f"One or several of: {', '.join(recipe_names('precisions'))}, or YAML files. Default: the model's list.",
+    ),
+]  # fmt: skip
+SuiteOption = Annotated[
     str | None,
-    typer.Option("--precisions", help="Comma-separated names of recipes/precisions/; default: the model's list."),
-]
+    typer.Option(
+        "--suite", metavar="NAME|FILE", callback=recipe("suites"),
+        help=f"What is measured. {named('suites')} Default: the model's.",
+    ),
+]  # fmt: skip
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="NAME|FILE", callback=recipe("profiles"),
+        help=f"How vLLM is run. {named('profiles')} Default: from the hardware.",
+    ),
+]  # fmt: skip
+RunnerOption = Annotated[
+    str,
+    typer.Option(
+        "--runner", metavar="local|ray", callback=choice("local", "ray"),
+        help="Who makes the shards. local: threads on this machine; ray: a Ray cluster (docs/clusters.md).",
+    ),
+]  # fmt: skip

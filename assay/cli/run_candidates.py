@@ -29,7 +29,7 @@ class Comparison:
 
 
 # ------------------------------------------------------------------------------------------------ of a TARGET
-def of_target(aim: Target, runs: Path, name: str | None, precisions: str | None) -> Comparison:
+def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] | None) -> Comparison:
     """Reference, then the source (if the recipe wants it), then every precision, from the runs of this model and data.
 
     CheckpointError: one was not made yet, or from other data than the source has now, or than another of them.

@@ -42,11 +42,11 @@ REGISTERED_GATES = "gates.registered.json"
 """In a run's folder: the limits as they stood when measuring began."""
 
 
-def precision_names(aim: Target, one: str | None, several: str | None, *, with_reference: bool) -> list[str]:
+def precision_names(aim: Target, one: str | None, several: list[str] | None, *, with_reference: bool) -> list[str]:
     """Precisions to make, the reference's first: nothing can be measured without it."""
     if one is not None and several is not None:
         raise PlanError("say --precision or --precisions, not both")
-    names = [one] if one else [n for n in (several or ",".join(aim.recipe.precisions)).replace(" ", ",").split(",") if n]
+    names = [one] if one else several or list(aim.recipe.precisions)
     reference = aim.recipe.reference.precision
     if with_reference and reference is not None:
         names = [reference, *(name for name in names if name != reference)]
@@ -87,14 +87,14 @@ def estimate_for(made: Plan, hardware: str) -> Estimate:
 class QuantizeOptions:
     """How checkpoints are made; their bytes depend on `importance` only.
 
-    device: cpu or cuda. engine: local or ray. workers: threads; None: every core this process may use.
+    device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
     memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
     stream_from: `hub`: each shard of the source is downloaded when it is due and deleted after; None: the source is there, or
     is downloaded whole first.
     """
 
     device: Device = "cpu"
-    engine: str = "local"
+    runner: str = "local"
     workers: int | None = None
     memory_bytes: int | None = None
     importance: Path | None = None
@@ -102,17 +102,21 @@ class QuantizeOptions:
 
 
 def quantize_options(
-    device: str, engine: str, workers: int | None, memory: str | None, importance: Path | None, stream_from: str | None = None
+    device: str, runner: str, workers: int | None, memory: str | None, importance: Path | None, stream_from: str | None = None
 ) -> QuantizeOptions:  # fmt: skip
     """The command line's options, checked."""
     from assay_quantize.engine.budget import parse_memory
 
     where = device_of(device)
-    if engine not in {"local", "ray"}:
-        raise PlanError(f"--engine {engine}: say local or ray")
-    if stream_from not in {None, "hub"}:
-        raise PlanError(f"--stream-from {stream_from}: say hub, or leave it out")
-    return QuantizeOptions(where, engine, workers, None if memory is None else parse_memory(memory), importance, stream_from)
+    if runner == "ray" and workers is not None:
+        from assay_quantize.remote.ray_runner import CPUS_PER_TASK
+
+        if workers > CPUS_PER_TASK:
+            raise PlanError(
+                f"--workers {workers}: with --runner ray it is the number of threads that make one shard, "
+                f"{CPUS_PER_TASK} at most; the number of shards at once follows from the cluster's cores"
+            )
+    return QuantizeOptions(where, runner, workers, None if memory is None else parse_memory(memory), importance, stream_from)
 
 
 def device_of(option: str) -> Device:
@@ -177,7 +181,7 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
             workers=options.workers,
             memory_bytes=options.memory_bytes,
             runner=runner,
-            runs_elsewhere=options.engine == "ray" and options.stream_from is None,
+            runs_elsewhere=options.runner == "ray" and options.stream_from is None,
             importance=options.importance,
             on_progress=progress,
         )
@@ -201,13 +205,13 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
 
         # the very commit that was planned, whatever was pushed since
         pinned = {} if made.source_revision is None else {"revision": made.source_revision}
-        yield local_checkpoint(aim.location.model_copy(update=pinned)), _runner(options.engine)
+        yield local_checkpoint(aim.location.model_copy(update=pinned)), _runner(options.runner)
         return
     from assay_quantize.remote.hub_stream import HubStream
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with HubStream(made, folder.with_name(f".{folder.name}.source"), report=say) as stream:
-        if options.engine == "ray":
+        if options.runner == "ray":
             from assay_quantize.remote.ray_runner import from_hub
 
             yield stream.folder, from_hub(stream)
@@ -216,9 +220,9 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
         stream.remove()
 
 
-def _runner(engine: str) -> Runner:
+def _runner(name: str) -> Runner:
     """Who makes the shards of a source that lies in a folder."""
-    if engine == "ray":
+    if name == "ray":
         from assay_quantize.remote.ray_runner import run_ray
 
         return run_ray

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from assay.errors import AssayError, CheckpointError, PlanError
-from assay.foreign_text import safe_name
+from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
+from assay.foreign_text import safe_name, shown
 from assay.recipes.families import family_of
 from assay.recipes.load import load_recipe, recipe_names, recipes_dir
 from assay.recipes.model import Family, Location, ModelRecipe, Reference, Serving
@@ -32,6 +32,8 @@ REASONING_PARSERS: dict[str, str] = {
 """Family -> vLLM's reasoning parser, used for a model without a recipe whose chat template has a thinking section."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_URL = re.compile(r"https?://.*", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"([A-Za-z0-9][\w.-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5}(/\S*)?")
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ def resolve_target(text: str) -> Target:
     if text.endswith((".yaml", ".yml")):
         recipe = load_recipe(ModelRecipe, text)
         return Target(recipe, _from_repository(recipe.source), True)
+    if url_in(text) is not None:
+        raise CheckpointError(
+            f"{shown(text)}: is a server's address; give a model recipe's name, a checkpoint folder or a Hugging Face id"
+        )
     folder = Path(text).expanduser()
-    if folder.exists() or text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
+    if folder.exists() or not _may_be_on_the_hub(text):
         if not folder.exists():
-            known = ", ".join(recipe_names("models"))
-            raise CheckpointError(
-                f"{text}: no such folder, and no model recipe of that name; known recipes: {known}; "
-                "or give a Hugging Face id such as zai-org/GLM-4.5-Air"
-            )
+            raise CheckpointError(_no_such_folder(text, folder))
         if not folder.is_dir():
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
         config = read_json_object(folder, "config.json")
@@ -69,6 +71,37 @@ def resolve_target(text: str) -> Target:
             False,
         )
     return _hub_target(text)
+
+
+def url_in(text: str) -> str | None:
+    """The URL of a server, if `text` is one; HOST:PORT is one as well, unless something of that name lies on the disk."""
+    if _URL.fullmatch(text):
+        return text
+    return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) and not Path(text).exists() else None
+
+
+def _may_be_on_the_hub(text: str) -> bool:
+    """Whether `text` reads as a Hugging Face id, and not as a path: a mistyped path must not be asked of the hub."""
+    return _HUB_ID.fullmatch(text) is not None and not Path(text.split("/")[0]).exists()
+
+
+def _no_such_folder(text: str, folder: Path) -> str:
+    """What is missing, and what may have been meant."""
+    models = recipe_names("models")
+    if "/" not in text:
+        return (
+            f"{shown(text)}: no such folder, and no model recipe of that name; {did_you_mean(text, models)}"
+            f"known recipes: {', '.join(models)}; or give a Hugging Face id such as zai-org/GLM-4.5-Air"
+        )
+    there = next(parent for parent in folder.parents if parent.exists())
+    missing = folder.relative_to(there).parts[0]
+    beside = [path.name for path in there.iterdir() if path.is_dir()] if there.is_dir() else []
+    line = f"{shown(text)}: no such folder: {there.resolve() if there == Path() else there} has no {shown(missing)}"
+    if (near := nearest(missing, beside)) is not None:
+        line += f"; did you mean {shown(there / near)}?"
+    if _HUB_ID.fullmatch(text):
+        line += "; a Hugging Face id cannot begin with the name of a folder that is here"
+    return line
 
 
 def local_checkpoint(location: Location) -> Path:

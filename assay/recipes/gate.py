@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from assay.recipes.base import Recipe, Section
+from assay.records.probe import ProbeName
 
 
 class ScoreGate(Section):
@@ -66,9 +67,9 @@ class ProbesGate(Section):
     """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): one alarm fails the candidate."""
 
     kind: Literal["probes"]
-    required: tuple[str, ...] = ()
+    required: tuple[ProbeName, ...] = ()
     """Probes that must have run; one that could not makes the candidate NOT MEASURED."""
-    max_rate: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    max_rate: dict[ProbeName, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     """Probe -> rate of events that must be excluded; UNDERPOWERED while the upper bound is above it."""
 
 

@@ -5,13 +5,12 @@ An unknown key is an error that names the file, the key and the nearest allowed 
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from assay.errors import RecipeError
+from assay.errors import RecipeError, did_you_mean
 from assay.recipes.base import Recipe
 from assay.recipes.defaults import EXTENDS, MAX_DEPTH, with_defaults
 from assay.recipes.gate import GateRecipe
@@ -53,7 +52,7 @@ def load_recipe(kind: type[R], name_or_path: str) -> R:
 
     Raises RecipeError if there is no recipe of that name, or with all problems of the file (`problems_in`).
     """
-    return parse_recipe(kind, _file_of(kind, name_or_path))
+    return parse_recipe(kind, recipe_file(kind, name_or_path))
 
 
 def parse_recipe(kind: type[R], path: Path) -> R:
@@ -61,15 +60,15 @@ def parse_recipe(kind: type[R], path: Path) -> R:
     return _parse(kind, path, ())
 
 
-def _file_of(kind: type[Recipe], name_or_path: str) -> Path:
+def recipe_file(kind: type[Recipe], name_or_path: str) -> Path:
+    """The file of the shipped recipe of that name, or the YAML file, which is not looked at. RecipeError: no such name."""
     folder = next(folder for folder, model in KINDS.items() if model is kind)
     if Path(name_or_path).suffix in {".yaml", ".yml"}:
         return Path(name_or_path)
     path = recipes_dir() / folder / f"{name_or_path}.yaml"
     if Path(name_or_path).name != name_or_path or not path.is_file():
         known = recipe_names(folder)
-        near = difflib.get_close_matches(name_or_path, known, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(name_or_path, known)
         raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
     return path
 
@@ -91,7 +90,7 @@ def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path
     if not isinstance(named, str):
         raise RecipeError(f"{path}: extends: must be the name of a precision or the path of its file (got {str(named)[:80]!r})")
     try:
-        found = _file_of(kind, named)
+        found = recipe_file(kind, named)
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
     found = path.parent / found  # the path of a shipped recipe is absolute

@@ -6,6 +6,11 @@ from typing import Literal
 
 from assay.records.base import Interval, Part, Record
 
+LeverName = Literal[
+    "concurrency", "n", "speculation", "kv_cache", "max_num_seqs", "prefix_caching", "chunked_prefill", "tensor_parallel",
+    "eager",
+]  # fmt: skip
+"""Cheap ones first: those that need no restart."""
 Effect = Literal["gone", "appears", "other kind", "moved", "size", "none", "not tried"]
 """What a lever does to a failure. Structure: gone, appears, other kind (of symptom), moved (other requests or positions).
 size: as before, only more or less often. none: no difference that chance would not make."""

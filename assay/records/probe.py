@@ -15,6 +15,10 @@ from assay.records.base import Interval, Part, Record
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 
+ProbeName = Literal[
+    "argmax", "recompute", "consensus", "routing", "determinism", "speculation", "acceptance", "garble", "tools", "nonfinite",
+]  # fmt: skip
+"""In the order in which they run."""
 ProbeStatus = Literal["ok", "alarm", "not_run"]
 Value = str | int | float | bool | None
 Detail = Value | tuple[Value, ...] | tuple[tuple[Value, ...], ...] | dict[str, Value]

@@ -39,7 +39,7 @@ FILES_PER_LANE = 2
 WAITING_SLABS = 2
 """Slabs that may be finished, or begun, ahead of the one being written, beyond one for each worker."""
 
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ def parse_memory(text: str) -> int:
     if match is None:
         raise QuantizeError(f"--memory {text}: not a size; write it like 2GiB, 1.5GiB or 800MB")
     number, unit, suffix = match.groups()
+    if not unit:
+        raise QuantizeError(f"--memory {text}: say the unit as well: {number}GiB, {number}MB, ...")
     base = 1000 if suffix.upper() == "B" else 1024
     return int(float(number) * base ** _UNITS[unit.upper()])
 

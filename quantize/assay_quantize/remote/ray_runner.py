@@ -260,7 +260,7 @@ def _cluster(needs: TaskNeeds) -> Iterator[ModuleType]:
     try:
         import ray
     except ImportError:
-        raise QuantizeError("--engine ray: Ray is not installed; pip install 'assay[ray]', or take --engine local") from None
+        raise QuantizeError("--runner ray: Ray is not installed; pip install 'assay[ray]', or take --runner local") from None
     # stdout belongs to the record; Ray prints what happens to workers there
     with contextlib.redirect_stdout(sys.stderr):
         was_connected = ray.is_initialized()
@@ -298,7 +298,7 @@ def _connect(ray: ModuleType, address: str, needs: TaskNeeds) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = "a Ray of its own cannot be started" if own else f"no Ray cluster at {address}"
         raise QuantizeError(
-            f"--engine ray: {what}: {reason}; set RAY_ADDRESS to the cluster's, or take --engine local"
+            f"--runner ray: {what}: {reason}; set RAY_ADDRESS to the cluster's, or take --runner local"
         ) from None
 
 

@@ -107,7 +107,7 @@ def wait_for(path: Path, num_bytes: int | None) -> None:
     while not (path.is_dir() if num_bytes is None else path.is_file() and path.stat().st_size == num_bytes):
         if time.monotonic() > deadline:
             raise QuantizeError(
-                f"node {os.uname().nodename} does not see {path}; with --engine ray, source and output must be folders of a "
+                f"node {os.uname().nodename} does not see {path}; with --runner ray, source and output must be folders of a "
                 "file system that all nodes share"
             )
         time.sleep(0.2)

@@ -225,7 +225,7 @@ def test_a_name_of_ones_own(run: Run, base: Path, server: FakeServer) -> None:
         "--name mine: runs/mine holds comparisons with A/fp8 (checkpoint "
     )
     assert one_error(evaluate(run, *two, "--name", "../mine")).startswith("--name ../mine: say letters, digits, ")
-    assert "--out names a checkpoint's folder, --name a run's" in one_error(
+    assert "--name is not used with --out, which is the folder of the checkpoint itself" in one_error(
         run("quantize", base, "--precision", "w4a16", "--out", "made", "--name", "mine")
     )
 

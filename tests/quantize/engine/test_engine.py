@@ -256,6 +256,13 @@ def test_sizes_that_are_none(text: str) -> None:
         parse_memory(text)
 
 
+@pytest.mark.parametrize("text", ["10", "2147483648", "10B"])
+def test_a_size_needs_its_unit(text: str) -> None:
+    number = text.removesuffix("B")
+    with pytest.raises(QuantizeError, match=f"^--memory {text}: say the unit as well: {number}GiB, {number}MB, ...$"):
+        parse_memory(text)
+
+
 def test_budget_gives_up_workers_then_slabs_then_names_the_least() -> None:
     base = {"least_slab_bytes": 1 << 20, "held_bytes": 10 << 20, "engine": "fused", "base_bytes": 100 << 20}
     four = slab_budget_bytes(4, SLAB_BYTES, "fused")

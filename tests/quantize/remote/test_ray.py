@@ -323,7 +323,7 @@ def test_a_node_that_does_not_see_the_folders(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(QuantizeError) as caught:
         ray_worker.wait_for(tmp_path / "nowhere", None)
     assert str(caught.value) == (
-        f"node {os.uname().nodename} does not see {tmp_path}/nowhere; with --engine ray, source and output must be folders of "
+        f"node {os.uname().nodename} does not see {tmp_path}/nowhere; with --runner ray, source and output must be folders of "
         "a file system that all nodes share"
     )
 
@@ -333,7 +333,7 @@ def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, source: Path, m
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(QuantizeError) as caught:
         run(plan_of(source, "w4a16"), source, tmp_path / "out", "ray")
-    assert str(caught.value) == "--engine ray: Ray is not installed; pip install 'assay[ray]', or take --engine local"
+    assert str(caught.value) == "--runner ray: Ray is not installed; pip install 'assay[ray]', or take --runner local"
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Pa
         address = f"127.0.0.1:{held.getsockname()[1]}"
         assay = str(Path(sys.executable).with_name("assay"))
         child = subprocess.run(
-            [assay, "quantize", str(source), "-p", "w4a16", "--out", str(tmp_path / "out"), "--engine", "ray"],
+            [assay, "quantize", str(source), "-p", "w4a16", "--out", str(tmp_path / "out"), "--runner", "ray"],
             env=dict(os.environ, RAY_ADDRESS=address, COLUMNS="300"),
             capture_output=True,
             text=True,
@@ -351,8 +351,8 @@ def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Pa
         )
     assert child.returncode == 2
     assert child.stderr.splitlines()[-1] == (
-        f"error: --engine ray: no Ray cluster at {address}: [Errno 111] Connection refused; set RAY_ADDRESS to the cluster's, "
-        "or take --engine local"
+        f"error: --runner ray: no Ray cluster at {address}: [Errno 111] Connection refused; set RAY_ADDRESS to the cluster's, "
+        "or take --runner local"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from assay.cli.targets import url_in
 from assay.cli.terminal import escape, say
 from assay.errors import AssayError
 from assay.foreign_text import safe_name
@@ -45,10 +45,10 @@ def levers(
 
     spec: ServerSpec | None = None
     start: Start
-    if re.match(r"https?://", target):
+    if (url := url_in(target)) is not None:
         from assay_evaluate.diagnosis.endpoint import find_endpoint
 
-        endpoint = find_endpoint(target, model)
+        endpoint = find_endpoint(url, model)
         start, name = running_already(endpoint), label or safe_name(endpoint.model)
     else:
         spec = _spec_of(target, profile, runs)

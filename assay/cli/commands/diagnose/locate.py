@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from assay.cli.options import ProfileOption
 from assay.cli.terminal import emit, escape, say, stdout
 from assay.errors import AssayError
 from assay.records.locate import LocateReport
@@ -32,7 +32,7 @@ def locate(
         int | None, typer.Option("--tensor-parallel", min=1, help="Ranks of servers started here; default: 1, with --ranks 2.")
     ] = None,
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts that both sides read.")] = 8,
-    profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
+    profile: ProfileOption = None,
     remedy: Annotated[
         Path | None, typer.Option("--remedy", help="Write the proposed precision recipe into this folder, if there is one.")
     ] = None,
@@ -64,11 +64,11 @@ def locate(
 
 def _side(text: str, profile: str | None, size: int, name: str) -> Side:
     from assay.cli.stages import profile_for
-    from assay.cli.targets import local_checkpoint, resolve_target
+    from assay.cli.targets import local_checkpoint, resolve_target, url_in
     from assay_evaluate.diagnosis.locate.locate import Side
 
-    if re.match(r"https?://", text):
-        return Side(text, url=text)
+    if (url := url_in(text)) is not None:
+        return Side(text, url=url)
     aim = resolve_target(text)
     log_path = Path("runs") / "locate" / f"{name}.log"
     return Side(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.cli.options import ProfileOption, choices
+from assay.cli.targets import url_in
 from assay.cli.terminal import console, emit, escape, say, stdout
 from assay.errors import AssayError
 from assay.foreign_text import check_label, safe_name
-from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
+from assay.records.probe import ProbeName, ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
 from assay_evaluate.run.set_aside import make_room_for_probes
 from assay_evaluate.serving.api_key import bearer
 
@@ -33,7 +34,15 @@ def probe(
             help="Any OpenAI-compatible endpoint; or a checkpoint folder, model recipe, Hugging Face id.",
         ),
     ],
-    probes: Annotated[str | None, typer.Option("--probes", help="Comma-separated names; default: all.")] = None,
+    probes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--probes",
+            metavar="NAME,...",
+            callback=choices(*get_args(ProbeName)),
+            help=f"One or several of: {', '.join(get_args(ProbeName))}. Default: all.",
+        ),
+    ] = None,
     requests: Annotated[int, typer.Option("--requests", min=2, help="Replies whose log-probabilities are examined.")] = 48,
     garble: Annotated[
         int, typer.Option("--garble", min=1, help="Replies of the garble scan; 7,500 to see a fault of 4 in 10,000.")
@@ -63,7 +72,7 @@ def probe(
     label: Annotated[str | None, typer.Option("--label", help="What the result is called: a candidate's name.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Folder of the run that the result belongs to.")] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
-    profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
+    profile: ProfileOption = None,
     seed: Annotated[str, typer.Option("--seed", help="Prompts are drawn from it.")] = "eval-probe",
     lever: Annotated[
         str | None,
@@ -85,16 +94,15 @@ def probe(
         max_tokens=max_tokens, abort_share=abort_share, temperature=temperature,
         expected_acceptance_length=expected_acceptance, seed=seed,
     )  # fmt: skip
-    names = None if probes is None else [name for name in probes.replace(" ", "").split(",") if name]
-    if re.match(r"https?://", target):
+    if (url := url_in(target)) is not None:
         headers = bearer(api_key_env, "--api-key-env")
-        report, path = _probe_url(target, settings, names, model, without_speculation, label, run, runs, headers)
+        report, path = _probe_url(url, settings, probes, model, without_speculation, label, run, runs, headers)
     else:
         if without_speculation is not None or model is not None or api_key_env is not None:
             raise AssayError(
                 "--model, --api-key-env and --without-speculation belong to a URL; a checkpoint is served both ways by itself"
             )
-        report, path = _probe_checkpoint(target, settings, names, profile, concurrency, label, run, runs)
+        report, path = _probe_checkpoint(target, settings, probes, profile, concurrency, label, run, runs)
     report.save(path)
     if as_json:
         emit(report)

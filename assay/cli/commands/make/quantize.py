@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, NameOption, PrecisionsOption, RunsOption, TargetArgument, WorkersOption
+from assay.cli.options import (
+    JsonOption,
+    NameOption,
+    PrecisionsOption,
+    RunnerOption,
+    RunsOption,
+    TargetArgument,
+    WorkersOption,
+    choice,
+    named,
+    recipe,
+    refuse_unused,
+)
 from assay.cli.run_folders import open_run
 from assay.cli.stages import plan_for, precision_names, quantize_one, quantize_options, with_importance
 from assay.cli.terminal import emit
@@ -18,9 +30,17 @@ from assay.records.run import RunRecord, SourceData
 
 
 def quantize(
+    ctx: typer.Context,
     target: TargetArgument,
     precision: Annotated[
-        str | None, typer.Option("--precision", "-p", help="One precision; with --out, the checkpoint goes there.")
+        str | None,
+        typer.Option(
+            "--precision",
+            "-p",
+            metavar="NAME|FILE",
+            callback=recipe("precisions"),
+            help=f"One precision, without the reference. {named('precisions')} With --out, the checkpoint goes there.",
+        ),
     ] = None,
     precisions: PrecisionsOption = None,
     out: Annotated[
@@ -30,9 +50,14 @@ def quantize(
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     device: Annotated[
-        str, typer.Option("--device", help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.")
+        str,
+        typer.Option(
+            "--device",
+            metavar="auto|cpu|cuda-untested",
+            help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.",
+        ),
     ] = "auto",
-    engine: Annotated[str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.")] = "local",
+    runner: RunnerOption = "local",
     workers: WorkersOption = None,
     memory: Annotated[
         str | None,
@@ -46,7 +71,10 @@ def quantize(
     stream_from: Annotated[
         str | None,
         typer.Option(
-            "--stream-from", help="hub: download a shard, quantize it, delete it; two shards of the source on disk at most."
+            "--stream-from",
+            metavar="hub",
+            callback=choice("hub"),
+            help="hub: download a shard, quantize it, delete it; two shards of the source on disk at most.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -54,13 +82,13 @@ def quantize(
     """Make quantized checkpoints, shard by shard, and verify each. Killed at any point, the same command goes on from there."""
     from assay.cli.targets import resolve_target
 
-    options = quantize_options(device, engine, workers, memory, importance, stream_from)
+    if out is not None:
+        refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
+    options = quantize_options(device, runner, workers, memory, importance, stream_from)
     aim = resolve_target(target)
     names = precision_names(aim, precision, precisions, with_reference=out is None and precision is None)
     if out is not None and len(names) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
-    if out is not None and name is not None:
-        raise PlanError("--out names a checkpoint's folder, --name a run's: say one of them")
     # Every plan is made before the first byte is written: what cannot work fails at once.
     plans = {one: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, one)), importance) for one in names}
     if out is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, NameOption, PrecisionsOption, RunsOption
+from assay.cli.options import JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
 from assay.cli.run_folders import open_run
 from assay.cli.stages import check_budgets_of, judge_and_write, load_measurements, profile_for, register_gates, suite_for
 from assay.cli.terminal import console, emit, escape, print_verdicts, say
@@ -29,8 +29,8 @@ def evaluate(
         typer.Option("--candidate", help="Any two checkpoints: a folder to judge; may be given again."),
     ] = None,
     precisions: PrecisionsOption = None,
-    suite: Annotated[str | None, typer.Option("--suite", help="A name of recipes/suites/, or a YAML file.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="A name of recipes/profiles/, or a YAML file.")] = None,
+    suite: SuiteOption = None,
+    profile: ProfileOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     budget_check: Annotated[

@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.options import ProfileOption
 from assay.cli.stages import profile_for
 from assay.cli.terminal import say
 
 
 def serve(
     checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint folder.")],
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="A name of recipes/profiles/; default: from the hardware.")
-    ] = None,
+    profile: ProfileOption = None,
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1; default: a free one.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, RunArgument, RunsOption
+from assay.cli.options import JsonOption, RunArgument, RunsOption, named, recipe
 from assay.cli.run_folders import find_run
 from assay.cli.stages import judge_and_write, load_measurements, registered_gates
 from assay.cli.terminal import emit, print_verdicts
@@ -16,7 +16,10 @@ from assay.cli.terminal import emit, print_verdicts
 def gate(
     run: RunArgument,
     gates: Annotated[
-        str | None, typer.Option("--gates", help="A name of recipes/gates/, or a YAML file. Default: the run's own.")
+        str | None,
+        typer.Option(
+            "--gates", metavar="NAME|FILE", callback=recipe("gates"), help=f"{named('gates')} Default: the run's own."
+        ),
     ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
