@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from assay.records.base import Interval, Part, Record
 
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
@@ -18,7 +20,7 @@ class Verdict(Part):
     observed: Interval | None
     limit: float | None
     detail: str
-    """One sentence: what was compared, with the numbers."""
+    """One sentence: which task, what was compared, with the numbers."""
     minimum_detectable_effect: float | None = None
     discordant: tuple[int, int] | None = None
     """Paired items: (right in reference only, right in candidate only)."""
@@ -35,7 +37,8 @@ class Verdict(Part):
     extra_output_tokens: Interval | None = None
     """Candidate minus reference per such item: + means longer replies. BCa interval."""
     has_say: bool = True
-    """False: shown, but not part of the overall verdict; the reference itself cannot do what an optional gate asks."""
+    """False: shown, but not part of the overall verdict. An optional gate on what the reference itself cannot do, or acceptance
+    where nothing was served with speculative decoding."""
 
 
 class GateReport(Record):
@@ -51,3 +54,5 @@ class GateReport(Record):
     """Identity of the limits as they stood when measuring began. None: not recorded, so nobody can say they came first."""
     verdicts: tuple[Verdict, ...]
     overall: dict[str, Status]
+    reasons: dict[str, str] = Field(default_factory=dict)
+    """Candidate -> why it has its overall verdict, one line with the numbers. Empty: judged before reasons were written."""

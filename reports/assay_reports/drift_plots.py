@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from assay.records.divergence import DriftSpan
+from assay_reports.plot_layout import Figure, axis, base_layout
 from assay_reports.schema import Report
-
-Figure = dict[str, Any]
 
 SMALLEST_NATS = 1e-9
 """What the logarithmic axis begins at: log-probabilities in single precision tell nothing below."""
@@ -36,31 +34,15 @@ def drift_by_position(report: Report, colours: dict[str, str]) -> Figure | None:
                 data.append(_line(spans, colours[row.label], f"{row.label}{name}", "dash" if floor else dash))
     if not data:
         return None
-    axis: Figure = {"type": "log", "automargin": True, "zeroline": False, "ticks": "outside", "ticklen": 4, "tickmode": "array"}
-    return {
-        "data": data,
-        "layout": {
-            "height": 420,
-            "margin": {"l": 56, "r": 16, "t": 10, "b": 48},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13},
-            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-            "hoverlabel": {"align": "left"},
-            "xaxis": axis
-            | {
-                "title": {"text": "position in the text, tokens", "standoff": 8},
-                "tickvals": POSITION_TICKS,
-                "ticktext": POSITION_NAMES,
-            },
-            "yaxis": axis
-            | {
-                "title": {"text": "mean KL, nats per token", "standoff": 8},
-                "tickvals": [10.0**power for power in DECADES],
-                "ticktext": [f"{10.0**power:g}" for power in DECADES],
-            },
-        },
-    }
+    layout = base_layout(height=420)
+    layout["xaxis"] = axis(
+        "position in the text, tokens", type="log", tickmode="array", tickvals=POSITION_TICKS, ticktext=POSITION_NAMES
+    )
+    layout["yaxis"] = axis(
+        "mean KL, nats per token", type="log", tickmode="array", tickvals=[10.0**power for power in DECADES],
+        ticktext=[f"{10.0**power:g}" for power in DECADES],
+    )  # fmt: skip
+    return {"data": data, "layout": layout}
 
 
 def _line(spans: list[DriftSpan], colour: str, name: str, dash: str) -> Figure:

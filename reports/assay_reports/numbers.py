@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.quantities import hundredfold, percent_plain, points
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.plan import Plan
@@ -98,24 +97,10 @@ def portable_name(path: str) -> str:
 
 
 def headline(run: Run, label: str) -> str:
-    """One sentence: the first verdict that decided, or what passed by how much."""
+    """Why a candidate has its verdict, in one line."""
     if run.gates is None or label not in run.gates.overall:
         return "Not judged yet."
-    verdicts = [v for v in run.gates.verdicts if v.candidate == label and v.has_say]
-    status = run.gates.overall[label]
-    if status != "PASS":
-        deciding = [v for v in verdicts if v.status == status]
-        if not deciding:
-            return "No score gate was measured; divergence alone never certifies."
-        more = f" ({len(deciding) - 1} more gate{'s' if len(deciding) > 2 else ''} {status})" if len(deciding) > 1 else ""
-        return f"{deciding[0].detail}{more}"
-    scores = [v for v in verdicts if v.gate.startswith("score ") and v.observed is not None and v.limit is not None]
-    worst = max(scores, key=lambda v: v.observed.high if v.observed else 0.0)
-    assert worst.observed is not None and worst.limit is not None
-    return (
-        f"Every gate passed. With {percent_plain(worst.observed.level)} confidence no gated score fell by more than "
-        f"{points(worst.observed.high)} points ({worst.gate.removeprefix('score ')}; margin {hundredfold(worst.limit)})."
-    )
+    return f"{run.gates.reasons.get(label, 'Judged by an older version: `assay gate` judges again')}."
 
 
 def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, verdict: Verdict | None = None) -> TaskNumbers:

@@ -6,10 +6,9 @@ Colours belong to checkpoints and mean the same in every plot; backgrounds are t
 
 from __future__ import annotations
 
-from typing import Any
-
 from assay.records.base import Interval
 from assay_reports.drift_plots import drift_by_position
+from assay_reports.plot_layout import Figure, axis, base_layout
 from assay_reports.schema import Report, Row
 from assay_reports.score_plots import losses, reply_lengths
 
@@ -20,8 +19,6 @@ ROLE_COLOURS = {
     "dense_mlp": "#E69F00", "mtp": "#CC79A7", "embedding": "#8a8f98", "lm_head": "#b5bac2", "router": "#D55E00",
     "router_bias": "#7a3c00", "norm": "#5c6066",
 }  # fmt: skip
-
-Figure = dict[str, Any]
 
 SMALLEST_NATS = 1e-9
 """What logarithmic axes begin at: log-probabilities in single precision tell nothing below. A smaller floor is not drawn."""
@@ -37,8 +34,8 @@ def colours(report: Report) -> dict[str, str]:
 def figures(report: Report) -> dict[str, Figure]:
     """Id of the plot's place in the page -> figure. A plot without data is left out."""
     made = {
-        "losses": losses(report, colours(report), _layout(height=0), _axis),
-        "reply-lengths": reply_lengths(report, colours(report), _layout(height=0), _axis),
+        "losses": losses(report, colours(report)),
+        "reply-lengths": reply_lengths(report, colours(report)),
         "quality-size": quality_against_size(report),
         "kl": kl_with_intervals(report),
         "kl-position": kl_by_position(report),
@@ -56,16 +53,14 @@ def quality_against_size(report: Report) -> Figure | None:
         return None
     unit, scale = ("GB", 1e9) if max(row.checkpoint_bytes for row in rows) >= 1e9 else ("MB", 1e6)
     colour = colours(report)
-    traces, layout = [], _layout(height=380)
+    traces, layout = [], base_layout(height=380)
     gap = 0.1
     width = (1 - gap * (len(tasks) - 1)) / len(tasks)
     for i, task in enumerate(tasks):
-        axis = "" if i == 0 else str(i + 1)
+        nth = "" if i == 0 else str(i + 1)
         left = i * (width + gap)
-        layout[f"xaxis{axis}"] = _axis(
-            f"{task}: size, {unit}", domain=[left, left + width], anchor=f"y{axis}", rangemode="tozero"
-        )
-        layout[f"yaxis{axis}"] = _axis("correct, %" if i == 0 else None, anchor=f"x{axis}")
+        layout[f"xaxis{nth}"] = axis(f"{task}: size, {unit}", domain=[left, left + width], anchor=f"y{nth}", rangemode="tozero")
+        layout[f"yaxis{nth}"] = axis("correct, %" if i == 0 else None, anchor=f"x{nth}")
         for row in rows:
             accuracy = next((t.accuracy for t in row.tasks if t.task == task), None)
             if accuracy is None:
@@ -73,8 +68,8 @@ def quality_against_size(report: Report) -> Figure | None:
             traces.append(
                 _trace(row, colour[row.label], [row.checkpoint_bytes / scale], [accuracy], percent=True, first=i == 0)
                 | {
-                    "xaxis": f"x{axis}",
-                    "yaxis": f"y{axis}",
+                    "xaxis": f"x{nth}",
+                    "yaxis": f"y{nth}",
                     "hovertemplate": f"{row.label}<br>%{{x:.3g}} {unit}<br>%{{y:.1f}} %<extra></extra>",
                 }
             )
@@ -133,9 +128,9 @@ def kl_with_intervals(report: Report) -> Figure | None:
             "hovertemplate": "%{y}: 99th percentile %{x:.3g} nats<extra></extra>",
         },
     ]  # fmt: skip
-    layout = _layout(height=150 + 46 * len(rows))
-    layout["xaxis"] = _axis("KL from the reference, nats per token", type="log", **_decades([d for t in data for d in t["x"]]))
-    layout["yaxis"] = _axis(None, type="category")
+    layout = base_layout(height=150 + 46 * len(rows))
+    layout["xaxis"] = axis("KL from the reference, nats per token", type="log", **_decades([d for t in data for d in t["x"]]))
+    layout["yaxis"] = axis(None, type="category")
     return {"data": data, "layout": layout}
 
 
@@ -160,10 +155,10 @@ def kl_by_position(report: Report) -> Figure | None:
         )  # fmt: skip
     if not data:
         return None
-    layout = _layout(height=380)
+    layout = base_layout(height=380)
     spans = dict.fromkeys(_span(b.first, b.last) for row in rows if row.divergence for b in row.divergence.by_position)
-    layout["xaxis"] = _axis("position in the text, tokens", type="category", categoryorder="array", categoryarray=list(spans))
-    layout["yaxis"] = _axis("mean KL, nats per token", type="log", **_decades([value for t in data for value in t["y"]]))
+    layout["xaxis"] = axis("position in the text, tokens", type="category", categoryorder="array", categoryarray=list(spans))
+    layout["yaxis"] = axis("mean KL, nats per token", type="log", **_decades([value for t in data for value in t["y"]]))
     return {"data": data, "layout": layout}
 
 
@@ -193,31 +188,11 @@ def bytes_per_role(report: Report) -> Figure | None:
         }
         for role in order
     ]  # fmt: skip
-    layout = _layout(height=200 + 46 * len(bars))
+    layout = base_layout(height=200 + 46 * len(bars))
     layout |= {"barmode": "stack", "bargap": 0.35}
-    layout["xaxis"] = _axis(f"size, {unit}")
-    layout["yaxis"] = _axis(None, type="category", autorange="reversed")
+    layout["xaxis"] = axis(f"size, {unit}")
+    layout["yaxis"] = axis(None, type="category", autorange="reversed")
     return {"data": data, "layout": layout}
-
-
-# ------------------------------------------------------------------------------------------------ shared looks
-def _layout(*, height: int) -> Figure:
-    return {
-        "height": height,
-        "margin": {"l": 56, "r": 16, "t": 10, "b": 48},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "hoverlabel": {"align": "left"},
-    }
-
-
-def _axis(title: str | None, **more: Any) -> Figure:
-    axis: Figure = {"automargin": True, "zeroline": False, "ticks": "outside", "ticklen": 4, **more}
-    if title:
-        axis["title"] = {"text": title, "standoff": 8}
-    return axis
 
 
 def _decades(values: list[float]) -> Figure:

@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from assay.errors import AssayError
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
-from assay_reports.plots import Figure, colours, figures
+from assay_reports.plot_layout import Figure
+from assay_reports.plots import colours, figures
 from assay_reports.run import load_run
 from assay_reports.schema import Report, TaskNumbers
 from assay_reports.text import FILTERS, NOT_MEASURED

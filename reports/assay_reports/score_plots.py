@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from assay.records.base import Interval
+from assay_reports.plot_layout import Figure, axis, base_layout
 from assay_reports.schema import Report, TaskNumbers
 
-Figure = dict[str, Any]
 LANE = 18
 """Pixels between two checkpoints of one task."""
 MARGIN_COLOUR = "#b00020"
@@ -22,7 +22,7 @@ class Mark(NamedTuple):
     high: float
 
 
-def losses(report: Report, colour: dict[str, str], layout: Figure, axis: Callable[..., Figure]) -> Figure | None:
+def losses(report: Report, colour: dict[str, str]) -> Figure | None:
     """Points lost with their intervals, a line for every task and candidate; the margin of the task's gate as a stroke.
 
     A task whose gate says NOT MEASURED (cut off too often, nothing to lose) is left out: its bar would look like a result.
@@ -32,13 +32,13 @@ def losses(report: Report, colour: dict[str, str], layout: Figure, axis: Callabl
     def mark_of(label: str, task: TaskNumbers) -> Mark | None:
         return None if (label, f"score {task.task}") in unmeasured else lost_points(task)
 
-    return _lanes(report, colour, layout, axis, mark_of, "points lost (+ is worse)", "points", has_margins=True)
+    return _lanes(report, colour, mark_of, "points lost (+ is worse)", "points", has_margins=True)
 
 
-def reply_lengths(report: Report, colour: dict[str, str], layout: Figure, axis: Callable[..., Figure]) -> Figure | None:
+def reply_lengths(report: Report, colour: dict[str, str]) -> Figure | None:
     """How much longer replies are than the reference's, in percent of its mean length, with intervals."""
     title = "longer than the reference's replies, % of their tokens"
-    return _lanes(report, colour, layout, axis, lambda _, task: extra_length(task), title, "%", has_margins=False)
+    return _lanes(report, colour, lambda _, task: extra_length(task), title, "%", has_margins=False)
 
 
 def lost_points(task: TaskNumbers) -> Mark | None:
@@ -56,7 +56,7 @@ def _scaled(interval: Interval, factor: float) -> Mark:
 
 
 def _lanes(
-    report: Report, colour: dict[str, str], layout: Figure, axis: Callable[..., Figure],
+    report: Report, colour: dict[str, str],
     mark_of: Callable[[str, TaskNumbers], Mark | None], title: str, unit: str, *, has_margins: bool,
 ) -> Figure | None:  # fmt: skip
     """Tasks from top to bottom, in each a lane for every candidate. None: nothing to draw. mark_of: of (label, task)."""
@@ -74,7 +74,7 @@ def _lanes(
     margins = {t.task: t.margin for row in rows for t in row.tasks if t.margin is not None and t.task in places}
     if has_margins and margins:
         data.append(_strokes(margins, [places[name] for name in margins], LANE * len(rows)))
-    layout |= {"height": 130 + (LANE * len(rows) + 12) * len(tasks)}
+    layout = base_layout(height=130 + (LANE * len(rows) + 12) * len(tasks))
     layout["xaxis"] = axis(title, zeroline=True)
     layout["yaxis"] = axis(
         None, tickmode="array", tickvals=list(places.values()), ticktext=tasks, range=[-0.6, len(tasks) - 0.4], showgrid=False

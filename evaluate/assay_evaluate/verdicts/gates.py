@@ -9,7 +9,8 @@ The rules, in the order in which they are tried:
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
 - **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
   (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
-- **Overall** is the worst: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS.
+- **Overall** is the worst of the verdicts that have a say: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. No say have
+  optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding.
 
 The reference's own repeat (the noise floor) is judged like a candidate: if it does not pass, no other verdict means much.
 """
@@ -30,7 +31,8 @@ from assay_evaluate.statistics import independent_difference, wilson
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.divergence import judge_divergence
 from assay_evaluate.verdicts.probes import judge_probes
-from assay_evaluate.verdicts.scores import judge_scores, points_lost
+from assay_evaluate.verdicts.reasons import reason_for
+from assay_evaluate.verdicts.scores import judge_scores, open_question, points_lost
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
@@ -63,7 +65,7 @@ def judge(
     for candidate in candidates:
         judged = _judge_candidate(gate_recipe, reference, candidate, probes)
         verdicts += judged
-        overall[candidate.label] = _overall(judged, reference, candidate)
+        overall[candidate.label] = _overall(judged)
     return GateReport(
         model=model,
         reference=reference.label,
@@ -72,6 +74,9 @@ def judge(
         registered_sha256=registered_sha256,
         verdicts=tuple(verdicts),
         overall=overall,
+        reasons={
+            label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
+        },
     )
 
 
@@ -93,10 +98,9 @@ def _judge_candidate(
     return verdicts
 
 
-def _overall(verdicts: Sequence[Verdict], reference: Measurement, candidate: Measurement) -> Status:
-    """The worst verdict; never PASS on divergence alone. Without speculation on both sides acceptance has no say."""
-    no_speculation = reference.fingerprint.speculation is None and candidate.fingerprint.speculation is None
-    counted = [v.status for v in verdicts if v.has_say and not (v.gate == "acceptance" and no_speculation)]
+def _overall(verdicts: Sequence[Verdict]) -> Status:
+    """The worst verdict that has a say; never PASS on divergence alone."""
+    counted = [v.status for v in verdicts if v.has_say]
     if not any(v.gate.startswith("score ") and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")
     return min(counted, key=SEVERITY.index)
@@ -151,10 +155,14 @@ def _judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: M
             gate="acceptance", candidate=candidate.label, status=status, observed=observed, limit=gate.max_drop, detail=detail
         )  # fmt: skip
 
+    if reference.fingerprint.speculation is None:  # of both: other speculation is refused
+        neither = (
+            f"Neither {reference.label} nor {candidate.label} was served with speculative decoding, so nothing was drafted; "
+            "this has no say in the overall verdict."
+        )
+        return verdict("NOT MEASURED", neither).model_copy(update={"has_say": False})
     for side in (reference, candidate):
         if side.acceptance is None or side.acceptance.rate is None:
-            if side.fingerprint.speculation is None:
-                return verdict("NOT MEASURED", f"{side.label} was served without speculative decoding: nothing was drafted.")
             reason = side.not_measured.get("acceptance", "the server drafted nothing")
             return verdict("NOT MEASURED", f"No acceptance rate for {side.label}: {reason}.")
     ours, theirs = reference.acceptance, candidate.acceptance
@@ -171,4 +179,4 @@ def _judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: M
         return verdict("PASS", f"{seen}, less than {margin}.", drop)
     if drop.low > gate.max_drop:
         return verdict("FAIL", f"{seen}, more than {margin}.", drop)
-    return verdict("UNDERPOWERED", f"{seen}: {margin} can be neither excluded nor shown.", drop)
+    return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}.", drop)

@@ -162,8 +162,8 @@ def _sentences(
     if one.pairs.is_sampled:
         found, right = f"{found}, {one.pairs.n} pairs of replies", "more often right"
     seen = (
-        f"{points_lost(drop)} {found}, {evidence.b} {right} in {reference.label} only and {evidence.c} in "
-        f"{candidate.label} only"
+        f"{one.reference.task}: {points_lost(drop)} {found}, {evidence.b} {right} in {reference.label} only and {evidence.c} "
+        f"in {candidate.label} only"
         + (f", {flips.wrong_to_other_wrong} wrong in another way" if flips.wrong_to_other_wrong else "")
         + (f", {one.pairs.num_excluded} without a reply left out" if one.pairs.num_excluded else "")
     )
@@ -192,9 +192,18 @@ def _conclusion(one: ComparedTask, recipe: GateRecipe, status: Status, family: i
     needed = _items_needed(one, recipe)
     if evidence.drop.n < recipe.min_items:
         return f"fewer than {recipe.min_items} items never pass; about {needed} would decide if nothing was lost"
+    seen = open_question(evidence.drop, evidence.margin)
     if needed > evidence.drop.n:
-        return f"{margin} can be neither excluded nor shown; about {needed} items would decide if nothing was lost"
-    return f"{margin} can be neither excluded nor shown{_if_the_loss_is_real(one)}"
+        return f"{seen}; about {needed} items would decide if nothing was lost"
+    return f"{seen}{_if_the_loss_is_real(one)}"
+
+
+def open_question(drop: Interval, margin: float) -> str:
+    """What an interval that holds the margin leaves open."""
+    within = f"whether it stays within {points_short(margin)} points is open"
+    if drop.low > 0:
+        return f"a loss, but {within}"
+    return f"a gain, but {within}" if drop.high < 0 else f"may be no loss at all, or more than {points_short(margin)} points"
 
 
 def _if_the_loss_is_real(one: ComparedTask) -> str:

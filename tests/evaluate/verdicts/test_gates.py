@@ -121,9 +121,9 @@ def test_whole_verdict_of_a_score() -> None:
         observed=paired_difference(4, 0, 198),
         limit=0.05,
         detail=(
-            "+2.0 points lost (95 % interval +0.1 to +5.1) over 198 paired items, 4 right in fp8 only and 0 in w4a16 only, "
-            "2 wrong in another way, 2 without a reply left out: 5 points can be neither excluded nor shown; "
-            "about 337 items would decide if what is seen is the true loss. "
+            "arithmetic: +2.0 points lost (95 % interval +0.1 to +5.1) over 198 paired items, 4 right in fp8 only and 0 in "
+            "w4a16 only, 2 wrong in another way, 2 without a reply left out: a loss, but whether it stays within 5 points "
+            "is open; about 337 items would decide if what is seen is the true loss. "
             "McNemar mid-p 0.062. 31.0 tokens a reply, 30.0 in fp8 (+1.0, 95 % interval +0.9 to +1.1)."
         ),
         minimum_detectable_effect=minimum_detectable_effect(4, 0, 198),
@@ -381,8 +381,59 @@ def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
     plain = [m.model_copy(update={"fingerprint": m.fingerprint.model_copy(update={"speculation": None})}) for m in sides]
     report = judged(plain[0], plain[1], gates)
     assert [v.status for v in report.verdicts] == ["PASS", "NOT MEASURED"]
-    assert report.verdicts[1].detail == "fp8 was served without speculative decoding: nothing was drafted."
+    assert (report.verdicts[1].has_say, report.verdicts[1].detail) == (
+        False,
+        "Neither fp8 nor w4a16 was served with speculative decoding, so nothing was drafted; this has no say in the overall "
+        "verdict.",
+    )
     assert report.overall == {"w4a16": "PASS"}
+    assert report.reasons == {"w4a16": f"1 of 1 measured gates passed; {WITHIN}; not measured: acceptance"}
+
+
+WITHIN = "with 95 % confidence no gated score fell by more than 1.9 points (arithmetic; margin 5)"
+LOST = "+20.0 points lost (95 % interval +15.0 to +26.1), margin 5"
+NEEDLE = {"kind": "score", "task": "needle", "max_drop": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("lost", "gates", "reason"),
+    [
+        ((0, 0), (SCORE, NEEDLE), f"2 of 2 measured gates passed; {WITHIN}"),
+        ((40, 40), (SCORE, NEEDLE), f"arithmetic: {LOST}; also failed: needle"),
+        ((0, 7), (SCORE, NEEDLE),
+         "needle: +3.5 points lost (95 % interval +1.5 to +7.0): a loss, but whether it stays within 5 points is open"),
+        ((0, 40), (SCORE, NEEDLE, {**SCORE, "task": "aime"}), f"needle: {LOST}; not measured: aime"),
+        ((0, 7), ({**SCORE, "task": "aime"}, {**SCORE, "task": "math"}, NEEDLE),
+         "aime has no score for fp8: the suite did not ask it; also not measured: math"),
+        ((0, 0), (SCORE, {**SCORE, "task": "aime", "required": False}),
+         f"1 of 1 measured gates passed; {WITHIN}; not measured: aime"),
+        ((0, 0), ({"kind": "divergence", "metric": "kl_mean", "max": 0.1},),
+         "no score gate was measured, and divergence alone never certifies"),
+        ((0, 0), (SCORE, {"kind": "divergence", "metric": "kl_mean", "max": 0.001}),
+         "kl_mean 0.021 nats (95 % interval 0.01848 to 0.02352); allowed at most 0.001 nats"),
+    ],
+)  # fmt: skip
+def test_the_reason_names_what_decided_and_what_was_not_measured(
+    lost: tuple[int, int], gates: tuple[dict[str, Any], ...], reason: str
+) -> None:
+    sides = [several(label, {"arithmetic": a, "needle": b}) for label, (a, b) in (("fp8", (0, 0)), ("w4a16", lost))]
+    assert judged(*sides, recipe(*gates)).reasons == {"w4a16": reason}
+
+
+@pytest.mark.parametrize(
+    ("only_reference", "only_candidate", "words"),
+    [
+        (6, 0, "a loss, but whether it stays within 5 points is open"),
+        (8, 4, "may be no loss at all, or more than 5 points"),
+    ],
+)
+def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_candidate: int, words: str) -> None:
+    reference = measured("fp8", answers(200, range(only_candidate)))
+    candidate = measured("w4a16", answers(200, range(200 - only_reference, 200)))
+    [verdict] = judged(reference, candidate, recipe(SCORE)).verdicts
+    assert verdict.status == "UNDERPOWERED" and verdict.observed is not None
+    assert (verdict.observed.low > 0) == words.startswith("a loss")
+    assert f"only: {words}; about " in verdict.detail
 
 
 def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
@@ -467,8 +518,8 @@ def test_several_samples_are_judged_by_item() -> None:
     assert (verdict.observed, verdict.status, verdict.discordant) == (drop, "FAIL", (40, 0))
     assert (drop.value, drop.n) == (pytest.approx(0.1), 100)
     assert verdict.detail.startswith(
-        "+10.0 points lost (95 % interval +6.3 to +13.7) over 100 paired items, 400 pairs of replies, 40 more often right in "
-        "fp8 only and 0 in w4a16 only: more than 5 points. bootstrap p 0.00086."
+        "arithmetic: +10.0 points lost (95 % interval +6.3 to +13.7) over 100 paired items, 400 pairs of replies, 40 more "
+        "often right in fp8 only and 0 in w4a16 only: more than 5 points. bootstrap p 0.00086."
     )
     same = judged(reference, measured("w4a16", ours), recipe(SCORE))
     assert same.verdicts[0].status == "PASS"  # 100 clean items: z^2 / (100 + z^2) is 3.7 points

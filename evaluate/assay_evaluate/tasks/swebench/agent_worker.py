@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -36,6 +34,7 @@ from assay.records.base import write_text_atomically
 from assay_evaluate.tasks.swebench.exits import Exit, classify
 from assay_evaluate.tasks.swebench.predictions import failed_path, trajectory_path
 from assay_evaluate.tasks.swebench.server_gate import GatedRetry, GaveUp, ServerGate
+from assay_evaluate.tasks.swebench.worker_side import begin, tell
 
 DAEMON_WORDS = (
     "Error response from daemon",
@@ -43,16 +42,8 @@ DAEMON_WORDS = (
     "Cannot connect to the Docker daemon",
     "can only create exec",
 )
-_print_lock = threading.Lock()
 _here = threading.local()
 """`gate`: of the server that this thread's trajectory talks to."""
-
-
-def tell(event: str, **more: Any) -> None:
-    """One line for the parent."""
-    with _print_lock:
-        sys.__stdout__.write(json.dumps({"event": event, **more}) + "\n")  # type: ignore[union-attr]
-        sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
 class ContainerGone(Exception):
@@ -197,16 +188,8 @@ def run_job(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGate) -
         time.sleep(min(300.0, spec["attempt_backoff_s"] * 2 ** (attempt - 1)))
 
 
-def _end_with_parent() -> None:
-    """The parent holds our stdin open; when it is killed, nobody must go on writing trajectories."""
-    sys.stdin.read()
-    os._exit(1)
-
-
 def main() -> None:
-    spec = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout = sys.stderr  # whatever libraries print must not get between our lines
+    spec = begin()
     gates = {
         url: ServerGate(url, spec["server_patience_s"], spec["probe_every_s"], tell, spec["headers"])
         for url in sorted({job["base_url"] for job in spec["jobs"]})

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import os
 import shutil
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,14 +26,7 @@ from swebench.harness.constants import APPLY_PATCH_FAIL, END_TEST_OUTPUT, LOG_IN
 from swebench.harness.grading import get_eval_report
 from swebench.harness.utils import make_test_spec
 
-_print_lock = threading.Lock()
-
-
-def tell(event: str, **more: Any) -> None:
-    """One line for the parent."""
-    with _print_lock:
-        sys.__stdout__.write(json.dumps({"event": event, **more}) + "\n")  # type: ignore[union-attr]
-        sys.__stdout__.flush()  # type: ignore[union-attr]
+from assay_evaluate.tasks.swebench.worker_side import begin, tell
 
 
 class _Containers:
@@ -136,15 +126,8 @@ def _connect(spec: dict[str, Any]) -> Any | None:
     )
 
 
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
-
-
 def main() -> None:
-    spec = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout = sys.stderr  # the harness prints
+    spec = begin()
     harness.RUN_EVALUATION_LOG_DIR = Path(spec["log_folder"])
     rows = {row["instance_id"]: row for row in spec["rows"]}
     left = [one for one in spec["predictions"] if not grade_from_log(spec, rows[one["instance_id"]], one)]
