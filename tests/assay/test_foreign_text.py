@@ -32,13 +32,13 @@ from assay.recipes.profile import Hardware, ProfileRecipe
 from assay.records.locate import LocateReport, Remedy
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, probes_place
-from assay_evaluate.client.replies import message_in
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import write_bundle
 from assay_evaluate.diagnosis.levers.settings import Setting
 from assay_evaluate.diagnosis.locate.locate import write_remedy
 from assay_evaluate.serving.external import get, meet_server, require_same
 from assay_evaluate.transport.connection import Connection, TransportError
+from assay_evaluate.transport.foreign_json import message_in
 from assay_reports.card import write_card
 from assay_reports.report import write_report
 
@@ -377,7 +377,7 @@ def test_a_reply_that_is_not_http_is_one_line() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(TransportError) as failed:
-            Connection(f"http://127.0.0.1:{listening.getsockname()[1]}", read_s=10).post("/x", b"{}")
+            Connection(f"http://127.0.0.1:{listening.getsockname()[1]}", total_s=10).post("/x", b"{}")
         thread.join()
     assert str(failed.value) == r"BadStatusLine: \u001b]0;owned\u0007 not HTTP \u009b"
 

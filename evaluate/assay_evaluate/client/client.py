@@ -24,8 +24,9 @@ from assay.errors import MeasureError, ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.replies import message_in, read_reply
+from assay_evaluate.client.replies import read_reply
 from assay_evaluate.transport.connection import Connection, TransportError, root_url
+from assay_evaluate.transport.foreign_json import message_in
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 """HTTP statuses that say nothing about the request itself."""
@@ -237,7 +238,7 @@ class Client:
         self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
 
     def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
-        with closing(Connection(self._urls[lane], read_s=self._timeout_s, headers=self.endpoint.headers)) as connection:
+        with closing(Connection(self._urls[lane], total_s=self._timeout_s, headers=self.endpoint.headers)) as connection:
             for job in jobs:
                 yield self._put(connection, job)
 
@@ -271,7 +272,7 @@ class Client:
             except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
                 what = f"reply is not what the API promises: {type(error).__name__}: {error}"
                 return Reply(status="failed", error=what, http_status=status, latency_s=latency_s)
-        message = message_in(response.text)
+        message = response.message
         if status in MISCONFIGURED:
             raise MeasureError(f"{root_url(self.endpoint.base_url)}{request.path}: HTTP {status}: {message}")
         kind: Any = "failed" if status in TRY_AGAIN else "refused"

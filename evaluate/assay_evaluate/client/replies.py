@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from assay.foreign_text import one_line
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
-
-
-def message_in(text: str) -> str:
-    """The server's own words in the body of an error, on one line of at most 300 characters."""
-    try:
-        data = json.loads(text)
-        text = str(data.get("error", data).get("message", data))
-    except (json.JSONDecodeError, AttributeError):
-        pass
-    return one_line(" ".join(text.split()))[:300]
 
 
 def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:

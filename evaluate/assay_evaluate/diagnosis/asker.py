@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from assay.errors import MeasureError
 from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.replies import message_in, read_reply
+from assay_evaluate.client.replies import read_reply
 from assay_evaluate.serving.external import fingerprint_in
 from assay_evaluate.transport.connection import NO_HEADERS, Connection, TransportError
 
@@ -213,7 +213,7 @@ class Asker:
         if ask.abort_after is not None:
             return self._hang_up(ask, slot, concurrency)
         started = time.monotonic()
-        connection = Connection(self.base_url, read_s=self._timeout_s, headers=self._headers)
+        connection = Connection(self.base_url, total_s=self._timeout_s, headers=self._headers)
         try:
             response = connection.post(ask.path, body)
         except TransportError as error:
@@ -223,7 +223,7 @@ class Asker:
         latency_s = time.monotonic() - started
         if response.status != 200:
             kind: Literal["refused", "failed"] = "failed" if response.status >= 500 else "refused"
-            said = f"HTTP {response.status}: {message_in(response.text)}"
+            said = f"HTTP {response.status}: {response.message}"
             return Exchange(ask, slot, concurrency, kind, Reply(kind, error=said, http_status=response.status))
         try:
             data = json.loads(response.body)

@@ -23,7 +23,6 @@ from assay.atomic_files import replacing
 from assay.errors import MeasureError, ServeError
 from assay.records.base import sha256_of
 from assay_evaluate.client.client import Endpoint, NotMeasured
-from assay_evaluate.client.replies import message_in
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.transport.connection import Connection, TransportError, root_url
 
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 PATH = "/pooling"
 TENSOR = "hidden_PH"
 MAX_ATTEMPTS = 3
+TOTAL_S = 3600.0
+MOST_BYTES_PER_TOKEN = 2**18
+"""Of a reply: 65,536 values of four bytes."""
 WIRE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 """vLLM's `--dtype` -> `embed_dtype` of the reply: what was computed is neither rounded nor blown up."""
 
@@ -117,7 +119,9 @@ def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype:
     error = ""
     for _ in range(MAX_ATTEMPTS):
         try:
-            reply = connection.post(PATH, json.dumps(body).encode())
+            reply = connection.post(
+                PATH, json.dumps(body).encode(), most_bytes=2**20 + MOST_BYTES_PER_TOKEN * len(document.ids)
+            )
         except TransportError as failed:
             try:
                 endpoint.check_alive()
@@ -128,8 +132,8 @@ def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype:
         if reply.status == 200:
             return reply.body
         if reply.status < 500:
-            raise NotMeasured(f"{PATH}: HTTP {reply.status}: {message_in(reply.text)}")
-        error = f"HTTP {reply.status}: {message_in(reply.text)}"
+            raise NotMeasured(f"{PATH}: HTTP {reply.status}: {reply.message}")
+        error = f"HTTP {reply.status}: {reply.message}"
     raise MeasureError(f"{root_url(endpoint.base_url)}{PATH}: {error}; what was fetched is kept, run again to go on")
 
 
@@ -137,7 +141,7 @@ def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype:
 def _connections(endpoint: Endpoint, concurrency: int) -> Iterator[queue.SimpleQueue[Connection]]:
     """One per thread; servers of the same checkpoint share the work."""
     urls = [root_url(url) for url in endpoint.base_urls]
-    made = [Connection(urls[n % len(urls)], read_s=3600.0, headers=endpoint.headers) for n in range(concurrency)]
+    made = [Connection(urls[n % len(urls)], total_s=TOTAL_S, headers=endpoint.headers) for n in range(concurrency)]
     free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
     for connection in made:
         free.put(connection)

@@ -1,21 +1,42 @@
-"""One kept-alive HTTP connection of one thread, from the standard library.
+"""One kept-alive HTTP connection of one thread, from the standard library: every request to a server goes through here.
 
 A worker that waits for one reply at a time needs no pool: per request this takes a sixth of the CPU time of a shared
 `httpx.Client` at 64 in flight (benchmarks/client_overhead.py).
+
+What the other side may do is bounded: how long connecting, silence within a reply and a whole reply take, and how many bytes it
+sends. The standard library bounds single reads only, so that a reply which trickles never ends; here every read gets what is
+left of the whole. Redirects are not followed, no compression is asked for or taken, and proxy settings of the machine are not
+looked at: a proxy must not come between us and the loopback.
 """
 
 from __future__ import annotations
 
+import email.utils
+import functools
 import http.client
+import io
+import json
 import select
+import socket
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-from assay.foreign_text import shown
+from assay.errors import ServeError
+from assay.foreign_text import one_line, shown
+from assay_evaluate.transport.foreign_json import message_in, read_json
 
 CONNECT_S = 10.0
+MOST_REPLY_BYTES = 64 * 2**20
+"""Of a reply as it is sent, headers included, unless the caller expects more."""
+PIECE_BYTES = 2**16
+SECRET_IN_REPLIES = 12
+"""Characters from which a key is searched for in replies, too: a model may well say a shorter one (`EMPTY`) by itself."""
+HIDDEN = "[hidden]"
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -23,16 +44,34 @@ class TransportError(Exception):
     """No whole HTTP reply came: refused, reset, timed out, not HTTP."""
 
 
+class UnusableReply(TransportError):
+    """A reply that is not taken, and would be the same the next time: it is too large, or compressed."""
+
+
 @dataclass(frozen=True)
 class HttpReply:
-    """Status and body of a reply, whatever the status is."""
+    """Status and body of a reply, whatever the status is. `location` and `retry_after_s` of those that are not 200."""
 
     status: int
     body: bytes
+    location: str | None = None
+    retry_after_s: float | None = None
+    """Seconds after which the server wants to be asked again (Retry-After), as it said; may be negative."""
 
     @property
     def text(self) -> str:
         return self.body.decode("utf-8", errors="replace")
+
+    def json(self) -> Any:
+        """The value in the body. NotJson (a ValueError): there is none."""
+        return read_json(self.body)
+
+    @property
+    def message(self) -> str:
+        """The server's own words about an error, on one line; of a redirect, that it is one."""
+        if self.location is None or not 300 <= self.status < 400:
+            return message_in(self.body)
+        return f"a redirect to {shown(self.location)}, which is not followed; give the address it leads to"
 
 
 def root_url(url: str) -> str:
@@ -41,36 +80,118 @@ def root_url(url: str) -> str:
 
 
 class Connection:
-    """Posts JSON to one server. Not for several threads. Proxy settings of the machine are not looked at."""
+    """Speaks to one server. Not for several threads."""
 
-    def __init__(self, base_url: str, *, read_s: float, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """read_s: how long, in seconds, the server may be silent before a request counts as failed. headers: sent with each."""
-        self._headers = {"Content-Type": "application/json", **headers}
-        parts = urlsplit(base_url)
-        self._prefix = parts.path.rstrip("/")
-        self._read_s = read_s
-        host, port = parts.hostname or "", parts.port
+    def __init__(
+        self, base_url: str, *, total_s: float, silence_s: float | None = None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        """total_s: from sending a request to the last byte of its reply, unless a request says otherwise. silence_s: between
+        two bytes of a reply, once it has begun; None: total_s. headers: sent with each request, and in no message: what a
+        server says of them is hidden. ServeError: `base_url` is no address.
+        """
+        secure, host, port, self._prefix = _address(base_url)
+        self._total_s, self._silence_s = total_s, silence_s
+        self._headers = dict(headers)
+        self._secrets = _spellings(headers)
+        self._allowed = _Allowance(0.0, 0.0, 0.0, 0)
         self._http: http.client.HTTPConnection
-        if parts.scheme == "https":
-            self._http = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=ssl.create_default_context())
+        if secure:
+            self._http = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=_certificates())
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
+        self._http.response_class = self._response  # type: ignore[assignment]
 
-    def post(self, path: str, body: bytes) -> HttpReply:
+    def __repr__(self) -> str:
+        return f"Connection({self._http.host}:{self._http.port})"
+
+    def get(self, path: str, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
+        """What is at `path`. TransportError if nothing whole comes."""
+        return self._ask("GET", path, None, total_s, most_bytes)
+
+    def post(self, path: str, body: bytes, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
         """Send `body` (JSON) to `path`, return what comes back. TransportError if nothing whole does."""
+        return self._ask("POST", path, body, total_s, most_bytes)
+
+    def count_events(self, path: str, body: bytes, most: int, *, total_s: float | None = None) -> int:
+        """Read up to `most` events of a streamed reply, then hang up, as an impatient user does; how many came."""
+        num_events = 0
+        with self._replying("POST", path, body, total_s, MOST_REPLY_BYTES) as response:
+            while num_events < most and (line := response.readline(PIECE_BYTES)):
+                num_events += line.startswith(b"data:")
+            self._http.close()
+        return num_events
+
+    def close(self) -> None:
+        self._http.close()
+
+    # ------------------------------------------------------------------------------------------------ one exchange
+    def _ask(self, method: str, path: str, body: bytes | None, total_s: float | None, most_bytes: int) -> HttpReply:
+        with self._replying(method, path, body, total_s, most_bytes) as response:
+            content = self._read(response, most_bytes)
+        if response.status == 200:
+            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES))
+        location, wait = response.headers.get("Location"), response.headers.get("Retry-After")
+        return HttpReply(
+            response.status,
+            self._hide(content),
+            None if location is None else self._hide_text(location),
+            None if wait is None else _seconds(wait),
+        )
+
+    @contextmanager
+    def _replying(
+        self, method: str, path: str, body: bytes | None, total_s: float | None, most_bytes: int
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request; its reply, up to the end of the headers. Whatever goes wrong until the end is a TransportError."""
+        whole_s = self._total_s if total_s is None else total_s
+        headers = self._headers if body is None else {"Content-Type": "application/json", **self._headers}
         try:
             if self._was_closed():
                 self._http.close()
             if self._http.sock is None:
-                self._http.connect()
-                assert self._http.sock is not None, "just connected"
-                self._http.sock.settimeout(self._read_s)
-            self._http.request("POST", self._prefix + path, body, self._headers)
-            response = self._http.getresponse()
-            return HttpReply(response.status, response.read())
-        except (OSError, http.client.HTTPException) as error:
+                self._connect()
+            self._allowed = _Allowance(time.monotonic() + whole_s, whole_s, self._silence_s or whole_s, most_bytes)
+            self._http.sock.settimeout(whole_s)
+            self._http.request(method, self._prefix + path, body, headers)
+            yield self._http.getresponse()
+        except UnusableReply:
             self._http.close()
-            raise TransportError(f"{type(error).__name__}: {shown(str(error).strip())}") from None
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: of a chunk's size below 0
+            self._http.close()
+            raise TransportError(self._hide_text(f"{type(error).__name__}: {shown(str(error).strip())}")) from None
+        except BaseException:
+            self._http.close()
+            raise
+        if self._allowed.has_more:  # than the reply's own length: what follows would be taken for the next one
+            self._http.close()
+
+    def _connect(self) -> None:
+        try:
+            self._http.connect()
+        except TimeoutError:
+            raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
+        # A host that vanishes while it thinks, for hours if it likes, is noticed after some minutes.
+        self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 6)):
+            if hasattr(socket, option):
+                self._http.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+    def _response(self, sock: socket.socket, **how: Any) -> http.client.HTTPResponse:
+        return http.client.HTTPResponse(_Source(sock, self._allowed), **how)  # type: ignore[arg-type]
+
+    def _read(self, response: http.client.HTTPResponse, most_bytes: int) -> bytes:
+        encoding = response.headers.get("Content-Encoding")
+        if encoding is not None and encoding.strip().lower() != "identity":
+            raise UnusableReply(f"Compressed: the reply is compressed ({shown(encoding)}), which was not asked for")
+        if (response.length or 0) > most_bytes:
+            raise _too_large(most_bytes)
+        pieces = []
+        while piece := response.read(PIECE_BYTES):  # never as much as it announces: that may be any number
+            pieces.append(piece)
+        if response.length:
+            raise http.client.IncompleteRead(b"", response.length)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _was_closed(self) -> bool:
         """Whether the server hung up since the last reply, as they do with idle connections: sending would fail once."""
@@ -81,5 +202,159 @@ class Connection:
         poll.register(sock, select.POLLIN | select.POLLHUP)
         return bool(poll.poll(0))
 
+    # ------------------------------------------------------------------------------------------------ secrets
+    def _hide(self, body: bytes, least: int = 1) -> bytes:
+        for secret in self._secrets:
+            if len(secret) >= least:
+                body = body.replace(secret.encode(), HIDDEN.encode())
+        return body
+
+    def _hide_text(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+
+# ---------------------------------------------------------------------------------------------------- what may come
+@dataclass
+class _Allowance:
+    """What is left for one reply."""
+
+    ends_at: float
+    """Of `time.monotonic`."""
+    total_s: float
+    silence_s: float
+    most_bytes: int
+    num_bytes: int = 0
+    is_over: bool = False
+    has_more: bool = False
+    """Bytes came after the end of the reply."""
+
+    def wait_s(self) -> float:
+        """How long the next bytes may take. TimeoutError: no longer."""
+        left_s = self.ends_at - time.monotonic()
+        if left_s <= 0:
+            raise self.late()
+        return min(left_s, self.silence_s) if self.num_bytes else left_s
+
+    def late(self) -> TimeoutError:
+        if self.num_bytes == 0:
+            return TimeoutError(f"no reply within {self.total_s:g} s")
+        if self.silence_s < self.ends_at - time.monotonic():
+            return TimeoutError(f"the reply stopped for {self.silence_s:g} s")
+        return TimeoutError(f"the reply was not complete after {self.total_s:g} s ({self.num_bytes:,} bytes came)")
+
+
+class _Limited(io.RawIOBase):
+    """A socket's bytes, as far as they are allowed."""
+
+    def __init__(self, raw: socket.SocketIO, sock: socket.socket, allowed: _Allowance) -> None:
+        self._raw, self._sock, self._allowed = raw, sock, allowed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        allowed = self._allowed
+        if allowed.is_over:
+            return 0
+        self._sock.settimeout(allowed.wait_s())
+        try:
+            num_bytes = self._raw.readinto(buffer) or 0
+        except TimeoutError:
+            raise allowed.late() from None
+        allowed.num_bytes += num_bytes
+        if allowed.num_bytes > allowed.most_bytes:
+            raise _too_large(allowed.most_bytes)
+        return num_bytes
+
     def close(self) -> None:
-        self._http.close()
+        self._raw.close()
+        super().close()
+
+
+class _Buffered(io.BufferedReader):
+    """Notes when it is closed with bytes that nobody has read."""
+
+    def __init__(self, raw: _Limited, allowed: _Allowance) -> None:
+        super().__init__(raw)
+        self._allowed = allowed
+
+    def close(self) -> None:
+        if not self.closed:
+            self._allowed.is_over = True
+            self._allowed.has_more = bool(self.peek(1))
+        super().close()
+
+
+class _Source:
+    """What `http.client.HTTPResponse` needs of a socket."""
+
+    def __init__(self, sock: socket.socket, allowed: _Allowance) -> None:
+        self._sock, self._allowed = sock, allowed
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        raw = self._sock.makefile("rb", buffering=0)
+        return _Buffered(_Limited(raw, self._sock, self._allowed), self._allowed)
+
+
+def _too_large(most_bytes: int) -> UnusableReply:
+    return UnusableReply(f"TooLarge: the reply has more than {most_bytes:,} bytes ({most_bytes / 2**20:g} MiB), the most taken")
+
+
+# ---------------------------------------------------------------------------------------------------- small things
+def _address(base_url: str) -> tuple[bool, str, int | None, str]:
+    """(whether it is https, host, port, path before every path). ServeError: it is no address."""
+    try:
+        parts = urlsplit(base_url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("it has no http:// or https://, or no host")
+        if parts.username is not None:
+            raise ValueError("it holds a user or a password")
+        return parts.scheme == "https", parts.hostname, parts.port, parts.path.rstrip("/")
+    except ValueError as error:
+        said = shown(base_url.rpartition("@")[2])  # what may be a password is not shown
+        raise ServeError(f"{said}: is no address of a server ({one_line(str(error))}); give http://HOST:PORT") from None
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _spellings(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """How the keys in `headers` may be spelt by a server that repeats them: plain, and as JSON writes them; longest first."""
+    keys = [value.rpartition(" ")[2] for value in headers.values()]
+    found = {form for key in keys for form in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")) if form}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _seconds(wait: str) -> float | None:
+    """What Retry-After says, a number or a date, in seconds from now. None: neither."""
+    try:
+        return (
+            float(int(wait)) if wait.strip().isdecimal() else email.utils.parsedate_to_datetime(wait).timestamp() - time.time()
+        )
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------- one request
+def get(base_url: str, path: str, *, total_s: float, headers: Mapping[str, str] = NO_HEADERS) -> HttpReply:
+    """One GET on a connection of its own. TransportError if nothing whole comes."""
+    with closing(Connection(base_url, total_s=total_s, headers=headers)) as connection:
+        return connection.get(path)
+
+
+def post(
+    base_url: str,
+    path: str,
+    data: Any,
+    *,
+    total_s: float,
+    headers: Mapping[str, str] = NO_HEADERS,
+    most_bytes: int = MOST_REPLY_BYTES,
+) -> HttpReply:
+    """`data` as JSON in one POST on a connection of its own. TransportError if nothing whole comes."""
+    with closing(Connection(base_url, total_s=total_s, headers=headers)) as connection:
+        return connection.post(path, json.dumps(data).encode(), most_bytes=most_bytes)

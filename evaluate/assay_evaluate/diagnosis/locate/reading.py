@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from assay.errors import MeasureError, ServeError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
-from assay_evaluate.client.replies import message_in
+from assay_evaluate.transport.foreign_json import message_in
 
 EXTENSION = "assay_vllm.activations.ActivationWorker"
 SKETCH_WIDTH = 16
