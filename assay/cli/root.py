@@ -1,8 +1,8 @@
 """The `assay` command. Thin: resolves TARGET, calls one stage, prints its record.
 
 Exit codes: 0 = done and passed, 1 = done and failed (a verdict, a verification), 2 = could not (usage, input, machine).
-Progress goes to stderr; with `--json` stdout holds the record and nothing else. Stages are imported inside the commands, so
-that `assay --help` needs neither torch nor lm-eval.
+Results go to stdout, progress and notes to stderr; with `--json` stdout holds the record and nothing else. Stages are imported
+inside the commands, so that `assay --help` needs neither torch nor lm-eval.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from assay.cli.commands.make.plan import plan
 from assay.cli.commands.make.quantize import quantize
 from assay.cli.commands.make.verify import verify
 from assay.cli.commands.measure.evaluate import evaluate
+from assay.cli.commands.measure.run import run
 from assay.cli.commands.measure.serve import serve
 from assay.cli.commands.results.card import card
 from assay.cli.commands.results.gate import gate
 from assay.cli.commands.results.report import report
-from assay.cli.terminal import console, say_error
+from assay.cli.interrupted import Commands, Interrupted
+from assay.cli.terminal import say, say_error
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 
 app = typer.Typer(
     name="assay",
+    cls=Commands,
     help="Quantize a mixture-of-experts checkpoint for vLLM, and measure what was lost.",
     no_args_is_help=True,
     add_completion=False,
@@ -48,8 +51,8 @@ def main() -> None:
     except AssayError as error:
         say_error(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        console.print("interrupted; what was finished is kept, the same command goes on from there")
+    except Interrupted as stopped:
+        say(f"interrupted; {stopped}" if str(stopped) else "interrupted")
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,6 +78,7 @@ def _root(
 ) -> None: ...
 
 
+app.command()(run)
 app.command()(plan)
 app.command()(quantize)
 app.command()(verify)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from assay.cli.interrupted import says_what_is_kept
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.recipes.gate import GateRecipe
@@ -31,10 +32,13 @@ from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from assay.cli.targets import Target
     from assay_evaluate.run.evaluate import Candidate
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
+    from assay_reports.schema import Report
 
 Device = Literal["cpu", "cuda"]
 
@@ -153,7 +157,9 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
     return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 
-def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions, *, in_run: bool) -> Verification:
+def quantize_one(
+    aim: Target, made: Plan, folder: Path, options: QuantizeOptions, out: Console, *, in_run: bool
+) -> Verification:  # fmt: skip
     """Make one checkpoint and verify it. Plan and verification go beside it in a run, else into its own folder.
 
     They are written after it: a plan that is refused leaves what is there as it is.
@@ -170,9 +176,13 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
     if complete and plan_path.is_file() and record_path.is_file():
         previous = Verification.load(record_path)
         if previous.passed and _is_as_verified(folder, previous):
-            console.print(f"{made.precision:10} done before and verified: {folder}")
+            out.print(escape(f"{made.precision:10} done before and verified: {folder}"))
             return previous
-    with _source_of(aim, made, folder, options) as (source, runner), ShardProgress(console, made) as progress:
+    with (
+        says_what_is_kept(lambda: _kept(made, folder)),
+        _source_of(aim, made, folder, options) as (source, runner),
+        ShardProgress(console, made) as progress,
+    ):
         manifest = run_engine(
             made,
             source,
@@ -186,15 +196,21 @@ def quantize_one(aim: Target, made: Plan, folder: Path, options: QuantizeOptions
             on_progress=progress,
         )
     made.save(plan_path)
-    console.print(
-        f"{made.precision:10} {manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB "
-        f"in {manifest.seconds:.0f} s: {folder}"
-    )
+    sizes = f"{manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB in {manifest.seconds:.0f} s"
+    out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
     result = verify_one(folder, None if options.stream_from else source)
     result.save(record_path)
-    print_verification(result)
+    print_verification(result, out)
     write_first_card(folder)
     return result
+
+
+def _kept(made: Plan, folder: Path) -> str:
+    """What an interrupted quantization leaves for the next."""
+    from assay_quantize.engine.journal import num_finished
+
+    num_shards = len({tensor.shard_out for tensor in made.tensors if tensor.shard_out is not None})
+    return f"{folder}: {num_finished(folder)} of {num_shards} shards are finished and kept; the same command makes the rest"
 
 
 @contextmanager
@@ -285,7 +301,7 @@ def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteR
 
 
 def check_budgets_of(
-    aim: Target, reference: Candidate, suite: SuiteRecipe, profile: ProfileRecipe, run_dir: Path
+    aim: Target, reference: Candidate, suite: SuiteRecipe, profile: ProfileRecipe, run_dir: Path, out: Console
 ) -> BudgetCheck:  # fmt: skip
     """A few items of every task on the reference; one line a task, then what to do."""
     from assay.cli.targets import gates_for
@@ -303,7 +319,7 @@ def check_budgets_of(
     )
     for task in checked.tasks:
         mark = "[green]ok   [/]" if task.suffices else "[red]short[/]"
-        console.print(f"{mark} {task.task:16} {escape(task.detail)}")
+        out.print(f"{mark} {task.task:16} {escape(task.detail)}")
     return checked
 
 
@@ -354,6 +370,13 @@ def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) 
     write_cards(run_dir)
     write_report(run_dir)
     return judged
+
+
+def load_report(run_dir: Path) -> Report:
+    """`report.json`, as it was written last."""
+    from assay_reports.schema import Report
+
+    return Report.load(run_dir / "report" / "report.json")
 
 
 def write_cards(run_dir: Path) -> list[Path]:

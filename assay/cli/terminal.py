@@ -1,4 +1,4 @@
-"""What commands print: progress and verdicts to stderr; with `--json` stdout holds the record and nothing else.
+"""What commands print: results to stdout, progress and notes to stderr; with `--json` stdout holds the record alone.
 
 What a file or a server said goes through `escape`, `say` or `emit`: it is text there, without markup or control codes.
 """
@@ -38,45 +38,48 @@ def stdout(*, soft_wrap: bool = False) -> Console:
     return Console(highlight=False, soft_wrap=soft_wrap, emoji=False)
 
 
+def results(*, as_json: bool = False) -> Console:
+    """For results that come one by one; with --json stderr, for stdout is the record's. In a log a line is never folded."""
+    return console if as_json else stdout(soft_wrap=not stdout().is_terminal)
+
+
 def emit(record: Record | dict[str, Any] | list[Any]) -> None:
     data = record.model_dump(mode="json") if isinstance(record, Record) else record
     print("\n".join(map(one_line, json.dumps(data, indent=1, ensure_ascii=False).split("\n"))))
 
 
-def print_verification(result: Verification) -> None:
+def print_verification(result: Verification, out: Console) -> None:
     looked = sum(result.checks.values())
     if result.passed:
         errors = ", ".join(f"{role} {error:.4f}" for role, error in sorted(result.mean_relative_error.items()))
-        console.print(f"           verified: {looked:,} checks passed; mean weight error: {errors or 'not measured'}")
+        out.print(f"           verified: {looked:,} checks passed; mean weight error: {errors or 'not measured'}")
     for damage in result.damages[:20]:
-        console.print(f"[bold red]damaged[/] {escape(damage.where)}: {escape(damage.what)} ({damage.check})")
+        out.print(f"[bold red]damaged[/] {escape(damage.where)}: {escape(damage.what)} ({damage.check})")
     if len(result.damages) > 20:
-        console.print(f"... and {len(result.damages) - 20} more; --json lists all")
+        out.print(f"... and {len(result.damages) - 20} more; --json lists all")
     for skipped in result.not_checked:
-        console.print(f"           not checked: {escape(skipped)}")
+        out.print(f"           not checked: {escape(skipped)}")
     if not result.passed:
-        console.print(
-            f"[bold red]verification failed[/]: {len(result.damages)} things are wrong in {escape(result.checkpoint)}"
-        )
+        out.print(f"[bold red]verification failed[/]: {len(result.damages)} things are wrong in {escape(result.checkpoint)}")
 
 
-def print_verdicts(gates: GateReport) -> None:
+def print_verdicts(gates: GateReport, out: Console) -> None:
     """A table on a terminal; in a log, whose width nobody knows, a line per verdict."""
     from rich.table import Table
 
     colours = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
-    say(f"{gates.model} against {gates.reference}")
-    if console.is_terminal:
+    out.print(escape(f"{gates.model} against {gates.reference}"))
+    if out.is_terminal:
         table = Table("candidate", "gate", "verdict", "what was seen")
         for one in gates.verdicts:
             table.add_row(
                 escape(one.candidate), escape(one.gate), f"[{colours[one.status]}]{one.status}[/]", escape(one.detail)
             )
-        console.print(table)
+        out.print(table)
     else:
         for one in gates.verdicts:
-            say(f"{one.candidate:16} {one.gate:26} {one.status:12} {one.detail}")
+            out.print(escape(f"{one.candidate:16} {one.gate:26} {one.status:12} {one.detail}"))
     if gates.registered_sha256 not in (None, gates.gate_recipe_sha256):
-        console.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
+        out.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
     for candidate, status in gates.overall.items():
-        console.print(f"{escape(candidate):16} [bold {colours[status]}]{status}[/]")
+        out.print(f"{escape(candidate):16} [bold {colours[status]}]{status}[/]")

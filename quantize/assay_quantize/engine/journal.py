@@ -131,6 +131,14 @@ def resume(
     return {record.name: record for record, keep in zip(claimed.values(), kept, strict=True) if keep}
 
 
+def num_finished(folder: Path) -> int:
+    """Shards that the journal of an unfinished checkpoint lists; 0 if there is none."""
+    if not (folder / JOURNAL).is_file():
+        return 0
+    entries = _entries((folder / JOURNAL).read_text(encoding="utf-8", errors="backslashreplace"))
+    return len({entry.get("name") for entry in entries[1:]})
+
+
 def size_of(path: Path) -> int | None:
     """Bytes of a file; None: there is none."""
     return path.stat().st_size if path.is_file() else None

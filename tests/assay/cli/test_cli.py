@@ -47,12 +47,12 @@ def test_quantize_then_again_then_verify(run: Run, source: Path) -> None:
         assert "NOT MEASURED" in (folder / "checkpoint/README.md").read_text(), "a card without scores says so"
     before = Manifest.load(Path("runs/source/w4a16/checkpoint/assay_manifest.json"))
 
-    code, _, err = run("quantize", source, "--precisions", "w4a16", "--runs", "runs")
-    assert (code, err.count("done before and verified")) == (0, 2)
+    code, out, _ = run("quantize", source, "--precisions", "w4a16", "--runs", "runs")
+    assert (code, out.count("done before and verified")) == (0, 2)
     assert Manifest.load(Path("runs/source/w4a16/checkpoint/assay_manifest.json")) == before
 
-    code, _, err = run("verify", "runs/source/w4a16/checkpoint", "--source", source)
-    assert code == 0 and "checks passed" in err
+    code, out, _ = run("verify", "runs/source/w4a16/checkpoint", "--source", source)
+    assert code == 0 and "checks passed" in out
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_out_takes_one_checkpoint_anywhere(run: Run, source: Path) -> None:
 def test_verify_fails_with_exit_1_and_names_the_tensor(run: Run, source: Path) -> None:
     run("quantize", source, "--precision", "w4a16", "--out", "made")
     (Path("made") / "model-00002-of-00002.safetensors").unlink()
-    code, _, err = run("verify", "made", "--source", source)
-    assert code == 1 and "model-00002-of-00002.safetensors" in err and "verification failed" in err
+    code, out, _ = run("verify", "made", "--source", source)
+    assert code == 1 and "model-00002-of-00002.safetensors" in out and "verification failed" in out
 
 
 def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
@@ -82,7 +82,7 @@ def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
         "calibrate", "card", "doctor", "evaluate", "gate", "locate", "plan", "probe", "quantize", "recipes", "report",
-        "serve", "verify",
+        "run", "serve", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")
@@ -217,6 +217,6 @@ def test_a_checkpoint_that_was_touched_is_verified_again(run: Run, source: Path)
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    code, _, err = run("quantize", source, "--precisions", "w4a16")
-    assert code == 1 and "verification failed" in err and shard.name in err
-    assert "fp8        done before and verified" in err
+    code, out, _ = run("quantize", source, "--precisions", "w4a16")
+    assert code == 1 and "verification failed" in out and shard.name in out
+    assert "fp8        done before and verified" in out

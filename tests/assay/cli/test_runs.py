@@ -59,16 +59,17 @@ def evaluate(run: Run, *arguments: object, suite: str = "one") -> tuple[int, str
 
 
 def evaluated(run: Run, *arguments: object, suite: str = "one") -> str:
-    """What a successful evaluation prints."""
-    code, _, err = evaluate(run, *arguments, suite=suite)
+    """What a successful evaluation prints: results, then progress."""
+    code, out, err = evaluate(run, *arguments, suite=suite)
     assert code == 0, err
-    return err
+    return out + err
 
 
 def quantized(run: Run, *arguments: object) -> str:
-    code, _, err = run("quantize", *arguments)
+    """What a successful quantization prints: results, then progress."""
+    code, out, err = run("quantize", *arguments)
     assert code == 0, err
-    return err
+    return out + err
 
 
 def write_weights(folder: Path, weights: str) -> None:

@@ -132,9 +132,9 @@ def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
     gates.write_text(text.replace("name: default", "name: strict") + gate)
     for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
         probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
-    code, _, err = run("gate", run_dir, "--gates", gates)
-    assert code == 1 and "w4a16            probes                     FAIL" in err
-    assert "nvfp4a16         probes                     PASS" in err
+    code, out, _ = run("gate", run_dir, "--gates", gates)
+    assert code == 1 and "w4a16            probes                     FAIL" in out
+    assert "nvfp4a16         probes                     PASS" in out
     probes_place(run_dir, "fp8").write_text("{}")
     code, _, err = run("gate", run_dir, "--gates", gates)
     assert code == 2 and "not a ProbeReport record" in err

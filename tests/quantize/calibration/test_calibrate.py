@@ -102,7 +102,7 @@ def test_other_forms_of_a_source_are_calibrated_as_the_weights_they_stand_for(tm
 def test_experts_that_saw_too_little_are_named_and_left_out(run: Run, tmp_path: Path, words: Path) -> None:
     out = tmp_path / "w.safetensors"
     command = ("calibrate", TRAINED, "--out", out, "--text", words, "--tokens", 128, "--length", 64, "--min-tokens", 40)
-    code, _, said = run(*command, "--device", "cpu")
+    code, said, _ = run(*command, "--device", "cpu")
     assert code == 0 and "left out, fewer than 40 tokens: model.layers." in said
     code, stdout, _ = run(*command, "--device", "cpu", "--json")
     record = Calibration.model_validate_json(stdout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from assay.cli.options import JsonOption
-from assay.cli.terminal import console, emit, escape
+from assay.cli.terminal import emit, escape, results
 
 
 def doctor(as_json: JsonOption = False) -> None:
@@ -16,10 +16,11 @@ def doctor(as_json: JsonOption = False) -> None:
     if as_json:
         emit([finding.model_dump() for finding in findings])
     else:
+        out = results()
         for finding in findings:
             mark = {"ok": "[green]ok     [/]", "missing": "[red]missing[/]", "note": "[yellow]note   [/]"}[finding.state]
-            console.print(f"{mark} {finding.what:22} {escape(finding.detail)}")
+            out.print(f"{mark} {finding.what:22} {escape(finding.detail)}")
             if finding.remedy:
-                console.print(f"        {'':22} -> {escape(finding.remedy)}")
+                out.print(f"        {'':22} -> {escape(finding.remedy)}")
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.terminal import console, emit, escape, say
+from assay.cli.terminal import emit, escape, results, say
 
 SHOWN = 3
 """Weights that are named of those that saw too few tokens."""
@@ -61,11 +61,12 @@ def calibrate(
     if as_json:
         emit(made)
         return
-    console.print(f"{escape(str(out))}: channel weights of {made.weights:,} weights over {made.num_tokens:,} tokens")
+    shown = results()
+    shown.print(f"{escape(str(out))}: channel weights of {made.weights:,} weights over {made.num_tokens:,} tokens")
     if made.tokens_by_expert is not None:
         least, median, most = made.tokens_by_expert
-        console.print(f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)")
+        shown.print(f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)")
     if made.starved:
-        shown = ", ".join(f"{name} ({count})" for name, count in list(made.starved.items())[:SHOWN])
+        names = ", ".join(f"{name} ({count})" for name, count in list(made.starved.items())[:SHOWN])
         more = f" and {len(made.starved) - SHOWN:,} more" if len(made.starved) > SHOWN else ""
-        console.print(f"left out, fewer than {min_tokens} tokens: {escape(shown)}{more}; raise --tokens to have them in")
+        shown.print(f"left out, fewer than {min_tokens} tokens: {escape(names)}{more}; raise --tokens to have them in")

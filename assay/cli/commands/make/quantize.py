@@ -20,13 +20,12 @@ from assay.cli.options import (
     recipe,
     refuse_unused,
 )
-from assay.cli.run_folders import open_run
 from assay.cli.stages import plan_for, precision_names, quantize_one, quantize_options, with_importance
-from assay.cli.terminal import emit
+from assay.cli.terminal import emit, results
+from assay.cli.whole_run import quantize_in_run
 from assay.errors import PlanError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.run import RunRecord, SourceData
 
 
 def quantize(
@@ -91,15 +90,11 @@ def quantize(
         raise PlanError("--out takes one checkpoint: say --precision P as well")
     # Every plan is made before the first byte is written: what cannot work fails at once.
     plans = {one: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, one)), importance) for one in names}
+    shown = results(as_json=as_json)
     if out is not None:
-        records = [quantize_one(aim, plans[names[0]], out, options, in_run=False)]
+        records = [quantize_one(aim, plans[names[0]], out, options, shown, in_run=False)]
     else:
-        made = plans[names[0]]
-        source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
-        with open_run(runs, RunRecord(model=aim.recipe.name, source=source), name=name) as run_dir:
-            records = [
-                quantize_one(aim, plans[one], run_dir / Path(one).stem / "checkpoint", options, in_run=True) for one in names
-            ]
+        records = quantize_in_run(aim, plans, options, runs, name, shown)
     if as_json:
         emit([record.model_dump(mode="json") for record in records])
     if not all(record.passed for record in records):

@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.options import JsonOption
 from assay.cli.stages import verify_one
-from assay.cli.terminal import emit, print_verification
+from assay.cli.terminal import emit, print_verification, results
 
 
 def verify(
@@ -28,6 +28,6 @@ def verify(
     if as_json:
         emit(result)
     else:
-        print_verification(result)
+        print_verification(result, results())
     if not result.passed:
         raise typer.Exit(1)

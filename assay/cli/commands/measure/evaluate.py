@@ -9,8 +9,9 @@ import typer
 
 from assay.cli.options import JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
 from assay.cli.run_folders import open_run
-from assay.cli.stages import check_budgets_of, judge_and_write, load_measurements, profile_for, register_gates, suite_for
-from assay.cli.terminal import console, emit, escape, print_verdicts, say
+from assay.cli.stages import check_budgets_of, load_report, profile_for, suite_for
+from assay.cli.terminal import console, emit, escape, print_verdicts, results, say
+from assay.cli.whole_run import evaluate_in_run
 from assay.errors import AssayError
 from assay.recipes.suite_files import with_swe_options
 from assay.records.run import SuiteIdentity
@@ -55,7 +56,6 @@ def evaluate(
     """
     from assay.cli.run_candidates import of_target, of_two
     from assay.cli.targets import gates_for, resolve_target
-    from assay_evaluate.run.evaluate import evaluate as run_suite
 
     if (target is None) == (reference is None) or (reference is None) != (not candidate):
         raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
@@ -73,29 +73,18 @@ def evaluate(
     chosen_suite = with_swe_options(
         suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
     )  # fmt: skip
-    about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
     if budget_check:
+        about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
         with open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir:
-            checked = check_budgets_of(aim, compared.candidates[0], chosen_suite, chosen, run_dir)
+            checked = check_budgets_of(aim, compared.candidates[0], chosen_suite, chosen, run_dir, results(as_json=as_json))
         if as_json:
             emit(checked)
         if not checked.suffices:
             raise typer.Exit(1)
         return
-    gates_name = gates_for(aim.recipe, chosen_suite.name)
-    with open_run(runs, about, name=name, lock=True) as run_dir:
-        register_gates(gates_name, run_dir)
-        run_suite(
-            aim.recipe.name,
-            compared.candidates,
-            suite=chosen_suite,
-            profile=chosen,
-            serving=aim.recipe.serving,
-            run_dir=run_dir,
-            on_progress=say,
-        )
-        gates = judge_and_write(gates_name, run_dir, load_measurements(run_dir))
-    print_verdicts(gates)
-    say(f"report: {run_dir / 'report' / 'index.html'}")
+    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, gates_for(aim.recipe, chosen_suite.name), runs, name)
     if as_json:
-        emit(gates)
+        emit(load_report(judged.run_dir))
+    else:
+        print_verdicts(judged.gates, results())
+    say(f"report: {judged.run_dir / 'report' / 'index.html'}")

@@ -10,7 +10,8 @@ import typer
 from assay.cli.options import JsonOption, RunArgument, RunsOption, named, recipe
 from assay.cli.run_folders import find_run
 from assay.cli.stages import judge_and_write, load_measurements, registered_gates
-from assay.cli.terminal import emit, print_verdicts
+from assay.cli.terminal import emit, print_verdicts, results
+from assay.cli.whole_run import passed
 
 
 def gate(
@@ -30,6 +31,6 @@ def gate(
     if as_json:
         emit(report)
     else:
-        print_verdicts(report)
-    if any(status != "PASS" for status in report.overall.values()):
+        print_verdicts(report, results())
+    if not passed(report):
         raise typer.Exit(1)

@@ -1,0 +1,60 @@
+"""The `assay run` command: all of `quantize`, `evaluate` and `gate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.options import JsonOption, NameOption, PrecisionsOption, ProfileOption, RunnerOption, RunsOption, SuiteOption, TargetArgument, WorkersOption
+from assay.cli.stages import load_report, plan_for, precision_names, profile_for, quantize_options, suite_for
+from assay.cli.terminal import emit, print_verdicts, results, say
+from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+
+
+def run(
+    target: TargetArgument,
+    precisions: PrecisionsOption = None,
+    suite: SuiteOption = None,
+    profile: ProfileOption = None,
+    runs: RunsOption = Path("runs"),
+    name: NameOption = None,
+    runner: RunnerOption = "local",
+    workers: WorkersOption = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Bound of the quantizer's memory, e.g. 1.5GiB, 800MB; default 2GiB.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Everything: make and verify every precision, measure the reference and each of them, judge, write report and cards.
+
+    A second run finds what is done and makes the rest. Exit 1 unless every candidate is PASS, as of `assay gate`.
+    """
+    from assay.cli.run_candidates import of_target
+    from assay.cli.targets import gates_for, resolve_target
+
+    # What cannot work fails before the first byte is written.
+    options = quantize_options("auto", runner, workers, memory, None)
+    aim = resolve_target(target)
+    chosen = profile_for(aim, profile)
+    chosen_suite = suite_for(aim, suite, chosen)
+    names = precision_names(aim, None, precisions, with_reference=True)
+    plans = {one: plan_for(aim, load_recipe(PrecisionRecipe, one)) for one in names}
+
+    out = results(as_json=as_json)
+    made = quantize_in_run(aim, plans, options, runs, name, out)
+    if not all(record.passed for record in made):
+        say("nothing is measured: a checkpoint is damaged")
+        raise typer.Exit(1)
+    compared = of_target(aim, runs, name, precisions)
+    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, gates_for(aim.recipe, chosen_suite.name), runs, name)
+    if as_json:
+        emit(load_report(judged.run_dir))
+    else:
+        print_verdicts(judged.gates, out)
+    say(f"report: {judged.run_dir / 'report' / 'index.html'}")
+    if not passed(judged.gates):
+        raise typer.Exit(1)

@@ -1,0 +1,91 @@
+"""What `quantize`, `evaluate` and `run` do in a run's folder: make the checkpoints, measure and judge them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.cli.interrupted import says_what_is_kept
+from assay.cli.run_folders import open_run
+from assay.cli.stages import judge_and_write, load_measurements, quantize_one, register_gates
+from assay.cli.terminal import say
+from assay.errors import AssayError
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+from assay.records.run import RunRecord, SourceData, SuiteIdentity
+from assay.records.verdict import GateReport
+from assay.records.verification import Verification
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from assay.cli.run_candidates import Comparison
+    from assay.cli.stages import QuantizeOptions
+    from assay.cli.targets import Target
+    from assay.recipes.profile import ProfileRecipe
+    from assay.recipes.suite import SuiteRecipe
+
+
+def quantize_in_run(
+    aim: Target, plans: dict[str, Plan], options: QuantizeOptions, runs: Path, name: str | None, out: Console
+) -> list[Verification]:
+    """Every plan made and verified in the run of its source: RUN/PRECISION/checkpoint. plans: by the precision asked for."""
+    made = next(iter(plans.values()))
+    source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
+    with open_run(runs, RunRecord(model=aim.recipe.name, source=source), name=name) as run_dir:
+        return [
+            quantize_one(aim, plan, run_dir / Path(one).stem / "checkpoint", options, out, in_run=True)
+            for one, plan in plans.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that was measured and judged; report and cards are written."""
+
+    run_dir: Path
+    measurements: list[Measurement]
+    gates: GateReport
+
+
+def evaluate_in_run(
+    aim: Target, compared: Comparison, suite: SuiteRecipe, profile: ProfileRecipe, gates: str, runs: Path, name: str | None
+) -> Judged:
+    """Measure what is missing, judge everything, write report and cards. gates: registered before the first question."""
+    from assay_evaluate.run.evaluate import evaluate as run_suite
+
+    about = compared.about.model_copy(update={"suite": SuiteIdentity(name=suite.name, sha256=suite.sha256)})
+    with open_run(runs, about, name=name, lock=True) as run_dir:
+        register_gates(gates, run_dir)
+        with says_what_is_kept(lambda: _kept(run_dir)):
+            run_suite(
+                aim.recipe.name,
+                compared.candidates,
+                suite=suite,
+                profile=profile,
+                serving=aim.recipe.serving,
+                run_dir=run_dir,
+                on_progress=say,
+            )
+        measurements = load_measurements(run_dir)
+        return Judged(run_dir, measurements, judge_and_write(gates, run_dir, measurements))
+
+
+def passed(gates: GateReport) -> bool:
+    """Whether a command that judges exits 0: every candidate is PASS."""
+    return all(status == "PASS" for status in gates.overall.values())
+
+
+def _kept(run_dir: Path) -> str:
+    """What an interrupted evaluation leaves for the next."""
+    from assay_evaluate.client.journal import Journal
+
+    measured = sorted(path.stem for path in (run_dir / "measurements").glob("*.json"))
+    try:
+        with Journal(run_dir / "journal.db") as journal:
+            num_replies = journal.count("answered")
+    except AssayError:
+        num_replies = 0
+    done = f"; measured: {', '.join(measured)}" if measured else ""
+    return f"{num_replies:,} replies are kept in {run_dir / 'journal.db'}{done}; the same command asks only what is missing"

@@ -1,0 +1,72 @@
+"""Ctrl-C, sent as a signal to the real command: one line that says what is kept, exit 130, and the same command goes on."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Run
+from fake_server import FakeServer, Scripted
+from tiny_checkpoints import make_tiny_glm4_moe
+
+CODE = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from assay import cli; cli.main()"
+"""A shell that runs tests in the background has SIGINT ignored."""
+
+
+def started(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CODE, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_how_many_replies_it_has(run: Run, tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        if "messages" in body:
+            asked.set()
+            threading.Event().wait(0.2)
+        return Scripted("#### 7")
+
+    with FakeServer(reply) as server:
+        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+        Path("many.yaml").write_text(
+            "schema: 1\nname: many\nseed: eval-many\nacceptance: false\n"
+            "tasks: [{kind: arithmetic, name: sums, num_items: 500, num_steps: [2], max_tokens: 32}]\n"
+        )
+        for name in ("a", "b"):
+            make_tiny_glm4_moe(tmp_path / name)
+        child = started(
+            "evaluate", "--reference", "a", "--candidate", "b", "--suite", "many.yaml", "--profile", "here.yaml"
+        )  # fmt: skip
+        assert asked.wait(60), child.poll()
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=120)
+    assert (child.returncode, out) == (130, ""), err
+    assert re.fullmatch(
+        r"interrupted; \d+ replies are kept in runs/a/journal.db; the same command asks only what is missing",
+        err.splitlines()[-1],
+    ), err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_quantization_says_how_many_shards_are_finished(run: Run, tmp_path: Path) -> None:
+    source = make_tiny_glm4_moe(tmp_path / "source")
+    code = CODE.replace(
+        "cli.main()",
+        "import os, assay_quantize.engine.local_runner as local\n"
+        "def stop(*given, **named): os.kill(os.getpid(), signal.SIGINT)\n"
+        "local.run_local = stop; cli.main()",
+    )
+    command = [sys.executable, "-c", code, "quantize", str(source), "-p", "w4a16", "--out", "made"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+    assert done.stderr == "interrupted; made: 0 of 2 shards are finished and kept; the same command makes the rest\n"
+    assert run("quantize", source, "-p", "w4a16", "--out", "made")[0] == 0

@@ -1,0 +1,68 @@
+"""`assay run`: what `quantize` and `evaluate` do one after the other, and the exit code of `gate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from fake_server import FakeServer, Scripted
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay_reports.schema import Report
+
+SUITE = """\
+schema: 1
+name: one
+seed: eval-one
+acceptance: false
+tasks: [{kind: arithmetic, name: arithmetic, num_items: 2, num_steps: [2], max_tokens: 32}]
+"""
+
+
+@pytest.fixture
+def server(run: Run) -> Iterator[FakeServer]:
+    """Answers for every checkpoint; in the working directory a profile that names it, and a suite."""
+    with FakeServer(lambda body: Scripted("#### 7")) as server:
+        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+        Path("one.yaml").write_text(SUITE)
+        yield server
+
+
+@pytest.mark.slow
+def test_it_makes_measures_and_judges(run: Run, server: FakeServer) -> None:
+    make_tiny_glm4_moe(Path("tuned"))
+    options = ("tuned", "--precisions", "w4a16", "--suite", "one.yaml", "--profile", "here.yaml")
+    code, out, err = run("run", *options)
+    assert code == 1, "two items are too few to pass"
+    assert [line.split()[0] for line in out.splitlines()][:4] == ["fp8", "verified:", "w4a16", "verified:"]
+    assert {path.name for path in Path("runs/tuned").iterdir() if path.name != ".lock"} >= {
+        "fp8", "w4a16", "measurements", "gates.json", "report",
+    }  # fmt: skip
+    asked = len(server.requests)
+    code, out, err = run("run", *options, "--json")
+    assert code == 1 and server.count("/v1/chat/completions") <= asked, "all of it was done before"
+    assert "done before and verified" in err and "measured already" in err
+    report = Report.model_validate_json(out)
+    assert json.loads(Path("runs/tuned/report/report.json").read_text()) == json.loads(out)
+    assert [(row.label, [task.task for task in row.tasks]) for row in report.rows] == [
+        (label, ["arithmetic"]) for label in ("fp8", "fp8-repeat", "bf16", "w4a16")
+    ]
+    # `quantize` and `evaluate` find the same work done.
+    assert run("quantize", "tuned", "--precisions", "w4a16")[1].count("done before and verified") == 2
+    code, out, _ = run("evaluate", *options, "--json")
+    assert code == 0 and Report.model_validate_json(out) == report
+
+
+def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: FakeServer) -> None:
+    make_tiny_glm4_moe(Path("tuned"))
+    for options, said in (
+        (("--suite", "quik"), "no suite recipe called 'quik'; did you mean quick?"),
+        (("--profile", "none"), "no profile recipe called 'none'"),
+        (("--precisions", "w4a61"), "no precision recipe called 'w4a61'; did you mean w4a16?"),
+    ):
+        assert one_error(run("run", "tuned", "--profile", "here.yaml", "--suite", "one.yaml", *options)).startswith(said)
+    assert not Path("runs").exists() and server.requests == []
