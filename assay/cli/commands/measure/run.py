@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, NameOption, PrecisionsOption, ProfileOption, RunnerOption, RunsOption, SuiteOption, TargetArgument, WorkersOption
+from assay.cli.options import (
+    JsonOption,
+    NameOption,
+    PrecisionsOption,
+    ProfileOption,
+    RunnerOption,
+    RunsOption,
+    SuiteOption,
+    TargetArgument,
+    WorkersOption,
+)
 from assay.cli.stages import load_report, plan_for, precision_names, profile_for, quantize_options, suite_for
 from assay.cli.terminal import emit, print_verdicts, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
