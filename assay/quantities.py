@@ -1,6 +1,6 @@
-"""Shares, percentage points and levels as people read them: one function for each way of writing them.
+"""Shares, percentage points, levels and sizes as people read them: one function for each way of writing them.
 
-A share is a number from 0 to 1; all of these write a hundred times as much. Reports, verdicts and probes take them from here,
+A share is a number from 0 to 1; it is written a hundred times as large. Reports, verdicts and probes take them from here,
 so that a sentence and the table beside it read alike.
 """
 
@@ -51,3 +51,11 @@ def signed(number: float) -> str:
     """3.14 -> +3.1; what rounds to zero has no sign."""
     text = f"{number:+.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units, as disks and GPUs are sold: 12.3 MB, 372 GB."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.3g} {unit}" if num_bytes < 1000 * scale else f"{num_bytes / scale:,.0f} {unit}"
+    return f"{num_bytes:.0f} B"

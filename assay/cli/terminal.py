@@ -12,7 +12,6 @@ from rich.console import Console
 
 from assay.foreign_text import in_rich, one_line
 from assay.records.base import Record
-from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -61,25 +60,3 @@ def print_verification(result: Verification, out: Console) -> None:
         out.print(f"           not checked: {escape(skipped)}")
     if not result.passed:
         out.print(f"[bold red]verification failed[/]: {len(result.damages)} things are wrong in {escape(result.checkpoint)}")
-
-
-def print_verdicts(gates: GateReport, out: Console) -> None:
-    """A table on a terminal; in a log, whose width nobody knows, a line per verdict."""
-    from rich.table import Table
-
-    colours = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
-    out.print(escape(f"{gates.model} against {gates.reference}"))
-    if out.is_terminal:
-        table = Table("candidate", "gate", "verdict", "what was seen")
-        for one in gates.verdicts:
-            table.add_row(
-                escape(one.candidate), escape(one.gate), f"[{colours[one.status]}]{one.status}[/]", escape(one.detail)
-            )
-        out.print(table)
-    else:
-        for one in gates.verdicts:
-            out.print(escape(f"{one.candidate:16} {one.gate:26} {one.status:12} {one.detail}"))
-    if gates.registered_sha256 not in (None, gates.gate_recipe_sha256):
-        out.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
-    for candidate, status in gates.overall.items():
-        out.print(f"{escape(candidate):16} [bold {colours[status]}]{status}[/]")

@@ -22,8 +22,9 @@ from own_engine import NoEngine, docker_engine
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
 from assay.callbacks import Say
-from assay.cli.stages import judge_and_write, register_gates
-from assay.cli.terminal import console, print_verdicts
+from assay.cli.stages import judge_and_write, load_measurements, register_gates
+from assay.cli.summary import print_summary
+from assay.cli.terminal import console, results
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
@@ -94,7 +95,8 @@ def main() -> int:
             dataset = build_dataset()
             made = build_images(dataset)
             console.print(f"images: {sum(made.values())} made, {len(made) - sum(made.values())} there already, {_since(began)}")
-            print_verdicts(run_demo(options.runs, dataset))
+            gates = run_demo(options.runs, dataset)
+            print_summary(gates, load_measurements(options.runs / MODEL), results())
     except (AssayError, NoEngine) as error:
         console.print(f"error: {error}", markup=False)
         return 2

@@ -55,12 +55,7 @@ def nats_interval(interval: Interval | None) -> str:
 
 def size(num_bytes: float | None) -> str:
     """Bytes in decimal units, as disks and GPUs are sold: 12.3 MB, 372 GB."""
-    if num_bytes is None:
-        return NOT_MEASURED
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(num_bytes) >= scale:
-            return f"{num_bytes / scale:.3g} {unit}" if num_bytes < 1000 * scale else f"{num_bytes / scale:,.0f} {unit}"
-    return f"{num_bytes:.0f} B"
+    return NOT_MEASURED if num_bytes is None else quantities.size(num_bytes)
 
 
 def ratio(number: float | None, unit: str = "x") -> str:

@@ -53,5 +53,8 @@ def _clause(verdict: Verdict) -> str:
     if verdict.status == "NOT MEASURED" or not is_loss or drop is None or limit is None:
         return verdict.detail.removesuffix(".")
     seen = f"{verdict.gate.removeprefix('score ')}: {points_lost(drop)}"
-    is_open = verdict.status == "UNDERPOWERED"
-    return f"{seen}: {open_question(drop, limit)}" if is_open else f"{seen}, margin {points_short(limit)}"
+    if verdict.status != "UNDERPOWERED":
+        return f"{seen}, margin {points_short(limit)}"
+    is_sure = drop.low > 0 or verdict.items_needed is None or verdict.items_needed <= drop.n
+    needed = "" if is_sure else f"; about {verdict.items_needed} items would decide if nothing was lost"
+    return f"{seen}: {open_question(drop, limit)}{needed}"

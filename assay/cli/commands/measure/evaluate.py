@@ -10,7 +10,8 @@ import typer
 from assay.cli.options import JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
 from assay.cli.run_folders import open_run
 from assay.cli.stages import check_budgets_of, load_report, profile_for, suite_for
-from assay.cli.terminal import console, emit, escape, print_verdicts, results, say
+from assay.cli.summary import print_summary
+from assay.cli.terminal import console, emit, escape, results, say
 from assay.cli.whole_run import evaluate_in_run
 from assay.errors import AssayError
 from assay.recipes.suite_files import with_swe_options
@@ -86,5 +87,5 @@ def evaluate(
     if as_json:
         emit(load_report(judged.run_dir))
     else:
-        print_verdicts(judged.gates, results())
+        print_summary(judged.gates, judged.measurements, results())
     say(f"report: {judged.run_dir / 'report' / 'index.html'}")

@@ -19,7 +19,8 @@ from assay.cli.options import (
     WorkersOption,
 )
 from assay.cli.stages import load_report, plan_for, precision_names, profile_for, quantize_options, suite_for
-from assay.cli.terminal import emit, print_verdicts, results, say
+from assay.cli.summary import print_summary
+from assay.cli.terminal import emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
@@ -64,7 +65,7 @@ def run(
     if as_json:
         emit(load_report(judged.run_dir))
     else:
-        print_verdicts(judged.gates, out)
+        print_summary(judged.gates, judged.measurements, out)
     say(f"report: {judged.run_dir / 'report' / 'index.html'}")
     if not passed(judged.gates):
         raise typer.Exit(1)

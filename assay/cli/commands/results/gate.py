@@ -10,7 +10,8 @@ import typer
 from assay.cli.options import JsonOption, RunArgument, RunsOption, named, recipe
 from assay.cli.run_folders import find_run
 from assay.cli.stages import judge_and_write, load_measurements, registered_gates
-from assay.cli.terminal import emit, print_verdicts, results
+from assay.cli.summary import print_summary
+from assay.cli.terminal import emit, results
 from assay.cli.whole_run import passed
 
 
@@ -27,10 +28,11 @@ def gate(
 ) -> None:
     """Verdicts from the records of a run. Exit 1 unless every candidate is PASS."""
     run_dir = find_run(run, runs)
-    report = judge_and_write(gates or registered_gates(run_dir) or "default", run_dir, load_measurements(run_dir))
+    measurements = load_measurements(run_dir)
+    report = judge_and_write(gates or registered_gates(run_dir) or "default", run_dir, measurements)
     if as_json:
         emit(report)
     else:
-        print_verdicts(report, results())
+        print_summary(report, measurements, results())
     if not passed(report):
         raise typer.Exit(1)

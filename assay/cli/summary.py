@@ -1,0 +1,47 @@
+"""What stands at the end of `run`, `evaluate` and `gate`: a line for each checkpoint. The rest is in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from assay import quantities
+from assay.cli.terminal import escape
+from assay.records.measurement import Measurement
+from assay.records.verdict import GateReport, Status
+
+COLOURS: dict[Status, str] = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
+
+
+def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: Console) -> None:
+    """Verdict, checkpoint, size and its share of the reference's, and why; the reference first, which has no verdict.
+
+    A table on a terminal; in a log, whose width nobody knows, a line each.
+    """
+    measured = {m.label: m for m in measurements}
+    reference = measured[gates.reference]
+    size = quantities.size(reference.checkpoint_bytes)
+    out.print(escape(f"{gates.model}: reference {reference.label}, {size}; suite {reference.suite}"))
+    rows = [
+        (status, label, _size(measured[label], reference), gates.reasons.get(label, ""))
+        for label, status in gates.overall.items()
+    ]
+    if out.is_terminal:
+        table = Table("verdict", "checkpoint", "size", "why")
+        for status, *cells in rows:
+            table.add_row(f"[bold {COLOURS[status]}]{status}[/]", *map(escape, cells))
+        out.print(table)
+    else:
+        width = max((len(label) for _, label, *_ in rows), default=0)
+        for status, label, size, why in rows:
+            out.print(escape(f"{status:12}  {label:{width}}  {size:16}  {why}"))
+    if gates.registered_sha256 not in (None, gates.gate_recipe_sha256):
+        out.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
+
+
+def _size(measurement: Measurement, reference: Measurement) -> str:
+    """6.31 MB (77 %): bytes, and the share of the reference's."""
+    share = measurement.checkpoint_bytes / max(reference.checkpoint_bytes, 1)
+    return f"{quantities.size(measurement.checkpoint_bytes)} ({100 * share:.0f} %)"
