@@ -430,8 +430,11 @@ def test_the_reason_names_what_decided_and_what_was_not_measured(
 def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_candidate: int, words: str) -> None:
     reference = measured("fp8", answers(200, range(only_candidate)))
     candidate = measured("w4a16", answers(200, range(200 - only_reference, 200)))
-    [verdict] = judged(reference, candidate, recipe(SCORE)).verdicts
+    report = judged(reference, candidate, recipe(SCORE))
+    [verdict] = report.verdicts
     assert verdict.status == "UNDERPOWERED" and verdict.observed is not None
+    needed = "; about 232 items would decide if nothing was lost" if words.startswith("may be") else ""
+    assert report.reasons["w4a16"].endswith(f": {words}{needed}")
     assert (verdict.observed.low > 0) == words.startswith("a loss")
     assert f"only: {words}; about " in verdict.detail
 
