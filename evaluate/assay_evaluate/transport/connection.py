@@ -340,13 +340,13 @@ def _seconds(wait: str) -> float | None:
 
 
 # ---------------------------------------------------------------------------------------------------- one request
-def get(base_url: str, path: str, *, total_s: float, headers: Mapping[str, str] = NO_HEADERS) -> HttpReply:
+def get_once(base_url: str, path: str, *, total_s: float, headers: Mapping[str, str] = NO_HEADERS) -> HttpReply:
     """One GET on a connection of its own. TransportError if nothing whole comes."""
     with closing(Connection(base_url, total_s=total_s, headers=headers)) as connection:
         return connection.get(path)
 
 
-def post(
+def post_once(
     base_url: str,
     path: str,
     data: Any,

@@ -14,7 +14,15 @@ from raw_server import Part, RawServer, endless, trickle
 
 from assay.errors import ServeError
 from assay_evaluate.transport import connection as module
-from assay_evaluate.transport.connection import Connection, HttpReply, TransportError, UnusableReply, get, post, root_url
+from assay_evaluate.transport.connection import (
+    Connection,
+    HttpReply,
+    TransportError,
+    UnusableReply,
+    get_once,
+    post_once,
+    root_url,
+)
 from assay_evaluate.transport.foreign_json import NotJson, message_in, read_json
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -32,9 +40,9 @@ def fails(*parts: Part, total_s: float = 20.0, silence_s: float | None = None, m
 # ------------------------------------------------------------------------------------------------ what is sent, what comes
 def test_get_and_post_as_the_server_sees_them() -> None:
     with RawServer(OK + b"Content-Length: 2\r\n\r\n{}") as server:
-        reply = get(f"{server.base_url}/prefix/", "/health", total_s=20, headers={"Authorization": "Bearer x"})
+        reply = get_once(f"{server.base_url}/prefix/", "/health", total_s=20, headers={"Authorization": "Bearer x"})
         assert reply == HttpReply(200, b"{}")
-        assert post(server.base_url, "/v1/x", {"名": 1}, total_s=20).json() == {}
+        assert post_once(server.base_url, "/v1/x", {"名": 1}, total_s=20).json() == {}
         host = server.base_url.removeprefix("http://")
     assert server.heads == [
         f"GET /prefix/health HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\nAuthorization: Bearer x\r\n",
@@ -47,7 +55,7 @@ def test_proxies_of_the_machine_are_not_asked(monkeypatch: pytest.MonkeyPatch) -
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with RawServer(OK + b"Content-Length: 2\r\n\r\n{}") as server:
-        assert get(server.base_url, "/", total_s=20).status == 200
+        assert get_once(server.base_url, "/", total_s=20).status == 200
 
 
 def test_connection_that_was_closed_while_idle_is_opened_anew() -> None:
@@ -140,7 +148,7 @@ def test_a_server_that_accepts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module.http.client.HTTPConnection, "connect", never)
     with pytest.raises(TransportError, match=r"^TimeoutError: no connection within 10 s$"):
-        get("http://127.0.0.1:1", "/", total_s=20)
+        get_once("http://127.0.0.1:1", "/", total_s=20)
 
 
 def test_a_host_that_vanishes_is_noticed() -> None:
@@ -176,8 +184,8 @@ def test_a_reply_of_65_mib_and_one_of_64() -> None:
     body = b"x" * (65 * MIB)
     with RawServer(OK + b"Content-Length: %d\r\n\r\n" % len(body), body) as server:
         with pytest.raises(UnusableReply, match=r"more than 67,108,864 bytes \(64 MiB\), the most taken"):
-            post(server.base_url, "/x", {}, total_s=60)
-        assert len(post(server.base_url, "/x", {}, total_s=60, most_bytes=66 * MIB).body) == 65 * MIB
+            post_once(server.base_url, "/x", {}, total_s=60)
+        assert len(post_once(server.base_url, "/x", {}, total_s=60, most_bytes=66 * MIB).body) == 65 * MIB
 
 
 @pytest.mark.parametrize(
@@ -219,7 +227,7 @@ def test_a_redirect_is_not_followed() -> None:
     with RawServer(
         b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/x\x1b[0m\r\nContent-Length: 0\r\n\r\n"
     ) as server:
-        reply = post(server.base_url, "/x", {}, total_s=20)
+        reply = post_once(server.base_url, "/x", {}, total_s=20)
     assert (reply.status, len(server.heads)) == (307, 1)
     assert reply.message == (
         "a redirect to http://127.0.0.1:1/x\\u001b[0m, which is not followed; give the address it leads to"
@@ -233,13 +241,13 @@ def test_a_redirect_is_not_followed() -> None:
 def test_retry_after(wait: str, seconds: float | None) -> None:
     head = f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {wait}\r\nContent-Length: 0\r\n\r\n"
     with RawServer(head.encode()) as server:
-        assert post(server.base_url, "/x", {}, total_s=20).retry_after_s == seconds
+        assert post_once(server.base_url, "/x", {}, total_s=20).retry_after_s == seconds
 
 
 def test_retry_after_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "time", lambda: 1_800_000_000.0)
     with RawServer(b"HTTP/1.1 503 X\r\nRetry-After: Fri, 15 Jan 2027 08:00:30 GMT\r\nContent-Length: 0\r\n\r\n") as server:
-        assert post(server.base_url, "/x", {}, total_s=20).retry_after_s == 30.0
+        assert post_once(server.base_url, "/x", {}, total_s=20).retry_after_s == 30.0
 
 
 @pytest.mark.parametrize(
@@ -278,7 +286,7 @@ def test_a_server_that_repeats_the_key(spelt: str, status: int) -> None:
 
 def test_a_status_line_that_repeats_the_key() -> None:
     with RawServer(f"HTTP/9 {KEY}\r\n".encode()) as server, pytest.raises(TransportError) as failed:
-        get(server.base_url, "/", total_s=20, headers={"Authorization": f"Bearer {KEY}"})
+        get_once(server.base_url, "/", total_s=20, headers={"Authorization": f"Bearer {KEY}"})
     assert "[hidden]" in str(failed.value) and KEY not in str(failed.value)
 
 
@@ -286,7 +294,7 @@ def test_a_short_key_is_not_searched_for_in_replies() -> None:
     """`--api-key token` and a reply with token_ids: what was measured stays as it came."""
     body = b'{"token_ids": [1]}'
     with RawServer(OK + b"Content-Length: %d\r\n\r\n" % len(body), body) as server:
-        assert get(server.base_url, "/", total_s=20, headers={"Authorization": "Bearer token"}).body == body
+        assert get_once(server.base_url, "/", total_s=20, headers={"Authorization": "Bearer token"}).body == body
 
 
 # ------------------------------------------------------------------------------------------------ streams

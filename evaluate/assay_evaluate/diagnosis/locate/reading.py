@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import MeasureError, ServeError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
-from assay_evaluate.transport.foreign_json import message_in
+from assay_evaluate.transport.connection import MOST_REPLY_BYTES, HttpReply, TransportError, post_once
 
 EXTENSION = "assay_vllm.activations.ActivationWorker"
 SKETCH_WIDTH = 16
 """Numbers kept per token and module: with 200 tokens a distance is known to about 3 % of itself."""
 TIMEOUT_S = 600.0
+MOST_ACTIVATION_BYTES = 8 * 2**30
+"""Activations of all prompts: some 100 KB a place and rank, of tens of thousands of places."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,23 +59,25 @@ class Watched:
 
     base_url: str
     model: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request: an authorization, say."""
 
     def call(self, method: str, *arguments: str) -> list[dict[str, Any]]:
         """`method` on every rank; MeasureError says what the server lacks."""
         body = {"method": method, "args": list(arguments)}
-        reply = self._post("/collective_rpc", body)
-        if reply.status_code == 404:
+        reply = self._post("/collective_rpc", body, MOST_ACTIVATION_BYTES)
+        if reply.status == 404:
             raise MeasureError(
                 f"{self.base_url}: has no /collective_rpc; start vLLM with VLLM_SERVER_DEV_MODE=1 and "
                 f"--worker-extension-cls {EXTENSION}, or give `assay locate` a checkpoint folder: it starts one itself"
             )
-        if reply.status_code != 200:
+        if reply.status != 200:
             raise MeasureError(
-                f"{self.base_url}: its workers cannot {method} ({message_in(reply.text)}); start vLLM with "
+                f"{self.base_url}: its workers cannot {method} ({reply.message}); start vLLM with "
                 f"--worker-extension-cls {EXTENSION} and --enforce-eager, from an environment in which assay is installed"
             )
-        results: list[dict[str, Any]] = reply.json()["results"]
-        return results
+        with self._as_promised(method):
+            return list(reply.json()["results"])
 
     def prefill(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Let the server read a prompt; its token ids. The salt keeps a prefix cache from answering for the model."""
@@ -86,20 +90,37 @@ class Watched:
             "cache_salt": uuid.uuid4().hex,
         }
         reply = self._post("/v1/completions", body)
-        if reply.status_code != 200:
-            raise MeasureError(f"{self.base_url}: HTTP {reply.status_code} to a prompt: {message_in(reply.text)}")
-        ids = reply.json()["choices"][0].get("prompt_token_ids")
+        if reply.status != 200:
+            raise MeasureError(f"{self.base_url}: HTTP {reply.status} to a prompt: {reply.message}")
+        with self._as_promised("/v1/completions"):
+            ids = reply.json()["choices"][0].get("prompt_token_ids")
         if ids is None:
             raise MeasureError(f"{self.base_url}: does not tell the prompt's token ids (return_token_ids); it must be a vLLM")
         return tuple(ids)
 
-    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    @contextmanager
+    def _as_promised(self, what: str) -> Iterator[None]:
+        """Around reading a reply: MeasureError if it has another shape."""
         try:
-            return httpx.post(self.base_url + path, json=body, timeout=TIMEOUT_S, trust_env=False)
-        except httpx.TransportError as error:
-            raise ServeError(
-                f"{self.base_url}{path}: no reply ({type(error).__name__}: {shown(error)}); is the server running?"
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise MeasureError(
+                f"{self.base_url}: the answer of {what} is not what this version of assay gives "
+                f"({type(error).__name__}: {shown(error)}); install this version beside the server's vLLM"
             ) from None
+
+    def readings(self, method: str) -> Reading:
+        """What `method` tells of every rank, ranks ascending."""
+        told = self.call(method)
+        with self._as_promised(method):
+            found = {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in told}
+            return dict(sorted(found.items()))
+
+    def _post(self, path: str, body: dict[str, Any], most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
+        try:
+            return post_once(self.base_url, path, body, total_s=TIMEOUT_S, headers=self.headers, most_bytes=most_bytes)
+        except TransportError as error:
+            raise ServeError(f"{self.base_url}{path}: no reply ({error}); is the server running?") from None
 
 
 def read_activations(
@@ -109,18 +130,16 @@ def read_activations(
     server.call("watch_activations", f'{{"sketch_width": {SKETCH_WIDTH}}}')
     try:
         ids = [server.prefill(prompt) for prompt in prompts]
-        taken = server.call("take_activations")
+        reading = server.readings("take_activations")
     finally:
         server.call("unwatch_activations")
-    reading = {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in taken}
     on_progress(f"{server.base_url}: {sum(map(len, ids))} tokens, {len(reading[0])} points, {len(reading)} ranks")
-    return dict(sorted(reading.items())), ids
+    return reading, ids
 
 
 def read_weights(server: Watched) -> Reading:
     """Sizes of every rank's weights: points of kind `weight`, without sketches."""
-    taken = server.call("weigh_parameters")
-    return {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in taken}
+    return server.readings("weigh_parameters")
 
 
 def _point(told: dict[str, Any]) -> PointReading:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 
 from assay.foreign_text import shown
 from assay_evaluate.tasks.swebench.exits import SERVER_EXITS
-
-NO_HEADERS: Mapping[str, str] = {}
+from assay_evaluate.transport.connection import NO_HEADERS, TransportError, get_once
 
 
 class GaveUp(Exception):
@@ -43,12 +40,8 @@ class ServerGate:
     def is_up(self) -> bool:
         """Whether the server answers /health; one without it counts as up when it says so (404, 405)."""
         try:
-            question = urllib.request.Request(f"{self.base_url}/health", headers=self._headers)
-            with urllib.request.urlopen(question, timeout=10) as answer:
-                return bool(answer.status == 200)
-        except urllib.error.HTTPError as error:
-            return error.code in {404, 405}
-        except OSError:
+            return get_once(self.base_url, "/health", total_s=10, headers=self._headers).status in {200, 404, 405}
+        except TransportError:
             return False
 
     def wait_until_up(self, why: str) -> bool:
