@@ -28,6 +28,7 @@ from assay.cli.commands.measure.serve import serve
 from assay.cli.commands.results.card import card
 from assay.cli.commands.results.gate import gate
 from assay.cli.commands.results.report import report
+from assay.cli.commands.results.status import status
 from assay.cli.interrupted import Commands, Interrupted
 from assay.cli.terminal import say, say_error
 from assay.errors import AssayError
@@ -87,6 +88,7 @@ app.command()(serve)
 app.command()(evaluate)
 app.command()(probe)
 app.command()(locate)
+app.command()(status)
 app.command()(gate)
 app.command()(report)
 app.command()(card)

@@ -175,7 +175,7 @@ def quantize_one(
         check_folder(made, folder)  # before anything of the source is downloaded
     if complete and plan_path.is_file() and record_path.is_file():
         previous = Verification.load(record_path)
-        if previous.passed and _is_as_verified(folder, previous):
+        if previous.passed and is_as_verified(folder, previous):
             out.print(escape(f"{made.precision:10} done before and verified: {folder}"))
             return previous
     with (
@@ -257,7 +257,7 @@ def verify_one(
         return verify(folder, source=source, workers=workers, contents=contents, on_progress=progress)
 
 
-def _is_as_verified(folder: Path, previous: Verification) -> bool:
+def is_as_verified(folder: Path, previous: Verification) -> bool:
     """Whether no file of the checkpoint was touched since it was verified."""
     from assay_quantize.checkpoint.stamps import data_of_files
 

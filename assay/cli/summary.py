@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from assay import quantities
-from assay.cli.terminal import escape
+from assay.cli.terminal import escape, print_rows
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport, Status
 
@@ -25,18 +24,13 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
     size = quantities.size(reference.checkpoint_bytes)
     out.print(escape(f"{gates.model}: reference {reference.label}, {size}; suite {reference.suite}"))
     rows = [
-        (status, label, _size(measured[label], reference), gates.reasons.get(label, ""))
+        (
+            f"[bold {COLOURS[status]}]{status}[/]",
+            *map(escape, (label, _size(measured[label], reference), gates.reasons.get(label, ""))),
+        )
         for label, status in gates.overall.items()
     ]
-    if out.is_terminal:
-        table = Table("verdict", "checkpoint", "size", "why")
-        for status, *cells in rows:
-            table.add_row(f"[bold {COLOURS[status]}]{status}[/]", *map(escape, cells))
-        out.print(table)
-    else:
-        width = max((len(label) for _, label, *_ in rows), default=0)
-        for status, label, size, why in rows:
-            out.print(escape(f"{status:12}  {label:{width}}  {size:16}  {why}"))
+    print_rows(("verdict", "checkpoint", "size", "why"), rows, out)
     if gates.registered_sha256 not in (None, gates.gate_recipe_sha256):
         out.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
 

@@ -6,6 +6,7 @@ What a file or a server said goes through `escape`, `say` or `emit`: it is text 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -60,3 +61,21 @@ def print_verification(result: Verification, out: Console) -> None:
         out.print(f"           not checked: {escape(skipped)}")
     if not result.passed:
         out.print(f"[bold red]verification failed[/]: {len(result.damages)} things are wrong in {escape(result.checkpoint)}")
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], out: Console) -> None:
+    """A table on a terminal; in a log, whose width nobody knows, a line each, in columns. Cells are rich's markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if out.is_terminal:
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*row)
+        out.print(table)
+        return
+    lines = [columns, *rows]
+    widths = [max(Text.from_markup(line[at]).cell_len for line in lines) for at in range(len(columns))]
+    for line in lines:
+        cells = (cell + " " * (width - Text.from_markup(cell).cell_len) for cell, width in zip(line, widths, strict=True))
+        out.print("  ".join(cells).rstrip())

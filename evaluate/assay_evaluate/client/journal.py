@@ -8,6 +8,7 @@ answered.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -306,6 +307,22 @@ class Journal:
         digest = sha256_of_file(path)
         self._execute("INSERT OR REPLACE INTO hashes_of_files VALUES (?, ?, ?)", (str(path), stamp, digest))
         return digest
+
+
+def count_replies(path: Path) -> dict[str, int]:
+    """Hash of a checkpoint -> replies to its requests, of a journal that others may be writing; empty if there is none.
+
+    MeasureError: the file is no journal.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
+            return dict(
+                db.execute("SELECT checkpoint_sha256, count(*) FROM requests WHERE status = 'answered' GROUP BY 1").fetchall()
+            )
+    except sqlite3.DatabaseError as error:
+        raise MeasureError(f"{path}: cannot be read as a journal: {error}") from None
 
 
 def _reply_json(reply: Reply) -> str:

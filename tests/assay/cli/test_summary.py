@@ -27,10 +27,11 @@ def test_a_line_for_each_checkpoint(run: Run, run_dir: Path) -> None:
     gates = GateReport.load(run_dir / "gates.json")
     assert out.splitlines() == [
         "tiny-glm: reference fp8, 9.1 MB; suite quick",
-        f"PASS          fp8-repeat  9.1 MB (100 %)    {gates.reasons['fp8-repeat']}",
-        f"PASS          bf16        14.6 MB (160 %)   {gates.reasons['bf16']}",
-        f"UNDERPOWERED  nvfp4a16    6.7 MB (74 %)     {gates.reasons['nvfp4a16']}",
-        f"PASS          w4a16       6.3 MB (69 %)     {gates.reasons['w4a16']}",
+        "verdict       checkpoint  size             why",
+        f"PASS          fp8-repeat  9.1 MB (100 %)   {gates.reasons['fp8-repeat']}",
+        f"PASS          bf16        14.6 MB (160 %)  {gates.reasons['bf16']}",
+        f"UNDERPOWERED  nvfp4a16    6.7 MB (74 %)    {gates.reasons['nvfp4a16']}",
+        f"PASS          w4a16       6.3 MB (69 %)    {gates.reasons['w4a16']}",
     ]
     assert gates.reasons["nvfp4a16"] == (
         "needle: +5.0 points lost (95 % interval +0.2 to +12.2): a loss, but whether it stays within 5 points is open"

@@ -1,0 +1,234 @@
+"""`assay status`: what of a run is made, verified, measured, judged, missing or in work. Reads records, starts nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from assay.cli.run_folders import find_run, read_run
+from assay.cli.run_lock import LOCK
+from assay.cli.stages import is_as_verified
+from assay.errors import AssayError
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe
+from assay.records.base import Part, Record
+from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.records.measurement import Measurement
+from assay.records.run import RUN_RECORD, RunRecord
+from assay.records.verdict import GateReport, Status
+from assay.records.verification import Verification
+
+
+class CheckpointStatus(Part):
+    """One checkpoint of a run, by its label."""
+
+    label: str
+    made: Literal["finished", "unfinished", "elsewhere", "missing"] | None
+    """elsewhere: measured here, made in another place (a source, another run, `--out`). missing: the model's recipe has it.
+    None: the reference's repeat, which is no checkpoint of its own."""
+    num_bytes: int | None
+    num_shards_finished: int | None
+    """Of an unfinished one. None: of any other."""
+    verified: Literal["passed", "failed", "changed since"] | None
+    """changed since: files were touched after the verification. None: not verified, or made elsewhere."""
+    measured: Literal["measured", "another checkpoint"] | None
+    """another checkpoint: it was made again after it was measured. None: not measured."""
+    is_reference: bool
+    num_tasks: int | None
+    """That the suite asked. None: not measured."""
+    num_tasks_scored: int | None
+    not_measured: dict[str, str]
+    """What the suite asked for and was not measured -> why."""
+    num_replies: int
+    """In the journal, of the same bytes."""
+    verdict: Status | None
+    reason: str | None
+
+
+class WorkStatus(Part):
+    """One command at work in a run."""
+
+    what: Literal["evaluate", "quantize"]
+    label: str | None
+    """Of quantize: the checkpoint."""
+    pid: int | None
+    """None: not known."""
+
+
+class RunStatus(Record):
+    """One run."""
+
+    kind: Literal["status"] = "status"
+    run: str
+    model: str
+    source: str | None
+    reference: str | None
+    """Folder that the others are compared with, of `evaluate --reference`."""
+    suite: str | None
+    checkpoints: tuple[CheckpointStatus, ...]
+    at_work: tuple[WorkStatus, ...]
+    problem: str | None = None
+    """Why nothing else is known: a record is damaged."""
+
+
+# ------------------------------------------------------------------------------------------------ runs
+def status_of(run: str, runs: Path) -> RunStatus:
+    """AssayError: there is no such run, or a record of it is damaged."""
+    for folder in (Path(run), runs / run):
+        if (folder / RUN_RECORD).exists():
+            return read_status(folder)
+    return read_status(find_run(run, runs))
+
+
+def status_of_all(runs: Path) -> list[RunStatus]:
+    """Of every folder in `runs` that holds a run; of one with a damaged record what is wrong."""
+    found = []
+    for folder in sorted(path for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else ():
+        try:
+            if read_run(folder) is not None:
+                found.append(read_status(folder))
+        except AssayError as error:
+            found.append(_damaged(folder, str(error)))
+    return found
+
+
+def _damaged(folder: Path, problem: str) -> RunStatus:
+    return RunStatus(
+        run=str(folder), model=folder.name, source=None, reference=None, suite=None, checkpoints=(), at_work=(), problem=problem
+    )  # fmt: skip
+
+
+def read_status(folder: Path) -> RunStatus:
+    """AssayError: a record is damaged."""
+    about = read_run(folder)
+    assert about is not None, "the callers saw to it"
+    measured = {path.stem: Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))}
+    gates = GateReport.load(folder / "gates.json") if (folder / "gates.json").is_file() else None
+    replies = _replies(folder)
+    made = [path.parent.name for path in sorted(folder.glob("*/checkpoint")) if path.is_dir()]
+    labels = dict.fromkeys([*_expected(about), *made, *measured])
+    checkpoints = [_checkpoint(folder, label, measured.get(label), gates, replies) for label in labels]
+    return RunStatus(
+        run=str(folder),
+        model=about.model,
+        source=None if about.source is None else about.source.location,
+        reference=None if about.reference is None else about.reference.location,
+        suite=None if about.suite is None else about.suite.name,
+        checkpoints=tuple(sorted(checkpoints, key=lambda one: not one.is_reference)),
+        at_work=tuple(_at_work(folder, made)),
+    )
+
+
+def _expected(about: RunRecord) -> list[str]:
+    """Precisions of the model's recipe, if it has one."""
+    if about.source is None or about.model not in recipe_names("models"):
+        return []
+    recipe = load_recipe(ModelRecipe, about.model)
+    first = [recipe.reference.precision] if recipe.reference.precision is not None else []
+    return [*first, *(Path(one).stem for one in recipe.precisions)]
+
+
+def _replies(folder: Path) -> dict[str, int]:
+    """Hash of a checkpoint -> replies in the journal."""
+    from assay_evaluate.client.journal import count_replies
+
+    return count_replies(folder / "journal.db")
+
+
+# ------------------------------------------------------------------------------------------------ one checkpoint
+def _checkpoint(
+    run_dir: Path, label: str, measured: Measurement | None, gates: GateReport | None, replies: dict[str, int]
+) -> CheckpointStatus:
+    folder = run_dir / label / "checkpoint"
+    manifest = load_manifest(folder)
+    sha256 = (
+        manifest.checkpoint_sha256 if manifest is not None else measured.checkpoint_sha256 if measured is not None else None
+    )
+    judged = gates is not None and label in gates.overall
+    return CheckpointStatus(
+        label=label,
+        made=_made(folder, manifest, measured),
+        num_bytes=_num_bytes(manifest, measured),
+        num_shards_finished=_shards_finished(folder) if manifest is None and folder.is_dir() else None,
+        verified=None if manifest is None else _verified(folder),
+        measured=None if measured is None else "measured" if measured.checkpoint_sha256 == sha256 else "another checkpoint",
+        is_reference=measured is not None and measured.is_reference,
+        num_tasks=None if measured is None else len(measured.tasks),
+        num_tasks_scored=None if measured is None else sum(task.accuracy is not None for task in measured.tasks),
+        not_measured={} if measured is None else measured.not_measured,
+        num_replies=0 if sha256 is None else replies.get(sha256, 0),
+        verdict=gates.overall[label] if gates is not None and judged else None,
+        reason=gates.reasons.get(label) if gates is not None and judged else None,
+    )
+
+
+def _sha256(manifest: Manifest | None, measured: Measurement | None) -> str | None:
+    if manifest is not None:
+        return manifest.checkpoint_sha256
+    return None if measured is None else measured.checkpoint_sha256
+
+
+def _made(
+    folder: Path, manifest: Manifest | None, measured: Measurement | None
+) -> Literal["finished", "unfinished", "elsewhere", "missing"] | None:
+    if measured is not None and measured.is_noise_floor:
+        return None
+    if manifest is not None:
+        return "finished"
+    if folder.is_dir():
+        return "unfinished"
+    return "missing" if measured is None else "elsewhere"
+
+
+def _num_bytes(manifest: Manifest | None, measured: Measurement | None) -> int | None:
+    if measured is not None and (manifest is None or manifest.checkpoint_sha256 == measured.checkpoint_sha256):
+        return measured.checkpoint_bytes
+    return None if manifest is None else sum(shard.num_bytes for shard in manifest.shards)
+
+
+def _shards_finished(folder: Path) -> int:
+    from assay_quantize.engine.journal import num_finished
+
+    return num_finished(folder)
+
+
+def _verified(folder: Path) -> Literal["passed", "failed", "changed since"] | None:
+    path = folder.parent / "verify.json"
+    if not path.is_file():
+        return None
+    record = Verification.load(path)
+    if not is_as_verified(folder, record):
+        return "changed since"
+    return "passed" if record.passed else "failed"
+
+
+# ------------------------------------------------------------------------------------------------ at work
+def _at_work(folder: Path, made: Iterable[str]) -> list[WorkStatus]:
+    from assay_quantize.checkpoint.file_names import JOURNAL
+
+    found = []
+    if is_held(folder / LOCK):
+        words = (folder / LOCK).read_text(errors="replace").split()
+        found.append(WorkStatus(what="evaluate", label=None, pid=int(words[0]) if words and words[0].isdecimal() else None))
+    for label in made:
+        if not (folder / label / "checkpoint" / MANIFEST).exists() and is_held(folder / label / "checkpoint" / JOURNAL):
+            found.append(WorkStatus(what="quantize", label=label, pid=None))
+    return found
+
+
+def is_held(path: Path) -> bool:
+    """Whether another process holds the exclusive lock of a file. The lock is asked for and given back at once."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,110 @@
+"""`assay status`: made, verified, measured, missing, in work; nothing is started and nothing written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from synthetic_run import checkpoint_sha256, make_run, write_checkpoint
+
+from assay.cli.run_lock import locked_run
+from assay.cli.status import RunStatus
+from assay.records.measurement import Measurement
+from assay.records.run import RunRecord, SourceData
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies
+from assay_quantize.checkpoint.file_names import JOURNAL
+
+
+@pytest.fixture
+def run_dir(run: Run) -> Path:
+    """Of tiny-glm, in runs/ of the working directory. Its manifests are of shards that are not there."""
+    folder = make_run(Path("runs"))
+    RunRecord(model="tiny-glm", source=SourceData(location="zai-org/tiny-glm")).save(folder / "run.json")
+    return folder
+
+
+def state_of(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_finished_run(run: Run, run_dir: Path) -> None:
+    before = state_of(Path("runs"))
+    code, out, err = run("status", "tiny-glm")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "runs/tiny-glm: tiny-glm, made from zai-org/tiny-glm; not evaluated yet",
+        "checkpoint  made                 verified  measured      verdict",
+        "fp8         9.1 MB               passed    2 of 2 tasks  reference",
+        "w4a16       6.3 MB               passed    2 of 2 tasks  PASS",
+        "nvfp4a16    6.7 MB               passed    2 of 2 tasks  UNDERPOWERED",
+        "bf16        14.6 MB, elsewhere             2 of 2 tasks  PASS",
+        "fp8-repeat  the reference again            2 of 2 tasks  PASS",
+    ]
+    assert state_of(Path("runs")) == before
+    code, out, _ = run("status", "runs/tiny-glm", "--json")
+    assert code == 0 and [one.label for one in RunStatus.model_validate_json(out).checkpoints][:2] == ["fp8", "w4a16"]
+
+
+def test_what_is_missing_begun_or_of_another_checkpoint(run: Run, run_dir: Path) -> None:
+    for label in ("nvfp4a16", "w4a16"):
+        (run_dir / f"measurements/{label}.json").unlink()
+    (run_dir / "gates.json").unlink()
+    for name in ("plan.json", "verify.json", "checkpoint/assay_manifest.json"):
+        (run_dir / "nvfp4a16" / name).unlink()
+    (run_dir / "nvfp4a16" / "checkpoint" / JOURNAL).write_text('{"plan": "x"}\n{"name": "a"}\n{"name": "b"}\n')
+    path = run_dir / "measurements/fp8.json"
+    Measurement.load(path).model_copy(update={"checkpoint_sha256": "0" * 64}).save(path)
+    with Journal(run_dir / "journal.db") as journal:
+        who = Identity(checkpoint_sha256("w4a16"), "f")
+        journal.write_requests([("a", Request("t", "i", 0, "/p", {})), ("b", Request("t", "j", 0, "/p", {}))], who)
+        journal.write_replies([("a", Reply("answered", "x"), 1)])
+        assert count_replies(journal.path) == {who.checkpoint_sha256: 1}
+    code, out, _ = run("status", "tiny-glm")
+    assert code == 0
+    assert [line.split("  ", 1)[1].split() for line in out.splitlines()[2:5]] == [
+        ["8.99", "MB", "passed", "before", "it", "was", "made", "again", "reference"],
+        ["6.3", "MB", "passed", "begun,", "1", "replies"],
+        ["unfinished,", "2", "shards", "no"],
+    ]
+
+
+def test_what_is_in_work_and_a_precision_nobody_made(run: Run) -> None:
+    folder = Path("runs/tiny-glm")
+    write_checkpoint(folder, "fp8")
+    RunRecord(model="tiny-glm", source=SourceData(location="zai-org/tiny-glm")).save(folder / "run.json")
+    (folder / "w4a16/checkpoint").mkdir(parents=True)
+    with locked_run(folder), (folder / "w4a16/checkpoint" / JOURNAL).open("w") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        _, out, _ = run("status", "tiny-glm")
+        _, listed, _ = run("status")
+    assert out.splitlines()[1:3] == [f"in work: evaluate, pid {os.getpid()}", "in work: quantize w4a16"]
+    assert [line.split()[:2] for line in out.splitlines()[4:]] == [
+        ["fp8", "8.99"], ["w4a16", "unfinished,"], ["nvfp4a16", "missing"]
+    ]  # fmt: skip
+    assert listed.splitlines()[1].split() == [
+        "runs/tiny-glm", "1", "0", "of", "2", "evaluate", "(pid", f"{os.getpid()}),", "quantize",
+    ]  # fmt: skip
+    _, out, _ = run("status", "tiny-glm")
+    assert "in work" not in out
+
+
+def test_all_runs_and_one_of_them_damaged(run: Run, run_dir: Path) -> None:
+    Path("runs/other").mkdir()
+    Path("runs/other/run.json").write_text("{")
+    code, out, _ = run("status")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "runs/other", "runs/tiny-glm"]
+    assert "damaged: runs/other/run.json: not a RunRecord record of schema 1" in lines[1]
+    assert one_error(run("status", "other")).startswith("runs/other/run.json: not a RunRecord record of schema 1")
+    assert one_error(run("status", "nothing")).startswith("nothing: no run of that name; runs in runs: other, tiny-glm")
+
+
+def test_no_runs_at_all(run: Run) -> None:
+    assert run("status") == (0, "", "runs: no runs\n")
+    assert run("status", "--json") == (0, "[]\n", "")
+    assert not Path("runs").exists()
