@@ -67,7 +67,7 @@ def test_what_is_missing_begun_or_of_another_checkpoint(run: Run, run_dir: Path)
     assert code == 0
     assert [line.split("  ", 1)[1].split() for line in out.splitlines()[2:5]] == [
         ["8.99", "MB", "passed", "before", "it", "was", "made", "again", "reference"],
-        ["6.3", "MB", "passed", "begun,", "1", "replies"],
+        ["6.38", "MB", "passed", "begun,", "1", "replies"],
         ["unfinished,", "2", "shards", "no"],
     ]
 
