@@ -26,6 +26,7 @@ from assay.cli.commands.measure.evaluate import evaluate
 from assay.cli.commands.measure.run import run
 from assay.cli.commands.measure.serve import serve
 from assay.cli.commands.results.card import card
+from assay.cli.commands.results.compare import compare
 from assay.cli.commands.results.gate import gate
 from assay.cli.commands.results.report import report
 from assay.cli.commands.results.status import status
@@ -89,6 +90,7 @@ app.command()(evaluate)
 app.command()(probe)
 app.command()(locate)
 app.command()(status)
+app.command()(compare)
 app.command()(gate)
 app.command()(report)
 app.command()(card)

@@ -47,12 +47,10 @@ def other_reference(reference: Measurement, candidate: Measurement) -> tuple[str
         fields = _differences(reference.suite_recipe, candidate.suite_recipe, "suite")
         return f"other questions: {'; '.join(fields) or 'another suite'}", "measure both again"
     if candidate.fingerprint.comparable_sha256 != reference.fingerprint.comparable_sha256:
-        fields = _differences(
-            reference.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)),
-            candidate.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)),
-            "",
+        return (
+            f"served differently: {'; '.join(served_differently(reference, candidate))}",
+            "measure both again with one profile",
         )
-        return f"served differently: {'; '.join(fields)}", "measure both again with one profile"
     compared_with = [candidate.reference_checkpoint_sha256]
     if candidate.divergence is not None:
         compared_with.append(candidate.divergence.reference_checkpoint_sha256)
@@ -68,18 +66,54 @@ def check_comparable(reference: Measurement, candidate: Measurement) -> None:
     where = f"{candidate.label} cannot be compared with {reference.label}"
     if (other := other_reference(reference, candidate)) is not None:
         raise MeasureError(f"{where}: {other[0]}; {other[1]}")
-    if reference.asked_with is not None and candidate.asked_with is not None and reference.asked_with != candidate.asked_with:
-        fields = _differences(reference.asked_with.model_dump(mode="json"), candidate.asked_with.model_dump(mode="json"), "")
+    if fields := asked_differently(reference, candidate):
         raise MeasureError(
             f"{where}: asked differently: {'; '.join(fields)}; the same questions gave other prompts; give both "
             "checkpoints one chat template and measure both again"
         )
 
 
-def _differences(reference: Any, candidate: Any, path: str) -> list[str]:
+def served_differently(first: Measurement, second: Measurement, *, other: str = "candidate") -> list[str]:
+    """A line for every field of the serving fingerprint that should be alike and is not. other: what the second is called."""
+    ours, theirs = (m.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)) for m in (first, second))
+    return _differences(ours, theirs, "", other)
+
+
+def asked_differently(first: Measurement, second: Measurement, *, other: str = "candidate") -> list[str]:
+    """The same of what stands between a question and the model: template, parsers. Empty where it was not recorded."""
+    if first.asked_with is None or second.asked_with is None:
+        return []
+    return _differences(first.asked_with.model_dump(mode="json"), second.asked_with.model_dump(mode="json"), "", other)
+
+
+def questions_differ(first: Measurement, second: Measurement, task: str, *, other: str = "candidate") -> list[str]:
+    """A line for everything that makes a task's questions others: its recipe, seed and files, and what they were made for.
+
+    Needles, RULER and tools are generated to the length of the reference's tokens: of another reference they are other texts.
+    """
+    ours, theirs = (_asked_of(m, task) for m in (first, second))
+    lines = _differences(ours, theirs, "", other)
+    if not lines and ours["task"].get("kind") in MADE_FOR_THE_REFERENCE:
+        one, two = (m.reference_checkpoint_sha256 or "" for m in (first, second))
+        if one != two:
+            lines = [f"made for the tokens of another reference ({one[:12]}, {other} {two[:12]})"]
+    return lines
+
+
+MADE_FOR_THE_REFERENCE = frozenset({"needle", "ruler", "tools"})
+
+
+def _asked_of(measurement: Measurement, task: str) -> dict[str, Any]:
+    """What decides which questions a task asks, out of the suite's recipe."""
+    recipe = measurement.suite_recipe
+    found: dict[str, Any] = next((one for one in recipe.get("tasks", ()) if one.get("name") == task), {})
+    return {"task": found, "seed": recipe.get("seed"), "files_sha256": recipe.get("files_sha256")}
+
+
+def _differences(reference: Any, candidate: Any, path: str, other: str = "candidate") -> list[str]:
     """`flags.max-model-len (4096, candidate 2048)` for every leaf that differs."""
     if isinstance(reference, dict) and isinstance(candidate, dict):
         keys = sorted(reference.keys() | candidate.keys())
         prefix = f"{path}." if path else ""
-        return [line for key in keys for line in _differences(reference.get(key), candidate.get(key), f"{prefix}{key}")]
-    return [] if reference == candidate else [f"{path} ({reference}, candidate {candidate})"]
+        return [line for key in keys for line in _differences(reference.get(key), candidate.get(key), f"{prefix}{key}", other)]
+    return [] if reference == candidate else [f"{path} ({reference}, {other} {candidate})"]

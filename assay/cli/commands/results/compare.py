@@ -1,0 +1,154 @@
+"""The `assay compare` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from assay import quantities
+from assay.cli.options import JsonOption, RunsOption
+from assay.cli.run_folders import find_run
+from assay.cli.summary import COLOURS
+from assay.cli.terminal import emit, escape, print_rows, results
+from assay.errors import AssayError
+from assay.records.base import Interval
+
+if TYPE_CHECKING:
+    from assay.records.verdict import Status
+    from assay_evaluate.verdicts.run_comparison import (
+        CheckpointComparison,
+        MeasuredRun,
+        RunComparison,
+        RunSide,
+        TaskComparison,
+    )
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or a model's name under --runs.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The run that it is compared with.")],
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Two runs side by side: scores of both, and what was lost from the first to the second where questions were the same.
+
+    Says what differs in models, questions and serving. Gives no verdict; exits 0.
+    """
+    from assay_evaluate.verdicts.run_comparison import compare_runs
+
+    folders = find_run(first, runs), find_run(second, runs)
+    if folders[0].resolve() == folders[1].resolve():
+        raise AssayError(f"{first} and {second} are the same run, {folders[0]}; name two")
+    found = compare_runs(_measured(folders[0]), _measured(folders[1]))
+    if as_json:
+        emit(found)
+    else:
+        show(found, results())
+
+
+def _measured(run_dir: Path) -> MeasuredRun:
+    from assay_evaluate.verdicts.run_comparison import MeasuredRun
+    from assay_reports.run import load_run
+
+    run = load_run(run_dir)
+    if not run.measurements:
+        raise AssayError(f"{run_dir}: nothing was measured yet; run `assay evaluate` first")
+    return MeasuredRun(str(run_dir), run.measurements, run.gates)
+
+
+# ------------------------------------------------------------------------------------------------ as text
+def show(found: RunComparison, out: Console) -> None:
+    """What is compared, what differs, then a row for each number."""
+    for name, side in (("first", found.first), ("second", found.second)):
+        out.print(escape(f"{name:7} {side.run}: {side.model}, reference {side.reference}, suite {side.suite}"))
+    for line in (*_what_differs(found.first, found.second), *_how(found)):
+        out.print(escape(line))
+    rows = [row for one in found.checkpoints for row in _rows(one)]
+    print_rows(("checkpoint", "", "first", "second", "lost from first to second"), rows, out)
+    for (task, why), labels in _not_paired(found).items():
+        out.print(escape(f"{task} of {', '.join(labels)}: not paired: {why}"))
+
+
+def _not_paired(found: RunComparison) -> dict[tuple[str, str], list[str]]:
+    """(task, why) -> checkpoints."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in found.checkpoints:
+        for task in one.tasks:
+            if task.not_paired is not None:
+                reasons.setdefault((task.task, task.not_paired), []).append(one.label)
+    return reasons
+
+
+def _what_differs(first: RunSide, second: RunSide) -> list[str]:
+    found = []
+    if first.model != second.model:
+        found.append(f"other models: {first.model} and {second.model}")
+    if first.reference_sha256 != second.reference_sha256:
+        found.append(f"other references: checkpoints {first.reference_sha256[:12]} and {second.reference_sha256[:12]}")
+    if first.suite_sha256 != second.suite_sha256:
+        found.append(f"other suites: {first.suite} ({first.suite_sha256[:12]}) and {second.suite} ({second.suite_sha256[:12]})")
+    if None not in (limits := {first.gate_recipe_sha256, second.gate_recipe_sha256}) and len(limits) > 1:
+        found.append("the verdicts are from other limits")
+    for name, side in (("first", first), ("second", second)):
+        if side.only_here:
+            found.append(f"only in the {name}: {', '.join(side.only_here)}")
+    return found or ["same model, reference, suite and limits"]
+
+
+def _how(found: RunComparison) -> list[str]:
+    lines = []
+    if found.asked_differently:
+        lines.append(f"asked differently, so no items are paired: {'; '.join(found.asked_differently)}")
+    if found.served_differently:
+        fields = "; ".join(found.served_differently)
+        lines.append(f"served differently, so a difference may come from serving as well as from weights: {fields}")
+    return lines
+
+
+def _rows(one: CheckpointComparison) -> list[tuple[str, ...]]:
+    same = one.checkpoint_sha256[0] == one.checkpoint_sha256[1]
+    sizes = [quantities.size(num_bytes) for num_bytes in one.checkpoint_bytes]
+    rows: list[tuple[str, ...]] = [(escape(one.label), "size", *sizes, "the same checkpoint" if same else "other weights")]
+    if any(one.verdicts):
+        rows.append(("", "verdict", *(_verdict(*given) for given in zip(one.verdicts, one.is_reference, strict=True)), ""))
+    rows += [("", escape(task.task), *map(_score, task.scores), _lost(task)) for task in one.tasks]
+    if any(one.kl_mean):
+        rows.append(("", "mean KL, nats", *map(_nats, one.kl_mean), one.kl_not_compared or ""))
+    if any(rate is not None for rate in one.acceptance):
+        rows.append(("", "drafts accepted", *map(_percent, one.acceptance), ""))
+    return rows
+
+
+def _verdict(status: Status | None, is_reference: bool) -> str:
+    if status is None:
+        return "reference" if is_reference else "not judged"
+    return f"[{COLOURS[status]}]{status}[/]"
+
+
+def _score(score: Interval | None) -> str:
+    from assay_reports.text import percent_interval
+
+    return escape(percent_interval(score))
+
+
+def _lost(task: TaskComparison) -> str:
+    """+1.5 points (-0.9 to +4.2), 200 pairs."""
+    if task.lost is None:
+        return "not paired"
+    low, value, high = map(quantities.points_signed, (task.lost.low, task.lost.value, task.lost.high))
+    return f"{value} points ({low} to {high}), {task.num_pairs} pairs"
+
+
+def _nats(mean: Interval | None) -> str:
+    from assay_reports.text import nats_interval
+
+    return escape(nats_interval(mean))
+
+
+def _percent(rate: float | None) -> str:
+    from assay_reports.text import percent
+
+    return percent(rate)
