@@ -135,6 +135,13 @@ SuiteOption = Annotated[
         help=f"What is measured. {named('suites')} Default: the model's.",
     ),
 ]  # fmt: skip
+GatesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gates", metavar="NAME|FILE", callback=recipe("gates"),
+        help=f"Limits, registered before the first request. {named('gates')} Default: the suite's.",
+    ),
+]  # fmt: skip
 ProfileOption = Annotated[
     str | None,
     typer.Option(

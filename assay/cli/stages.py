@@ -7,22 +7,21 @@ torch nor lm-eval.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.recipes.gate import GateRecipe
-from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay.records.base import canonical_json, write_text_atomically
 from assay.records.manifest import load_manifest
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.plan import Plan
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
     from assay_reports.schema import Report
 
 Device = Literal["cpu", "cuda"]
-
-REGISTERED_GATES = "gates.registered.json"
-"""In a run's folder: the limits as they stood when measuring began."""
 
 
 def precision_names(aim: Target, one: str | None, several: list[str] | None, *, with_reference: bool) -> list[str]:
@@ -286,32 +282,18 @@ def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
     return profile
 
 
-def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteRecipe:
-    from assay.recipes.suite_files import with_files_hashed
-
-    if wanted is not None:
-        return with_files_hashed(load_recipe(SuiteRecipe, wanted))
-    if aim.recipe.suite != "quick" and profile.hardware.device == "cpu":
-        console.print(
-            f"suite quick, not {aim.recipe.suite}, which has budgets of thousands of tokens an item and needs GPUs; "
-            f"--suite {aim.recipe.suite} insists"
-        )
-        return load_recipe(SuiteRecipe, "quick")
-    return with_files_hashed(load_recipe(SuiteRecipe, aim.recipe.suite))
-
-
 def check_budgets_of(
-    aim: Target, reference: Candidate, suite: SuiteRecipe, profile: ProfileRecipe, run_dir: Path, out: Console
+    aim: Target, reference: Candidate, suite: SuiteRecipe, gates: GateRecipe, profile: ProfileRecipe, run_dir: Path,
+    out: Console,
 ) -> BudgetCheck:  # fmt: skip
     """A few items of every task on the reference; one line a task, then what to do."""
-    from assay.cli.targets import gates_for
     from assay_evaluate.run.budget_check import check_budgets
 
     checked = check_budgets(
         aim.recipe.name,
         reference,
         suite=suite,
-        gates=load_recipe(GateRecipe, gates_for(aim.recipe, suite.name)),
+        gates=gates,
         profile=profile,
         serving=aim.recipe.serving,
         run_dir=run_dir,
@@ -330,40 +312,19 @@ def load_measurements(run_dir: Path) -> list[Measurement]:
     return found
 
 
-def register_gates(gates: str, run_dir: Path) -> None:
-    """Write down which limits stood before anything was measured; kept for the life of the run, whatever the file says later.
+def judge_and_write(gates: GateRecipe, run_dir: Path, measurements: list[Measurement]) -> GateReport:
+    """Verdicts, then everything that is written from records: gates.json, report, cards.
 
-    A run that has measurements and no such note gets none: nobody could say any more that the limits came first.
+    gates: as they apply to the run's suite.
     """
-    path = run_dir / REGISTERED_GATES
-    if not path.exists() and not any((run_dir / "measurements").glob("*.json")):
-        recipe = load_recipe(GateRecipe, gates)
-        write_text_atomically(path, canonical_json({"name": recipe.name, "sha256": recipe.sha256}) + "\n")
-
-
-def registered_gates(run_dir: Path) -> str | None:
-    """Name of the gates that `register_gates` wrote down, if it is that of a shipped file. None: it was never called."""
-    path = run_dir / REGISTERED_GATES
-    name = str(json.loads(path.read_text(encoding="utf-8"))["name"]) if path.is_file() else None
-    return name if name in recipe_names("gates") else None
-
-
-def registered_gates_sha256(run_dir: Path) -> str | None:
-    """`GateRecipe.sha256` that `register_gates` wrote down. None: it was never called for this run."""
-    path = run_dir / REGISTERED_GATES
-    return str(json.loads(path.read_text(encoding="utf-8"))["sha256"]) if path.is_file() else None
-
-
-def judge_and_write(gates: str, run_dir: Path, measurements: list[Measurement]) -> GateReport:
-    """Verdicts, then everything that is written from records: gates.json, report, cards."""
     from assay_evaluate.verdicts.gates import judge
     from assay_reports.report import write_report
 
     judged = judge(
         measurements,
-        load_recipe(GateRecipe, gates),
+        gates,
         model=measurements[0].model,
-        registered_sha256=registered_gates_sha256(run_dir),
+        registered=registered_gates(run_dir),
         probes=load_probes(run_dir),
     )
     judged.save(run_dir / "gates.json")

@@ -22,7 +22,8 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
     measured = {m.label: m for m in measurements}
     reference = measured[gates.reference]
     size = quantities.size(reference.checkpoint_bytes)
-    out.print(escape(f"{gates.model}: reference {reference.label}, {size}; suite {reference.suite}"))
+    model = "" if gates.model == reference.label else f"{gates.model}: "
+    out.print(escape(f"{model}reference {reference.label}, {size}; suite {reference.suite}"))
     rows = [
         (
             f"[bold {COLOURS[status]}]{status}[/]",
@@ -31,8 +32,8 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
         for label, status in gates.overall.items()
     ]
     print_rows(("verdict", "checkpoint", "size", "why"), rows, out)
-    if gates.registered_sha256 not in (None, gates.gate_recipe_sha256):
-        out.print("[yellow]these are not the limits that stood when measuring began[/]: they were changed after that")
+    if gates.late is not None:
+        out.print(f"[yellow]{escape(gates.late)}[/]")
 
 
 def _size(measurement: Measurement, reference: Measurement) -> str:

@@ -212,14 +212,3 @@ def run_name(text: str) -> str:
         return text
     folder = Path(text).expanduser()
     return folder_name(folder) if folder.exists() else safe_name(text.rstrip("/").split("/")[-1])
-
-
-def gates_for(recipe: ModelRecipe, suite: str) -> str:
-    """Which gates go with a suite: the model's own with its own suite, else those of the suite's name, else `default`.
-
-    A model whose recipe says `full` may be tried with `quick`, and without GPUs it is: gates on tasks that nobody asks would
-    be NOT MEASURED.
-    """
-    if suite == recipe.suite:
-        return recipe.gates
-    return suite if suite in recipe_names("gates") else "default"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.cli.gate_choice import ChosenGates, describe_gates, register_gates
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.run_folders import open_run
-from assay.cli.stages import judge_and_write, load_measurements, quantize_one, register_gates
+from assay.cli.stages import judge_and_write, load_measurements, quantize_one
 from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.records.measurement import Measurement
@@ -50,14 +51,24 @@ class Judged:
 
 
 def evaluate_in_run(
-    aim: Target, compared: Comparison, suite: SuiteRecipe, profile: ProfileRecipe, gates: str, runs: Path, name: str | None
+    aim: Target,
+    compared: Comparison,
+    suite: SuiteRecipe,
+    profile: ProfileRecipe,
+    gates: ChosenGates,
+    runs: Path,
+    name: str | None,
 ) -> Judged:
-    """Measure what is missing, judge everything, write report and cards. gates: registered before the first question."""
+    """Measure what is missing, judge everything, write report and cards.
+
+    gates: registered before the first question; those of an earlier evaluation in this run hold.
+    """
     from assay_evaluate.run.evaluate import evaluate as run_suite
 
     about = compared.about.model_copy(update={"suite": SuiteIdentity(name=suite.name, sha256=suite.sha256)})
     with open_run(runs, about, name=name, lock=True) as run_dir:
-        register_gates(gates, run_dir)
+        limits = register_gates(gates, run_dir)
+        say(describe_gates(limits, suite))
         with says_what_is_kept(lambda: _kept(run_dir)):
             run_suite(
                 aim.recipe.name,
@@ -69,7 +80,7 @@ def evaluate_in_run(
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)
-        return Judged(run_dir, measurements, judge_and_write(gates, run_dir, measurements))
+        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements))
 
 
 def passed(gates: GateReport) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -36,7 +37,19 @@ class Recipe(Section):
     name: str
     description: str = ""
 
+    def found_from(self, folder: Path) -> Self:
+        """With the YAML files that it names, which are relative to its own, relative to the working directory.
+
+        folder: of the recipe's file. Recipes that name others override this.
+        """
+        return self
+
     @property
     def sha256(self) -> str:
         """Identity of the recipe's meaning: comments and order do not count."""
         return sha256_of(self.model_dump(mode="json"))
+
+
+def beside(folder: Path, named: str) -> str:
+    """The recipe that a file in `folder` calls `named`: a name stays, the path of a YAML file is relative to `folder`."""
+    return str(folder / named) if named.endswith((".yaml", ".yml")) else named

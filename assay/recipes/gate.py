@@ -1,13 +1,15 @@
-"""Gate recipes: limits, written down before the run."""
+"""Gate recipes: limits, written down before the run, and how they apply to a suite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from assay.errors import RecipeError, did_you_mean
 from assay.recipes.base import Recipe, Section
+from assay.recipes.suite import SuiteRecipe
 from assay.records.probe import ProbeName
 
 
@@ -73,12 +75,11 @@ class ProbesGate(Section):
     """Probe -> rate of events that must be excluded; UNDERPOWERED while the upper bound is above it."""
 
 
+Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | ProbesGate
+
+
 class GateRecipe(Recipe):
-    gates: tuple[
-        Annotated[
-            ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | ProbesGate, Field(discriminator="kind")
-        ], ...
-    ]  # fmt: skip
+    gates: tuple[Annotated[Gate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)
     """Of every interval. The chance of a PASS when the margin is truly lost is about (1 - level) / 2 at most."""
     adjust: Literal["holm", "none"] = "holm"
@@ -87,8 +88,55 @@ class GateRecipe(Recipe):
     """Share of items without a reply on either side above which a task is NOT MEASURED."""
     min_items: int = Field(default=30, ge=1)
     """Fewer paired items never PASS, whatever the margin."""
+    default_max_drop: float | None = Field(default=None, gt=0, lt=1)
+    """Margin of every task of the suite without a score gate of its own. With it the recipe goes with any suite: its gates on
+    divergence and acceptance apply where the suite measures these. None: what the gates name, and the suite must have that."""
 
     def _contradictions(self) -> Iterator[str]:
         tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]
         for twice in sorted({task for task in tasks if tasks.count(task) > 1}):
             yield f"two score gates for task {twice}; write one margin and one claim per task"
+
+
+# ------------------------------------------------------------------------------------------------ on a suite
+def gates_on(recipe: GateRecipe, suite: SuiteRecipe) -> GateRecipe:
+    """The recipe as it applies to a suite: with a score gate for every task if there is a `default_max_drop`, and without
+    gates on what the suite does not measure. Applied twice it is the same.
+
+    RecipeError, with everything that is wrong: a gate on a task that the suite does not ask; on divergence or acceptance that
+    it does not measure, in a recipe without `default_max_drop`.
+    """
+    asked = [task.name for task in suite.tasks]
+    named = [gate.task for gate in recipe.gates if isinstance(gate, ScoreGate)]
+    problems = [_no_such_task(task, asked) for task in named if task not in asked]
+    lacking = [(gate, lack) for gate in recipe.gates if (lack := _not_measured(gate, suite)) is not None]
+    if recipe.default_max_drop is None:
+        problems += [f"a gate on {lack}; remove it from the gates, or ask for it in the suite" for _, lack in lacking]
+    if problems:
+        listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
+        raise RecipeError(f"gates {recipe.name} do not go with suite {suite.name}: {listed}")
+    left_out = [gate for gate, _ in lacking]
+    own = [gate for gate in recipe.gates if gate not in left_out]
+    if recipe.default_max_drop is None:
+        return recipe
+    added = [ScoreGate(kind="score", task=task, max_drop=recipe.default_max_drop) for task in asked if task not in named]
+    return recipe.model_copy(update={"gates": (*added, *own)})
+
+
+def _no_such_task(task: str, asked: Sequence[str]) -> str:
+    return f"there is no task {task!r}; {did_you_mean(task, asked)}tasks: {', '.join(asked)}"
+
+
+def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:
+    """What a gate is on, if the suite does not measure it. Probes may be run by themselves (`assay probe`)."""
+    if isinstance(gate, AcceptanceGate):
+        return None if suite.acceptance else "acceptance, which the suite does not measure (`acceptance: false`)"
+    if not isinstance(gate, DivergenceGate):
+        return None
+    if suite.divergence is None:
+        return f"divergence {gate.metric}, which the suite does not measure (no `divergence:`)"
+    if gate.metric == "kl_exact_mean" and not suite.divergence.exact:
+        return "divergence kl_exact_mean, which needs `divergence: {exact: true}` in the suite"
+    if gate.texts == "held_out" and not suite.divergence.held_out_documents:
+        return f"divergence {gate.metric} of held-out texts, which the suite does not have (`held_out_documents: 0`)"
+    return None

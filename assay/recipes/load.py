@@ -82,7 +82,7 @@ def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
     if problems := problems_in(kind, data, path.stem):
         listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
         raise RecipeError(f"{path}: {listed}")
-    return kind.model_validate(data)
+    return kind.model_validate(data).found_from(path.parent)
 
 
 def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path, ...]) -> Path:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from assay.recipes.base import Recipe, Section
+from assay.recipes.base import Recipe, Section, beside
 
 Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
 
@@ -48,6 +49,8 @@ class Serving(Section):
 
 
 class ModelRecipe(Recipe):
+    """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
+
     source: Location
     family: Family
     reference: Reference
@@ -56,7 +59,19 @@ class ModelRecipe(Recipe):
     include_source: bool = False
     """Serve and score the unquantized source too (small models; the noise between reference and candidates)."""
     suite: str = "full"
-    gates: str = "default"
+    gates: str | None = None
+    """With `suite`. None: those that the suite names, or that have its name, or `default`."""
     profiles: tuple[str, ...] = ("cpu-emulated",)
     """Allowed profiles, best first; the first whose hardware is present is the default."""
     serving: Serving = Serving()
+
+    def found_from(self, folder: Path) -> Self:
+        named: dict[str, Any] = {
+            "precisions": tuple(beside(folder, one) for one in self.precisions),
+            "profiles": tuple(beside(folder, one) for one in self.profiles),
+            "suite": beside(folder, self.suite),
+            "gates": None if self.gates is None else beside(folder, self.gates),
+        }
+        if self.reference.precision is not None:
+            named["reference"] = Reference(precision=beside(folder, self.reference.precision))
+        return self.model_copy(update=named)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field
 
-from assay.recipes.base import Recipe, Section
+from assay.recipes.base import Recipe, Section, beside
 from assay.recipes.swe import SweOptions
 from assay.records.probe import ProbeSettings
 
@@ -168,12 +169,18 @@ class SuiteRecipe(Recipe):
     ]
     divergence: DivergenceSpec | None = None
     acceptance: bool = True
+    gates: str | None = Field(default=None, exclude=True)
+    """Limits for this suite: a name of recipes/gates/, or a YAML file, relative to the suite's. None: those of its name if it
+    is a shipped suite, else `default`. Not part of the hash: with other limits the questions are the same."""
     probes: ProbeSettings | None = None
     """Serving-fidelity probes of every checkpoint while it is served (docs/fidelity.md); concurrency is the profile's. None:
     not now, `assay probe` does them by themselves."""
     files_sha256: dict[str, str] = Field(default_factory=dict)
     """Local files and folders that tasks name -> hash of what is in them. Filled in when the suite is read for a run: other
     data are another suite."""
+
+    def found_from(self, folder: Path) -> Self:
+        return self if self.gates is None else self.model_copy(update={"gates": beside(folder, self.gates)})
 
     def _contradictions(self) -> Iterator[str]:
         names = [task.name for task in self.tasks]

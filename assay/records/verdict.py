@@ -9,6 +9,7 @@ from pydantic import Field
 from assay.records.base import Interval, Part, Record
 
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
+Chosen = Literal["before the run", "after the run", "not recorded"]
 
 
 class Verdict(Part):
@@ -41,6 +42,18 @@ class Verdict(Part):
     where nothing was served with speculative decoding."""
 
 
+class RegisteredGates(Record):
+    """`RUN/gates.registered.json`: the limits as they stood when measuring began."""
+
+    kind: Literal["registered_gates"] = "registered_gates"
+    named: str
+    """Name of a shipped recipe, or path of a file, that they came from."""
+    sha256: str
+    """`GateRecipe.sha256` of `recipe`."""
+    recipe: dict[str, Any]
+    """As it applies to the run's suite: every task that has a margin is named."""
+
+
 class GateReport(Record):
     """All verdicts of a run, and the one word for each candidate."""
 
@@ -52,7 +65,28 @@ class GateReport(Record):
     """Identity of the limits that were applied. None: written before hashes were."""
     registered_sha256: str | None = None
     """Identity of the limits as they stood when measuring began. None: not recorded, so nobody can say they came first."""
+    registered_name: str | None = None
+    """Name of those limits. None: as above."""
     verdicts: tuple[Verdict, ...]
     overall: dict[str, Status]
     reasons: dict[str, str] = Field(default_factory=dict)
     """Candidate -> why it has its overall verdict, one line with the numbers. Empty: judged before reasons were written."""
+
+    @property
+    def chosen(self) -> Chosen:
+        """When the limits that were applied were chosen."""
+        if self.registered_sha256 is None:
+            return "not recorded"
+        return "before the run" if self.registered_sha256 == self.gate_recipe_sha256 else "after the run"
+
+    @property
+    def late(self) -> str | None:
+        """A clause about limits that may have been chosen for the scores; None: they were written down before the run."""
+        name = self.gate_recipe.get("name")
+        if self.chosen == "not recorded":
+            return f"when gates {name} were chosen is not recorded, so it may have been after the scores were known"
+        if self.chosen == "before the run":
+            return None
+        if name == self.registered_name:
+            return f"gates {name} were changed after the run; others of that name were registered before it"
+        return f"gates {name} were chosen after the run; gates {self.registered_name} were registered before it"

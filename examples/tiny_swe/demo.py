@@ -22,7 +22,8 @@ from own_engine import NoEngine, docker_engine
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
 from assay.callbacks import Say
-from assay.cli.stages import judge_and_write, load_measurements, register_gates
+from assay.cli.gate_choice import ChosenGates, load_gates, register_gates
+from assay.cli.stages import judge_and_write, load_measurements
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, results
 from assay.errors import AssayError
@@ -69,7 +70,7 @@ def run_demo(runs: Path, dataset: Path) -> GateReport:
     run_dir = runs / MODEL
     suite = load_recipe(SuiteRecipe, "swe-tiny")
     task = suite.tasks[0].model_copy(update={"dataset": str(dataset)})
-    register_gates("swe-tiny", run_dir)
+    gates = register_gates(ChosenGates(load_gates("swe-tiny", suite), "swe-tiny"), run_dir)
     measured = evaluate(
         MODEL,
         write_scripts(run_dir / "scripts"),
@@ -81,7 +82,7 @@ def run_demo(runs: Path, dataset: Path) -> GateReport:
         start_server=serve_script,
         foresee=lambda spec: None,
     )
-    return judge_and_write("swe-tiny", run_dir, measured)
+    return judge_and_write(gates, run_dir, measured)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from assay.records.plan import Plan
 from assay.records.serving import Fingerprint, as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
-from assay_reports.report import environment
+from assay_reports.report import environment, why_none
 from assay_reports.run import Run, load_checkpoint, load_run
 from assay_reports.schema import Report, Row
 
@@ -136,6 +136,8 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
         command=serve_command(measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp),
         emulated=bool(measured and measured.fingerprint.emulated),
         limits=find_limits(run) if row else (),
+        no_divergence=why_none(report, "divergence", [row]) if report and row else "",
+        no_acceptance=why_none(report, "acceptance", [row]) if report and row else "",
         licence=_licence(checkpoint),
     )
 

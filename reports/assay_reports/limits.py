@@ -44,6 +44,12 @@ def not_measured(run: Run) -> str | None:
     return f"Asked for and not measured: {'; '.join(gaps)}." if gaps else None
 
 
+def gates_not_before(run: Run) -> str | None:
+    """Who chooses the limits after the scores are known can let anything pass."""
+    late = run.gates.late if run.gates is not None else None
+    return f"{late[0].upper()}{late[1:]}." if late else None
+
+
 # ------------------------------------------------------------------------------------------------ how sure the scores are
 def sample_sizes(run: Run) -> str | None:
     reference = run.reference
@@ -152,9 +158,15 @@ def speculation_off(run: Run) -> str | None:
 
 # ------------------------------------------------------------------------------------------------ divergence
 def no_noise_floor(run: Run) -> str | None:
-    if not run.measurements or (run.noise_floor is not None and run.noise_floor.divergence is not None):
+    floor = run.noise_floor
+    if not run.measurements or (floor is not None and floor.divergence is not None):
         return None
-    return "The reference was not compared with its own repeat: how much divergence is mere noise is not known."
+    if floor is None:
+        return "The reference was not compared with its own repeat: how much of a difference is mere noise is not known."
+    if all(m.divergence is None for m in run.candidates):
+        return None
+    why = floor.not_measured.get("divergence", "no reason recorded")
+    return f"The divergence of the reference's repeat was not measured ({why}): how much divergence is mere noise is not known."
 
 
 def zero_noise_floor(run: Run) -> str | None:
@@ -303,6 +315,7 @@ def _and(names: list[str]) -> str:
 LIMITS: dict[str, Callable[[Run], str | None]] = {
     "unmeasured": unmeasured,
     "not_measured": not_measured,
+    "gates_not_before": gates_not_before,
     "emulated": emulated,
     "quantized_reference": quantized_reference,
     "sample_sizes": sample_sizes,

@@ -39,6 +39,8 @@ def build_report(run: Run) -> Report:
         suite_sha256=reference.suite_sha256,
         suite_recipe=reference.suite_recipe,
         gate_recipe=run.gates.gate_recipe if run.gates else None,
+        gates_chosen=run.gates.chosen if run.gates else None,
+        gates_registered=run.gates.registered_name if run.gates else None,
         rows=tuple(_row(run, reference, measurement, level) for measurement in run.measurements),
         verdicts=run.gates.verdicts if run.gates else (),
         limits=find_limits(run),

@@ -6,6 +6,7 @@ The page is one file: styles, figures and plotly's script are inside it, nothing
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from assay_reports.numbers import build_report
 from assay_reports.plot_layout import Figure
 from assay_reports.plots import colours, figures
 from assay_reports.run import load_run
-from assay_reports.schema import Report, TaskNumbers
-from assay_reports.text import FILTERS, NOT_MEASURED
+from assay_reports.schema import Report, Row, TaskNumbers
+from assay_reports.text import FILTERS, NOT_MEASURED, missing_part
 
 
 def write_report(run_dir: Path) -> Path:
@@ -76,5 +77,12 @@ def context(report: Report) -> dict[str, Any]:
         "tasks": tasks,
         "candidates": [row for row in report.rows if row.kind == "candidate"],
         "floor": next((row for row in report.rows if row.kind == "noise floor"), None),
+        "no_divergence": why_none(report, "divergence", report.rows),
+        "no_acceptance": why_none(report, "acceptance", report.rows),
         "roles": sorted({role for found in report.verifications for role in found.mean_relative_error}),
     }
+
+
+def why_none(report: Report, part: str, rows: Sequence[Row]) -> str:
+    """What stands where a table of this part would have no row."""
+    return missing_part(report.suite, bool(report.suite_recipe.get(part)), (row.not_measured.get(part) for row in rows))

@@ -9,7 +9,7 @@ from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
 from assay.records.serving import Fingerprint
 from assay.records.swe import SweDifference, SweFigures
-from assay.records.verdict import Status, Verdict
+from assay.records.verdict import Chosen, Status, Verdict
 from assay.records.verification import Damage
 from assay_reports.drift import TaskFlips, TimesFloor
 
@@ -149,6 +149,10 @@ class Report(Record):
     suite_sha256: str
     suite_recipe: dict[str, Any]
     gate_recipe: dict[str, Any] | None
+    gates_chosen: Chosen | None = None
+    """When these limits were chosen. None: the run was not judged."""
+    gates_registered: str | None = None
+    """Name of the limits that were written down before the run."""
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
     limits: tuple[Limit, ...]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from assay import quantities
 from assay.foreign_text import in_markdown
 from assay.records.base import Interval
+from assay.records.verdict import Chosen
 
 NOT_MEASURED = "NOT MEASURED"
 
@@ -100,6 +102,25 @@ def error(number: float | None) -> str:
     return NOT_MEASURED if number is None else f"{number:.3g}"
 
 
+def gates_title(chosen: Chosen | None) -> str:
+    """When the limits were chosen, as a heading. None: nothing was judged."""
+    titles: dict[Chosen | None, str] = {
+        "before the run": "Gates, written before the run",
+        "after the run": "Gates chosen after the run",
+        "not recorded": "Gates; when they were chosen is not recorded",
+        None: "Gates",
+    }
+    return titles[chosen]
+
+
+def missing_part(suite: str, asked: bool, reasons: Iterable[str | None]) -> str:
+    """Why no checkpoint of a run has a part of a report; `reasons`: what the measurements say, each once."""
+    if not asked:
+        return f"Not part of suite {suite}."
+    said = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return f"{NOT_MEASURED}: {said or 'no reason recorded'}."
+
+
 def yes_no(value: bool | None) -> str:
     return "unknown" if value is None else ("yes" if value else "no")
 
@@ -112,7 +133,7 @@ FILTERS = {
     function.__name__: function
     for function in (
         percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
-        tokens_interval, times_interval, count, pvalue, error, yes_no, flag_value, in_markdown,
+        tokens_interval, times_interval, count, pvalue, error, yes_no, flag_value, in_markdown, gates_title,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

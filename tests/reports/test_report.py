@@ -317,6 +317,20 @@ def measurements(**changes: Any) -> Callable[[Run], Run]:
     return lambda run: each(run, lambda m: m.model_copy(update=changes))
 
 
+def only(label: str, **changes: Any) -> Callable[[Run], Run]:
+    return lambda run: each(run, lambda m: m.model_copy(update=changes) if m.label == label else m)
+
+
+def registered(sha256: str | None) -> Callable[[Run], Run]:
+    """Judged by other limits than those that were registered; None: none were."""
+
+    def change(run: Run) -> Run:
+        assert run.gates is not None
+        return replaced(run, gates=run.gates.model_copy(update={"registered_sha256": sha256}))
+
+    return change
+
+
 def without(label: str) -> Callable[[Run], Run]:
     return lambda run: replaced(run, measurements=tuple(m for m in run.measurements if m.label != label))
 
@@ -356,6 +370,8 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("unmeasured", False, lambda run: replaced(run, measurements=())),
         ("not_measured", False, measurements(not_measured={"acceptance": "server died"})),
         ("not_measured", False, tasks(accuracy=None, note="too long")),
+        ("gates_not_before", False, registered(None)),
+        ("gates_not_before", False, registered("f" * 64)),
         ("emulated", True, fingerprint(emulated=False)),
         ("quantized_reference", True, relabelled("fp8", "fp32")),
         ("sample_sizes", True, tasks(items=())),
@@ -377,6 +393,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("divergence_direction", True, measurements(divergence=None)),
         ("kl_lower_bound", True, divergences(tail_mass_mean=0.0)),
         ("no_noise_floor", False, without("fp8-repeat")),
+        ("no_noise_floor", False, only("fp8-repeat", divergence=None)),
         ("zero_noise_floor", False, divergences(kl_mean=ZERO)),
         ("not_sampled", False, divergences(sampling_gap=Interval(value=4.1, low=3.5, high=4.6, n=48))),
         ("non_finite", False, divergences(num_non_finite=4)),
@@ -401,6 +418,11 @@ def test_a_limit_is_there_only_while_its_condition_holds(
 def test_every_limit_is_flipped_by_a_test() -> None:
     marks = test_a_limit_is_there_only_while_its_condition_holds.pytestmark  # type: ignore[attr-defined]
     assert {case[0] for case in marks[0].args[1]} == set(LIMITS)
+
+
+def test_a_repeat_without_a_divergence_that_nobody_asked_for_is_no_limit(run_dir: Path) -> None:
+    run = measurements(divergence=None)(load_run(run_dir))
+    assert "no_noise_floor" not in {limit.key for limit in find_limits(run)}
 
 
 def test_limits_name_numbers_of_the_records(run_dir: Path) -> None:

@@ -26,7 +26,7 @@ from assay.records.base import Interval
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport
-from assay.records.verdict import GateReport, Status, Verdict
+from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
 from assay_evaluate.statistics import independent_difference, wilson
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.divergence import judge_divergence
@@ -44,12 +44,12 @@ def judge(
     gate_recipe: GateRecipe,
     *,
     model: str,
-    registered_sha256: str | None = None,
+    registered: RegisteredGates | None = None,
     probes: Sequence[ProbeReport] = (),
 ) -> GateReport:
     """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
 
-    `registered_sha256`: `GateRecipe.sha256` as it stood when measuring began; None if nobody wrote it down.
+    `registered`: the limits as they stood when measuring began; None if nobody wrote them down.
     `probes`: of the run's checkpoints, in any order.
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
@@ -71,7 +71,8 @@ def judge(
         reference=reference.label,
         gate_recipe=gate_recipe.model_dump(mode="json", by_alias=True),
         gate_recipe_sha256=gate_recipe.sha256,
-        registered_sha256=registered_sha256,
+        registered_sha256=None if registered is None else registered.sha256,
+        registered_name=None if registered is None else str(registered.recipe["name"]),
         verdicts=tuple(verdicts),
         overall=overall,
         reasons={

@@ -11,11 +11,11 @@ import hollow
 import pytest
 import yaml
 
-from assay.cli.targets import gates_for
+from assay.cli.gate_choice import gates_of_suite
 from assay.errors import PlanError, RecipeError
 from assay.recipes.base import Recipe
 from assay.recipes.families import family_of
-from assay.recipes.gate import GateRecipe, ScoreGate
+from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
 from assay.recipes.load import KINDS, load_recipe, parse_recipe, recipe_names, recipes_dir
 from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
@@ -75,19 +75,21 @@ def test_every_model_names_recipes_that_exist(name: str) -> None:
         load_recipe(ProfileRecipe, profile)
     if recipe.reference.precision is not None:
         load_recipe(PrecisionRecipe, recipe.reference.precision)
-    load_recipe(SuiteRecipe, recipe.suite)
-    load_recipe(GateRecipe, recipe.gates)
+    suite = load_recipe(SuiteRecipe, recipe.suite)
+    assert recipe.gates is None and gates_of_suite(suite) == suite.name
 
 
-@pytest.mark.parametrize("suite", ["quick", *sorted({*recipe_names("suites")} & {*recipe_names("gates")})])
-def test_a_suite_is_judged_by_gates_on_what_it_asks(suite: str) -> None:
-    """A gate that must be passed on a task that is never asked would be NOT MEASURED for ever."""
-    asked = {task.name for task in load_recipe(SuiteRecipe, suite).tasks}
-    for model in recipe_names("models"):
-        recipe = load_recipe(ModelRecipe, model)
-        gates = load_recipe(GateRecipe, gates_for(recipe, suite))
-        assert {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and gate.required} <= asked
-        assert gates.name == ("default" if suite == "quick" else suite)
+@pytest.mark.parametrize("suite", recipe_names("suites"))
+def test_every_shipped_suite_agrees_with_its_gates(suite: str) -> None:
+    """Every task has a margin, and no gate is on what the suite does not measure; `default` goes with all of them."""
+    asked = load_recipe(SuiteRecipe, suite)
+    names = {task.name for task in asked.tasks}
+    assert gates_of_suite(asked) == suite
+    own = load_recipe(GateRecipe, suite)
+    assert gates_on(own, asked) == own
+    for recipe in (own, gates_on(load_recipe(GateRecipe, "default"), asked)):
+        assert {gate.task for gate in recipe.gates if isinstance(gate, ScoreGate)} == names
+        assert gates_on(recipe, asked) == recipe
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +169,12 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
         ("suites", "quick", ["divergence", "top_k"], "topk",
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
          "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),
-        ("gates", "default", ["gates", 0, "max_drop"], "max_dropp",
+        ("gates", "quick", ["gates", 0, "max_drop"], "max_dropp",
          "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, "
              "required, task"),
-        ("gates", "default", ["level"], "levl",
-         "unknown key 'levl'; did you mean 'level'? Allowed: adjust, description, gates, level, max_excluded, "
-         "min_items, name, schema"),
+        ("gates", "quick", ["level"], "levl",
+         "unknown key 'levl'; did you mean 'level'? Allowed: adjust, default_max_drop, description, gates, level, "
+         "max_excluded, min_items, name, schema"),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_names_file_key_and_the_nearest(

@@ -39,7 +39,7 @@ SUITE = SuiteRecipe.model_validate(
         "divergence": {"num_documents": 3, "max_tokens": 40},
     }
 )  # fmt: skip
-GATES = load_recipe(GateRecipe, "default")
+GATES = load_recipe(GateRecipe, "quick")
 PROFILE = load_recipe(ProfileRecipe, "cpu-emulated")
 ARITHMETIC = SUITE.tasks[0]
 assert isinstance(ARITHMETIC, ArithmeticTask)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from synthetic_run import make_divergence, make_measurement, make_measurements, task_of
 
-from assay.cli.stages import register_gates, registered_gates, registered_gates_sha256
 from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance, ItemResult, Measurement
-from assay.records.verdict import GateReport, Status, Verdict
+from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
 from assay_evaluate.asking.session import task_result
 from assay_evaluate.statistics import (
     graded_difference,
@@ -227,25 +224,19 @@ def test_a_task_that_was_not_measured_costs_the_others_nothing() -> None:
 def test_the_gate_file_is_identified() -> None:
     gates = recipe(SCORE)
     sides = [measured(label, answers(200)) for label in ("fp8", "w4a16")]
-    report = judge(sides, gates, model="tiny-glm", registered_sha256="a" * 64)
-    assert (report.gate_recipe_sha256, report.registered_sha256) == (gates.sha256, "a" * 64)
-    assert judge(sides, recipe({**SCORE, "max_drop": 0.06}), model="tiny-glm").gate_recipe_sha256 != gates.sha256
+    other = recipe({**SCORE, "max_drop": 0.06})
+    registered = RegisteredGates(named="my.yaml", sha256=gates.sha256, recipe=gates.model_dump(mode="json", by_alias=True))
+    judged_by = {
+        which: judge(sides, one, model="tiny-glm", registered=note)
+        for which, one, note in (("same", gates, registered), ("other", other, registered), ("unknown", gates, None))
+    }
+    assert {which: (r.gate_recipe_sha256, r.registered_sha256, r.chosen) for which, r in judged_by.items()} == {
+        "same": (gates.sha256, gates.sha256, "before the run"),
+        "other": (other.sha256, gates.sha256, "after the run"),
+        "unknown": (gates.sha256, None, "not recorded"),
+    }
     with pytest.raises(ValueError, match="two score gates for task arithmetic"):
         recipe(SCORE, SCORE)
-
-
-def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path) -> None:
-    loose = tmp_path / "loose.yaml"
-    shipped = load_recipe(GateRecipe, "default")
-    loose.write_text(json.dumps({**shipped.model_dump(mode="json", by_alias=True), "name": "loose", "level": 0.8}))
-    first, late = tmp_path / "first", tmp_path / "late"
-    register_gates("default", first)
-    register_gates(str(loose), first)
-    assert registered_gates_sha256(first) == shipped.sha256 != load_recipe(GateRecipe, str(loose)).sha256
-    assert (registered_gates(first), registered_gates(late)) == ("default", None)  # what `assay gate` takes
-    measured("fp8", answers(9)).save(late / "measurements" / "fp8.json")
-    register_gates("default", late)
-    assert registered_gates_sha256(late) is None
 
 
 def test_a_gate_file_without_a_truncation_gate_still_limits_it() -> None:
@@ -440,8 +431,8 @@ def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_can
 
 
 def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
-    report = judge(make_measurements(), load_recipe(GateRecipe, "default"), model="tiny-glm")
-    assert judge(make_measurements()[::-1], load_recipe(GateRecipe, "default"), model="tiny-glm") == report
+    report = judge(make_measurements(), load_recipe(GateRecipe, "quick"), model="tiny-glm")
+    assert judge(make_measurements()[::-1], load_recipe(GateRecipe, "quick"), model="tiny-glm") == report
     assert list(report.overall) == ["fp8-repeat", "bf16", "nvfp4a16", "w4a16"]
     assert report.overall["fp8-repeat"] == "PASS"
     assert report.reference == "fp8"

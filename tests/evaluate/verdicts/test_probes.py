@@ -77,7 +77,7 @@ def test_an_endpoint_of_somebody_else_is_found_by_its_label() -> None:
 
 def test_the_whole_judgement() -> None:
     """An alarm fails a candidate that passes all other gates; the noise floor has the reference's probes."""
-    recipe = load_recipe(GateRecipe, "default")
+    recipe = load_recipe(GateRecipe, "quick")
     with_probes = recipe.model_copy(update={"gates": (*recipe.gates, ProbesGate(kind="probes"))})
     measurements = make_measurements(0)
     before = judge(measurements, recipe, model=MODEL).overall
@@ -127,9 +127,9 @@ def test_limits_of_probes(tmp_path: Path) -> None:
 def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     gates = tmp_path / "strict.yaml"
-    text = (Path(__file__).resolve().parents[3] / "recipes/gates/default.yaml").read_text()
+    text = (Path(__file__).resolve().parents[3] / "recipes/gates/quick.yaml").read_text()
     gate = "  - {kind: probes, required: [garble], max_rate: {garble: 0.01}}\n"
-    gates.write_text(text.replace("name: default", "name: strict") + gate)
+    gates.write_text(text.replace("name: quick", "name: strict") + gate)
     for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
         probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
     code, out, _ = run("gate", run_dir, "--gates", gates, "--json")

@@ -23,6 +23,7 @@ from assay.records.manifest import Manifest, ShardRecord
 from assay.records.measurement import Acceptance, Divergence, ItemResult, Measurement, PositionBucket, TaskResult
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay.records.serving import Fingerprint
+from assay.records.verdict import RegisteredGates
 from assay.records.verification import Verification
 from assay_evaluate.statistics import wilson
 from assay_evaluate.verdicts.gates import judge
@@ -38,7 +39,7 @@ BUCKETS = ((0, 31), (32, 63), (64, 127), (128, 255))
 
 
 def make_run(
-    folder: Path, *, seed: int = 0, change: Callable[[Measurement], Measurement] | None = None, gates: str = "default"
+    folder: Path, *, seed: int = 0, change: Callable[[Measurement], Measurement] | None = None, gates: str = "quick"
 ) -> Path:
     """Write the run and return its folder, `folder/tiny-glm`. `change` is applied to every measurement before judging."""
     run_dir = folder / MODEL
@@ -49,7 +50,10 @@ def make_run(
         measurements = [change(measurement) for measurement in measurements]
     for measurement in measurements:
         measurement.save(run_dir / "measurements" / f"{measurement.label}.json")
-    judge(measurements, load_recipe(GateRecipe, gates), model=MODEL).save(run_dir / "gates.json")
+    limits = load_recipe(GateRecipe, gates)
+    registered = RegisteredGates(named=gates, sha256=limits.sha256, recipe=limits.model_dump(mode="json", by_alias=True))
+    registered.save(run_dir / "gates.registered.json")
+    judge(measurements, limits, model=MODEL, registered=registered).save(run_dir / "gates.json")
     return run_dir
 
 

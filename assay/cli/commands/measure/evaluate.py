@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
+from assay.cli.gate_choice import choose_gates, suite_for
+from assay.cli.options import GatesOption, JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
 from assay.cli.run_folders import open_run
-from assay.cli.stages import check_budgets_of, load_report, profile_for, suite_for
+from assay.cli.stages import check_budgets_of, load_report, profile_for
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, escape, results, say
 from assay.cli.whole_run import evaluate_in_run
@@ -32,6 +33,7 @@ def evaluate(
     ] = None,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
+    gates: GatesOption = None,
     profile: ProfileOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
@@ -56,7 +58,7 @@ def evaluate(
     Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
     """
     from assay.cli.run_candidates import of_target, of_two
-    from assay.cli.targets import gates_for, resolve_target
+    from assay.cli.targets import resolve_target
 
     if (target is None) == (reference is None) or (reference is None) != (not candidate):
         raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
@@ -74,16 +76,19 @@ def evaluate(
     chosen_suite = with_swe_options(
         suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
     )  # fmt: skip
+    limits = choose_gates(aim, chosen_suite, gates)
     if budget_check:
         about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
         with open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir:
-            checked = check_budgets_of(aim, compared.candidates[0], chosen_suite, chosen, run_dir, results(as_json=as_json))
+            checked = check_budgets_of(
+                aim, compared.candidates[0], chosen_suite, limits.recipe, chosen, run_dir, results(as_json=as_json)
+            )
         if as_json:
             emit(checked)
         if not checked.suffices:
             raise typer.Exit(1)
         return
-    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, gates_for(aim.recipe, chosen_suite.name), runs, name)
+    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.gate_choice import choose_gates, suite_for
 from assay.cli.options import (
+    GatesOption,
     JsonOption,
     NameOption,
     PrecisionsOption,
@@ -18,7 +20,7 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import load_report, plan_for, precision_names, profile_for, quantize_options, suite_for
+from assay.cli.stages import load_report, plan_for, precision_names, profile_for, quantize_options
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
@@ -30,6 +32,7 @@ def run(
     target: TargetArgument,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
+    gates: GatesOption = None,
     profile: ProfileOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
@@ -45,13 +48,14 @@ def run(
     A second run finds what is done and makes the rest. Exit 1 unless every candidate is PASS, as of `assay gate`.
     """
     from assay.cli.run_candidates import of_target
-    from assay.cli.targets import gates_for, resolve_target
+    from assay.cli.targets import resolve_target
 
     # What cannot work fails before the first byte is written.
     options = quantize_options("auto", runner, workers, memory, None)
     aim = resolve_target(target)
     chosen = profile_for(aim, profile)
     chosen_suite = suite_for(aim, suite, chosen)
+    limits = choose_gates(aim, chosen_suite, gates)
     names = precision_names(aim, None, precisions, with_reference=True)
     plans = {one: plan_for(aim, load_recipe(PrecisionRecipe, one)) for one in names}
 
@@ -61,7 +65,7 @@ def run(
         say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)
     compared = of_target(aim, runs, name, precisions)
-    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, gates_for(aim.recipe, chosen_suite.name), runs, name)
+    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

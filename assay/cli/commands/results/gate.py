@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.gate_choice import gates_of_run
 from assay.cli.options import JsonOption, RunArgument, RunsOption, named, recipe
 from assay.cli.run_folders import find_run
-from assay.cli.stages import judge_and_write, load_measurements, registered_gates
+from assay.cli.stages import judge_and_write, load_measurements
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results
 from assay.cli.whole_run import passed
@@ -20,7 +21,10 @@ def gate(
     gates: Annotated[
         str | None,
         typer.Option(
-            "--gates", metavar="NAME|FILE", callback=recipe("gates"), help=f"{named('gates')} Default: the run's own."
+            "--gates",
+            metavar="NAME|FILE",
+            callback=recipe("gates"),
+            help=f"{named('gates')} Default: those registered before the run.",
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
@@ -29,7 +33,7 @@ def gate(
     """Verdicts from the records of a run. Exit 1 unless every candidate is PASS."""
     run_dir = find_run(run, runs)
     measurements = load_measurements(run_dir)
-    report = judge_and_write(gates or registered_gates(run_dir) or "default", run_dir, measurements)
+    report = judge_and_write(gates_of_run(run_dir, measurements, gates), run_dir, measurements)
     if as_json:
         emit(report)
     else:
