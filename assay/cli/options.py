@@ -86,6 +86,10 @@ def named(folder: str) -> str:
     return f"A name of recipes/{folder}/ ({', '.join(recipe_names(folder))}), or a YAML file."
 
 
+URL_FORM = "with a URL, whose server runs already"
+CHECKPOINT_FORM = "with a checkpoint, which is served here"
+
+
 def refuse_unused(ctx: typer.Context, form: str, *parameters: str) -> None:
     """AssayError if an option was given that a form of the command does not use: nothing is ignored in silence.
 
@@ -103,6 +107,14 @@ TargetArgument = Annotated[
     str, typer.Argument(metavar="TARGET", help="A model recipe's name, a checkpoint folder, or a Hugging Face id.")
 ]
 
+UrlOrTargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL|TARGET",
+        help="The URL of any OpenAI-compatible server; or a checkpoint folder, a model recipe's name or a Hugging Face id, "
+        "which is served here.",
+    ),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder (runs/tiny-glm), or a model's name under --runs.")
 ]
@@ -149,6 +161,24 @@ ProfileOption = Annotated[
         help=f"How vLLM is run. {named('profiles')} Default: from the hardware.",
     ),
 ]  # fmt: skip
+OutFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR",
+        help="Folder of all that is written. Default: the run that the checkpoint belongs to, else a new temporary folder.",
+    ),
+]  # fmt: skip
+LabelOption = Annotated[str | None, typer.Option("--label", help="What the result is called: a candidate's name.")]
+RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Folder of the run that the result belongs to.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Of a URL: the model's name there; default: the first listed.")
+]
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-env", metavar="VARIABLE", help="Of a URL: environment variable that holds its key, sent as a bearer token."
+    ),
+]
 RunnerOption = Annotated[
     str,
     typer.Option(

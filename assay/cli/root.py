@@ -16,6 +16,7 @@ import typer
 from assay import __version__
 from assay.cli.commands.about.doctor import doctor
 from assay.cli.commands.about.recipes import list_recipes
+from assay.cli.commands.diagnose.lever import lever
 from assay.cli.commands.diagnose.locate import locate
 from assay.cli.commands.diagnose.probe import probe
 from assay.cli.commands.make.calibrate import calibrate
@@ -88,6 +89,7 @@ app.command()(calibrate)
 app.command()(serve)
 app.command()(evaluate)
 app.command()(probe)
+app.command()(lever)
 app.command()(locate)
 app.command()(status)
 app.command()(compare)

@@ -117,16 +117,13 @@ def find_run(run: str, runs: Path) -> Path:
     )
 
 
-def run_of(checkpoint: Path, model: str, runs: Path) -> Path:
-    """The run that was made from, or compares with, a checkpoint; else the one that it would get. Claims nothing."""
+def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:
+    """The run that was made from, or compares with, a checkpoint. None: there is none."""
     first = runs / safe_name(model)
     for folder in (first, *sorted(runs.glob(f"{first.name}-*"))):
         if _is_of(str(checkpoint), read_run(folder)):
             return folder
-    folder, why = choose_run(runs, RunRecord(model=model, source=folder_data(checkpoint)))
-    if why is not None:
-        console.print(escape(f"{why}; this goes to {folder}"))
-    return folder
+    return None
 
 
 def _is_of(target: str, there: RunRecord | None) -> bool:

@@ -1,4 +1,4 @@
-"""Records of `assay probe --lever`: what failed under which setting, and which setting changes how it fails."""
+"""Records of `assay lever`: what failed under which setting, and which setting changes how it fails."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LeverEffect(Part):
 
 
 class LeverReport(Record):
-    """Which parameter the failure hangs on."""
+    """Which parameter the failure depends on."""
 
     kind: Literal["levers"] = "levers"
     label: str

@@ -99,8 +99,10 @@ class RunRecord(Record):
 
 # ------------------------------------------------------------------------------------------------ where records lie
 def folder_name(folder: Path) -> str:
-    """What a checkpoint folder is called: its name, or its parent's if it is called `checkpoint`."""
+    """What a checkpoint folder is called: its name, its parent's if it is called `checkpoint`, the model's in a hub's cache."""
     whole = folder.resolve()
+    if whole.parent.name == "snapshots" and whole.parent.parent.name.startswith("models--"):
+        return safe_name(whole.parent.parent.name.split("--")[-1])
     return safe_name(whole.parent.name if whole.name == "checkpoint" else whole.name)
 
 

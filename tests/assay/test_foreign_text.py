@@ -185,9 +185,9 @@ HOSTILE = ["../../docs", "../../../x", "HERE/docs", "..", COMMAND, LINK, MARKUP,
 def test_a_lever_bundle_stays_in_its_folder(run: Run, work: Path, tmp_path: Path, told: str) -> None:
     told = told.replace("HERE", str(tmp_path))
     with Foreign(told) as server:
-        words = ("--lever", "concurrency", "--concurrency", "2", "--requests", "2", "--max-tokens", "8")
-        code, out, err = run("probe", server.base_url, *words)
-        folder = Path("runs/levers") / safe_name(told)
+        words = ("--levers", "concurrency", "--concurrency", "2", "--requests", "2", "--max-tokens", "8")
+        code, out, err = run("lever", server.base_url, *words, "--out", "out")
+        folder = Path("out")
         assert code == 1, err
         names = ("README.md", "levers.json", "reproduce.py", "requests.json", "server.sh")
         assert new_files(tmp_path) == {folder / name for name in names}
@@ -230,26 +230,24 @@ def assert_only_text(path: Path, num_headings: int | None = None) -> str:
 
 
 def test_two_servers_of_one_last_name_keep_both_records(run: Run, work: Path) -> None:
-    places = set()
     for told in ("one/model", "two/model", "model"):
         with StubServer() as server:
             server.model = told
-            code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "2")
+            code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "2", "--out", "out")
         assert code == 0, err
-        places |= {path for path in Path("runs").rglob("*.json") if ProbeReport.load(path).model == told}
-    assert sorted(map(str, places)) == [
-        f"runs/{name}/probes/{name}.json" for name in ("model-47726e4e", "model-5b854fa3", "model")
-    ]
+    assert {path.name: ProbeReport.load(path).model for path in Path("out").glob("*.json")} == {
+        "model-5b854fa3.json": "one/model", "model-47726e4e.json": "two/model", "model.json": "model",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("told", HOSTILE, ids=lambda told: repr(told)[:16])
-def test_probes_stay_in_the_run(run: Run, work: Path, tmp_path: Path, told: str) -> None:
+def test_probes_stay_in_their_folder(run: Run, work: Path, tmp_path: Path, told: str) -> None:
     told, name = told.replace("HERE", str(tmp_path)), safe_name(told.replace("HERE", str(tmp_path)))
     with StubServer() as server:
         server.model = server.version = server.system_fingerprint = told
-        code, out, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "2")
+        code, out, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "2", "--out", "out")
         assert code == 0, err
-        folder = Path("runs") / name / "probes"
+        folder = Path("out")
         assert new_files(tmp_path) == {folder / f"{name}.json", folder / f"{name}.requests.jsonl"}
         assert all(line.isprintable() for line in (out + err).split("\n"))
         code, out, _ = run("probe", server.base_url, "--probes", "argmax", "--requests", "2", "--json")
@@ -259,12 +257,12 @@ def test_probes_stay_in_the_run(run: Run, work: Path, tmp_path: Path, told: str)
 
 
 @pytest.mark.parametrize("label", ["../x", "..", "a/b", "a\nb"])
-@pytest.mark.parametrize("more", [(), ("--lever", "concurrency")])
+@pytest.mark.parametrize("command", ["probe", "lever"])
 def test_a_label_of_the_user_is_an_error_before_anything_is_asked(
-    run: Run, work: Path, tmp_path: Path, label: str, more: tuple[str, ...]
+    run: Run, work: Path, tmp_path: Path, label: str, command: str
 ) -> None:
     with StubServer() as server:
-        code, out, err = run("probe", server.base_url, "--label", label, *more)
+        code, out, err = run(command, server.base_url, "--label", label)
         assert server.generations == 0
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: --label {label!r}: names a file")

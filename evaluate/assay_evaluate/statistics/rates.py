@@ -36,7 +36,7 @@ def trials_needed(rate: float, level: float = 0.95) -> int:
 
 
 def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:
-    """`0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs 7,500`."""
+    """`0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500`."""
     upper = upper_bound(events, trials, level)
     if events:
         low = lower_bound(events, trials, level)
@@ -44,6 +44,6 @@ def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:
         return f"{events:,} of {trials:,} {unit}s: {percent_of_events(events / trials)}, {between}"
     seen = f"0 of {trials:,} {unit}s: below {percent_of_events(upper)} at {percent_plain(level)}"
     needed = trials_needed(TYPICAL_FAULT, level)
-    if trials >= needed:
+    if unit != "request" or trials >= needed:  # the rate is one of requests; of tokens it means nothing
         return seen
-    return f"{seen}; a fault of {TYPICAL_FAULT * 1e4:g} in 10,000 needs {math.ceil(needed / 100) * 100:,}"
+    return f"{seen}; to see a fault of {TYPICAL_FAULT * 1e4:g} in 10,000 requests takes {math.ceil(needed / 100) * 100:,}"

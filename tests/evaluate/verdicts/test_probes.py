@@ -39,8 +39,8 @@ def test_verdicts() -> None:
     found = verdict_of(gate, probed("nvfp4a16", *ALARM), probed("w4a16", *CLEAN))
     assert (found.gate, found.candidate, found.status, found.observed) == ("probes", "w4a16", "PASS", None)
     assert found.detail == (
-        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; a fault of 4 in 10,000 needs "
-        "7,500."
+        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in "
+        "10,000 requests takes 7,500."
     )
     found = verdict_of(gate, probed("w4a16", *ALARM))
     assert found.status == "FAIL" and found.observed == clopper_pearson(3, 2000)

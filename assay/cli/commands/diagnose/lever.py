@@ -1,69 +1,145 @@
-"""`assay probe --lever`: which parameter a failure hangs on, and a folder with which anybody can see it fail."""
+"""The `assay lever` command: which serving parameter a failure depends on, and a folder with which anybody can see it fail."""
 
 from __future__ import annotations
 
 import functools
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, get_args
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.cli.options import (
+    CHECKPOINT_FORM,
+    URL_FORM,
+    ApiKeyOption,
+    JsonOption,
+    LabelOption,
+    ModelOption,
+    OutFolderOption,
+    ProfileOption,
+    RunOption,
+    RunsOption,
+    UrlOrTargetArgument,
+    choices,
+    refuse_unused,
+)
+from assay.cli.places import Place, belongs_to, check_places, place_for
 from assay.cli.targets import url_in
-from assay.cli.terminal import escape, say
+from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
-from assay.foreign_text import safe_name
-from assay.records.lever import STRUCTURAL, LeverReport
+from assay.foreign_text import check_label, safe_name
+from assay.records.lever import STRUCTURAL, LeverName, LeverReport
 
 if TYPE_CHECKING:
     from assay_evaluate.diagnosis.levers.search import LeverSettings
     from assay_evaluate.diagnosis.levers.settings import Start
     from assay_evaluate.serving.server import ServerSpec
 
-
-def parse_levers(text: str) -> tuple[str, ...] | None:
-    """`all` -> None, `a,b` -> ("a", "b")."""
-    names = tuple(name for name in text.replace(" ", "").split(",") if name)
-    return None if names == ("all",) else names
+RECORD = "levers.json"
 
 
-def levers(
+def lever(
+    ctx: typer.Context,
+    target: UrlOrTargetArgument,
+    levers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--levers",
+            metavar="NAME,...",
+            callback=choices(*get_args(LeverName)),
+            help=f"One or several of: {', '.join(get_args(LeverName))}. Default: all; of a URL those that need no restart.",
+        ),
+    ] = None,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Requests, each asked twice under every setting.")] = 48,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, help="Requests in flight; default 16, of a checkpoint its profile's.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")] = 96,
+    seed: Annotated[str, typer.Option("--seed", help="Prompts are drawn from it.")] = "eval-lever",
+    profile: ProfileOption = None,
+    model: ModelOption = None,
+    api_key_env: ApiKeyOption = None,
+    label: LabelOption = None,
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    out: OutFolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Which serving parameter a failure depends on: each is changed by itself. Exit 1 if requests failed.
+
+    A checkpoint is served anew under every setting; of a URL only what a request can change is tried. If requests fail, the
+    fewest that still do are sought, and a script that shows the failure without assay is written.
+    """
+    from assay_evaluate.diagnosis.levers.search import LeverSettings
+
+    check_label(label)
+    check_places(run, out)
+    settings = LeverSettings(
+        num_requests=requests, concurrency=concurrency or 16, max_tokens=max_tokens, seed=seed,
+        levers=None if levers is None else tuple(levers),
+    )  # fmt: skip
+    if (url := url_in(target)) is not None:
+        refuse_unused(ctx, URL_FORM, "profile", "runs")
+        found, place = _levers_of_url(url, settings, model, api_key_env, label, run, out)
+    else:
+        refuse_unused(ctx, CHECKPOINT_FORM, "model", "api_key_env")
+        if run is not None or out is not None:
+            refuse_unused(ctx, "with --run or --out", "runs")
+        found, place = _levers_of_checkpoint(target, settings, concurrency, profile, label, run, runs, out)
+    found.save(place.records / RECORD)
+    if as_json:
+        emit(found)
+    else:
+        print_levers(found, results())
+    say(f"record: {place.records / RECORD}")
+    raise typer.Exit(1 if found.baseline.failures else 0)
+
+
+def _levers_of_url(
+    url: str,
+    settings: LeverSettings,
+    model: str | None,
+    api_key_env: str | None,
+    label: str | None,
+    run: Path | None,
+    out: Path | None,
+) -> tuple[LeverReport, Place]:
+    from assay_evaluate.diagnosis.endpoint import find_endpoint
+    from assay_evaluate.diagnosis.levers.settings import LEVERS, running_already
+    from assay_evaluate.serving.api_key import bearer
+
+    if restarts := [name for name in settings.levers or () if LEVERS[name].needs_restart]:
+        raise AssayError(
+            f"--levers {','.join(restarts)}: the server would have to be started with other settings; give its checkpoint "
+            "folder instead of the URL, and it is served here"
+        )
+    if run is not None and label is None:
+        raise AssayError(
+            "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
+        )
+    endpoint = find_endpoint(url, model, headers=bearer(api_key_env, "--api-key-env"))
+    name = label or safe_name(endpoint.model)
+    place = place_for("lever", f"levers/{name}", run=run, out=out)
+    return _search(running_already(endpoint), None, settings, name, place.records), place
+
+
+def _levers_of_checkpoint(
     target: str,
     settings: LeverSettings,
-    *,
-    profile: str | None = None,
-    model: str | None = None,
-    label: str | None = None,
-    folder: Path | None = None,
-    runs: Path = Path("runs"),
-) -> LeverReport:
-    """Search, shrink to the smallest failing set, write the bundle to `folder` (default RUNS/levers/LABEL)."""
-    from assay_evaluate.diagnosis.levers.reproduction import reproduce
-    from assay_evaluate.diagnosis.levers.search import find_levers
-    from assay_evaluate.diagnosis.levers.settings import Setting, facts_of, running_already, served_here
-
-    spec: ServerSpec | None = None
-    start: Start
-    if (url := url_in(target)) is not None:
-        from assay_evaluate.diagnosis.endpoint import find_endpoint
-
-        endpoint = find_endpoint(url, model)
-        start, name = running_already(endpoint), label or safe_name(endpoint.model)
-    else:
-        spec = _spec_of(target, profile, runs)
-        start, name = served_here(spec, say), label or spec.checkpoint.resolve().name
-    facts = functools.partial(facts_of, can_restart=spec is not None)
-    base = Setting(settings.concurrency)
-    found, search = find_levers(start, settings, label=name, base=base, facts=facts, on_progress=say)
-    if not found.baseline.failures:
-        return found
-    return reproduce(found, search, folder or runs / "levers" / name, spec, say)
-
-
-def _spec_of(target: str, profile: str | None, runs: Path) -> ServerSpec:
+    concurrency: int | None,
+    profile: str | None,
+    label: str | None,
+    run: Path | None,
+    runs: Path,
+    out: Path | None,
+) -> tuple[LeverReport, Place]:
     from assay.cli.stages import profile_for
     from assay.cli.targets import local_checkpoint, resolve_target
+    from assay_evaluate.diagnosis.levers.settings import served_here
     from assay_evaluate.serving.server import ServerSpec
 
     aim = resolve_target(target)
@@ -72,10 +148,28 @@ def _spec_of(target: str, profile: str | None, runs: Path) -> ServerSpec:
         raise AssayError(
             f"profile {chosen.name}: levers start servers of their own; give the URL itself, or a profile without base_url"
         )
-    return ServerSpec(
-        checkpoint=local_checkpoint(aim.location), profile=chosen, serving=aim.recipe.serving, speculate=True,
-        log_path=runs / "levers" / "vllm.log",
+    checkpoint = local_checkpoint(aim.location)
+    its_run, its_label = belongs_to(aim, checkpoint, runs)
+    name = label or its_label
+    place = place_for("lever", f"levers/{name}", run=run or its_run, out=out)
+    spec = ServerSpec(
+        checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True,
+        log_path=place.logs / f"vllm-lever-{name}.log",
     )  # fmt: skip
+    settings = replace(settings, concurrency=concurrency or chosen.concurrency)
+    return _search(served_here(spec, say), spec, settings, name, place.records), place
+
+
+def _search(start: Start, spec: ServerSpec | None, settings: LeverSettings, label: str, folder: Path) -> LeverReport:
+    """Search; of a failure the smallest set that fails is sought, and the reproduction written to `folder`."""
+    from assay_evaluate.diagnosis.levers.reproduction import reproduce
+    from assay_evaluate.diagnosis.levers.search import find_levers
+    from assay_evaluate.diagnosis.levers.settings import Setting, facts_of
+
+    facts = functools.partial(facts_of, can_restart=spec is not None)
+    base = Setting(settings.concurrency)
+    found, search = find_levers(start, settings, label=label, base=base, facts=facts, on_progress=say)
+    return reproduce(found, search, folder, spec, say) if found.baseline.failures else found
 
 
 def print_levers(found: LeverReport, out: Console) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from assay.cli.options import ProfileOption
-from assay.cli.terminal import emit, escape, say, stdout
+from assay.cli.options import URL_FORM, JsonOption, OutFolderOption, ProfileOption, refuse_unused
+from assay.cli.places import place_for, run_holding
+from assay.cli.stages import profile_for
+from assay.cli.targets import Target, local_checkpoint, resolve_target, url_in
+from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
+from assay.foreign_text import safe_name
 from assay.records.locate import LocateReport
-
-if TYPE_CHECKING:
-    from assay_evaluate.diagnosis.locate.locate import Side
+from assay.records.run import folder_name
 
 SideArgument = typer.Argument(
     metavar="URL|TARGET",
@@ -24,7 +27,11 @@ SideArgument = typer.Argument(
 )
 
 
+RECORD = "location.json"
+
+
 def locate(
+    ctx: typer.Context,
     a: Annotated[str, SideArgument],
     b: Annotated[str | None, typer.Argument(metavar="[URL|TARGET]", help="What A is compared with.")] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Compare the tensor-parallel ranks of A.")] = False,
@@ -34,47 +41,61 @@ def locate(
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts that both sides read.")] = 8,
     profile: ProfileOption = None,
     remedy: Annotated[
-        Path | None, typer.Option("--remedy", help="Write the proposed precision recipe into this folder, if there is one.")
+        Path | None,
+        typer.Option("--remedy", metavar="DIR", help="Write the proposed precision recipe into this folder, if there is one."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the record (JSON) to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,
+    out: OutFolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Where two servers or precisions part: the first layer, expert and rank that differ. Exit 1 if they do."""
-    from assay_evaluate.diagnosis.locate.locate import locate_ranks, locate_servers, write_remedy
+    from assay_evaluate.diagnosis.locate.locate import Side, locate_ranks, locate_servers, write_remedy
 
     if ranks == (b is not None):
         raise AssayError("say two things to compare (assay locate A B), or one and --ranks")
-    size = tensor_parallel or (2 if ranks else 1)
+    if all(url_in(text) for text in (a, b) if text is not None):
+        refuse_unused(ctx, URL_FORM, "profile", "tensor_parallel")
+    if b is None or url_in(b):
+        refuse_unused(ctx, "unless B is a checkpoint folder, whose precision could be changed", "remedy")
+    targets = {name: _checkpoint_of(text) for name, text in (("a", a), ("b", b)) if text is not None and not url_in(text)}
+    profiles = {name: profile_for(aim, profile) for name, (aim, _) in targets.items()}
+    its_run = next((run for _, folder in reversed(targets.values()) if (run := run_holding(folder)) is not None), None)
+    compared = "-".join(_name_of(text) for text in (a, b) if text is not None)
+    new_place = functools.partial(place_for, "locate", f"locate/{compared}", run=its_run, out=out)
+    place = new_place() if targets else None  # before servers are started: their logs go there
 
-    side = _side(a, profile, size, "a")
+    def side(name: str, text: str) -> Side:
+        if name not in targets:
+            return Side(text, url=url_in(text))
+        assert place is not None
+        aim, folder = targets[name]
+        return Side(
+            text, checkpoint=folder, profile=profiles[name], serving=aim.recipe.serving,
+            tensor_parallel_size=tensor_parallel or (2 if ranks else 1), log_path=place.logs / f"vllm-locate-{name}.log",
+        )  # fmt: skip
+
     if b is None:
-        found = locate_ranks(side, num_prompts, say)
+        found = locate_ranks(side("a", a), num_prompts, say)
     else:
-        found = locate_servers(side, _side(b, profile, size, "b"), num_prompts, say)
-    if out is not None:
-        found.save(out)
+        found = locate_servers(side("a", a), side("b", b), num_prompts, say)
+    place = place or new_place()
+    found.save(place.records / RECORD)
     if as_json:
         emit(found)
     else:
-        show(found, stdout())
+        show(found, results())
+    say(f"record: {place.records / RECORD}")
     if remedy is not None and found.remedy is not None:
         say(f"recipe of the remedy: {write_remedy(found, remedy)}")
     raise typer.Exit(0 if found.first is None else 1)
 
 
-def _side(text: str, profile: str | None, size: int, name: str) -> Side:
-    from assay.cli.stages import profile_for
-    from assay.cli.targets import local_checkpoint, resolve_target, url_in
-    from assay_evaluate.diagnosis.locate.locate import Side
+def _name_of(text: str) -> str:
+    return safe_name(text) if url_in(text) else folder_name(Path(text).expanduser())
 
-    if (url := url_in(text)) is not None:
-        return Side(text, url=url)
+
+def _checkpoint_of(text: str) -> tuple[Target, Path]:
     aim = resolve_target(text)
-    log_path = Path("runs") / "locate" / f"{name}.log"
-    return Side(
-        text, checkpoint=local_checkpoint(aim.location), profile=profile_for(aim, profile), serving=aim.recipe.serving,
-        tensor_parallel_size=size, log_path=log_path,
-    )  # fmt: skip
+    return aim, local_checkpoint(aim.location)
 
 
 def show(found: LocateReport, out: Console) -> None:

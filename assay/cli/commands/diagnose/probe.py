@@ -4,36 +4,59 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from assay.cli.options import ProfileOption, choices
+from assay.cli.options import (
+    CHECKPOINT_FORM,
+    URL_FORM,
+    ApiKeyOption,
+    JsonOption,
+    LabelOption,
+    ModelOption,
+    OutFolderOption,
+    ProfileOption,
+    RunOption,
+    RunsOption,
+    UrlOrTargetArgument,
+    choices,
+    refuse_unused,
+)
+from assay.cli.places import Place, belongs_to, check_places, place_for
 from assay.cli.targets import url_in
-from assay.cli.terminal import console, emit, escape, say, stdout
+from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, safe_name
-from assay.records.probe import ProbeName, ProbeReport, ProbeResult, ProbeSettings, ledger_of, probes_place
+from assay.records.base import sha256_of_file
+from assay.records.probe import ProbeName, ProbeReport, ProbeResult, ProbeSettings, ledger_of
 from assay_evaluate.run.set_aside import make_room_for_probes
 from assay_evaluate.serving.api_key import bearer
-
-if TYPE_CHECKING:
-    from assay.cli.targets import Target
 
 COLOURS = {"ok": "green", "alarm": "bold red", "not_run": "yellow"}
 WORDS = {"ok": "ok", "alarm": "ALARM", "not_run": "not run"}
 
 
+SETTINGS_OF: dict[str, tuple[str, ...]] = {
+    "garble": ("garble", "abort_share", "temperature"),
+    "acceptance": ("expected_acceptance",),
+    "speculation": ("without_speculation",),
+}
+"""Probe -> parameters of the command that no other probe uses."""
+ASKS_ITS_OWN = {"garble", "tools"}
+"""Probes that look at none of the replies that --requests counts."""
+
+
+def _is_another_command(value: str | None) -> None:
+    if value is not None:
+        raise AssayError("--lever: levers are a command of their own: assay lever URL|TARGET [--levers NAME,...]")
+
+
 def probe(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL|TARGET",
-            help="Any OpenAI-compatible endpoint; or a checkpoint folder, model recipe, Hugging Face id.",
-        ),
-    ],
+    ctx: typer.Context,
+    target: UrlOrTargetArgument,
     probes: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +68,10 @@ def probe(
     ] = None,
     requests: Annotated[int, typer.Option("--requests", min=2, help="Replies whose log-probabilities are examined.")] = 48,
     garble: Annotated[
-        int, typer.Option("--garble", min=1, help="Replies of the garble scan; 7,500 to see a fault of 4 in 10,000.")
+        int,
+        typer.Option(
+            "--garble", min=1, help="Replies of the garble scan; a fault of 4 in 10,000 requests shows itself in 7,500."
+        ),
     ] = 256,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Requests in flight; default 16, of a checkpoint its profile's.")
@@ -65,88 +91,61 @@ def probe(
         str | None,
         typer.Option("--without-speculation", help="URL of the same checkpoint without drafts, for the pair."),
     ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option("--api-key-env", help="Environment variable whose value is sent to the URL as a bearer token.")
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Its name at the URL; default: the first listed.")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="What the result is called: a candidate's name.")] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Folder of the run that the result belongs to.")] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
     profile: ProfileOption = None,
+    model: ModelOption = None,
+    api_key_env: ApiKeyOption = None,
+    label: LabelOption = None,
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    out: OutFolderOption = None,
     seed: Annotated[str, typer.Option("--seed", help="Prompts are drawn from it.")] = "eval-probe",
-    lever: Annotated[
-        str | None,
-        typer.Option(
-            "--lever", help="Instead of the probes: which parameter a failure hangs on. Comma-separated names, or all."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,
+    lever: Annotated[str | None, typer.Option("--lever", hidden=True, callback=_is_another_command)] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Look for failures that are not in the weights: under load, in caches, in speculation. Exit 1 if a probe alarms.
 
     The record goes to RUN/probes/LABEL.json, every request and reply beside it; gates and the report read it there.
     """
     check_label(label)
-    if lever is not None:
-        _probe_levers(target, lever, requests, concurrency, max_tokens, seed, profile, model, label, run, runs, as_json)
+    check_places(run, out)
+    _refuse_settings_of_others(ctx, probes)
     settings = ProbeSettings(
         num_requests=requests, num_garble_requests=garble, concurrency=concurrency or 16, long_tokens=long_tokens,
         max_tokens=max_tokens, abort_share=abort_share, temperature=temperature,
         expected_acceptance_length=expected_acceptance, seed=seed,
     )  # fmt: skip
     if (url := url_in(target)) is not None:
+        refuse_unused(ctx, URL_FORM, "profile", "runs")
         headers = bearer(api_key_env, "--api-key-env")
-        report, path = _probe_url(url, settings, probes, model, without_speculation, label, run, runs, headers)
+        report, path = _probe_url(url, settings, probes, model, without_speculation, label, run, out, headers)
     else:
-        if without_speculation is not None or model is not None or api_key_env is not None:
-            raise AssayError(
-                "--model, --api-key-env and --without-speculation belong to a URL; a checkpoint is served both ways by itself"
-            )
-        report, path = _probe_checkpoint(target, settings, probes, profile, concurrency, label, run, runs)
+        refuse_unused(ctx, f"{CHECKPOINT_FORM}, with drafts and without", "model", "api_key_env", "without_speculation")
+        if run is not None or out is not None:
+            refuse_unused(ctx, "with --run or --out", "runs")
+        report, path = _probe_checkpoint(target, settings, probes, profile, concurrency, label, run, runs, out)
     report.save(path)
     if as_json:
         emit(report)
     else:
-        print_probes(report, stdout(soft_wrap=not console.is_terminal))
+        print_probes(report, results())
     say(f"record: {path}; requests and replies: {ledger_of(path)}")
     raise typer.Exit(1 if report.alarms else 0)
 
 
-def _probe_levers(
-    target: str,
-    names: str,
-    requests: int,
-    concurrency: int | None,
-    max_tokens: int,
-    seed: str,
-    profile: str | None,
-    model: str | None,
-    label: str | None,
-    run: Path | None,
-    runs: Path,
-    as_json: bool,
-) -> NoReturn:
-    """Exit 1 if requests failed, whatever it hangs on."""
-    from assay.cli.commands.diagnose.lever import levers, parse_levers, print_levers
-    from assay_evaluate.diagnosis.levers.search import LeverSettings
-
-    settings = LeverSettings(
-        num_requests=requests, concurrency=concurrency or 16, max_tokens=max_tokens, levers=parse_levers(names), seed=seed
-    )
-    folder = None if run is None else run / "levers"
-    found = levers(target, settings, profile=profile, model=model, label=label, folder=folder, runs=runs)
-    if as_json:
-        emit(found)
-    else:
-        print_levers(found, stdout(soft_wrap=not console.is_terminal))
-    raise typer.Exit(1 if found.baseline.failures else 0)
+def _refuse_settings_of_others(ctx: typer.Context, probes: list[str] | None) -> None:
+    """AssayError: a setting of a probe that was not asked for."""
+    for name, parameters in SETTINGS_OF.items():
+        if probes is not None and name not in probes:
+            refuse_unused(ctx, f"without the probe {name}, which --probes leaves out", *parameters)
+    if probes is not None and not set(probes) - ASKS_ITS_OWN:
+        refuse_unused(ctx, f"by the probes {' and '.join(probes)}, which ask requests of their own", "requests")
 
 
-def _new_place(folder: Path, label: str, checkpoint_sha256: str | None) -> Path:
+def _new_file(place: Place, label: str, checkpoint_sha256: str | None) -> Path:
     """Of the record; the ledger of an earlier run is not added to."""
-    if (line := make_room_for_probes(folder, label, checkpoint_sha256)) is not None:
+    if place.run_dir is not None and (line := make_room_for_probes(place.run_dir, label, checkpoint_sha256)) is not None:
         say(line)
-    path = probes_place(folder, label)
+    path = place.records / f"{label}.json"
     ledger_of(path).unlink(missing_ok=True)
     return path
 
@@ -159,7 +158,7 @@ def _probe_url(
     without_speculation: str | None,
     label: str | None,
     run: Path | None,
-    runs: Path,
+    out: Path | None,
     headers: dict[str, str],
 ) -> tuple[ProbeReport, Path]:
     from assay_evaluate.diagnosis.endpoint import find_endpoint
@@ -172,10 +171,10 @@ def _probe_url(
         )
     endpoint = find(url)
     other = None if without_speculation is None else find(without_speculation)
-    name = safe_name(endpoint.model)
-    path = _new_place(run or runs / name, label or name, None)
+    name = label or safe_name(endpoint.model)
+    path = _new_file(place_for("probe", "probes", run=run, out=out), name, None)
     report = run_probes(
-        endpoint, settings, names, label=label or name, without_speculation=other, ledger=ledger_of(path), on_progress=say
+        endpoint, settings, names, label=name, without_speculation=other, ledger=ledger_of(path), on_progress=say
     )
     return report, path
 
@@ -189,47 +188,42 @@ def _probe_checkpoint(
     label: str | None,
     run: Path | None,
     runs: Path,
+    out: Path | None,
 ) -> tuple[ProbeReport, Path]:
     from assay.cli.stages import profile_for
     from assay.cli.targets import local_checkpoint, resolve_target
-    from assay_evaluate.client.journal import Journal
     from assay_evaluate.diagnosis.probes.served import probe_checkpoint
-    from assay_evaluate.run.identity import checkpoint_sha256
     from assay_evaluate.serving.server import ServerSpec
 
     aim = resolve_target(target)
     folder = local_checkpoint(aim.location)
-    run_dir, own_label = _place_in_run(aim, folder, run, runs)
-    name = label or own_label
+    its_run, its_label = belongs_to(aim, folder, runs)
+    name = label or its_label
     chosen = profile_for(aim, profile)
+    place = place_for("probe", "probes", run=run or its_run, out=out)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
     spec = ServerSpec(
         checkpoint=folder, profile=chosen, serving=aim.recipe.serving, speculate=True,
-        log_path=run_dir / "logs" / f"vllm-probe-{name}.log",
+        log_path=place.logs / f"vllm-probe-{name}.log",
     )  # fmt: skip
-    with Journal(run_dir / "journal.db") as journal:
-        sha256 = checkpoint_sha256(folder, journal.file_sha256)
-    path = _new_place(run_dir, name, sha256)
+    sha256 = _sha256_of(folder, place)
+    path = _new_file(place, name, sha256)
     report = probe_checkpoint(
         spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=say
     )
     return report, path
 
 
-def _place_in_run(aim: Target, folder: Path, run: Path | None, runs: Path) -> tuple[Path, str]:
-    """(run's folder, label): of RUN/PRECISION/checkpoint those, else the run of the target and its source's label.
+def _sha256_of(checkpoint: Path, place: Place) -> str:
+    """A run's journal knows the hashes of files that did not change."""
+    from assay_evaluate.client.journal import Journal
+    from assay_evaluate.run.identity import checkpoint_sha256
 
-    run: the folder, if the user named one.
-    """
-    from assay.cli.run_folders import run_of
-    from assay.cli.targets import source_label
-    from assay_evaluate.serving.vllm_command import read_config
-
-    whole = folder.resolve()
-    if whole.name == "checkpoint" and (whole.parent / "plan.json").is_file():
-        return run or folder.parent.parent, whole.parent.name
-    return run or run_of(folder, aim.recipe.name, runs), source_label(read_config(folder))
+    if place.run_dir is None:
+        return checkpoint_sha256(checkpoint, sha256_of_file)
+    with Journal(place.run_dir / "journal.db") as journal:
+        return checkpoint_sha256(checkpoint, journal.file_sha256)
 
 
 def print_probes(report: ProbeReport, out: Console) -> None:

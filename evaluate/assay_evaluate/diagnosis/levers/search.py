@@ -1,4 +1,4 @@
-"""`assay probe --lever`: change one parameter at a time and see which one changes how the server fails.
+"""`assay lever`: change one parameter at a time and see which one changes how the server fails.
 
     report, search = find_levers(start, LeverSettings(), label="glm-5 w4a16", facts=facts_of)
 
@@ -37,7 +37,7 @@ number format, as levers are for failures and not for drift."""
 GARBLED = ("replacement_character", "control_character", "wrong_script", "loop", "id_zero", "surprise")
 """Signs of garbling that count here: those a healthy reply seldom has, whatever its prompt."""
 
-NOT_OURS = "the server is somebody else's; give a checkpoint folder, and it is served under every setting"
+NOT_OURS = "it needs a server with other settings; give the checkpoint folder instead of the URL"
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ def _said(value: Any) -> str:
 
 def _sentence(baseline: Observation, effects: Sequence[LeverEffect], lever: str | None, also: Sequence[str]) -> str:
     if not baseline.failures:
-        return f"nothing failed in {baseline.num_requests} requests: no lever to look for; ask more, or more at once"
+        return f"nothing failed in {baseline.num_requests} requests, so there is nothing to search for; ask more"
     kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(f.kind for f in baseline.failures).most_common())
     seen = f"{len(baseline.failures)} of {baseline.num_requests} requests failed ({kinds})"
     tried = [effect.lever for effect in effects if effect.effect != "not tried"]
     if lever is None:
-        return f"{seen}; none of {', '.join(tried) or 'the levers'} changes the structure of that"
+        return f"{seen}; none of {', '.join(tried) or 'the levers'} changes how they fail"
     effect = next(one for one in effects if one.lever == lever)
-    more = f"; {', '.join(also)} change it, too, which that explains" if also else ""
-    return f"{seen}; it hangs on {lever} ({effect.before} -> {effect.after}: {effect.effect}){more}"
+    more = f"; {', '.join(also)} {'changes' if len(also) == 1 else 'change'} it too, because of {lever}" if also else ""
+    return f"{seen}; it depends on {lever} ({effect.before} -> {effect.after}: {effect.effect}){more}"
 
 
 # ------------------------------------------------------------------------------------------------ one observation
@@ -179,7 +179,9 @@ class Search:
         self.longest_tokens = max(self.longest_tokens, *sizes)
         failed, asked = sum(map(len, passes)), len(wanted) * self.settings.num_passes
         changed = said_of(setting)
-        self.on_progress(f"{changed}: {failed} of {asked} requests failed")
+        self.on_progress(
+            f"{', '.join(f'{name} {_said(value)}' for name, value in changed.items())}: {failed} of {asked} failed"
+        )
         return Observation(
             setting=changed, num_requests=asked, rate=clopper_pearson(failed, asked), passes=tuple(passes),
             seconds=round(time.monotonic() - started, 3),

@@ -1,4 +1,4 @@
-"""`assay probe --lever`: statistics of structure against size, scripted servers whose lever is known, shrinking, the bundle."""
+"""`assay lever`: statistics of structure against size, scripted servers whose lever is known, shrinking, the bundle."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_right_lever_of_all_is_named() -> None:
     effects = {effect.lever: effect.effect for effect in report.effects}
     assert effects == dict.fromkeys(effects, "none") | {"concurrency": "gone", "max_num_seqs": "gone", "n": effects["n"]}
     assert set(effects) == set(LEVERS)
-    assert "it hangs on concurrency (8 -> 1: gone); max_num_seqs change it, too, which that explains" in report.sentence
+    assert "it depends on concurrency (8 -> 1: gone); max_num_seqs changes it too, because of concurrency" in report.sentence
 
 
 @pytest.mark.slow
@@ -171,14 +171,14 @@ def test_the_right_lever_of_all_is_named() -> None:
 def test_the_right_lever_is_named(rule: str) -> None:
     report, _ = search(rule, levers=("concurrency", rule, "chunked_prefill"))
     assert (report.lever, report.also) == (rule, ())
-    assert f"it hangs on {rule} (" in report.sentence
+    assert f"it depends on {rule} (" in report.sentence
 
 
 @pytest.mark.slow
-def test_a_failure_that_hangs_on_nothing_has_no_lever() -> None:
+def test_a_failure_that_depends_on_nothing_has_no_lever() -> None:
     report, _ = search("none", levers=("concurrency", "speculation", "eager"))
     assert report.lever is None and report.also == ()
-    assert "none of concurrency, speculation, eager changes the structure of that" in report.sentence
+    assert "none of concurrency, speculation, eager changes how they fail" in report.sentence
 
 
 def test_a_healthy_server_needs_no_lever() -> None:
@@ -299,10 +299,11 @@ def test_the_bundle_reproduces_on_the_faulty_server_only(tmp_path: Path) -> None
 def test_the_command_writes_the_bundle(run: Run, tmp_path: Path) -> None:
     with ScriptedVllm(Setting(8), RULES["concurrency"]) as server:
         words = ("--concurrency", "8", "--requests", "12", "--max-tokens", "16")
-        code, out, err = run("probe", server.base_url, "--lever", "concurrency,n", *words)
+        code, out, err = run("lever", server.base_url, "--levers", "concurrency,n", "--out", "found", *words)
     assert code == 1, err
-    assert "it hangs on concurrency (8 -> 1: gone)" in out.replace("\n", " ")
-    assert (tmp_path / "runs" / "levers" / "model" / "reproduce.py").is_file()
+    assert "it depends on concurrency (8 -> 1: gone)" in out.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["found"]
+    assert LeverReport.load(Path("found/levers.json")).bundle == "found" and Path("found/reproduce.py").is_file()
     with FakeServer() as healthy:
-        code, out, _ = run("probe", healthy.base_url, "--lever", "concurrency", *words, "--json")
+        code, out, _ = run("lever", healthy.base_url, "--levers", "concurrency", *words, "--json")
     assert code == 0 and json.loads(out)["sentence"].startswith("nothing failed")

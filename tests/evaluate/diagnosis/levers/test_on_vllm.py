@@ -1,4 +1,4 @@
-"""Real vLLM servers with planted faults: the lever finder names what each hangs on."""
+"""Real vLLM servers with planted faults: the lever finder names what each depends on."""
 
 from __future__ import annotations
 

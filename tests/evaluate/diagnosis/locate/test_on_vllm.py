@@ -99,9 +99,9 @@ def test_a_fault_of_the_whole_layer_is_on_every_rank(
 
 
 def test_the_command_compares_servers_and_ranks(two_ranks: str, run: Run, tmp_path: Path) -> None:
-    code, out, _ = run("locate", two_ranks, two_ranks, "--prompts", "2", "--out", tmp_path / "same.json")
+    code, out, _ = run("locate", two_ranks, two_ranks, "--prompts", "2", "--out", tmp_path / "same")
     assert code == 0 and "nothing differs by more than noise" in out
-    assert LocateReport.load(tmp_path / "same.json").how == "servers"
+    assert LocateReport.load(tmp_path / "same" / "location.json").how == "servers"
     with planted(two_ranks, "expert scaled", layer=2, expert=1, factor=3.0, rank=1):
         code, out, _ = run("locate", two_ranks, "--ranks", "--prompts", "2", "--json")
     assert code == 1
