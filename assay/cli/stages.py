@@ -340,11 +340,11 @@ def load_report(run_dir: Path) -> Report:
     return Report.load(run_dir / "report" / "report.json")
 
 
-def write_cards(run_dir: Path) -> list[Path]:
-    """Cards of the run's checkpoints; says which were left as they are."""
+def write_cards(run_dir: Path) -> tuple[list[Path], list[str]]:
+    """Cards of the run's checkpoints that were written, and a line, which is said, for each that was left as it is."""
     from assay_reports import card
 
     written, left = card.write_cards(run_dir)
     for line in left:
-        console.print(escape(line))
-    return written
+        say(line)
+    return written, left

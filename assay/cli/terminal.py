@@ -45,7 +45,7 @@ def results(*, as_json: bool = False) -> Console:
 
 def emit(record: Record | dict[str, Any] | list[Any]) -> None:
     data = record.model_dump(mode="json") if isinstance(record, Record) else record
-    print("\n".join(map(one_line, json.dumps(data, indent=1, ensure_ascii=False).split("\n"))))
+    print("\n".join(map(one_line, json.dumps(data, indent=1, ensure_ascii=False).split("\n"))), flush=True)
 
 
 def print_verification(result: Verification, out: Console) -> None:

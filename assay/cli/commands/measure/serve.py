@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import OutFolderOption, ProfileOption, TargetArgument
+from assay.cli.interrupted import says_what_is_kept
+from assay.cli.options import JsonOption, OutFolderOption, ProfileOption, TargetArgument
 from assay.cli.stages import profile_for
-from assay.cli.terminal import say
+from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
 
 
@@ -19,8 +20,12 @@ def serve(
         int | None, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1; default: a free one.")
     ] = None,
     out: OutFolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """vLLM in the foreground, exactly as an evaluation would run it. Ctrl-C stops it."""
+    """vLLM in the foreground, exactly as an evaluation would run it. Ctrl-C stops it.
+
+    With --json: where it answers, its log and its fingerprint, once it is ready.
+    """
     import time
 
     from assay.cli.places import place_for, run_holding
@@ -39,8 +44,13 @@ def serve(
         checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True, port=port, served_model_name=name,
         log_path=place.logs / f"vllm-serve-{name}.log",
     )  # fmt: skip
-    with start(spec, on_progress=say) as server:
-        say(f"serving {checkpoint} as '{server.model}' at {server.base_url}/v1; log: {spec.log_path}; Ctrl-C stops it")
+    with says_what_is_kept(lambda: "the server is stopped"), start(spec, on_progress=say) as server:
+        if as_json:
+            where = {"checkpoint": str(checkpoint), "model": server.model, "base_url": server.base_url}
+            emit(where | {"log": str(spec.log_path), "fingerprint": server.fingerprint.model_dump(mode="json")})
+        else:
+            line = f"serving {checkpoint} as '{server.model}' at {server.base_url}/v1; log: {spec.log_path}; Ctrl-C stops it"
+            results().print(escape(line))
         while True:
             server.check_alive()
             time.sleep(1)

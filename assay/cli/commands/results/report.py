@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.cli.options import RunArgument, RunsOption
+from assay.cli.options import JsonOption, RunArgument, RunsOption
 from assay.cli.run_folders import find_run
+from assay.cli.stages import load_report
+from assay.cli.terminal import emit, escape, results
 
 
-def report(run: RunArgument, runs: RunsOption = Path("runs")) -> None:
-    """Write report/{index.html,report.json,report.md} of a run again, from its records only."""
+def report(run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
+    """Write report/{index.html,report.json,report.md} of a run again, from its records only. With --json: report.json."""
     from assay_reports.report import write_report
 
-    print(write_report(find_run(run, runs)))
+    run_dir = find_run(run, runs)
+    page = write_report(run_dir)
+    if as_json:
+        emit(load_report(run_dir))
+    else:
+        results().print(escape(str(page)))
