@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli.run_folders import choose_run, find_runs, folder_data, read_run
-from assay.cli.stages import precision_names
+from assay.cli.stages import precisions_for
 from assay.cli.targets import Target, local_checkpoint, source_label
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of_file
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.run import ReferenceCheckpoint, RunRecord, SourceData, folder_name
@@ -39,15 +40,14 @@ def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] |
 
     recipe, source = aim.recipe, source_now(aim)
     runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
+    asked = precisions_for(aim, None, precisions, with_reference=True)
+    found = [Candidate(wanted.name, _made(aim, named, wanted, runs_of_it, runs)) for named, wanted in asked.items()]
     if recipe.reference.precision is not None:
-        label = recipe.reference.precision
-        found = [Candidate(label, _made(aim, label, runs_of_it, runs), is_reference=True)]
+        found[0] = replace(found[0], is_reference=True)
     else:
         assert recipe.reference.release is not None
-        found = [Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True)]
-    names = [one for one in precision_names(aim, None, precisions, with_reference=False) if one != found[0].label]
-    found += [Candidate(one, _made(aim, one, runs_of_it, runs)) for one in names]
-    source = _one_source(aim, source, found)
+        found.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True))
+    source = _one_source(aim, source, found, {wanted.name: named for named, wanted in asked.items()})
     if recipe.include_source:
         # the commit that the candidates were made from, whatever was pushed since
         pinned = {} if source.revision is None else {"revision": source.revision}
@@ -81,13 +81,18 @@ def _runs_of(aim: Target, about: RunRecord, runs: Path, name: str | None) -> lis
     return found
 
 
-def _made(aim: Target, precision: str, folders: list[Path], runs: Path) -> Path:
-    """The finished checkpoint of a precision."""
-    name = Path(precision).stem
-    for folder in folders:
-        if (folder / name / "checkpoint" / MANIFEST).is_file():
-            return folder / name / "checkpoint"
-    again = f"assay quantize {command_name(aim)} --precision {precision}"
+def _made(aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path) -> Path:
+    """The finished checkpoint of a precision, made from this very recipe. named: how the user called it."""
+    name = precision.name
+    again = f"assay quantize {command_name(aim)} --precision {named}"
+    finished = [folder for one in folders if ((folder := one / name / "checkpoint") / MANIFEST).is_file()]
+    for folder in finished:
+        if Manifest.load(folder / MANIFEST).recipe_sha256 == precision.sha256:
+            return folder
+    if finished:
+        raise CheckpointError(
+            f"{finished[0]}: made from another recipe called {name} than {named} is now; delete it and make it again: {again}"
+        )
     usual = runs / safe_name(aim.recipe.name) / name / "checkpoint"
     there = read_run(runs / safe_name(aim.recipe.name))
     if (usual / MANIFEST).is_file() and there is not None and there.source is not None:
@@ -103,14 +108,17 @@ def command_name(aim: Target) -> str:
     return aim.recipe.name if aim.named_recipe else str(aim.location.path or aim.location.hub)
 
 
-def _one_source(aim: Target, now: SourceData, candidates: Iterable[Candidate]) -> SourceData:
-    """The data that all checkpoints were made from; CheckpointError naming two that differ. `now` if none of them says."""
+def _one_source(aim: Target, now: SourceData, candidates: Iterable[Candidate], named: dict[str, str]) -> SourceData:
+    """The data that all checkpoints were made from; CheckpointError naming two that differ. `now` if none of them says.
+
+    named: label -> the precision as the user called it.
+    """
     first: tuple[Path, SourceData] | None = None
     for one in candidates:
         if not (one.checkpoint / MANIFEST).is_file():
             continue
         manifest = Manifest.load(one.checkpoint / MANIFEST)
-        again = f"delete it and make it again: assay quantize {command_name(aim)} --precision {one.label}"
+        again = f"delete it and make it again: assay quantize {command_name(aim)} --precision {named.get(one.label, one.label)}"
         if now.files is not None and (how := _how_other(manifest, now)) is not None:
             raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {again}")
         if first is None:

@@ -42,15 +42,28 @@ if TYPE_CHECKING:
 Device = Literal["cpu", "cuda"]
 
 
-def precision_names(aim: Target, one: str | None, several: list[str] | None, *, with_reference: bool) -> list[str]:
-    """Precisions to make, the reference's first: nothing can be measured without it."""
+def precisions_for(
+    aim: Target, one: str | None, several: list[str] | None, *, with_reference: bool
+) -> dict[str, PrecisionRecipe]:  # fmt: skip
+    """What was named (a recipe's name, or its file) -> recipe, the reference's first: nothing can be measured without it.
+
+    A recipe that is named twice counts once. PlanError: two different recipes have one name; it is that of the checkpoint.
+    """
     if one is not None and several is not None:
         raise PlanError("say --precision or --precisions, not both")
-    names = [one] if one else several or list(aim.recipe.precisions)
     reference = aim.recipe.reference.precision
-    if with_reference and reference is not None:
-        names = [reference, *(name for name in names if name != reference)]
-    return list(dict.fromkeys(names))
+    first = [reference] if with_reference and reference is not None else []
+    named = [*first, *([one] if one else several or aim.recipe.precisions)]
+    found: dict[str, tuple[str, PrecisionRecipe]] = {}
+    for text in named:
+        recipe = load_recipe(PrecisionRecipe, text)
+        before, same_name = found.setdefault(recipe.name, (text, recipe))
+        if same_name.sha256 != recipe.sha256:
+            raise PlanError(
+                f"{before} and {text} are different recipes, both called {recipe.name}, which is also the name of the "
+                "checkpoint; give one of them another name, and its file too"
+            )
+    return dict(found.values())
 
 
 def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,16 +30,13 @@ if TYPE_CHECKING:
 
 
 def quantize_in_run(
-    aim: Target, plans: dict[str, Plan], options: QuantizeOptions, runs: Path, name: str | None, out: Console
+    aim: Target, plans: Sequence[Plan], options: QuantizeOptions, runs: Path, name: str | None, out: Console
 ) -> list[Verification]:
-    """Every plan made and verified in the run of its source: RUN/PRECISION/checkpoint. plans: by the precision asked for."""
-    made = next(iter(plans.values()))
+    """Every plan made and verified in the run of its source: RUN/PRECISION/checkpoint."""
+    made = plans[0]
     source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
     with open_run(runs, RunRecord(model=aim.recipe.name, source=source), name=name) as run_dir:
-        return [
-            quantize_one(aim, plan, run_dir / Path(one).stem / "checkpoint", options, out, in_run=True)
-            for one, plan in plans.items()
-        ]
+        return [quantize_one(aim, plan, run_dir / plan.precision / "checkpoint", options, out, in_run=True) for plan in plans]
 
 
 @dataclass(frozen=True)

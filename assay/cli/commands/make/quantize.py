@@ -20,12 +20,10 @@ from assay.cli.options import (
     recipe,
     refuse_unused,
 )
-from assay.cli.stages import plan_for, precision_names, quantize_one, quantize_options, with_importance
+from assay.cli.stages import plan_for, precisions_for, quantize_one, quantize_options, with_importance
 from assay.cli.terminal import emit, results
 from assay.cli.whole_run import quantize_in_run
 from assay.errors import PlanError
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe
 
 
 def quantize(
@@ -85,14 +83,14 @@ def quantize(
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
     options = quantize_options(device, runner, workers, memory, importance, stream_from)
     aim = resolve_target(target)
-    names = precision_names(aim, precision, precisions, with_reference=out is None and precision is None)
-    if out is not None and len(names) != 1:
+    recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None)
+    if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
     # Every plan is made before the first byte is written: what cannot work fails at once.
-    plans = {one: with_importance(plan_for(aim, load_recipe(PrecisionRecipe, one)), importance) for one in names}
+    plans = [with_importance(plan_for(aim, recipe), importance) for recipe in recipes.values()]
     shown = results(as_json=as_json)
     if out is not None:
-        records = [quantize_one(aim, plans[names[0]], out, options, shown, in_run=False)]
+        records = [quantize_one(aim, plans[0], out, options, shown, in_run=False)]
     else:
         records = quantize_in_run(aim, plans, options, runs, name, shown)
     if as_json:

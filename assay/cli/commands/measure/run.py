@@ -20,12 +20,10 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import load_report, plan_for, precision_names, profile_for, quantize_options
+from assay.cli.stages import load_report, plan_for, precisions_for, profile_for, quantize_options
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe
 
 
 def run(
@@ -53,11 +51,11 @@ def run(
     # What cannot work fails before the first byte is written.
     options = quantize_options("auto", runner, workers, memory, None)
     aim = resolve_target(target)
+    recipes = precisions_for(aim, None, precisions, with_reference=True)
     chosen = profile_for(aim, profile)
     chosen_suite = suite_for(aim, suite, chosen)
     limits = choose_gates(aim, chosen_suite, gates)
-    names = precision_names(aim, None, precisions, with_reference=True)
-    plans = {one: plan_for(aim, load_recipe(PrecisionRecipe, one)) for one in names}
+    plans = [plan_for(aim, recipe) for recipe in recipes.values()]
 
     out = results(as_json=as_json)
     made = quantize_in_run(aim, plans, options, runs, name, out)

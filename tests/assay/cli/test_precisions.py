@@ -1,0 +1,94 @@
+"""Precisions by path: from `quantize` to the card they have the recipe's name, and two recipes of one name never mix."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from fake_server import FakeServer, Scripted
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.records.manifest import Manifest
+from assay_reports.schema import Report
+
+MINE = "my recipes/attention-kept.yaml"
+
+
+def write_precision(path: str, *, keep: str = "attention") -> str:
+    file = Path(path)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"schema: 1\nname: {file.stem}\nextends: w4a16\nkeep: {{bf16: [{keep}]}}\n")
+    return path
+
+
+@pytest.fixture
+def server(run: Run) -> Iterator[FakeServer]:
+    """In the working directory: a model, a profile that names a scripted server, a suite of two questions."""
+    with FakeServer(lambda body: Scripted("#### 7")) as server:
+        make_tiny_glm4_moe(Path("tuned"))
+        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+        task = "{kind: arithmetic, name: sums, num_items: 2, num_steps: [2], max_tokens: 32}"
+        Path("own.yaml").write_text(f"schema: 1\nname: own\nseed: eval-own\nacceptance: false\ntasks: [{task}]\n")
+        yield server
+
+
+def evaluate(run: Run, *arguments: object) -> tuple[int, str, str]:
+    return run("evaluate", "tuned", "--suite", "own.yaml", "--profile", "here.yaml", *arguments)
+
+
+@pytest.mark.slow
+def test_a_precision_by_path_from_end_to_end(run: Run, server: FakeServer) -> None:
+    mine = write_precision(MINE)
+    assert one_error(evaluate(run, "--precisions", mine)) == (
+        "runs/tuned/fp8/checkpoint: no finished checkpoint there; make it first: assay quantize tuned --precision fp8"
+    )
+    code, _, err = run("quantize", "tuned", "--precisions", f"{mine},w4a16")
+    assert code == 0, err
+    assert sorted(path.parent.name for path in Path("runs/tuned").glob("*/checkpoint")) == ["attention-kept", "fp8", "w4a16"]
+    code, _, err = evaluate(run, "--precisions", mine, "--precisions", "w4a16")
+    assert code == 0, err
+    assert [row.label for row in Report.load(Path("runs/tuned/report/report.json")).rows if row.kind == "candidate"] == [
+        "bf16", "attention-kept", "w4a16",
+    ]  # fmt: skip
+    assert "against fp8" in Path("runs/tuned/attention-kept/checkpoint/README.md").read_text()
+    assert run("report", "runs/tuned")[0] == run("card", "runs/tuned")[0] == 0
+
+
+@pytest.mark.slow
+def test_two_recipes_of_one_name_never_mix(run: Run, server: FakeServer) -> None:
+    for words in (("quantize", "tuned", "--runs", "r"), ("run", "tuned"), ("evaluate", "tuned")):
+        assert one_error(run(*words, "--precisions", "w4a16", "--precisions", write_precision("a/w4a16.yaml"))) == (
+            "w4a16 and a/w4a16.yaml are different recipes, both called w4a16, which is also the name of the checkpoint; "
+            "give one of them another name, and its file too"
+        )
+    assert not Path("r").exists()
+    shutil.copy(write_precision("a/kept.yaml"), "kept.yaml")
+    assert run("quantize", "tuned", "--precisions", "a/kept.yaml,kept.yaml")[0] == 0  # one recipe, named twice
+    made = Manifest.load(Path("runs/tuned/kept/checkpoint/assay_manifest.json"))
+
+    write_precision("a/kept.yaml", keep="attention, dense_mlp")
+    assert one_error(evaluate(run, "--precisions", "a/kept.yaml")) == (
+        "runs/tuned/kept/checkpoint: made from another recipe called kept than a/kept.yaml is now; delete it and make it "
+        "again: assay quantize tuned --precision a/kept.yaml"
+    )
+    code, _, err = run("quantize", "tuned", "--precisions", "a/kept.yaml")
+    assert code == 2 and "runs/tuned/kept/checkpoint: holds a finished checkpoint of another plan (recipe kept " in err
+    assert Manifest.load(Path("runs/tuned/kept/checkpoint/assay_manifest.json")) == made
+
+
+@pytest.mark.parametrize("command", ["quantize", "evaluate", "run"])
+def test_an_unknown_precision_is_the_same_error_everywhere(run: Run, server: FakeServer, command: str) -> None:
+    said = one_error(run(command, "tuned", "--precisions", "w4a17"))
+    assert said.startswith("no precision recipe called 'w4a17'; did you mean w4a16? known: ")
+
+
+def test_a_file_that_is_not_there_or_wrong(run: Run, server: FakeServer) -> None:
+    for command in ("quantize", "evaluate"):
+        assert (
+            one_error(run(command, "tuned", "--precisions", "my/none.yaml"))
+            == "my/none.yaml: cannot be read: No such file or directory"
+        )
