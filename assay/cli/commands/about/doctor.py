@@ -10,7 +10,7 @@ from assay.cli.terminal import emit, escape, results
 
 def doctor(as_json: JsonOption = False) -> None:
     """What this machine can do, what is missing, how to get it. Exit 1 when something needed is missing."""
-    from assay.cli.doctor import examine
+    from assay.cli.commands.about.examine import examine
 
     findings = examine()
     if as_json:
