@@ -54,13 +54,14 @@ def print_verification(result: Verification, out: Console) -> None:
         errors = ", ".join(f"{role} {error:.4f}" for role, error in sorted(result.mean_relative_error.items()))
         out.print(f"           verified: {looked:,} checks passed; mean weight error: {errors or 'not measured'}")
     for damage in result.damages[:20]:
-        out.print(f"[bold red]damaged[/] {escape(damage.where)}: {escape(damage.what)} ({damage.check})")
+        out.print(f"[bold red]wrong[/] {escape(damage.where)}: {escape(damage.what)} ({damage.check})")
     if len(result.damages) > 20:
         out.print(f"... and {len(result.damages) - 20} more; --json lists all")
     for skipped in result.not_checked:
         out.print(f"           not checked: {escape(skipped)}")
     if not result.passed:
-        out.print(f"[bold red]verification failed[/]: {len(result.damages)} things are wrong in {escape(result.checkpoint)}")
+        count = "1 thing is" if len(result.damages) == 1 else f"{len(result.damages)} things are"
+        out.print(f"[bold red]verification failed[/]: {count} wrong in {escape(result.checkpoint)}")
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], out: Console) -> None:

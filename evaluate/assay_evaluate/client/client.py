@@ -166,7 +166,9 @@ class Client:
                     if time.monotonic() - last_line >= PROGRESS_EVERY_S:
                         last_line = time.monotonic()
                         of = f"/{num_done + 1 + len(under_way)}" if is_whole else ""
-                        self._on_progress(f"{job.request.task}: {num_done}{of}, {last_line - started:.0f} s")
+                        # of newest_first the first reply that is waited for is the last that comes
+                        come = num_done + sum(one.reply is not None for one in under_way)
+                        self._on_progress(f"{job.request.task}: {come}{of}, {last_line - started:.0f} s")
                 num_done, task = num_done + 1, job.request.task
                 yield reply
         if not had_all:

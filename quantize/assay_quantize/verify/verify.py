@@ -28,7 +28,7 @@ from assay.records.verification import Verification
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.checkpoint.file_names import CONFIG, WEIGHT_SUFFIXES
+from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.checkpoint.stamps import data_of_files
 from assay_quantize.formats.schemes import SCHEMES, SOURCE_DTYPES, module_of
@@ -149,9 +149,16 @@ def _manifest(folder: Path, findings: Findings) -> Manifest | None:
         findings.damage("manifest", MANIFEST, str(problem))
         return None
     if manifest is None:
-        what = "is no regular file" if (folder / MANIFEST).exists() else "is missing: quantization did not finish"
-        findings.damage("manifest", MANIFEST, what)
+        findings.damage("manifest", MANIFEST, _why_no_manifest(folder))
     return manifest
+
+
+def _why_no_manifest(folder: Path) -> str:
+    if (folder / MANIFEST).exists():
+        return "is no regular file"
+    if (folder / CONFIG).is_file() and not (folder / JOURNAL).exists():
+        return "is missing: nothing says that `assay quantize` made this checkpoint, and only what it made can be verified"
+    return "is missing: quantization did not finish; run the same `assay quantize` again"
 
 
 def _json_object(folder: Path, name: str, findings: Findings) -> dict[str, Any] | None:

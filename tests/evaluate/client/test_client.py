@@ -54,6 +54,29 @@ def test_replies_in_order_of_requests_and_no_more_in_flight_than_allowed(tmp_pat
     assert all("stop" not in body for _, body in server.requests)
 
 
+def test_replies_in_reverse_order_are_counted_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first question is sent last, and answered when progress has counted the other four."""
+    monkeypatch.setattr("assay_evaluate.client.client.PROGRESS_EVERY_S", 0.01)
+    counted = threading.Event()
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        if body["messages"][0]["content"] == "q0":
+            assert counted.wait(30), "0 of 5 for as long as the first is not there"
+        return Scripted("done")
+
+    def on_progress(line: str) -> None:
+        if line.startswith("t: 4/5, "):
+            counted.set()
+
+    with (
+        FakeServer(reply) as server,
+        Journal(tmp_path / "j.db") as journal,
+        Client(server, journal, WHO, concurrency=1, newest_first=True, on_progress=on_progress) as client,
+    ):
+        assert len(client.ask(requests(5))) == 5
+    assert counted.is_set()
+
+
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     with FakeServer() as server, Journal(tmp_path / "j.db") as journal:
         for _ in range(2):

@@ -21,6 +21,7 @@ from assay.records.base import sha256_of_file
 from assay.records.manifest import Manifest
 from assay.records.verification import Verification
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import bytes_by_role, make_plan
 from assay_quantize.verify.verify import verify
@@ -404,7 +405,12 @@ def test_another_source(copy: Callable[[str], Copy], tmp_path: Path) -> None:
 def test_unfinished_and_absent(copy: Callable[[str], Copy], tmp_path: Path) -> None:
     damaged = copy("fp8")
     (damaged.folder / MANIFEST).unlink()
-    assert damaged.damages() == [("manifest", MANIFEST, "is missing: quantization did not finish")]
+    not_ours = "is missing: nothing says that `assay quantize` made this checkpoint, and only what it made can be verified"
+    assert damaged.damages() == [("manifest", MANIFEST, not_ours)]
+    (damaged.folder / "config.json").unlink()
+    (damaged.folder / JOURNAL).touch()
+    unfinished = "is missing: quantization did not finish; run the same `assay quantize` again"
+    assert damaged.damages()[0] == ("manifest", MANIFEST, unfinished)
     with pytest.raises(CheckpointError, match="no such folder; give the folder of a quantized checkpoint"):
         verify(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no such folder"):
