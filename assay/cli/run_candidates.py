@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,15 +41,16 @@ def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] |
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
     recipe, source = aim.recipe, source_now(aim)
+    again = functools.partial(quantize_command, aim, runs=runs, name=name)
     runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
     asked = precisions_for(aim, None, precisions, with_reference=True)
-    found = [Candidate(wanted.name, _made(aim, named, wanted, runs_of_it, runs)) for named, wanted in asked.items()]
+    found = [Candidate(wanted.name, _made(aim, named, wanted, runs_of_it, runs, again)) for named, wanted in asked.items()]
     if recipe.reference.precision is not None:
         found[0] = replace(found[0], is_reference=True)
     else:
         assert recipe.reference.release is not None
         found.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True))
-    source = _one_source(aim, source, found, {wanted.name: named for named, wanted in asked.items()})
+    source = _one_source(source, found, again, {wanted.name: named for named, wanted in asked.items()})
     if recipe.include_source:
         # the commit that the candidates were made from, whatever was pushed since
         pinned = {} if source.revision is None else {"revision": source.revision}
@@ -81,34 +84,39 @@ def _runs_of(aim: Target, about: RunRecord, runs: Path, name: str | None) -> lis
     return found
 
 
-def _made(aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path) -> Path:
-    """The finished checkpoint of a precision, made from this very recipe. named: how the user called it."""
+def _made(
+    aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
+) -> Path:
+    """The finished checkpoint of a precision, made from this very recipe. named: how the user called it. again: what to type."""
     name = precision.name
-    again = f"assay quantize {command_name(aim)} --precision {named}"
     finished = [folder for one in folders if ((folder := one / name / "checkpoint") / MANIFEST).is_file()]
     for folder in finished:
         if Manifest.load(folder / MANIFEST).recipe_sha256 == precision.sha256:
             return folder
     if finished:
         raise CheckpointError(
-            f"{finished[0]}: made from another recipe called {name} than {named} is now; delete it and make it again: {again}"
+            f"{finished[0]}: made from another recipe called {name} than {named} is now; delete it and make it again: {again(named)}"
         )
     usual = runs / safe_name(aim.recipe.name) / name / "checkpoint"
     there = read_run(runs / safe_name(aim.recipe.name))
     if (usual / MANIFEST).is_file() and there is not None and there.source is not None:
         how = _how_other(Manifest.load(usual / MANIFEST), source_now(aim))
         if how is not None:
-            raise CheckpointError(f"{usual}: made from other data than {command_name(aim)} has ({how}); make it again: {again}")
+            raise CheckpointError(f"{usual}: made from other data than {aim.typed} has ({how}); make it again: {again(named)}")
     folder = folders[0] / name / "checkpoint" if folders else usual
-    raise CheckpointError(f"{folder}: no finished checkpoint there; make it first: {again}")
+    raise CheckpointError(f"{folder}: no finished checkpoint there; make it first: {again(named)}")
 
 
-def command_name(aim: Target) -> str:
-    """The target as it is typed."""
-    return aim.recipe.name if aim.named_recipe else str(aim.location.path or aim.location.hub)
+def quantize_command(aim: Target, precision: str, *, runs: Path, name: str | None) -> str:
+    """What to type so that the checkpoint lies where it was looked for."""
+    words = ["assay", "quantize", aim.typed or aim.recipe.name, "--precision", precision]
+    words += [] if runs == Path("runs") else ["--runs", str(runs)]
+    return shlex.join(words if name is None else [*words, "--name", name])
 
 
-def _one_source(aim: Target, now: SourceData, candidates: Iterable[Candidate], named: dict[str, str]) -> SourceData:
+def _one_source(
+    now: SourceData, candidates: Iterable[Candidate], again: Callable[[str], str], named: dict[str, str]
+) -> SourceData:
     """The data that all checkpoints were made from; CheckpointError naming two that differ. `now` if none of them says.
 
     named: label -> the precision as the user called it.
@@ -118,16 +126,16 @@ def _one_source(aim: Target, now: SourceData, candidates: Iterable[Candidate], n
         if not (one.checkpoint / MANIFEST).is_file():
             continue
         manifest = Manifest.load(one.checkpoint / MANIFEST)
-        again = f"delete it and make it again: assay quantize {command_name(aim)} --precision {named.get(one.label, one.label)}"
+        remedy = f"delete it and make it again: {again(named.get(one.label, one.label))}"
         if now.files is not None and (how := _how_other(manifest, now)) is not None:
-            raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {again}")
+            raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {remedy}")
         if first is None:
             first = (
                 one.checkpoint,
                 SourceData(location=manifest.source, revision=manifest.source_revision, files=manifest.source_files),
             )
         elif (how := _how_other(manifest, first[1])) is not None:
-            raise CheckpointError(f"{one.checkpoint}: made from other data than {first[0]} ({how}); {again}")
+            raise CheckpointError(f"{one.checkpoint}: made from other data than {first[0]} ({how}); {remedy}")
     return now if first is None else first[1].model_copy(update={"location": now.location})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -42,18 +42,22 @@ class Target:
 
     recipe: ModelRecipe
     location: Location
-    named_recipe: bool
-    """False when the recipe was made up from the checkpoint's config."""
+    typed: str = ""
+    """As it stands on the command line, for messages that say what to type."""
 
 
 def resolve_target(text: str) -> Target:
     """The model that `text` names; AssayError says what was tried."""
+    return replace(_target_of(text), typed=text)
+
+
+def _target_of(text: str) -> Target:
     if text in recipe_names("models"):
         recipe = load_recipe(ModelRecipe, text)
-        return Target(recipe, _from_repository(recipe.source), True)
+        return Target(recipe, _from_repository(recipe.source))
     if text.endswith((".yaml", ".yml")):
         recipe = load_recipe(ModelRecipe, text)
-        return Target(recipe, _from_repository(recipe.source), True)
+        return Target(recipe, _from_repository(recipe.source))
     if url_in(text) is not None:
         raise CheckpointError(
             f"{shown(text)}: is a server's address; give a model recipe's name, a checkpoint folder or a Hugging Face id"
@@ -68,7 +72,6 @@ def resolve_target(text: str) -> Target:
         return Target(
             _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder),
             Location(path=str(folder)),
-            False,
         )
     return _hub_target(text)
 
@@ -132,10 +135,10 @@ def _hub_target(hub_id: str) -> Target:
     for name in recipe_names("models"):
         recipe = load_recipe(ModelRecipe, name)
         if recipe.source.hub == hub_id:
-            return Target(recipe, recipe.source, True)
+            return Target(recipe, recipe.source)
     location = Location(hub=hub_id)
     found = open_hub_checkpoint(hub_id)
-    return Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location, False)
+    return Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location)
 
 
 def _from_repository(location: Location) -> Location:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -177,6 +178,19 @@ def test_evaluate_before_quantize(run: Run, source: Path) -> None:
     assert "no finished checkpoint there; make it first: assay quantize" in one_error(
         run("evaluate", source, "--suite", "quick")
     )
+
+
+def test_the_hint_works_as_typed(run: Run, source: Path) -> None:
+    shutil.move(source, "my model")
+    options = ("--runs", "my runs", "--name", "first", "--suite", "quick")
+    message = one_error(run("evaluate", "my model", *options))
+    assert message.startswith("my runs/") and "no finished checkpoint there; make it first: " in message
+    hint = shlex.split(message.partition("make it first: ")[2])
+    assert hint == [
+        "assay", "quantize", "my model", "--precision", "fp8", "--runs", "my runs", "--name", "first"
+    ]  # fmt: skip
+    assert run(*hint[1:])[0] == 0
+    assert " --precision w4a16 " in one_error(run("evaluate", "my model", *options)), "the first was found"
 
 
 def test_evaluate_without_a_target(run: Run) -> None:

@@ -142,7 +142,7 @@ def test_a_misspelt_task_is_found_before_anything_is_asked(run: Run, server: Fak
 # ------------------------------------------------------------------------------------------------ which gates
 def target(**fields: object) -> Target:
     recipe = load_recipe(ModelRecipe, "tiny-glm").model_copy(update=fields)
-    return Target(recipe, recipe.source, True)
+    return Target(recipe, recipe.source)
 
 
 CPU = load_recipe(ProfileRecipe, "cpu-emulated")
