@@ -87,7 +87,7 @@ def _runs_of(aim: Target, about: RunRecord, runs: Path, name: str | None) -> lis
 def _made(
     aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
 ) -> Path:
-    """The finished checkpoint of a precision, made from this very recipe. named: how the user called it. again: what to type."""
+    """The finished checkpoint of a precision, made from this very recipe. named: as the user wrote it. again: what to type."""
     name = precision.name
     finished = [folder for one in folders if ((folder := one / name / "checkpoint") / MANIFEST).is_file()]
     for folder in finished:
@@ -95,7 +95,8 @@ def _made(
             return folder
     if finished:
         raise CheckpointError(
-            f"{finished[0]}: made from another recipe called {name} than {named} is now; delete it and make it again: {again(named)}"
+            f"{finished[0]}: made from another recipe called {name} than {named} is now; "
+            f"delete it and make it again: {again(named)}"
         )
     usual = runs / safe_name(aim.recipe.name) / name / "checkpoint"
     there = read_run(runs / safe_name(aim.recipe.name))
