@@ -124,8 +124,7 @@ def register_gates(chosen: ChosenGates, run_dir: Path) -> GateRecipe:
 
 def registered_gates(run_dir: Path) -> RegisteredGates | None:
     """What `register_gates` wrote down. None: it was never called for this run."""
-    path = run_dir / REGISTERED_GATES
-    return RegisteredGates.load(path) if path.is_file() else None
+    return RegisteredGates.load_if_there(run_dir / REGISTERED_GATES)
 
 
 def gates_of_run(run_dir: Path, measurements: list[Measurement], wanted: str | None = None) -> GateRecipe:

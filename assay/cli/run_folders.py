@@ -17,7 +17,7 @@ from assay.cli.run_lock import locked_run
 from assay.cli.targets import run_name
 from assay.cli.terminal import console, escape
 from assay.errors import AssayError
-from assay.foreign_text import safe_name
+from assay.foreign_text import MOST_NAME_BYTES, safe_name, shown
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -50,8 +50,7 @@ def open_run(
 def choose_run(runs: Path, about: RunRecord, name: str | None = None) -> tuple[Path, str | None]:
     """(folder, what holds RUNS/MODEL if that is another one). Writes nothing."""
     if name is not None:
-        if not _NAME.fullmatch(name):
-            raise AssayError(f"--name {name}: say letters, digits, `.`, `_` and `-`, a letter or digit first")
+        _check_name(name)
         found = read_run(runs / name)
         if found is not None and not found.takes(about):
             raise AssayError(f"--name {name}: {runs / name} {difference(found, about)}; give another name, or leave --name out")
@@ -67,6 +66,14 @@ def choose_run(runs: Path, about: RunRecord, name: str | None = None) -> tuple[P
         if there is not None and there.takes(about):
             return folder, why
     return _new_folder(first, about, same_data), why
+
+
+def _check_name(name: str) -> None:
+    """AssayError if `--name` cannot be the name of a folder."""
+    if not _NAME.fullmatch(name):
+        raise AssayError(f"--name {shown(name)}: say letters, digits, `.`, `_` and `-`, a letter or digit first")
+    if len(name) > MOST_NAME_BYTES:
+        raise AssayError(f"--name {shown(name)}: is {len(name)} bytes long, {MOST_NAME_BYTES} are allowed")
 
 
 def find_runs(runs: Path, about: RunRecord) -> list[Path]:
@@ -158,8 +165,8 @@ def holds_records(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunRecord | None:
     """What a run is about, from run.json or, of an older run, from its records. None: the folder is free."""
-    if (folder / RUN_RECORD).is_file():
-        return RunRecord.load(folder / RUN_RECORD)
+    if (found := RunRecord.load_if_there(folder / RUN_RECORD)) is not None:
+        return found
     if not any((folder / "measurements").glob("*.json")) and not any(folder.glob("*/plan.json")):
         return None
     try:

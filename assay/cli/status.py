@@ -106,7 +106,7 @@ def read_status(folder: Path) -> RunStatus:
     about = read_run(folder)
     assert about is not None, "the callers saw to it"
     measured = {path.stem: Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))}
-    gates = GateReport.load(folder / "gates.json") if (folder / "gates.json").is_file() else None
+    gates = GateReport.load_if_there(folder / "gates.json")
     replies = _replies(folder)
     made = [path.parent.name for path in sorted(folder.glob("*/checkpoint")) if path.is_dir()]
     labels = dict.fromkeys([*_expected(about), *made, *measured])
@@ -196,10 +196,9 @@ def _shards_finished(folder: Path) -> int:
 
 
 def _verified(folder: Path) -> Literal["passed", "failed", "changed since"] | None:
-    path = folder.parent / "verify.json"
-    if not path.is_file():
+    record = Verification.load_if_there(folder.parent / "verify.json")
+    if record is None:
         return None
-    record = Verification.load(path)
     if not is_as_verified(folder, record):
         return "changed since"
     return "passed" if record.passed else "failed"

@@ -71,10 +71,17 @@ class Record(Part):
     def load(cls, path: Path) -> Self:
         """Read a record back; `AssayError` names the file and the first thing that is wrong."""
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise AssayError(f"{path}: no such file (a {cls.__name__.lower()} record was expected)") from None
+        except OSError as error:
+            raise AssayError(f"{path}: cannot be read: {error.strerror}") from None
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(step) for step in first["loc"])
             raise AssayError(f"{path}: not a {cls.__name__} record of schema 1: {where}: {first['msg']}") from None
+
+    @classmethod
+    def load_if_there(cls, path: Path) -> Self | None:
+        """The record; None if nothing of that name is there. What is there and is no record is an error, as of `load`."""
+        return cls.load(path) if path.exists() or path.is_symlink() else None

@@ -105,10 +105,8 @@ def _run_of(
 
 def _gates_of(path: Path, measured: list[Measurement]) -> GateReport | None:
     """The verdicts, unless they are about measurements that are no longer there: then nothing is judged yet."""
-    if not path.is_file():
-        return None
-    gates, labels = GateReport.load(path), {m.label for m in measured}
-    return gates if {gates.reference, *gates.overall} <= labels else None
+    gates, labels = GateReport.load_if_there(path), {m.label for m in measured}
+    return gates if gates is not None and {gates.reference, *gates.overall} <= labels else None
 
 
 def _made_elsewhere(measurement: Measurement, runs: Path) -> Path | None:
@@ -130,7 +128,7 @@ def _made_elsewhere(measurement: Measurement, runs: Path) -> Path | None:
 
 
 def _load(kind: type[R], paths: dict[str, Path]) -> dict[str, R]:
-    return {name: kind.load(path) for name, path in paths.items() if path.is_file()}
+    return {name: found for name, path in paths.items() if (found := kind.load_if_there(path)) is not None}
 
 
 def _order(measurement: Measurement) -> tuple[bool, bool, int, str]:

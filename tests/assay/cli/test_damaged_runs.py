@@ -1,0 +1,95 @@
+"""Run folders in which a record is damaged: one line that names the file, exit 2, no traceback."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from probe_reports import CLEAN, probed
+from synthetic_run import make_run
+
+from assay.cli.gate_choice import REGISTERED_GATES, load_gates
+from assay.recipes.load import load_recipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.manifest import MANIFEST
+from assay.records.probe import probes_place
+from assay.records.run import RunRecord, SourceData
+from assay.records.verdict import RegisteredGates
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def write(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": truncate, "empty": write(b""), "a list": write(b"[]"), "not UTF-8": write(b'{"model": "\xff"}'),
+    "nested": write(b"[" * 100_000), "a folder": make_a_folder,
+}  # fmt: skip
+FILES = {
+    "run.json": ("status", "quantize"),
+    "measurements/w4a16.json": ("status", "gate", "report", "card", "compare"),
+    "gates.json": ("status", "report", "card", "compare"),
+    REGISTERED_GATES: ("gate",),
+    "w4a16/plan.json": ("report", "card"),
+    "w4a16/verify.json": ("status", "report", "card"),
+    f"w4a16/checkpoint/{MANIFEST}": ("status", "report", "card"),
+    "probes/w4a16.json": ("gate", "report"),
+}
+"""File -> the commands that read it."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for runs in ("runs", "others"):
+        run_dir = make_run(folder / runs)
+        RunRecord(model="tiny-glm", source=SourceData(location="x")).save(run_dir / "run.json")
+        probed("w4a16", *CLEAN).save(probes_place(run_dir, "w4a16"))
+        gates = load_gates("default", load_recipe(SuiteRecipe, "quick"))
+        note = RegisteredGates(named="default", sha256=gates.sha256, recipe=gates.model_dump(mode="json", by_alias=True))
+        note.save(run_dir / REGISTERED_GATES)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [(file, damage) for file in FILES for damage in ("truncated", "not UTF-8", "a folder")]
+    + [("measurements/w4a16.json", damage) for damage in ("empty", "a list", "nested")],
+)
+def test_one_line_names_the_file(run: Run, base: Path, file: str, damage: str) -> None:
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+    path = Path("runs/tiny-glm", file)
+    DAMAGES[damage](path)
+    if (file, damage) == (f"w4a16/checkpoint/{MANIFEST}", "a folder"):
+        return  # as of a checkpoint that is not finished
+    for command in FILES[file]:
+        words: tuple[object, ...] = ("runs/tiny-glm",)
+        if command == "compare":
+            words = ("others/tiny-glm", "runs/tiny-glm")
+        if command == "quantize":
+            words = ("tiny-glm", "--precision", "w4a16")
+        assert one_error(run(command, *words)).startswith(f"{path}: "), command
+    if file == "run.json":
+        assert run("status")[1].count(f"damaged: {path}: ") == 1
+
+
+def test_a_name_that_no_file_system_takes(run: Run) -> None:
+    for command in ("quantize", "evaluate", "run"):
+        assert one_error(run(command, "tiny-glm", "--name", "x" * 300)) == (
+            f"--name {'x' * 200}…: is 300 bytes long, 100 are allowed"
+        )
+    assert not Path("runs").exists()
