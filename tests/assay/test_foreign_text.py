@@ -37,7 +37,8 @@ from assay_evaluate.diagnosis.levers.reproduction import write_bundle
 from assay_evaluate.diagnosis.levers.settings import Setting
 from assay_evaluate.diagnosis.locate.locate import write_remedy
 from assay_evaluate.serving.external import get, meet_server, require_same
-from assay_evaluate.transport.connection import Connection, TransportError
+from assay_evaluate.transport.connection import Connection
+from assay_evaluate.transport.errors import TransportError
 from assay_evaluate.transport.foreign_json import message_in
 from assay_reports.card import write_card
 from assay_reports.report import write_report

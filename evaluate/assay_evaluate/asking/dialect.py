@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.errors import MeasureError
 from assay.records.serving import Fingerprint
-from assay_evaluate.client.client import Client, NotMeasured, error_message
+from assay_evaluate.client.client import Client, NotMeasured
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -80,16 +80,16 @@ def learn_dialect(client: Client, chat_template_kwargs: dict[str, Any]) -> Diale
     """Ask the server what it understands: two small requests at most. MeasureError if it cannot be reached."""
     messages = [{"role": "user", "content": "1 + 1"}]
     response = client.post("/tokenize", {"messages": messages})
-    if response.status_code == 200:
+    if response.status == 200:
         return Dialect(True, True, chat_template_kwargs)
-    can_tokenize = response.status_code not in {404, 405}
+    can_tokenize = response.status not in {404, 405}
     response = client.post(CHAT, {"messages": messages, "max_tokens": 1})
-    if response.status_code == 200:
+    if response.status == 200:
         return Dialect(True, can_tokenize, chat_template_kwargs)
-    message = error_message(response)
-    if response.status_code == 400 and "template" in message:
+    message = response.message
+    if response.status == 400 and "template" in message:
         return Dialect(False, can_tokenize, {})
-    raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status_code}: {message}")
+    raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}: {message}")
 
 
 def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
@@ -107,12 +107,12 @@ def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
     else:
         path, body = dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
     response = client.post(path, body)
-    if response.status_code == 200:
-        data = response.json()
+    if response.status == 200:
+        data = response.data
         count = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
         if isinstance(count, int):
             return count
     longest = client.endpoint.max_model_len
-    if response.status_code == 400 and longest is not None and not dialect.can_tokenize:
+    if response.status == 400 and longest is not None and not dialect.can_tokenize:
         return longest + 1
-    raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status_code}: {error_message(response)}")
+    raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status}: {response.message}")

@@ -1,8 +1,11 @@
-"""Puts requests to OpenAI-compatible servers, many at a time, through the journal.
+"""Puts requests to OpenAI-compatible servers, many at a time: through the journal, or in waves that a ledger keeps.
 
-What the journal holds is not asked again. Connection errors, 429 and 5xx are tried again with back-off and, if that does not
-help while the server lives, recorded as failed: infrastructure, never a wrong answer. A dead server stops everything with
-the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
+What the journal holds is not asked again. Connection errors, 429 and 5xx are tried again with back-off, no sooner than the
+server wants (Retry-After), and, if that does not help while the server lives, recorded as failed: infrastructure, never a wrong
+answer. A dead server stops everything with the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
+
+Requests in waves are for those who look at the server: each is sent whether or not it was asked before, and what goes wrong is
+what they look for, so only a server that asks for patience is asked again.
 """
 
 from __future__ import annotations
@@ -10,31 +13,30 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import httpx
-
 from assay.errors import MeasureError, ServeError, UnreachableError
-from assay.foreign_text import shown
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
+from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.replies import read_reply
-from assay_evaluate.transport.connection import Connection, TransportError, root_url
-from assay_evaluate.transport.foreign_json import message_in
+from assay_evaluate.client.sending import COME_LATER, TRY_AGAIN, Received, Sender, wait_s
+from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
+from assay_evaluate.transport.connection import Connection, HttpReply, root_url
+from assay_evaluate.transport.errors import TransportError, UnusableReply
+from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in
 
-TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
-"""HTTP statuses that say nothing about the request itself."""
-MISCONFIGURED = frozenset({401, 403, 404, 405})
+MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
 """HTTP statuses that every other request would get as well."""
 PROGRESS_EVERY_S = 10.0
 IDLE_EVERY_S = 0.05
-LONGEST_BACKOFF_S = 30.0
 WINDOW = 64
 """Requests per server and per request in flight that `ask_each` has under way: one long reply must not hold up the others."""
 
@@ -64,6 +66,33 @@ class Endpoint(Protocol):
         """Raise ServeError, with the tail of the log, if the server is gone; UnreachableError if it may come back."""
 
 
+@dataclass(frozen=True)
+class Address:
+    """An endpoint of which only this much is known. base_url: without /v1."""
+
+    base_url: str
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_model_len: int | None = None
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        return (self.base_url,)
+
+    def check_alive(self) -> None:
+        """Nobody watches it: the next request will tell."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a server answered to a question about itself. `data`: the reply's JSON object; {} if the status is not 200."""
+
+    status: int
+    data: dict[str, Any]
+    message: str
+    """The server's own words about an error, on one line."""
+
+
 class Client:
     """Asks the servers of one checkpoint. Use as a context manager: it closes its connections.
 
@@ -73,9 +102,10 @@ class Client:
     def __init__(
         self,
         endpoint: Endpoint,
-        journal: Journal,
-        who: Identity,
+        journal: Journal | None = None,
+        who: Identity | None = None,
         *,
+        ledger: Path | None = None,
         concurrency: int = 8,
         newest_first: bool = False,
         max_attempts: int = 6,
@@ -83,38 +113,52 @@ class Client:
         timeout_s: float = 3600.0,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """concurrency: requests in flight per server. newest_first: send in reverse order (another batch composition)."""
+        """journal, who: where replies are kept and whose they are, for `ask`, `ask_each` and `submit`. ledger: JSON lines of
+        what is asked together, appended. concurrency: requests in flight per server, of those through the journal.
+        newest_first: send them in reverse order (another batch composition). timeout_s: of a short reply, and of silence
+        within one; a longer one gets more by the tokens that it may have.
+        """
         self.endpoint = endpoint
-        self.journal = journal
-        self.who = who
+        self.tally = Tally()
+        self._journal, self._who = journal, who
         self.flight = Flight()
         self._urls = [root_url(url) for url in endpoint.base_urls]
-        self._model_json = json.dumps(endpoint.model, ensure_ascii=False)
+        self._sender = Sender(endpoint.model, timeout_s, endpoint.headers)
         self._concurrency = concurrency
         self._newest_first = newest_first
         self._max_attempts = max_attempts
         self._backoff_s = backoff_s
-        self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
-        # trust_env=False: a proxy setting of the machine must not come between us and the loopback.
-        self._http = httpx.Client(
-            base_url=self._urls[0],
-            headers=dict(endpoint.headers),
-            timeout=httpx.Timeout(timeout_s, connect=10.0),
-            trust_env=False,
-        )
+        self._about = self._sender.connect(self._urls[0])
+        self._one_asks_about = threading.Lock()
+        self._over = threading.Event()
+        self._ledger = None if ledger is None else Ledger(ledger)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._dispatcher.stop()
-        self._http.close()
+        self._about.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     # ------------------------------------------------------------------------------------------------ what others call
+    @property
+    def journal(self) -> Journal:
+        """Where replies are kept."""
+        assert self._journal is not None, "made without a journal"
+        return self._journal
+
+    @property
+    def who(self) -> Identity:
+        """Whose replies they are."""
+        assert self._who is not None, "made without an identity"
+        return self._who
+
     @property
     def num_sent(self) -> int:
         """Requests sent so far, repeats of failed ones among them."""
@@ -191,18 +235,74 @@ class Client:
                 self._dispatcher.submit(number, missing[::-1] if self._newest_first else missing)
         return jobs
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """A question about the server itself: not journaled. MeasureError if it cannot be reached."""
+    def post(self, path: str, body: dict[str, Any]) -> Told:
+        """A question about the server itself: not journaled. MeasureError: no reply, or none that is a JSON object."""
+        url = f"{self._urls[0]}{path}"
         for attempt in itertools.count(1):
+            is_last = attempt == self._max_attempts
+            waits_s = None
             try:
-                return self._http.post(path, json={"model": self.endpoint.model, **body})
-            except httpx.TransportError as error:
-                is_last = attempt == self._max_attempts
+                reply = self._post(path, body)
+                if reply.status not in TRY_AGAIN or is_last:
+                    return _told(url, reply)
+                waits_s = reply.retry_after_s
+            except UnusableReply as error:
+                raise MeasureError(f"{url}: {error}") from None
+            except TransportError as error:
                 self._check_alive(is_patient=not is_last)
                 if is_last:
-                    raise MeasureError(f"{self._http.base_url}: cannot be reached: {type(error).__name__}: {error}") from None
-            time.sleep(self._backoff_of(path, attempt))
+                    raise MeasureError(f"{self._urls[0]}: cannot be reached: {error}") from None
+            time.sleep(wait_s(path, attempt, self._backoff_s, waits_s))
         raise AssertionError("the last attempt returns or raises")
+
+    def exchange(self, ask: Ask, slot: int = 0, concurrency: int = 1) -> Exchange:
+        """One request, now, from this thread, and as often as the server puts it off; neither counted nor kept."""
+        if ask.abort_after is not None:
+            with closing(self._sender.connect(self._urls[0])) as connection:
+                reply = self._sender.hang_up(connection, ask.request, ask.abort_after)
+            return Exchange(ask, slot, concurrency, "failed" if reply.output_tokens is None else "aborted", reply)
+        for attempt in itertools.count(1):
+            # Each on a connection of its own: one that the server closes while idle would count as a failure.
+            with closing(self._sender.connect(self._urls[0])) as connection:
+                received = self._sender.send(connection, ask.request)
+            if received.reply.http_status not in COME_LATER or attempt == self._max_attempts:
+                break
+            if self._over.wait(wait_s(ask.id, attempt, self._backoff_s, received.retry_after_s)):
+                break
+        return exchange_of(ask, slot, concurrency, received.reply, received.data)
+
+    def ask_together(
+        self, asks: Sequence[Ask], concurrency: int, *, in_waves: bool = False, slim: Slim | None = None
+    ) -> list[Exchange]:
+        """What came of every request, in their order; `concurrency` in flight, a new one as soon as one ends.
+
+        in_waves: all of a wave are sent at once and in order, and the next wave waits for the last reply of this one, so
+        that `slot` is the place in the wave. slim: what is kept of an exchange, of scans of thousands. All are counted in
+        `tally`. MeasureError if the server is gone.
+        """
+
+        def send(ask: Ask, slot: int, concurrency: int) -> Exchange:
+            exchange = self.exchange(ask, slot, concurrency)
+            return self._note(exchange if slim is None else slim(exchange))
+
+        try:
+            return (ask_in_waves if in_waves else ask_together)(asks, concurrency, send, self._on_progress)
+        except BaseException:
+            self._over.set()  # those that wait for their next attempt need not
+            raise
+
+    def _post(self, path: str, body: dict[str, Any]) -> HttpReply:
+        sent = self._sender.body_of(json.dumps(body))
+        with self._one_asks_about:
+            return self._about.post(path, sent, total_s=self._sender.total_s(body))
+
+    def _note(self, exchange: Exchange) -> Exchange:
+        is_there = self.tally.count(exchange)
+        if self._ledger is not None:
+            self._ledger.write(exchange)
+        if not is_there:
+            raise gone(self._urls[0], exchange)
+        return exchange
 
     # ------------------------------------------------------------------------------------------------ in the caller's thread
     @contextmanager
@@ -240,7 +340,7 @@ class Client:
         self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
 
     def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
-        with closing(Connection(self._urls[lane], total_s=self._timeout_s, headers=self.endpoint.headers)) as connection:
+        with closing(self._sender.connect(self._urls[lane])) as connection:
             for job in jobs:
                 yield self._put(connection, job)
 
@@ -248,37 +348,24 @@ class Client:
         """Send one request until it is answered, refused, or out of attempts."""
         for attempt in itertools.count(1):
             with self.flight.one():
-                reply = self._send(connection, job.request)
-            if reply.status != "failed":
+                received = self._send(connection, job.request)
+            if received.reply.status != "failed":
                 break
-            is_last = attempt == self._max_attempts
+            is_last = attempt == self._max_attempts or not received.may_help
             self._check_alive(is_patient=not is_last)
-            if is_last or self._dispatcher.stopped.wait(self._backoff_of(job.key, attempt)):
+            if is_last:
                 break
-        return Answered(job, reply, attempt)
+            if self._dispatcher.stopped.wait(wait_s(job.key, attempt, self._backoff_s, received.retry_after_s)):
+                break
+        return Answered(job, received.reply, attempt)
 
-    def _send(self, connection: Connection, request: Request) -> Reply:
-        body = f'{{"model":{self._model_json},{request.body_json[1:]}'
-        started = time.monotonic()
-        try:
-            response = connection.post(request.path, body.encode())
-        except TransportError as error:
-            return Reply(status="failed", error=str(error), latency_s=time.monotonic() - started)
-        latency_s = time.monotonic() - started
-        status = response.status
-        if status == 200:
-            try:
-                data = json.loads(response.body)
-                self._check_same(data.get("system_fingerprint"))
-                return read_reply(data, request, latency_s)
-            except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
-                what = f"reply is not what the API promises: {type(error).__name__}: {error}"
-                return Reply(status="failed", error=what, http_status=status, latency_s=latency_s)
-        message = response.message
-        if status in MISCONFIGURED:
-            raise MeasureError(f"{root_url(self.endpoint.base_url)}{request.path}: HTTP {status}: {message}")
-        kind: Any = "failed" if status in TRY_AGAIN else "refused"
-        return Reply(status=kind, error=f"HTTP {status}: {message}", http_status=status, latency_s=latency_s)
+    def _send(self, connection: Connection, request: Request) -> Received:
+        received = self._sender.send(connection, request)
+        if received.data is not None:
+            self._check_same(fingerprint_in(received.data))
+        elif received.reply.http_status in MISCONFIGURED:
+            raise MeasureError(f"{self._urls[0]}{request.path}: {received.reply.error}")
+        return received
 
     def _check_same(self, told: str | None) -> None:
         """MeasureError if the server was started anew in another way while we asked: its replies are of somebody else."""
@@ -287,13 +374,8 @@ class Client:
         before = self._called = self._called or told  # whoever comes first: all servers must agree
         if told != before:
             raise MeasureError(
-                f"the server calls itself {shown(told)}, and before that {shown(before)}: its vLLM, flags or checkpoint changed"
+                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed"
             )
-
-    def _backoff_of(self, key: str, attempt: int) -> float:
-        """Seconds to wait after an attempt. The jitter is the request's own: no two come back at the same moment."""
-        jitter = random.Random(f"{key}:{attempt}").uniform(0.5, 1.0)
-        return jitter * min(LONGEST_BACKOFF_S, self._backoff_s * 2.0 ** (attempt - 1))
 
     def _check_alive(self, *, is_patient: bool = False) -> None:
         """MeasureError if the server is gone. is_patient: not if it is one that may come back."""
@@ -310,6 +392,13 @@ def _gone(error: ServeError) -> str:
     return f"the server is gone, what was answered is kept, run again to go on: {error}"
 
 
-def error_message(response: httpx.Response) -> str:
-    """The server's own words about an error, on one line of at most 300 characters."""
-    return message_in(response.text)
+def _told(url: str, reply: HttpReply) -> Told:
+    if reply.status != 200:
+        return Told(reply.status, {}, reply.message)
+    try:
+        data = reply.json()
+    except NotJson as error:
+        raise MeasureError(f"{url}: HTTP 200, but {error}; give the address of an OpenAI-compatible server") from None
+    if not isinstance(data, dict):
+        raise MeasureError(f"{url}: HTTP 200, but no JSON object; give the address of an OpenAI-compatible server")
+    return Told(200, data, "")

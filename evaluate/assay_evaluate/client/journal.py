@@ -77,8 +77,11 @@ class Request:
 
     @functools.cached_property
     def body_json(self) -> str:
-        """`body` as canonical JSON: what is hashed, kept and sent is one text, made once. `body` must not change after that."""
-        return canonical_json(self.body)
+        """`body` as canonical JSON: what is hashed, kept and sent is one text, made once. `body` must not change after that.
+
+        A lone surrogate in a question, which is no UTF-8, is written as JSON escapes it.
+        """
+        return canonical_json(self.body).encode(errors="backslashreplace").decode()
 
     def key(self, who: Identity) -> str:
         """SHA-256 (hex) under which the reply is kept: of these values as one list in canonical JSON."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: 
 def _array(packed: str) -> npt.NDArray[np.float32]:
     try:
         array = np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
-    except (ValueError, binascii.Error, EOFError) as error:
+    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, TokenError) as error:
         raise LookupError(f"prompt_token_id_logprobs is no base64 .npy array: {error}") from None
     return np.asarray(array, np.float32)
 

@@ -6,10 +6,19 @@ from typing import Any
 
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
+from assay_evaluate.transport.foreign_json import text_of
+
+MOST_NESTED = 16
+"""Levels of what is kept as the server sent it."""
+MOST_COUNT = 2**53
 
 
 def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:
-    """An API response as a Reply. LookupError or TypeError if it is not shaped as the API promises."""
+    """An API response as a Reply. LookupError, TypeError, ValueError, AttributeError: not shaped as the API promises.
+
+    Everything in it can be written down: text is Unicode (a lone surrogate becomes U+FFFD), counts are numbers, nothing is
+    nested without end.
+    """
     choice = data["choices"][0]
     message = choice.get("message", {"content": choice.get("text")})
     usage = data.get("usage") or {}
@@ -18,18 +27,18 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     logprobs = read_prompt_logprobs(data, choice, request)
     return Reply(
         status="answered",
-        text=message.get("content") or "",
-        reasoning=message.get("reasoning") or message.get("reasoning_content"),
+        text=text_of(message.get("content")) or "",
+        reasoning=text_of(message.get("reasoning") or message.get("reasoning_content")),
         has_tool_calls=bool(message.get("tool_calls")),
-        tool_calls=tuple(message["tool_calls"]) if message.get("tool_calls") else None,
-        finish_reason=choice.get("finish_reason"),
-        prompt_tokens=usage.get("prompt_tokens"),
-        output_tokens=usage.get("completion_tokens"),
-        thinking_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+        tool_calls=tuple(_objects(message["tool_calls"])) if message.get("tool_calls") else None,
+        finish_reason=text_of(choice.get("finish_reason")),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        thinking_tokens=_count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens")),
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
-        prompt_token_ids=None if prompt_ids is None or logprobs is not None else tuple(prompt_ids),
-        token_ids=None if token_ids is None else tuple(token_ids),
-        usage=data.get("usage"),
+        prompt_token_ids=None if prompt_ids is None or logprobs is not None else _ids(prompt_ids),
+        token_ids=None if token_ids is None else _ids(token_ids),
+        usage=_plain(data.get("usage")),
         speculation=_read_speculation(data),
         http_status=200,
         latency_s=latency_s,
@@ -43,7 +52,47 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
     if not stats:
         return None
     return {
-        "num_drafts": stats["num_spec_steps"],
-        "num_draft_tokens": stats["num_draft_tokens"],
-        "num_accepted_tokens": stats["num_accepted_draft_tokens"],
+        "num_drafts": _known(stats["num_spec_steps"]),
+        "num_draft_tokens": _known(stats["num_draft_tokens"]),
+        "num_accepted_tokens": _known(stats["num_accepted_draft_tokens"]),
     }
+
+
+# ---------------------------------------------------------------------------------------------------- values, checked
+def _count(told: Any) -> int | None:
+    if told is None:
+        return None
+    if type(told) in {int, float} and 0 <= told < MOST_COUNT and told == int(told):
+        return int(told)
+    raise TypeError(f"{type(told).__name__} in place of a count")
+
+
+def _known(told: Any) -> int:
+    count = _count(told)
+    if count is None:
+        raise TypeError("null in place of a count")
+    return count
+
+
+def _ids(told: Any) -> tuple[int, ...]:
+    if type(told) is list and set(map(type, told)) <= {int} and (not told or (min(told) >= 0 and max(told) < MOST_COUNT)):
+        return tuple(told)
+    raise TypeError("token ids that are no list of counts")
+
+
+def _objects(told: Any) -> list[dict[str, Any]]:
+    plain = _plain(told)
+    if type(plain) is list and set(map(type, plain)) <= {dict}:
+        return plain
+    raise TypeError("tool calls that are no list of objects")
+
+
+def _plain(told: Any, levels: int = MOST_NESTED) -> Any:
+    """What JSON can hold, with clean text. ValueError: nested deeper than anything a server has to say."""
+    if levels == 0:
+        raise ValueError(f"nested deeper than {MOST_NESTED} levels")
+    if type(told) is dict:
+        return {str(text_of(name)): _plain(value, levels - 1) for name, value in told.items()}
+    if type(told) is list:
+        return [_plain(value, levels - 1) for value in told]
+    return text_of(told) if type(told) is str else told

@@ -1,5 +1,5 @@
 """Failures that are not in the weights: probes find them, levers name the serving parameter, locate names the layer.
 
-In: an endpoint, or a checkpoint that is served for it. Out: `ProbeReport`, `LeverReport`, `LocateReport`. `asker` and
-`endpoint` are what probes and levers share. May import tasks, asking, client, serving and statistics.
+In: an endpoint, or a checkpoint that is served for it. Out: `ProbeReport`, `LeverReport`, `LocateReport`. `endpoint` is
+what probes and levers share. May import tasks, asking, client, serving, transport and statistics.
 """

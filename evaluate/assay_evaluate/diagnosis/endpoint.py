@@ -10,11 +10,14 @@ from assay.errors import MeasureError, ServeError
 from assay.foreign_text import shown
 from assay.records.probe import Offer
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS
-from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange
+from assay_evaluate.client.client import Address, Client
+from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.serving.external import find_version, get, list_models, sum_metrics
 from assay_evaluate.transport.connection import root_url
 
 QUESTION = [{"role": "user", "content": "1 + 1"}]
+TIMEOUT_S = 600.0
+"""Of a short reply, unless the settings say otherwise."""
 EXTENDED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -32,13 +35,20 @@ class ProbedEndpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with every request: an authorization, say. In no record and no ledger."""
 
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        return (self.base_url,)
+
+    def check_alive(self) -> None:
+        """Nobody watches it: the next request will tell."""
+
     def metrics(self) -> dict[str, float]:
         """The server's counters, summed over labels; empty if it has none."""
         return _metrics(self.base_url, self.headers)
 
 
 def find_endpoint(
-    url: str, model: str | None = None, *, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None
+    url: str, model: str | None = None, *, timeout_s: float = TIMEOUT_S, headers: Mapping[str, str] | None = None
 ) -> ProbedEndpoint:
     """Ask the server at `url` who it is and what it offers. model: its name there; None: the first one listed.
 
@@ -54,27 +64,27 @@ def find_endpoint(
         raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
     about = next(one for one in listed if model is None or one["id"] == model)
     length = about.get("max_model_len")
-    with Asker(base_url, about["id"], timeout_s=timeout_s, headers=sent) as asker:
+    with Client(Address(base_url, about["id"], sent), timeout_s=timeout_s) as client:
         return ProbedEndpoint(
             base_url=base_url,
             model=about["id"],
             max_model_len=length if isinstance(length, int) else None,
-            offer=_find_offer(asker, sent),
-            system_fingerprint=asker.system_fingerprint,
+            offer=_find_offer(client, sent),
+            system_fingerprint=client.tally.system_fingerprint,
             headers=sent,
         )
 
 
-def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
+def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
     def said(path: str, **body: Any) -> Exchange:
-        [exchange] = asker.ask([Ask(f"find/{path}", path, {"max_tokens": 1, "temperature": 0, **body})], 1)
+        [exchange] = client.ask_together([Ask(f"find/{path}", path, {"max_tokens": 1, "temperature": 0, **body})], 1)
         return exchange
 
     chat = said(CHAT, messages=QUESTION).is_answered
     completions = said(COMPLETIONS, prompt="1 + 1").is_answered
     if not chat and not completions:
-        errors = ", ".join(f"{error} ({count})" for error, count in asker.errors.items())
-        raise MeasureError(f"{asker.base_url}: answers neither {CHAT} nor {COMPLETIONS}: {errors}")
+        errors = ", ".join(f"{error} ({count})" for error, count in client.tally.errors.items())
+        raise MeasureError(f"{client.endpoint.base_url}: answers neither {CHAT} nor {COMPLETIONS}: {errors}")
     path = CHAT if chat else COMPLETIONS
     base: dict[str, Any] = {"messages": QUESTION} if chat else {"prompt": "1 + 1"}
 
@@ -95,8 +105,8 @@ def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
 
     with_ids = said(path, **base, return_token_ids=True)
     token_ids = with_ids.reply.token_ids is not None and with_ids.reply.prompt_token_ids is not None
-    counters = _metrics(asker.base_url, headers)
-    version = find_version(asker.base_url, what="the endpoint", headers=headers)
+    counters = _metrics(client.endpoint.base_url, headers)
+    version = find_version(client.endpoint.base_url, what="the endpoint", headers=headers)
     return Offer(
         is_vllm=version is not None and any(name.startswith("vllm:") for name in counters),
         version=version,
@@ -106,24 +116,24 @@ def _find_offer(asker: Asker, headers: Mapping[str, str]) -> Offer:
         prompt_logprobs=most_prompt_logprobs() if completions and token_ids else None,
         token_ids=token_ids,
         extended_sampling=token_ids and said(path, **base, **EXTENDED).is_answered,
-        tokenize=_answers(asker, "/tokenize", {"prompt": "1 + 1"}),
+        tokenize=_answers(client, "/tokenize", {"prompt": "1 + 1"}),
         metrics=bool(counters),
         counts_nans="vllm:corrupted_requests_total" in counters,
         speculation=with_ids.reply.speculation is not None or "vllm:spec_decode_num_drafts_total" in counters,
         routed_experts=with_ids.routed_experts is not None,
         cache_salt=token_ids and said(path, **base, cache_salt="probe").is_answered,
-        streams=_streams(asker, path, base),
+        streams=_streams(client, path, base),
     )
 
 
-def _answers(asker: Asker, path: str, body: dict[str, Any]) -> bool:
-    status = asker.send(Ask("find", path, body)).reply.http_status
+def _answers(client: Client, path: str, body: dict[str, Any]) -> bool:
+    status = client.exchange(Ask("find", path, body)).reply.http_status
     return status == 200
 
 
-def _streams(asker: Asker, path: str, base: dict[str, Any]) -> bool:
+def _streams(client: Client, path: str, base: dict[str, Any]) -> bool:
     body = {"max_tokens": 2, "temperature": 0, **base}
-    return bool(asker.send(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
+    return bool(client.exchange(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
 
 
 def _metrics(base_url: str, headers: Mapping[str, str]) -> dict[str, float]:

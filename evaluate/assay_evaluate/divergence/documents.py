@@ -20,7 +20,7 @@ from assay.recipes.suite import DivergenceSpec
 from assay.records.divergence import TextSet
 from assay_evaluate.asking.dialect import sampling
 from assay_evaluate.asking.session import Session
-from assay_evaluate.client.client import NotMeasured, error_message
+from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.tasks.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
 
@@ -230,11 +230,9 @@ def _texts(spec: DivergenceSpec, seed: str, length: int) -> Iterator[tuple[str, 
 
 def _tokenized(session: Session, text: str) -> tuple[int, ...]:
     response = session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-    tokens = response.json().get("tokens") if response.status_code == 200 else None
-    if not tokens:
-        raise NotMeasured(
-            f"held-out text cannot be tokenized: /tokenize: HTTP {response.status_code}: {error_message(response)}"
-        )
+    tokens = response.data.get("tokens")
+    if not tokens or not isinstance(tokens, list):
+        raise NotMeasured(f"held-out text cannot be tokenized: /tokenize: HTTP {response.status}: {response.message}")
     return tuple(tokens)
 
 

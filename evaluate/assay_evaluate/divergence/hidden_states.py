@@ -24,7 +24,8 @@ from assay.errors import MeasureError, ServeError
 from assay.records.base import sha256_of
 from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.divergence.documents import Document
-from assay_evaluate.transport.connection import Connection, TransportError, root_url
+from assay_evaluate.transport.connection import Connection, root_url
+from assay_evaluate.transport.errors import TransportError
 
 if TYPE_CHECKING:
     import torch

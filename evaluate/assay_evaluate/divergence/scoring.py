@@ -53,7 +53,7 @@ def learn_scoring(client: Client, fingerprint: Fingerprint) -> Scoring:
 def _try(client: Client, more: dict[str, Any]) -> dict[str, Any] | None:
     body = {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False, **more}}
     response = client.post(GENERATE, body)
-    return dict(response.json()) if response.status_code == 200 else None
+    return response.data if response.status == 200 else None
 
 
 def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: ScoringForm) -> list[Request]:

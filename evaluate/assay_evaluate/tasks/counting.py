@@ -8,7 +8,7 @@ from typing import Any
 
 from assay_evaluate.asking.dialect import count_tokens
 from assay_evaluate.asking.session import Session
-from assay_evaluate.client.client import NotMeasured, error_message
+from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.tasks.ruler import CountTokens, Prompt, RulerError, Style, TokenCounter
 
 
@@ -43,6 +43,7 @@ def _count_on_server(session: Session, prompt: Prompt) -> int:
         if prompt[-1]["role"] == "assistant":
             body |= {"add_generation_prompt": False, "continue_final_message": True}
     response = client.post("/tokenize", body)
-    if response.status_code != 200:
-        raise NotMeasured(f"tokens cannot be counted: /tokenize: HTTP {response.status_code}: {error_message(response)}")
-    return int(response.json()["count"])
+    count = response.data.get("count")
+    if not isinstance(count, int):
+        raise NotMeasured(f"tokens cannot be counted: /tokenize: HTTP {response.status}: {response.message}")
+    return count

@@ -14,21 +14,24 @@ from __future__ import annotations
 import email.utils
 import functools
 import http.client
-import io
 import json
 import select
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from assay.errors import ServeError
 from assay.foreign_text import one_line, shown
+from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import message_in, read_json
+from assay_evaluate.transport.incoming import Incoming, too_large
+
+T = TypeVar("T")
 
 CONNECT_S = 10.0
 MOST_REPLY_BYTES = 64 * 2**20
@@ -38,14 +41,6 @@ SECRET_IN_REPLIES = 12
 """Characters from which a key is searched for in replies, too: a model may well say a shorter one (`EMPTY`) by itself."""
 HIDDEN = "[hidden]"
 NO_HEADERS: Mapping[str, str] = {}
-
-
-class TransportError(Exception):
-    """No whole HTTP reply came: refused, reset, timed out, not HTTP."""
-
-
-class UnusableReply(TransportError):
-    """A reply that is not taken, and would be the same the next time: it is too large, or compressed."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,9 @@ class Connection:
         secure, host, port, self._prefix = _address(base_url)
         self._total_s, self._silence_s = total_s, silence_s
         self._headers = dict(headers)
+        self._post_headers = {"Content-Type": "application/json", **headers}
         self._secrets = _spellings(headers)
-        self._allowed = _Allowance(0.0, 0.0, 0.0, 0)
+        self._incoming: Incoming | None = None
         self._http: http.client.HTTPConnection
         if secure:
             self._http = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=_certificates())
@@ -106,28 +102,34 @@ class Connection:
 
     def get(self, path: str, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
         """What is at `path`. TransportError if nothing whole comes."""
-        return self._ask("GET", path, None, total_s, most_bytes)
+        return self._reply("GET", path, None, total_s, most_bytes)
 
     def post(self, path: str, body: bytes, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
         """Send `body` (JSON) to `path`, return what comes back. TransportError if nothing whole does."""
-        return self._ask("POST", path, body, total_s, most_bytes)
+        return self._reply("POST", path, body, total_s, most_bytes)
 
     def count_events(self, path: str, body: bytes, most: int, *, total_s: float | None = None) -> int:
         """Read up to `most` events of a streamed reply, then hang up, as an impatient user does; how many came."""
-        num_events = 0
-        with self._replying("POST", path, body, total_s, MOST_REPLY_BYTES) as response:
+
+        def count(response: http.client.HTTPResponse) -> int:
+            num_events = 0
             while num_events < most and (line := response.readline(PIECE_BYTES)):
                 num_events += line.startswith(b"data:")
-            self._http.close()
-        return num_events
+            self.close()
+            return num_events
+
+        return self._ask("POST", path, body, total_s, MOST_REPLY_BYTES, count)[1]
 
     def close(self) -> None:
+        """Hang up. The next request opens a new connection."""
         self._http.close()
+        if self._incoming is not None:
+            self._incoming.end()
+            self._incoming = None
 
     # ------------------------------------------------------------------------------------------------ one exchange
-    def _ask(self, method: str, path: str, body: bytes | None, total_s: float | None, most_bytes: int) -> HttpReply:
-        with self._replying(method, path, body, total_s, most_bytes) as response:
-            content = self._read(response, most_bytes)
+    def _reply(self, method: str, path: str, body: bytes | None, total_s: float | None, most_bytes: int) -> HttpReply:
+        response, content = self._ask(method, path, body, total_s, most_bytes, lambda response: _content(response, most_bytes))
         if response.status == 200:
             return HttpReply(200, self._hide(content, SECRET_IN_REPLIES))
         location, wait = response.headers.get("Location"), response.headers.get("Retry-After")
@@ -138,33 +140,40 @@ class Connection:
             None if wait is None else _seconds(wait),
         )
 
-    @contextmanager
-    def _replying(
-        self, method: str, path: str, body: bytes | None, total_s: float | None, most_bytes: int
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; its reply, up to the end of the headers. Whatever goes wrong until the end is a TransportError."""
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        total_s: float | None,
+        most_bytes: int,
+        read: Callable[[http.client.HTTPResponse], T],
+    ) -> tuple[http.client.HTTPResponse, T]:
+        """Send a request; the head of its reply, and what `read` makes of the rest. TransportError: whatever goes wrong."""
         whole_s = self._total_s if total_s is None else total_s
-        headers = self._headers if body is None else {"Content-Type": "application/json", **self._headers}
         try:
-            if self._was_closed():
-                self._http.close()
-            if self._http.sock is None:
-                self._connect()
-            self._allowed = _Allowance(time.monotonic() + whole_s, whole_s, self._silence_s or whole_s, most_bytes)
-            self._http.sock.settimeout(whole_s)
-            self._http.request(method, self._prefix + path, body, headers)
-            yield self._http.getresponse()
-        except UnusableReply:
-            self._http.close()
-            raise
+            incoming = self._open()
+            incoming.start(whole_s, self._silence_s or whole_s, most_bytes)
+            self._http.request(method, self._prefix + path, body, self._headers if body is None else self._post_headers)
+            response = self._http.getresponse()
+            found = read(response)
+            if self._http.sock is None or incoming.has_rest():  # which would be taken for the beginning of the next reply
+                self.close()
+            return response, found
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: of a chunk's size below 0
-            self._http.close()
+            self.close()
             raise TransportError(self._hide_text(f"{type(error).__name__}: {shown(str(error).strip())}")) from None
         except BaseException:
-            self._http.close()
+            self.close()
             raise
-        if self._allowed.has_more:  # than the reply's own length: what follows would be taken for the next one
-            self._http.close()
+
+    def _open(self) -> Incoming:
+        if self._was_closed():
+            self.close()
+        if self._incoming is None:
+            self._connect()
+            self._incoming = Incoming(self._http.sock)
+        return self._incoming
 
     def _connect(self) -> None:
         try:
@@ -178,20 +187,7 @@ class Connection:
                 self._http.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def _response(self, sock: socket.socket, **how: Any) -> http.client.HTTPResponse:
-        return http.client.HTTPResponse(_Source(sock, self._allowed), **how)  # type: ignore[arg-type]
-
-    def _read(self, response: http.client.HTTPResponse, most_bytes: int) -> bytes:
-        encoding = response.headers.get("Content-Encoding")
-        if encoding is not None and encoding.strip().lower() != "identity":
-            raise UnusableReply(f"Compressed: the reply is compressed ({shown(encoding)}), which was not asked for")
-        if (response.length or 0) > most_bytes:
-            raise _too_large(most_bytes)
-        pieces = []
-        while piece := response.read(PIECE_BYTES):  # never as much as it announces: that may be any number
-            pieces.append(piece)
-        if response.length:
-            raise http.client.IncompleteRead(b"", response.length)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return http.client.HTTPResponse(self._incoming, **how)  # type: ignore[arg-type]
 
     def _was_closed(self) -> bool:
         """Whether the server hung up since the last reply, as they do with idle connections: sending would fail once."""
@@ -215,94 +211,21 @@ class Connection:
         return text
 
 
-# ---------------------------------------------------------------------------------------------------- what may come
-@dataclass
-class _Allowance:
-    """What is left for one reply."""
-
-    ends_at: float
-    """Of `time.monotonic`."""
-    total_s: float
-    silence_s: float
-    most_bytes: int
-    num_bytes: int = 0
-    is_over: bool = False
-    has_more: bool = False
-    """Bytes came after the end of the reply."""
-
-    def wait_s(self) -> float:
-        """How long the next bytes may take. TimeoutError: no longer."""
-        left_s = self.ends_at - time.monotonic()
-        if left_s <= 0:
-            raise self.late()
-        return min(left_s, self.silence_s) if self.num_bytes else left_s
-
-    def late(self) -> TimeoutError:
-        if self.num_bytes == 0:
-            return TimeoutError(f"no reply within {self.total_s:g} s")
-        if self.silence_s < self.ends_at - time.monotonic():
-            return TimeoutError(f"the reply stopped for {self.silence_s:g} s")
-        return TimeoutError(f"the reply was not complete after {self.total_s:g} s ({self.num_bytes:,} bytes came)")
-
-
-class _Limited(io.RawIOBase):
-    """A socket's bytes, as far as they are allowed."""
-
-    def __init__(self, raw: socket.SocketIO, sock: socket.socket, allowed: _Allowance) -> None:
-        self._raw, self._sock, self._allowed = raw, sock, allowed
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        allowed = self._allowed
-        if allowed.is_over:
-            return 0
-        self._sock.settimeout(allowed.wait_s())
-        try:
-            num_bytes = self._raw.readinto(buffer) or 0
-        except TimeoutError:
-            raise allowed.late() from None
-        allowed.num_bytes += num_bytes
-        if allowed.num_bytes > allowed.most_bytes:
-            raise _too_large(allowed.most_bytes)
-        return num_bytes
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Buffered(io.BufferedReader):
-    """Notes when it is closed with bytes that nobody has read."""
-
-    def __init__(self, raw: _Limited, allowed: _Allowance) -> None:
-        super().__init__(raw)
-        self._allowed = allowed
-
-    def close(self) -> None:
-        if not self.closed:
-            self._allowed.is_over = True
-            self._allowed.has_more = bool(self.peek(1))
-        super().close()
-
-
-class _Source:
-    """What `http.client.HTTPResponse` needs of a socket."""
-
-    def __init__(self, sock: socket.socket, allowed: _Allowance) -> None:
-        self._sock, self._allowed = sock, allowed
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        raw = self._sock.makefile("rb", buffering=0)
-        return _Buffered(_Limited(raw, self._sock, self._allowed), self._allowed)
-
-
-def _too_large(most_bytes: int) -> UnusableReply:
-    return UnusableReply(f"TooLarge: the reply has more than {most_bytes:,} bytes ({most_bytes / 2**20:g} MiB), the most taken")
-
-
 # ---------------------------------------------------------------------------------------------------- small things
+def _content(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
+    encoding = response.headers.get("Content-Encoding")
+    if encoding is not None and encoding.strip().lower() != "identity":
+        raise UnusableReply(f"Compressed: the reply is compressed ({shown(encoding)}), which was not asked for")
+    if (response.length or 0) > most_bytes:
+        raise too_large(most_bytes)
+    pieces = []
+    while not response.isclosed() and (piece := response.read(PIECE_BYTES)):  # not all it announces: that may be any number
+        pieces.append(piece)
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 def _address(base_url: str) -> tuple[bool, str, int | None, str]:
     """(whether it is https, host, port, path before every path). ServeError: it is no address."""
     try:

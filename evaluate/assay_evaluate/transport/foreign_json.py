@@ -35,3 +35,21 @@ def message_in(body: bytes | str) -> str:
     except (NotJson, AttributeError, RecursionError):
         pass
     return one_line(" ".join(text[: 8 * MOST_MESSAGE].split()))[:MOST_MESSAGE]
+
+
+def text_of(told: Any) -> str | None:
+    """A value that has to be text, as Unicode: a lone surrogate, which JSON can hold and UTF-8 cannot, becomes U+FFFD.
+
+    None stays None. TypeError: it is something else.
+    """
+    if told is None:
+        return None
+    if type(told) is not str:
+        raise TypeError(f"{type(told).__name__} in place of text")
+    return told if told.isascii() else told.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def fingerprint_in(data: dict[str, Any]) -> str | None:
+    """vLLM's `system_fingerprint` in a reply, for people and records. None: it tells none."""
+    told = data.get("system_fingerprint")
+    return shown(told) if isinstance(told, str) else None

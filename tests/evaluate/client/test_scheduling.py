@@ -22,6 +22,7 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import WINDOW, Client
 from assay_evaluate.client.dispatch import Flight
 from assay_evaluate.client.journal import Identity, Journal, Request
+from assay_evaluate.client.sending import LONGEST_RETRY_AFTER_S, wait_s
 from assay_evaluate.serving.server import ServerSpec, planned_fingerprint, serve
 
 WHO = Identity("checkpoint", "fingerprint", "suite")
@@ -261,11 +262,15 @@ def test_a_server_started_anew_in_another_way_is_noticed(tmp_path: Path) -> None
         assert (journal.count("answered"), journal.count("asked")) == (3, 6)
 
 
-def test_back_off_doubles_with_a_jitter_of_its_own_for_each_request(tmp_path: Path) -> None:
-    with FakeServer() as server, Journal(tmp_path / "j.db") as journal, Client(server, journal, WHO, backoff_s=0.5) as client:
-        waits_s = [[client._backoff_of(key, attempt) for attempt in range(1, 9)] for key in ("a", "b")]
-        assert waits_s == [[client._backoff_of(key, attempt) for attempt in range(1, 9)] for key in ("a", "b")]
+def test_back_off_doubles_with_a_jitter_of_its_own_for_each_request() -> None:
+    waits_s = [[wait_s(key, attempt, 0.5) for attempt in range(1, 9)] for key in ("a", "b")]
+    assert waits_s == [[wait_s(key, attempt, 0.5) for attempt in range(1, 9)] for key in ("a", "b")]
     for ours in waits_s:
         longest = [0.5, 1, 2, 4, 8, 16, 30, 30]
         assert all(most / 2 <= wait <= most for wait, most in zip(ours, longest, strict=True)), ours
     assert all(a != b for a, b in zip(*waits_s, strict=True))
+
+
+@pytest.mark.parametrize(("wanted_s", "waited_s"), [(None, 0), (-5.0, 0), (0.0, 0), (7.0, 7.0), (1e9, LONGEST_RETRY_AFTER_S)])
+def test_a_server_is_left_alone_as_long_as_it_wants_within_reason(wanted_s: float | None, waited_s: float) -> None:
+    assert wait_s("a", 1, 0.5, wanted_s) == max(waited_s, wait_s("a", 1, 0.5))

@@ -39,7 +39,7 @@ def test_every_request_carries_the_key_and_no_record_does(tmp_path: Path) -> Non
         server = Server(fake.base_url, "model", 4096, None, None, headers=fake.headers)  # type: ignore[arg-type]
         with Client(server, journal, WHO) as client:
             [reply] = client.ask([Request("t", "1", 0, "/v1/completions", {"prompt": "1 + 1", "max_tokens": 1})])
-            assert client.post("/tokenize", {"prompt": "abc"}).json()["count"] == 3
+            assert client.post("/tokenize", {"prompt": "abc"}).data["count"] == 3
         assert (reply.status, reply.text) == ("answered", "#### 7")
         server.check_alive()
         assert find_endpoint(fake.base_url, headers=fake.headers).offer.completions

@@ -14,15 +14,8 @@ from raw_server import Part, RawServer, endless, trickle
 
 from assay.errors import ServeError
 from assay_evaluate.transport import connection as module
-from assay_evaluate.transport.connection import (
-    Connection,
-    HttpReply,
-    TransportError,
-    UnusableReply,
-    get_once,
-    post_once,
-    root_url,
-)
+from assay_evaluate.transport.connection import Connection, HttpReply, get_once, post_once, root_url
+from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import NotJson, message_in, read_json
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -22,8 +22,9 @@ from assay.callbacks import Say
 from assay.errors import MeasureError, ServeError
 from assay.records.lever import Failure, LeverEffect, LeverReport, Observation
 from assay.records.probe import ProbeSettings
-from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange
-from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
+from assay_evaluate.client.client import Client
+from assay_evaluate.client.exchanges import Ask, Exchange
+from assay_evaluate.diagnosis.endpoint import TIMEOUT_S, ProbedEndpoint
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start
 from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
 from assay_evaluate.diagnosis.probes.argmax import TIE
@@ -166,15 +167,15 @@ class Search:
     def observe(self, endpoint: ProbedEndpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
         """Every request `num_passes` times. asks: only these; None: all."""
         started = time.monotonic()
-        with Asker(endpoint.base_url, endpoint.model, headers=endpoint.headers) as asker:
-            session = self.session(endpoint, asker)
+        with Client(endpoint, timeout_s=TIMEOUT_S) as client:
+            session = self.session(endpoint, client)
             wanted = list(asks) if asks is not None else self.requests(session)
             passes = []
             for _ in range(self.settings.num_passes):
-                exchanges = self._ask(asker, wanted, setting)
+                exchanges = self._ask(client, wanted, setting)
                 self.exchanges[setting] = exchanges
                 found = failures_in(session.score(exchanges, 1), exchanges)
-                passes.append(tuple(self._without_habits(asker, found, exchanges)))
+                passes.append(tuple(self._without_habits(client, found, exchanges)))
         sizes = ((e.reply.prompt_tokens or 0) + (e.reply.output_tokens or 0) for e in exchanges)
         self.longest_tokens = max(self.longest_tokens, *sizes)
         failed, asked = sum(map(len, passes)), len(wanted) * self.settings.num_passes
@@ -187,11 +188,11 @@ class Search:
             seconds=round(time.monotonic() - started, 3),
         )  # fmt: skip
 
-    def _without_habits(self, asker: Asker, found: list[Failure], exchanges: Sequence[Exchange]) -> list[Failure]:
+    def _without_habits(self, client: Client, found: list[Failure], exchanges: Sequence[Exchange]) -> list[Failure]:
         """Signs of garbling in a text that comes word for word when the request is asked alone are the model's habit."""
         said = {exchange.id: exchange for exchange in exchanges}
         doubtful = [failure.request for failure in found if failure.kind in GARBLED]
-        alone = asker.ask([said[name].ask for name in doubtful], 1)
+        alone = client.ask_together([said[name].ask for name in doubtful], 1)
         habits = {one.id for one in alone if one.is_answered and one.text == said[one.id].text}
         return [failure for failure in found if failure.kind not in GARBLED or failure.request not in habits]
 
@@ -202,17 +203,17 @@ class Search:
 
     def asks(self, endpoint: ProbedEndpoint) -> list[Ask]:
         """The requests as this endpoint is asked them."""
-        with Asker(endpoint.base_url, endpoint.model, headers=endpoint.headers) as asker:
-            return self.requests(self.session(endpoint, asker))
+        with Client(endpoint, timeout_s=TIMEOUT_S) as client:
+            return self.requests(self.session(endpoint, client))
 
-    def session(self, endpoint: ProbedEndpoint, asker: Asker) -> ProbeSession:
+    def session(self, endpoint: ProbedEndpoint, client: Client) -> ProbeSession:
         settings = ProbeSettings(max_tokens=self.settings.max_tokens, seed=self.settings.seed, top_k=8)
-        return ProbeSession(endpoint, settings, asker)
+        return ProbeSession(endpoint, settings, client)
 
-    def _ask(self, asker: Asker, asks: Sequence[Ask], setting: Setting) -> list[Exchange]:
+    def _ask(self, client: Client, asks: Sequence[Ask], setting: Setting) -> list[Exchange]:
         """In full waves. Of n copies of a request the first is looked at: a server refuses n > 1 of a greedy request."""
         every = [ask if copy == 0 else replace(ask, id=f"{ask.id}#{copy}") for ask in asks for copy in range(setting.n)]
-        return asker.ask(every, setting.concurrency * setting.n, in_waves=True)[:: setting.n]
+        return client.ask_together(every, setting.concurrency * setting.n, in_waves=True)[:: setting.n]
 
 
 def said_of(setting: Setting) -> dict[str, Any]:

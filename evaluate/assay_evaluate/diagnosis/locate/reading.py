@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from assay.errors import MeasureError, ServeError
 from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
-from assay_evaluate.transport.connection import MOST_REPLY_BYTES, HttpReply, TransportError, post_once
+from assay_evaluate.transport.connection import MOST_REPLY_BYTES, HttpReply, post_once
+from assay_evaluate.transport.errors import TransportError
 
 EXTENSION = "assay_vllm.activations.ActivationWorker"
 SKETCH_WIDTH = 16

@@ -4,5 +4,5 @@
     report = run_probes(endpoint, ProbeSettings(), ["argmax", "garble"])
 
 `run_probes.PROBES` is the table of all; docs/fidelity.md says what each sees, its statistic, its threshold and why. In: an
-endpoint. Out: a `ProbeReport`. May import `diagnosis.asker`, `diagnosis.endpoint` and the rooms below diagnosis.
+endpoint. Out: a `ProbeReport`. May import `diagnosis.endpoint` and the rooms below diagnosis.
 """

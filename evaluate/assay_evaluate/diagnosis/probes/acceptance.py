@@ -15,7 +15,7 @@ from scipy import stats
 from assay.records.base import Interval
 from assay.records.probe import ProbeResult, Value
 from assay_evaluate.asking.acceptance import COUNTERS
-from assay_evaluate.diagnosis.asker import Exchange
+from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.statistics import cluster_bootstrap_ratio
 

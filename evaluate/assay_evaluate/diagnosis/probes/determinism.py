@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.records.probe import ProbeResult
-from assay_evaluate.diagnosis.asker import Ask, Exchange
+from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.probes.divergences import Arm, arm, decision_limit, witnesses
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run
 
@@ -26,13 +26,13 @@ def probe_determinism(session: ProbeSession) -> ProbeResult:
     asked = [one.ask for one in baseline]
     in_batch = {one.ask.id: one for one in session.greedy}
     arms = [
-        arm("alone again", baseline, session.asker.ask(_renamed(asked, "again"), 1)),
+        arm("alone again", baseline, session.client.ask_together(_renamed(asked, "again"), 1)),
         arm("full batch", baseline, [in_batch[ask.id.removeprefix("alone/")] for ask in asked]),
     ]
     if session.endpoint.offer.cache_salt:
         salted = [replace(ask, body={**ask.body, "cache_salt": f"{session.settings.seed}-{session.nonce}"}) for ask in asked]
-        arms.append(arm("cold prefix", baseline, session.asker.ask(_renamed(salted, "cold"), 1)))
-        arms.append(arm("warm prefix", baseline, session.asker.ask(_renamed(salted, "warm"), 1)))
+        arms.append(arm("cold prefix", baseline, session.client.ask_together(_renamed(salted, "cold"), 1)))
+        arms.append(arm("warm prefix", baseline, session.client.ask_together(_renamed(salted, "warm"), 1)))
     for what, num_tokens in (("short", session.settings.short_tokens), ("long", session.settings.long_tokens)):
         some = baseline[:NEIGHBOUR_PROMPTS]
         arms.append(arm(f"{what} neighbours", some, _among(session, [one.ask for one in some], what, num_tokens)))
@@ -51,7 +51,7 @@ def _among(session: ProbeSession, asks: Sequence[Ask], what: str, num_tokens: in
         others = [session.ask("neighbour", prompt) for prompt in prompts]
         middle = len(others) // 2
         wave = [*others[:middle], *_renamed([ask], what), *others[middle:]]
-        found.append(session.asker.ask(wave, len(wave), in_waves=True)[middle])
+        found.append(session.client.ask_together(wave, len(wave), in_waves=True)[middle])
     return found
 
 

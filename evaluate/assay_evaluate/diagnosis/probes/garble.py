@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.records.probe import ProbeResult
-from assay_evaluate.diagnosis.asker import Ask, Exchange
+from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.probes.detectors import SURPRISE_NATS, Sign, signs_in
 from assay_evaluate.diagnosis.probes.nonfinite import nonfinite_sign
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
@@ -47,7 +47,7 @@ class Suspect:
 
 def probe_garble(session: ProbeSession) -> ProbeResult:
     """Alarm: one reply that serving has garbled; or more than 1 % of the requests, surely, without a reply."""
-    exchanges = session.asker.ask(_asks(session), session.settings.concurrency, slim=_slim)
+    exchanges = session.client.ask_together(_asks(session), session.settings.concurrency, slim=_slim)
     kept = [one for one in exchanges if one.ask.abort_after is None]
     answered = [one for one in kept if one.is_answered]
     failed = sum(one.status == "failed" for one in kept)
@@ -153,7 +153,7 @@ def _sort_out(session: ProbeSession, suspects: Sequence[Suspect]) -> tuple[list[
         return garbled, habits, undecided
     again = undecided[:MOST_ASKED_AGAIN]
     asks = [replace(one.exchange.ask, id=f"again/{one.exchange.id}") for one in again]
-    for suspect, alone in zip(again, session.asker.ask(asks, 1), strict=True):
+    for suspect, alone in zip(again, session.client.ask_together(asks, 1), strict=True):
         if not alone.is_answered:
             unknown.append(suspect)
             continue

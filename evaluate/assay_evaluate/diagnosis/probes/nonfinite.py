@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 from assay.records.probe import ProbeResult, Witness
+from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.asker import Exchange
 from assay_evaluate.diagnosis.probes.detectors import ID_ZERO_RUN, id_zero_run
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, witness
 
@@ -24,7 +24,7 @@ def probe_nonfinite(session: ProbeSession) -> ProbeResult:
     needed = [session.greedy, session.sampled]
     if session.endpoint.offer.prompt_logprobs and session.endpoint.offer.token_ids:
         needed += [[one.exchange for one in session.greedy_scored]]
-    looked = [one for one in session.asker.exchanges.values() if one.status in ("answered", "refused")]
+    looked = [one for one in session.client.tally.exchanges.values() if one.status in ("answered", "refused")]
     events: list[Witness] = []
     first = None
     for number, exchange in enumerate(looked):

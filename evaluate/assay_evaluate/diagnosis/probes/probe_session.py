@@ -14,8 +14,9 @@ from typing import Any
 
 from assay.records.probe import Detail, ProbeResult, ProbeSettings, ProbeStatus, Witness
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS, sampling
+from assay_evaluate.client.client import Client
+from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.statistics import clopper_pearson
 from assay_evaluate.statistics.rates import sentence, upper_bound
@@ -52,7 +53,7 @@ class ProbeSession:
 
     endpoint: ProbedEndpoint
     settings: ProbeSettings
-    asker: Asker
+    client: Client
     without_speculation: ProbedEndpoint | None = None
     """Another server of the same checkpoint that drafts nothing, for the pair."""
     on_progress: Callable[[str], None] = lambda line: None
@@ -97,7 +98,7 @@ class ProbeSession:
             text = ""
             while len(text) < FIRST_TRY_CHARACTERS:
                 text += filler_sentence(draw, language) + " "
-            exchange = self.asker.send(self.ask("tokens", ProbePrompt("tokens", language, text, 0), max_tokens=1))
+            exchange = self.client.exchange(self.ask("tokens", ProbePrompt("tokens", language, text, 0), max_tokens=1))
             found[language] = (exchange.reply.prompt_tokens or len(text)) / len(text)
         return found
 
@@ -157,7 +158,7 @@ class ProbeSession:
         long = self.prompts(f"{what}-long", count // 2, self.settings.long_tokens)
         mixed = [prompt for pair in zip(short, long, strict=False) for prompt in pair] + short[len(long) :]
         asks = [self.ask(what, prompt, temperature=temperature, with_logprobs=True) for prompt in mixed]
-        return self.asker.ask(asks, self.settings.concurrency, in_waves=True)
+        return self.client.ask_together(asks, self.settings.concurrency, in_waves=True)
 
     @cached_property
     def greedy_scored(self) -> list[RescoredReply]:
@@ -172,12 +173,12 @@ class ProbeSession:
         """Texts of a hundred tokens and more, sampled at T=1."""
         prompts = self.prompts("long-reply", self.settings.num_requests // 2, self.settings.short_tokens, writing_only=True)
         asks = [self.ask("long-reply", prompt, temperature=1.0) for prompt in prompts]
-        return self.asker.ask(asks, self.settings.concurrency)
+        return self.client.ask_together(asks, self.settings.concurrency)
 
     @cached_property
     def alone(self) -> list[Exchange]:
         """Some of the greedy requests again, one at a time."""
-        return self.asker.ask(self.again(self.greedy, "alone"), 1)
+        return self.client.ask_together(self.again(self.greedy, "alone"), 1)
 
     @cached_property
     def alone_scored(self) -> list[RescoredReply]:
@@ -194,7 +195,7 @@ class ProbeSession:
         able = [one for one in exchanges if one.is_answered and one.reply.token_ids and one.reply.prompt_token_ids]
         top_k = min(self.top_k or self.settings.top_k, self.endpoint.offer.prompt_logprobs or 1)
         asks = [self._score_ask(one, top_k) for one in able]
-        scored = self.asker.ask([replace(ask, id=f"score/{ask.id}") for ask in asks], concurrency)
+        scored = self.client.ask_together([replace(ask, id=f"score/{ask.id}") for ask in asks], concurrency)
         return [RescoredReply(one, back.reply.logprobs, back.reply.error) for one, back in zip(able, scored, strict=True)]
 
     def _score_ask(self, exchange: Exchange, top_k: int) -> Ask:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.records.probe import ProbeResult, Value, Witness
-from assay_evaluate.diagnosis.asker import Exchange
+from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
 from assay_evaluate.statistics.trends import BestSplit, find_step
 

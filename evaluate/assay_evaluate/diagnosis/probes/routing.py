@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.records.probe import ProbeResult
-from assay_evaluate.diagnosis.asker import Exchange
+from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 
 LEAST_AGREEMENT = 0.9
@@ -41,7 +41,7 @@ def probe_routing(session: ProbeSession) -> ProbeResult:
         return not_run("routing", "request", "the endpoint does not tell the experts (--enable-return-routed-experts)")
     pairs = []
     for scored in [*session.greedy_scored, *session.sampled_scored]:
-        again = session.asker.exchanges.get(f"score/{scored.exchange.id}")
+        again = session.client.tally.exchanges.get(f"score/{scored.exchange.id}")
         ours, theirs = read_experts(scored.exchange), None if again is None else read_experts(again)
         first = len(scored.exchange.reply.prompt_token_ids or ())
         if ours is None or theirs is None or (last := min(len(ours), len(theirs))) <= first:

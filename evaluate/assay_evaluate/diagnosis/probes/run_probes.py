@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.errors import MeasureError
 from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings
-from assay_evaluate.diagnosis.asker import Asker
+from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.probes.acceptance import probe_acceptance
 from assay_evaluate.diagnosis.probes.argmax import probe_argmax
@@ -47,26 +47,19 @@ def run_probes(
     label: str | None = None,
     without_speculation: ProbedEndpoint | None = None,
     ledger: Path | None = None,
-    asker: Asker | None = None,
+    client: Client | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> ProbeReport:
     """Run the probes called `names` (None: all), in the order of `PROBES`, and report.
 
     without_speculation: the same checkpoint on a server that drafts nothing, for the pair. ledger: every request and reply,
-    JSON lines, appended. asker: one of the caller's, who then has all that was sent and came back (`asker.exchanges`).
+    JSON lines, appended. client: one of the caller's, who then has all that was sent and came back (`client.tally.exchanges`).
     MeasureError: a name that is not in the table, or the server is gone.
     """
     settings, wanted = settings or ProbeSettings(), checked_names(names)
-    if asker is not None:
-        return run_session(ProbeSession(endpoint, settings, asker, without_speculation, on_progress), wanted, label=label)
-    with Asker(
-        endpoint.base_url,
-        endpoint.model,
-        timeout_s=settings.timeout_s,
-        ledger=ledger,
-        headers=endpoint.headers,
-        on_progress=on_progress,
-    ) as own:
+    if client is not None:
+        return run_session(ProbeSession(endpoint, settings, client, without_speculation, on_progress), wanted, label=label)
+    with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as own:
         return run_session(ProbeSession(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
 
 
@@ -87,7 +80,7 @@ def run_session(session: ProbeSession, names: Sequence[str], *, label: str | Non
         results.append(PROBES[name](session))
         mark = "ALARM: " if results[-1].status == "alarm" else ""
         session.on_progress(f"{name}: {mark}{results[-1].sentence} ({time.monotonic() - begun:.0f} s)")
-    endpoint, asker = session.endpoint, session.asker
+    endpoint, client = session.endpoint, session.client
     return ProbeReport(
         label=label or endpoint.model,
         base_url=endpoint.base_url,
@@ -97,10 +90,10 @@ def run_session(session: ProbeSession, names: Sequence[str], *, label: str | Non
         offer=endpoint.offer,
         settings=session.settings,
         results=tuple(results),
-        num_requests=asker.num_requests,
-        num_failed=asker.num_failed,
-        errors=dict(sorted(asker.errors.items())),
-        system_fingerprint=asker.system_fingerprint,
+        num_requests=client.tally.num_requests,
+        num_failed=client.tally.num_failed,
+        errors=dict(sorted(client.tally.errors.items())),
+        system_fingerprint=client.tally.system_fingerprint,
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - clock, 3),
     )

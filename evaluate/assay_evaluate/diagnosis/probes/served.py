@@ -10,7 +10,7 @@ from pathlib import Path
 from assay.callbacks import Say
 from assay.recipes.profile import ProfileRecipe
 from assay.records.probe import ProbeReport, ProbeSettings, ledger_of
-from assay_evaluate.diagnosis.asker import Asker
+from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, checked_names, run_probes, run_session
@@ -40,15 +40,8 @@ def probe_checkpoint(
     spec = replace(spec, profile=_counting(spec.profile))
     with start_server(spec, on_progress) as server:
         endpoint = replace(_met(server), checkpoint_sha256=checkpoint_sha256)
-        with Asker(
-            endpoint.base_url,
-            endpoint.model,
-            timeout_s=settings.timeout_s,
-            ledger=ledger,
-            headers=endpoint.headers,
-            on_progress=on_progress,
-        ) as asker:
-            session = ProbeSession(endpoint, settings, asker, None, on_progress)
+        with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as client:
+            session = ProbeSession(endpoint, settings, client, None, on_progress)
             report = run_session(session, wanted, label=label)
             # A profile with an address starts nothing, so there is no other way to serve it.
             is_pair = "speculation" in wanted and endpoint.offer.speculation and not spec.profile.urls

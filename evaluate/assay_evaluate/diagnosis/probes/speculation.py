@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from assay.records.probe import ProbeResult
-from assay_evaluate.diagnosis.asker import Asker
+from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.probes.divergences import arm, decision_limit, witnesses
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run
@@ -31,8 +31,8 @@ def pair_with(session: ProbeSession, other: ProbedEndpoint) -> ProbeResult:
         return not_run("speculation", "prompt", f"{other.base_url} drafts, too: the pair needs one server without speculation")
     with_drafts = [one for one in session.greedy if one.is_answered]
     asks = [replace(one.ask, id=f"undrafted/{one.ask.id}") for one in with_drafts]
-    with Asker(other.base_url, other.model, timeout_s=session.settings.timeout_s, headers=other.headers) as asker:
-        without = asker.ask(asks, session.settings.concurrency, in_waves=True)
+    with Client(other, timeout_s=session.settings.timeout_s) as client:
+        without = client.ask_together(asks, session.settings.concurrency, in_waves=True)
     pair = arm("speculation", without, with_drafts)
     limit = decision_limit([pair])
     events = witnesses([pair], limit)

@@ -12,7 +12,7 @@ from scipy import stats
 
 from assay.records.probe import ProbeResult, Witness
 from assay_evaluate.asking.dialect import CHAT
-from assay_evaluate.diagnosis.asker import Ask, Exchange
+from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.tasks.tools.calls import judge
 from assay_evaluate.tasks.tools.catalogue import all_tools
@@ -93,8 +93,8 @@ def _why_not(session: ProbeSession) -> str | None:
         return "the endpoint has no chat, so it cannot be shown tools"
     body = {"messages": [{"role": "user", "content": "1 + 1"}], "max_tokens": 1, "temperature": 0}
     offered = {"tools": [all_tools()[0].definition], "tool_choice": "auto"}
-    with_tools = session.asker.send(Ask("tools/with", CHAT, {**body, **offered}))  # a refusal is an answer: not counted
-    without = session.asker.send(Ask("tools/without", CHAT, body))
+    with_tools = session.client.exchange(Ask("tools/with", CHAT, {**body, **offered}))  # a refusal is an answer: not counted
+    without = session.client.exchange(Ask("tools/without", CHAT, body))
     if not with_tools.is_answered:
         return f"the server takes no tools: {with_tools.reply.error}; {NO_TOOLS}"
     ours, theirs = with_tools.reply.prompt_tokens, without.reply.prompt_tokens
@@ -115,7 +115,7 @@ def _ask_rung(session: ProbeSession, rung: Rung) -> list[tuple[Exchange, bool, b
         }  # fmt: skip
         asks.append(Ask(f"tools/{'long' if rung.is_long else 'short'}/{question.id}", CHAT, body, question.question))
     found = []
-    for question, exchange in zip(questions, session.asker.ask(asks, settings.concurrency), strict=True):
+    for question, exchange in zip(questions, session.client.ask_together(asks, settings.concurrency), strict=True):
         if exchange.is_answered:
             item = judge(question, exchange.reply)
             is_malformed = item.left_in_text or item.schema_valid is False

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from assay.foreign_text import shown
 from assay_evaluate.tasks.swebench.exits import SERVER_EXITS
-from assay_evaluate.transport.connection import NO_HEADERS, TransportError, get_once
+from assay_evaluate.transport.connection import NO_HEADERS, get_once
+from assay_evaluate.transport.errors import TransportError
 
 
 class GaveUp(Exception):

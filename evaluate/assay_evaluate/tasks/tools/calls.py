@@ -44,7 +44,7 @@ def _object(arguments: Any) -> dict[str, Any] | None:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, parse_constant=_refuse)
-        except (json.JSONDecodeError, NotJson, RecursionError):
+        except (ValueError, RecursionError):  # not JSON, NaN, or a number of thousands of digits
             return None
     return arguments if isinstance(arguments, dict) else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay_evaluate.asking.dialect import Dialect
-from assay_evaluate.client.client import Client, NotMeasured, error_message
+from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.tasks.ruler.haystacks import generated
 from assay_evaluate.tasks.tools.questions import ToolQuestion
 
@@ -88,12 +88,12 @@ def count_prompt(client: Client, dialect: Dialect, messages: Messages, definitio
     if definitions:
         body = {**body, "tools": definitions} | ({} if dialect.can_tokenize else {"tool_choice": "auto"})
     response = client.post(path, body)
-    if response.status_code == 200:
-        data = response.json()
+    if response.status == 200:
+        data = response.data
         found = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
         if isinstance(found, int):
             return found
     longest = client.endpoint.max_model_len
-    if response.status_code == 400 and longest is not None and "context length" in error_message(response):
+    if response.status == 400 and longest is not None and "context length" in response.message:
         return longest + 1
-    raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status_code}: {error_message(response)}")
+    raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status}: {response.message}")

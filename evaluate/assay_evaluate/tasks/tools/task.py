@@ -18,7 +18,7 @@ from assay.records.measurement import ItemResult, TaskResult
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import CHAT
 from assay_evaluate.asking.session import Session, task_result
-from assay_evaluate.client.client import NotMeasured, error_message
+from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
@@ -171,12 +171,12 @@ def why_no_tools(session: Session) -> str | None:
     definitions = [all_tools()[0].definition]
     body = {"messages": messages, "max_tokens": 1, "tools": definitions, "tool_choice": "auto"}
     response = client.post(CHAT, body)
-    if response.status_code in {400, 422, 501}:
-        what = error_message(response)
+    if response.status in {400, 422, 501}:
+        what = response.message
         mend = f"; {NO_TOOLS}" if "tool" in what and "pars" in what else ""
-        return f"the server takes no tools: HTTP {response.status_code}: {what}{mend}"
-    if response.status_code != 200:
-        raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status_code}: {error_message(response)}")
+        return f"the server takes no tools: HTTP {response.status}: {what}{mend}"
+    if response.status != 200:
+        raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}: {response.message}")
     try:
         with_tools = count_prompt(client, dialect, messages, definitions)
         without = count_prompt(client, dialect, messages, [])

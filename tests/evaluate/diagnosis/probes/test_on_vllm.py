@@ -11,7 +11,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.probe import Offer, ProbeReport, ProbeSettings
-from assay_evaluate.diagnosis.asker import Asker
+from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.probes.garble import is_own
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
@@ -44,14 +44,14 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedEndpoin
 
 
 @pytest.fixture(scope="module")
-def asker(endpoint: ProbedEndpoint) -> Iterator[Asker]:
-    with Asker(endpoint.base_url, endpoint.model) as made:
+def client(endpoint: ProbedEndpoint) -> Iterator[Client]:
+    with Client(endpoint) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def report(endpoint: ProbedEndpoint, asker: Asker) -> ProbeReport:
-    return run_probes(endpoint, SETTINGS, asker=asker)
+def report(endpoint: ProbedEndpoint, client: Client) -> ProbeReport:
+    return run_probes(endpoint, SETTINGS, client=client)
 
 
 def test_what_vllm_offers(endpoint: ProbedEndpoint) -> None:
@@ -89,18 +89,18 @@ def test_figures_of_a_healthy_server(report: ProbeReport) -> None:
     assert details["garble"]["num_aborted"] == 2 and details["garble"]["num_unknown"] == 0
 
 
-def test_requests_of_one_wave_were_in_flight_together(asker: Asker, report: ProbeReport) -> None:
-    greedy = [one for name, one in asker.exchanges.items() if name.startswith("greedy/")]
+def test_requests_of_one_wave_were_in_flight_together(client: Client, report: ProbeReport) -> None:
+    greedy = [one for name, one in client.tally.exchanges.items() if name.startswith("greedy/")]
     assert sorted(one.slot for one in greedy) == [0, 1, 2, 3, 4, 5]
     assert all(one.reply.speculation and len(one.rows) == len(one.reply.token_ids or ()) for one in greedy)
 
 
-def test_a_reply_that_the_model_did_not_write_is_told_from_its_own(endpoint: ProbedEndpoint, asker: Asker) -> None:
+def test_a_reply_that_the_model_did_not_write_is_told_from_its_own(endpoint: ProbedEndpoint, client: Client) -> None:
     """One token of a greedy reply replaced: prefill disowns it."""
     from dataclasses import replace
 
-    session = ProbeSession(endpoint, SETTINGS, asker)
-    [first] = session.asker.ask([session.ask("own", session.prompts("own", 1, 64)[0], with_logprobs=True)], 1)
+    session = ProbeSession(endpoint, SETTINGS, client)
+    [first] = session.client.ask_together([session.ask("own", session.prompts("own", 1, 64)[0], with_logprobs=True)], 1)
     ids = list(first.reply.token_ids or ())
     ids[len(ids) // 2] = 300
     forged = replace(first, reply=replace(first.reply, token_ids=tuple(ids)))

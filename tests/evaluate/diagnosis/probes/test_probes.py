@@ -15,8 +15,9 @@ from statsmodels.stats.proportion import proportion_confint
 
 from assay.errors import MeasureError
 from assay.records.probe import ProbeReport, ProbeSettings
+from assay_evaluate.client.client import Address, Client
+from assay_evaluate.client.exchanges import Ask, Exchange, TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, TokenLogprobs
-from assay_evaluate.diagnosis.asker import Ask, Asker, Exchange, TokenRow, read_rows
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes.consensus import positions_of
 from assay_evaluate.diagnosis.probes.detectors import longest_loop, signs_in
@@ -385,11 +386,11 @@ def test_read_rows_of_both_apis() -> None:
 def test_slots_are_places_in_a_wave() -> None:
     texts = ["a" * number for number in range(1, 8)]
     asks = [Ask(text, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}) for text in texts]
-    with StubServer() as server, Asker(server.base_url, "stub") as asker:
-        found = asker.ask(asks, 3, in_waves=True)
-        assert [one.slot for one in asker.ask(asks, 1)] == [0] * 7
+    with StubServer() as server, Client(Address(server.base_url, "stub")) as client:
+        found = client.ask_together(asks, 3, in_waves=True)
+        assert [one.slot for one in client.ask_together(asks, 1)] == [0] * 7
     assert [one.slot for one in found] == [0, 1, 2, 0, 1, 2, 0] and {one.status for one in found} == {"answered"}
-    assert set(asker.exchanges) == set(texts)
+    assert set(client.tally.exchanges) == set(texts)
 
 
 # ------------------------------------------------------------------------------------------------ command line, errors
@@ -432,9 +433,9 @@ def test_log_probabilities_of_a_scan_are_kept_only_of_odd_replies() -> None:
     odd = Fault(choose=lambda call, position, token, logits: OTHER if call.number % 8 == 3 and position == 7 else token)
     with StubServer(fault=odd) as server:
         endpoint = find_endpoint(server.base_url)
-        with Asker(endpoint.base_url, endpoint.model) as asker:
-            [result] = run_probes(endpoint, SMALL, ["garble"], asker=asker).results
-            scanned = [one for name, one in asker.exchanges.items() if name.startswith("garble/")]
+        with Client(endpoint) as client:
+            [result] = run_probes(endpoint, SMALL, ["garble"], client=client).results
+            scanned = [one for name, one in client.tally.exchanges.items() if name.startswith("garble/")]
     assert result.status == "alarm" and len(scanned) == 40
     assert {one.id for one in scanned if one.rows} == {witness.request for witness in result.witnesses}
 
@@ -459,7 +460,7 @@ def test_a_server_that_dies_stops_the_run() -> None:
 def test_the_stub_is_what_it_says() -> None:
     """Replies are in the prompt's script and do not loop, else the tests above prove little."""
     with StubServer() as server:
-        report_asker = Asker(server.base_url, "stub")
+        report_client = Client(Address(server.base_url, "stub"))
         for text, letters in (("write a note", LATIN), ("写一条狗的笔记", HAN)):
             body = {
                 "messages": [{"role": "user", "content": text}],
@@ -467,7 +468,7 @@ def test_the_stub_is_what_it_says() -> None:
                 "temperature": 0,
                 "return_token_ids": True,
             }
-            one = report_asker.send(Ask("x", "/v1/chat/completions", body))
+            one = report_client.exchange(Ask("x", "/v1/chat/completions", body))
             assert set(one.text) <= set(letters) and one.reply.finish_reason == "stop"
             assert longest_loop(one.reply.token_ids or ())[1] < 24
 

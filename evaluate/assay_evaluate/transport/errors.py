@@ -1,0 +1,11 @@
+"""Why a request has no reply."""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """No whole HTTP reply came: refused, reset, timed out, not HTTP."""
+
+
+class UnusableReply(TransportError):
+    """A reply that is not taken, and would be the same the next time: it is too large, or compressed."""
