@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -33,6 +33,8 @@ class Recipe(Section):
 
     loader_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that the loader handles before validation; they are not fields."""
+    explained: ClassVar[Mapping[str, str]] = {}
+    """Key -> what to say where it is unknown or has structure that it cannot have: what people try and is not possible."""
     schema_version: Literal[1] = Field(alias="schema")
     name: str
     description: str = ""

@@ -16,10 +16,17 @@ SchemeName = Literal[
 ]  # fmt: skip
 
 
+ONE_SCHEME = (
+    "mixed precision is not supported: a recipe has one scheme, for all roles and layers; each role is either quantized "
+    "(`quantize: [ROLE, ...]`) or kept (`keep: {bf16: [ROLE, ...]}`)"
+)
+
+
 class PrecisionRecipe(Recipe):
-    """What is quantized and what is kept, by role."""
+    """What is quantized and what is kept, by role: one scheme, the same for every layer."""
 
     loader_keys = (EXTENDS,)
+    explained = dict.fromkeys(("rules", "layers", "overrides", "schemes", "scheme", "quantize"), ONE_SCHEME)
     scheme: SchemeName
     quantize: tuple[Role, ...]
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]

@@ -64,6 +64,8 @@ def _described(kind: type[Recipe], faults: Sequence[Fault]) -> list[str]:
 
 def _texts(kind: type[Recipe], fault: Fault) -> list[str]:
     where = ".".join(str(step) for step in fault["loc"] if step != "[key]")
+    if where in kind.explained and (fault["type"] == "extra_forbidden" or isinstance(fault["input"], dict | list)):
+        return [f"{where}: {kind.explained[where]}"]
     if fault["type"] == "extra_forbidden":
         near = _nearest_key(kind, fault)
         hint = f"; did you mean {near!r}?" if near else "."

@@ -212,6 +212,23 @@ def test_a_precision_that_contradicts_itself(tmp_path: Path, changes: dict[str, 
     assert str(caught.value) == f"{file}: {message}"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rules: [{layers: 0-3, scheme: fp8_block}]", "layers: {3: bf16}", "scheme: {attention: fp8_block}",
+        "scheme: [w4a16, fp8_block]", "quantize: {attention: fp8_block, routed_expert: w4a16}",
+    ],
+)  # fmt: skip
+def test_mixed_precision_is_refused_with_what_is_possible(tmp_path: Path, line: str) -> None:
+    (file := tmp_path / "mixed.yaml").write_text(f"schema: 1\nname: mixed\nextends: w4a16\n{line}\n")
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(PrecisionRecipe, file)
+    assert str(caught.value) == (
+        f"{file}: {line.split(':')[0]}: mixed precision is not supported: a recipe has one scheme, for all roles and layers; "
+        "each role is either quantized (`quantize: [ROLE, ...]`) or kept (`keep: {bf16: [ROLE, ...]}`)"
+    )
+
+
 EVERYTHING_WRONG = {
     "models": (
         "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
