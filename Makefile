@@ -88,7 +88,7 @@ doctor: .venv/.ready ## say what this machine can do and what is missing
 test: setup ## run every test, real vLLM servers included (under 25 minutes on two cores)
 	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# The rest of the tests needs vLLM, a Docker engine, a Ray cluster of its own, or minutes.
+# The rest of the tests needs vLLM, Docker, a Ray cluster of its own, or minutes.
 test-fast: .venv/.ready ## run the tests that need neither server nor container (two minutes)
 	@.venv/bin/python -m pytest -m "not serve and not docker and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

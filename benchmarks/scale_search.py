@@ -167,7 +167,7 @@ def quantized(
             amax=amaxes[key] if needs_amax(tensor.scheme) else None,
             observer="minmax" if observer == "minmax" else "mse",
             importance_I=weights.get(tensor.name) if observer == OBSERVERS[2] else None,
-            engine="reference" if observer == UNSQUARED else "fused",
+            kernels="reference" if observer == UNSQUARED else "fused",
         )
         made[tensor.name] = dequantize_rows(one.parts, rows[tensor.name], "BF16", tensor.scheme)
         squared_error, squared_norm = squared_error + one.squared_error, squared_norm + one.squared_norm

@@ -72,7 +72,7 @@ class SweOptions(Section):
     server_patience_s: int = Field(default=3600, ge=0)
     """How long the queue waits for a server that is gone before the run stops."""
     min_free_disk_gb: float = Field(default=5.0, ge=0)
-    """In the container engine's storage, before a run begins. SWE-bench Verified needs about 120."""
+    """In the container runtime's storage, before a run begins. SWE-bench Verified needs about 120."""
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()

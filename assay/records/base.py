@@ -58,7 +58,7 @@ class Interval(Part):
 
 
 class Record(Part):
-    """Base of what is written to a file. `schema_version` grows with every breaking change."""
+    """Base of what is written to a file. One whose fields change incompatibly has the next `schema_version`."""
 
     schema_version: Literal[1] = 1
 
@@ -78,8 +78,9 @@ class Record(Part):
             raise AssayError(f"{path}: cannot be read: {error.strerror}") from None
         except ValidationError as error:
             first = error.errors()[0]
+            schema = cls.model_fields["schema_version"].default
             where = ".".join(str(step) for step in first["loc"])
-            raise AssayError(f"{path}: not a {cls.__name__} record of schema 1: {where}: {first['msg']}") from None
+            raise AssayError(f"{path}: not a {cls.__name__} record of schema {schema}: {where}: {first['msg']}") from None
 
     @classmethod
     def load_if_there(cls, path: Path) -> Self | None:

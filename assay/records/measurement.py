@@ -222,6 +222,7 @@ class AskedWith(Part):
 class Measurement(Record):
     """Everything one suite measured on one checkpoint under one fingerprint."""
 
+    schema_version: Literal[2] = 2  # type: ignore[assignment]
     kind: Literal["measurement"] = "measurement"
     model: str
     label: str

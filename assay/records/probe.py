@@ -135,6 +135,7 @@ class Offer(Part):
 class ProbeReport(Record):
     """All probes on one endpoint."""
 
+    schema_version: Literal[2] = 2  # type: ignore[assignment]
     kind: Literal["probes"] = "probes"
     label: str
     """Precision name when it is a checkpoint of a run, else the model's name at the endpoint."""

@@ -12,8 +12,8 @@ from assay.records.base import Part, sha256_of
 class Fingerprint(Part):
     """How a checkpoint was served. Two measurements compare only if their `comparable_sha256` agree."""
 
-    engine: str
-    """"vllm 0.32.0" or "external" for a base URL that was given."""
+    server: str
+    """What answered: `vllm 0.32.0`, started by assay; `external`, a server that somebody else runs."""
     versions: dict[str, str]
     hardware: dict[str, str]
     profile: str

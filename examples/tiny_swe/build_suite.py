@@ -1,7 +1,7 @@
 """Make the small SWE suite: repositories with history, a data set in the harness's schema, and images without a registry.
 
     python examples/tiny_swe/build_suite.py                 # repositories and build/test.jsonl
-    python examples/tiny_swe/build_suite.py --images        # and one image per instance, in the engine that `docker` speaks to
+    python examples/tiny_swe/build_suite.py --images        # and one image per instance, in the daemon that `docker` speaks to
 
 Same contents, same commits: everything is dated and signed alike, so that the data set is the same on every machine. What is
 there already and was made of the same things is not made again.
@@ -139,44 +139,44 @@ def _tests(text: str, file: str) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------------------ images
-def build_images(dataset: Path, engine: str = "docker") -> dict[str, bool]:
-    """Image -> whether it was made now. SystemExit with one line if the engine does not answer or this machine cannot."""
+def build_images(dataset: Path, runtime: str = "docker") -> dict[str, bool]:
+    """Image -> whether it was made now. SystemExit with one line if Docker does not answer or this machine cannot."""
     rows = [json.loads(line) for line in dataset.read_text(encoding="utf-8").splitlines()]
     made = {}
     base = hashlib.sha256(rootfs.identity().encode()).hexdigest()[:16]
-    if _label(engine, BASE_IMAGE) != base:
-        _import_base(engine, base)
+    if _label(runtime, BASE_IMAGE) != base:
+        _import_base(runtime, base)
         made[BASE_IMAGE] = True
     for row in rows:
         folder = dataset.parent / "repositories" / row["instance_id"]
         identity = f"{base}-{row['base_commit'][:16]}"
-        made[row["image"]] = _label(engine, row["image"]) != identity
+        made[row["image"]] = _label(runtime, row["image"]) != identity
         if made[row["image"]]:
-            _add_repository(engine, row["image"], folder, identity)
+            _add_repository(runtime, row["image"], folder, identity)
     return made
 
 
-def _engine(engine: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    done = subprocess.run([engine, *arguments], capture_output=True, check=False, **options)  # type: ignore[call-overload]
+def _call(runtime: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run([runtime, *arguments], capture_output=True, check=False, **options)  # type: ignore[call-overload]
     if done.returncode != 0:
         reason = " ".join(done.stderr.decode(errors="replace").split())[:300]
-        raise SystemExit(f"error: {engine} {arguments[0]}: {reason}; is the engine running, and DOCKER_HOST set to it?")
+        raise SystemExit(f"error: {runtime} {arguments[0]}: {reason}; is it running, and DOCKER_HOST set to it?")
     return done
 
 
-def _label(engine: str, image: str) -> str:
+def _label(runtime: str, image: str) -> str:
     """What an image was made of; empty if it is not there."""
     query = '{{index .Config.Labels "' + LABEL + '"}}'
-    found = subprocess.run([engine, "image", "inspect", "-f", query, image], capture_output=True, text=True, check=False)
+    found = subprocess.run([runtime, "image", "inspect", "-f", query, image], capture_output=True, text=True, check=False)
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-def _import_base(engine: str, identity: str) -> None:
+def _import_base(runtime: str, identity: str) -> None:
     changes = ["ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "ENV HOME=/root", "ENV LANG=C.UTF-8"]
     changes += ["ENV PYTHONDONTWRITEBYTECODE=1", "WORKDIR /testbed", f"LABEL {LABEL}={identity}"]
     options = [word for change in changes for word in ("--change", change)]
     process = subprocess.Popen(
-        [engine, "import", *options, "-", BASE_IMAGE], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [runtime, "import", *options, "-", BASE_IMAGE], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stdin is not None and process.stderr is not None
     try:
@@ -189,17 +189,17 @@ def _import_base(engine: str, identity: str) -> None:
         raise SystemExit(f"error: images of examples/tiny_swe cannot be made here: {error}") from None
     words = process.stderr.read().decode(errors="replace")
     if process.wait() != 0:
-        raise SystemExit(f"error: {engine} import: {' '.join(words.split())[:300]}; is the engine running?")
+        raise SystemExit(f"error: {runtime} import: {' '.join(words.split())[:300]}; is it running?")
 
 
-def _add_repository(engine: str, image: str, folder: Path, identity: str) -> None:
+def _add_repository(runtime: str, image: str, folder: Path, identity: str) -> None:
     """The base image with one repository in /testbed: create, copy, commit; nothing runs."""
-    container = _engine(engine, "create", BASE_IMAGE, "true").stdout.decode().strip()
+    container = _call(runtime, "create", BASE_IMAGE, "true").stdout.decode().strip()
     try:
-        _engine(engine, "cp", "-", f"{container}:/", input=_as_tar(folder))
-        _engine(engine, "commit", "--change", f"LABEL {LABEL}={identity}", container, image)
+        _call(runtime, "cp", "-", f"{container}:/", input=_as_tar(folder))
+        _call(runtime, "commit", "--change", f"LABEL {LABEL}={identity}", container, image)
     finally:
-        _engine(engine, "rm", "-f", container)
+        _call(runtime, "rm", "-f", container)
 
 
 def _as_tar(folder: Path) -> bytes:
@@ -218,14 +218,14 @@ def _as_tar(folder: Path) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", action="store_true", help="make the images as well")
-    parser.add_argument("--engine", default="docker", help="docker or podman")
+    parser.add_argument("--runtime", default="docker", help="docker or podman")
     parser.add_argument("--out", type=Path, default=BUILD, help="folder of the data set and the repositories")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     dataset = build_dataset(options.out)
     print(f"{dataset}: {len(dataset.read_text(encoding='utf-8').splitlines())} instances")
     if options.images:
-        made = build_images(dataset, options.engine)
+        made = build_images(dataset, options.runtime)
         print(f"{sum(made.values())} images made, {len(made) - sum(made.values())} there already")
 
 

@@ -1,4 +1,4 @@
-"""The whole of SWE-bench in small, on any machine with a Docker engine: images, agents, containers, harness, verdict, report.
+"""A small SWE-bench, whole, on any machine with a Docker daemon: images, agents, containers, harness, verdict, report.
 
     python examples/tiny_swe/demo.py --runs runs        (or: make swe-demo)
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from build_suite import BUILD, build_dataset, build_images
-from own_engine import NoEngine, docker_engine
+from own_docker import NoDocker, docker_daemon
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
 from assay.callbacks import Say
@@ -59,7 +59,7 @@ def serve_script(spec: ServerSpec, on_progress: Say) -> Iterator[Server]:
     with ScriptedModel(load_scripts(behaviours)) as model:
         on_progress(f"a scripted model answers for {spec.checkpoint.name} at {model.base_url}")
         fingerprint = Fingerprint(
-            engine="scripted", versions={}, hardware={}, profile=spec.profile.name, flags={}, environment={}, speculation=None,
+            server="scripted", versions={}, hardware={}, profile=spec.profile.name, flags={}, environment={}, speculation=None,
             checkpoint_flags={}, emulated=None, kernels=(), system_fingerprint=model.fingerprint,
         )  # fmt: skip
         yield Server(model.base_url, model.model, model.max_model_len, fingerprint, None)
@@ -91,14 +91,14 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     try:
-        with docker_engine(options.runs / "engine"):
+        with docker_daemon(options.runs / "docker"):
             BUILD.mkdir(parents=True, exist_ok=True)
             dataset = build_dataset()
             made = build_images(dataset)
             console.print(f"images: {sum(made.values())} made, {len(made) - sum(made.values())} there already, {_since(began)}")
             gates = run_demo(options.runs, dataset)
             print_summary(gates, load_measurements(options.runs / MODEL), results())
-    except (AssayError, NoEngine) as error:
+    except (AssayError, NoDocker) as error:
         console.print(f"error: {error}", markup=False)
         return 2
     console.print(f"report: {options.runs / MODEL / 'report' / 'index.html'}, {_since(began)}")

@@ -136,7 +136,7 @@ def unknown_kernels(run: Run) -> str | None:
 
 
 def external_server(run: Run) -> str | None:
-    labels = _labels(m for m in run.measurements if m.fingerprint.engine == "external")
+    labels = _labels(m for m in run.measurements if m.fingerprint.server == "external")
     return labels and f"{labels} ran on a server that assay did not start: its flags and versions are as told, not as seen."
 
 

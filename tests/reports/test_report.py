@@ -400,7 +400,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("acceptance_interval", True, measurements(acceptance=None)),
         ("speculation_off", False, fingerprint(speculation=None)),
         ("unknown_kernels", False, fingerprint(emulated=False, kernels=())),
-        ("external_server", False, fingerprint(engine="external")),
+        ("external_server", False, fingerprint(server="external")),
         ("unclean_versions", False, fingerprint(versions={"vllm": "0.33.0.dev12+dirty"})),
         ("verification_gaps", False, verifications(not_checked=("weight error: no source given",))),
         ("verification_gaps", False, lambda run: replaced(run, verifications={})),

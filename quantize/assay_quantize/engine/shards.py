@@ -29,7 +29,7 @@ from assay_quantize.engine.budget import window_of
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped
 from assay_quantize.engine.slab_work import ChannelWeights, ShardWork
-from assay_quantize.kernels.rows import Engine
+from assay_quantize.kernels.rows import Kernels
 from assay_quantize.plan.slabs import SLAB_BYTES, Slab, amax_members, observer_of, slabs_of
 from assay_quantize.storage.buffers import Pools, new_pools
 
@@ -39,7 +39,7 @@ class ShardOptions:
     """How a shard is made; the bytes of the result do not depend on it.
 
     device: `cpu` or `cuda`. workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
-    process may use; for whoever schedules shards, the slabs were chosen by it already. engine: `fused`, or `reference` (torch).
+    process may use; for whoever schedules shards, the slabs were chosen by it already. kernels: `fused` or `reference`.
     importance: file of channel weights for the scale search. source_files: size and time of every source shard when the
     run began; a shard that differs is refused. None: only compared before and after.
     lanes: shards in flight at once in one process, each with `workers` threads.
@@ -49,7 +49,7 @@ class ShardOptions:
     workers: int = 1
     slab_bytes: int = SLAB_BYTES
     memory_bytes: int | None = None
-    engine: Engine = "fused"
+    kernels: Kernels = "fused"
     importance: Path | None = None
     source_files: Mapping[str, FileStamp] | None = None
     lanes: int = 1
@@ -118,7 +118,7 @@ def write_shard(
         writer = OrderedWriter(partial_path(path), header_bytes(tensors)[0], outputs, window=window_of(options.workers))
     try:
         work = ShardWork(
-            reader, writer, Computer(options.device, options.engine), members,
+            reader, writer, Computer(options.device, options.kernels), members,
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
             on_progress=on_progress,
         )  # fmt: skip

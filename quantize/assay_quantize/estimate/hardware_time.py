@@ -208,7 +208,7 @@ def estimate(plan: Plan, machine: Machine, rates: CoreRates) -> Estimate:
         machine.cores,
         least_slab_bytes=least_slab_bytes(plan),
         held_bytes=max(map(held_bytes, planned_shards(plan).values()), default=0),
-        engine="fused",
+        kernels="fused",
         base_bytes=PROCESS_BYTES,
     ).workers
     compute_s = core_seconds(work, rates) / (workers * (SCALING if workers > 1 else 1.0))

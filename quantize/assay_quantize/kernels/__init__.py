@@ -1,7 +1,7 @@
 """Round and pack rows of a weight, and measure the error: the one place that knows how each scheme is computed.
 
-Two engines with bit-identical parts: `reference` is the definition, in torch (reference.py); `fused` makes one pass over the
-rows in numba, releases the GIL and needs no torch (fused_*.py).
+Two sets of kernels with bit-identical parts: `reference` is the definition, in torch (reference.py); `fused` makes one pass
+over the rows in numba, releases the GIL and needs no torch (fused_*.py).
 
 In: rows of a weight, the name of a scheme. Out: packed rows, sums of error and norm. Reads and writes no file. May import
 formats and storage.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assay_quantize.formats.schemes import SCHEMES, SHARES_GLOBAL_SCALE
-from assay_quantize.kernels.rows import Array, Engine, QuantizedRows, RowErrors, check_rows
+from assay_quantize.kernels.rows import Array, Kernels, QuantizedRows, RowErrors, check_rows
 
 if TYPE_CHECKING:
     from assay_quantize.kernels.reference import dequantize_weight, magnitude, quantize_weight, relative_error
@@ -67,7 +67,7 @@ def quantize_rows(
     amax_dtype: str | None = None,
     observer: str = "minmax",
     importance_I: Array | None = None,
-    engine: Engine = "fused",
+    kernels: Kernels = "fused",
     memory: Array | None = None,
 ) -> QuantizedRows:
     """The stored parts of a range of rows, with the sums of error and norm.
@@ -78,14 +78,14 @@ def quantize_rows(
         differ are all given F32, so that their scales come out equal.
     observer: `minmax`, or `mse`: scales searched for the least squared error (search_reference.py says which).
     importance_I: FP32, one for each column, finite and >= 0: what the search multiplies squared errors with (importance.py).
-    memory: flat, uint8, of at least a byte for each weight: where the fused engine puts the codes, instead of new memory.
+    memory: flat, uint8, of at least a byte for each weight: where the fused kernels put the codes, instead of new memory.
     Whatever the slabs, the rows' parts are the same. A weight that is not finite shows in `squared_norm`.
     """
     check_rows(w_OI, dtype)
     assert observer in ("minmax", "mse") and (importance_I is None or observer == "mse"), observer
     assert (amax is not None) == needs_amax(scheme), f"{scheme}: amax={amax}"
     row = SCHEMES[scheme]
-    if engine == "reference":
+    if kernels == "reference":
         from assay_quantize.kernels import reference
 
         return reference.quantize_rows(
@@ -109,14 +109,14 @@ def quantize_rows(
     return fused_int.quantize_rows(w_OI, row, found, memory)
 
 
-def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, engine: Engine = "fused") -> RowErrors:
+def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, kernels: Kernels = "fused") -> RowErrors:
     """How far the stored parts of a range of rows are from the rows of the source they were made from.
 
     Dequantized as compressed-tensors does, rounding included. parts: as `quantize_rows` returns them.
     """
     check_rows(w_OI, dtype)
     row = SCHEMES[scheme]
-    if engine == "reference":
+    if kernels == "reference":
         from assay_quantize.kernels import reference
 
         return reference.error_rows(parts, w_OI, dtype, scheme)

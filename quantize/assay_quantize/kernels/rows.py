@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Engine = Literal["fused", "reference"]
+Kernels = Literal["fused", "reference"]
 
 STORAGE: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 """safetensors dtype of a weight -> the numpy type its rows are held in."""

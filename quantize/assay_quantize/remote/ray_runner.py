@@ -1,6 +1,6 @@
 """The same planned shards as Ray tasks over a shared file system: one task is one `quantize_shard`, wherever there is room.
 
-The driver alone journals and publishes, so a run can be begun with one engine and finished with the other, and the bytes are
+The driver alone journals and publishes, so a run can be begun with one runner and finished with the other, and the bytes are
 the same. Every attempt writes into a hidden folder of its own and renames the finished shard out of it: what a lost worker
 leaves is never touched by the next attempt, and a worker that was only thought lost does no harm: its bytes are the same.
 
@@ -235,7 +235,7 @@ class _Tasks:
 
 
 def _cause(error: Any) -> BaseException:
-    """What the task raised, as the local engine would raise it."""
+    """What the task raised, as the local runner would raise it."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, AssayError):
         return type(cause)(str(cause))

@@ -81,7 +81,7 @@ def test_template_of_a_checkpoint_or_of_a_flag(tmp_path: Path) -> None:
     assert template_sha256(tmp_path) == sha256_of("{{ new }}")
     (tmp_path / "mine.jinja").write_text("{{ mine }}")
     fingerprint = Fingerprint(
-        engine="e", versions={}, hardware={}, profile="p", flags={"chat-template": str(tmp_path / "mine.jinja")},
+        server="e", versions={}, hardware={}, profile="p", flags={"chat-template": str(tmp_path / "mine.jinja")},
         environment={}, speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
     )  # fmt: skip
     dialect = Dialect(True, True, {"enable_thinking": True})

@@ -83,7 +83,7 @@ def test_profile_with_several_servers_serves_them_as_one(tmp_path: Path) -> None
     with FakeServer() as one, FakeServer() as other, FakeServer(max_model_len=512) as smaller:
         with serve(spec(one, other)) as server:
             assert server.base_urls == (one.base_url, other.base_url)
-            assert (server.model, server.max_model_len, server.fingerprint.engine) == ("model", 4096, "external")
+            assert (server.model, server.max_model_len, server.fingerprint.server) == ("model", 4096, "external")
             assert server.fingerprint.flags == {"max-model-len": 4096}
             assert planned_fingerprint(spec(one, other)) == server.fingerprint
             server.check_alive()

@@ -119,7 +119,7 @@ def run(
     def start(spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
         with FakeServer(replies.get(spec.checkpoint.name, obedient)) as server:
             server.fingerprint = Fingerprint(
-                engine="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
+                server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
                 speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
             )  # fmt: skip
             servers.append(server)

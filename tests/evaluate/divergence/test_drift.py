@@ -168,7 +168,7 @@ def test_bias_table_of_truncated_sums(
 # ------------------------------------------------------------------------------------------------ gates
 def measured(divergence: Divergence | None, **not_measured: str) -> Measurement:
     fingerprint = Fingerprint(
-        engine="e", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None, checkpoint_flags={},
+        server="e", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None, checkpoint_flags={},
         emulated=None, kernels=(),
     )  # fmt: skip
     return Measurement(

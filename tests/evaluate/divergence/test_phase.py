@@ -97,7 +97,7 @@ class Servers:
 
     def fingerprint(self, spec: ServerSpec) -> Fingerprint:
         return Fingerprint(
-            engine="scripted", versions={}, hardware={"cpu": "x"}, profile="p", environment={}, speculation=None,
+            server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", environment={}, speculation=None,
             flags={"dtype": "float32", "enable-scale-out": True}, checkpoint_flags={}, emulated=None, kernels=(),
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def start() -> Callable[..., Any]:
 
         with FakeServer(reply) as server:
             server.fingerprint = Fingerprint(
-                engine="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
+                server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
                 speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
             )  # fmt: skip
             servers.append(server)

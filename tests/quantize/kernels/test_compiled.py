@@ -30,7 +30,7 @@ def nothing_compiled_yet() -> Iterator[None]:
 def test_compiled_is_the_reference_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, dtype, shape = "w4a16", "BF16", (61, 256)
     assert compiled.agrees(scheme, dtype, "cpu")
-    wants = {kind: quantize_rows(weight(kind, shape, dtype), dtype, scheme, engine="reference") for kind in KINDS}
+    wants = {kind: quantize_rows(weight(kind, shape, dtype), dtype, scheme, kernels="reference") for kind in KINDS}
     monkeypatch.setattr(compiled.reference, "quantize_weight", None)  # what follows is not the reference's work
     for kind, want in wants.items():
         got = compiled.quantize_rows(weight(kind, shape, dtype), dtype, scheme, device="cpu")
@@ -61,7 +61,7 @@ def test_a_compiler_that_rounds_differently_is_not_used(
     with caplog.at_level(logging.WARNING, logger=compiled.__name__):
         got = compiled.quantize_rows(w, "BF16", "w4a16", device="cpu")
     assert re.search(r"w4a16 on cpu: compiled code rounds .*weight_packed.* differently; the reference is used", caplog.text)
-    assert_same_parts(got, quantize_rows(w, "BF16", "w4a16", engine="reference"), "normal")
+    assert_same_parts(got, quantize_rows(w, "BF16", "w4a16", kernels="reference"), "normal")
 
 
 def test_nothing_compiles(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -74,4 +74,4 @@ def test_nothing_compiles(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, logger=compiled.__name__):
         got = compiled.quantize_rows(w, "BF16", "w4a16", device="cpu")
     assert "w4a16 on cpu: cannot be compiled (no compiler); the reference is used" in caplog.text
-    assert_same_parts(got, quantize_rows(w, "BF16", "w4a16", engine="reference"), "normal")
+    assert_same_parts(got, quantize_rows(w, "BF16", "w4a16", kernels="reference"), "normal")

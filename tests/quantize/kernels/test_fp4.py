@@ -64,7 +64,7 @@ def rows_of(kind: str, shape: tuple[int, int], dtype: str) -> Array:
 def both(w: Array, dtype: str, scheme: str, **given: Any) -> tuple[QuantizedRows, QuantizedRows]:
     if needs_amax(scheme):
         given.setdefault("amax", amax_rows(w, dtype))
-    return quantize_rows(w, dtype, scheme, **given), quantize_rows(w, dtype, scheme, engine="reference", **given)
+    return quantize_rows(w, dtype, scheme, **given), quantize_rows(w, dtype, scheme, kernels="reference", **given)
 
 
 def assert_same(got: dict[str, Array], want: dict[str, Array], what: str) -> None:
@@ -92,7 +92,7 @@ def test_parts_and_errors_are_those_of_the_definition(scheme: str, dtype: str) -
         assert got.squared_error == pytest.approx(want.squared_error, rel=1e-6, abs=0), kind
         assert got.squared_norm == pytest.approx(want.squared_norm, rel=1e-6, abs=0), kind
         stored = error_rows(got.parts, w, dtype, scheme)
-        defined = error_rows(got.parts, w, dtype, scheme, engine="reference")
+        defined = error_rows(got.parts, w, dtype, scheme, kernels="reference")
         assert stored.num_non_finite == defined.num_non_finite, kind
         assert stored.squared_error == pytest.approx(defined.squared_error, rel=1e-12, abs=0), kind
         assert stored.squared_norm == pytest.approx(want.squared_norm, rel=1e-12, abs=0), kind
@@ -150,7 +150,7 @@ def test_fused_group_shares_the_global_scale_and_llm_compressor_does_not() -> No
     assert_same(ours[1].parts, theirs[1], "up is the larger: as if alone")
     assert not np.array_equal(ours[0].parts["weight_scale"], theirs[0]["weight_scale"])
     for w, made in zip((gate, up), ours, strict=True):
-        assert_same(made.parts, quantize_rows(w, "BF16", "nvfp4a16", amax=amax, engine="reference").parts, "shared")
+        assert_same(made.parts, quantize_rows(w, "BF16", "nvfp4a16", amax=amax, kernels="reference").parts, "shared")
         assert (made.squared_error / made.squared_norm) ** 0.5 < 0.1
 
 
@@ -180,7 +180,7 @@ def test_damaged_scales_are_counted_as_by_the_definition(scheme: str) -> None:
     parts["weight_scale"] = np.arange(256, dtype=np.uint8).reshape(16, 16)
     damaged = [parts, *(parts | {"weight_global_scale": np.array([g], np.float32)} for g in (0, np.inf, np.nan))]
     for made in damaged if scheme == "nvfp4a16" else damaged[:1]:
-        got, want = error_rows(made, w, "BF16", scheme), error_rows(made, w, "BF16", scheme, engine="reference")
+        got, want = error_rows(made, w, "BF16", scheme), error_rows(made, w, "BF16", scheme, kernels="reference")
         assert got.num_non_finite == want.num_non_finite > 0
         assert got.squared_error == pytest.approx(want.squared_error, rel=1e-12, nan_ok=True)
 

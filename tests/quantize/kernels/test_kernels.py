@@ -35,11 +35,11 @@ def test_fused_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> None:
         for kind in KINDS:
             w, what = weight(kind, shape, dtype), f"{shape} {kind}"
             amax = amax_rows(w, dtype) if needs_amax(scheme) else None
-            want = quantize_rows(w, dtype, scheme, amax=amax, engine="reference")
+            want = quantize_rows(w, dtype, scheme, amax=amax, kernels="reference")
             got = quantize_rows(w, dtype, scheme, amax=amax)
             assert_same_parts(got, want, what)
             assert close(got.squared_error, want.squared_error) and close(got.squared_norm, want.squared_norm), what
-            again, definition = (error_rows(want.parts, w, dtype, scheme, engine=e) for e in ("fused", "reference"))
+            again, definition = (error_rows(want.parts, w, dtype, scheme, kernels=e) for e in ("fused", "reference"))
             assert close(again.squared_error, want.squared_error) and close(again.squared_norm, want.squared_norm), what
             assert again.num_non_finite == definition.num_non_finite, what
             assert (again.num_non_finite == 0) == math.isfinite(want.squared_error), what

@@ -60,7 +60,7 @@ def test_fused_search_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> N
         shape = shapes(scheme)[number % 2]
         w = weight(kind, shape, dtype)
         for importance in (None, channel_weights(shape[1])):
-            want = quantized(w, dtype, scheme, importance, engine="reference")
+            want = quantized(w, dtype, scheme, importance, kernels="reference")
             got = quantized(w, dtype, scheme, importance)
             assert_same_parts(got, want, f"{kind} {shape} {importance is not None}")
 
@@ -69,7 +69,7 @@ def test_fused_search_is_the_reference_bit_for_bit(scheme: str, dtype: str) -> N
 def test_rows_of_more_than_one_piece(scheme: str) -> None:
     w = weight("normal", (6, 128 * 128 + 136), "BF16")
     for importance in (None, channel_weights(w.shape[1])):
-        want = quantized(w, "BF16", scheme, importance, engine="reference")
+        want = quantized(w, "BF16", scheme, importance, kernels="reference")
         assert_same_parts(quantized(w, "BF16", scheme, importance), want, scheme)
 
 

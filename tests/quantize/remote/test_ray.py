@@ -1,4 +1,4 @@
-"""The Ray engine, on a real local Ray: the same bytes as the local engine's, whoever is killed."""
+"""The Ray runner, on a real local Ray: the same bytes as the local runner's, whoever is killed."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_shards_of_killed_workers_are_made_again(
     run(plan, slow_source, tmp_path / "local", "local")
     killer = Killer(tmp_path / "ray", kills=2)
     killer.start()
-    made = run(plan, slow_source, tmp_path / "ray", "ray", engine="reference")
+    made = run(plan, slow_source, tmp_path / "ray", "ray", kernels="reference")
     killer.stop.set()
     killer.join()
     assert len(killer.killed) == 2, "the test came too late to kill anyone"
@@ -259,7 +259,7 @@ def test_a_shard_that_loses_every_worker_ends_the_run_in_one_line(
     killer = Killer(tmp_path / "out", kills=1)
     killer.start()
     with pytest.raises(QuantizeError) as caught:
-        run(plan_of(slow_source, "w4a16"), slow_source, tmp_path / "out", "ray", engine="reference")
+        run(plan_of(slow_source, "w4a16"), slow_source, tmp_path / "out", "ray", kernels="reference")
     killer.stop.set()
     killer.join()
     assert "its worker was lost 1 times" in str(caught.value) and "\n" not in str(caught.value)
@@ -281,7 +281,7 @@ def test_ctrl_c_ends_the_tasks_and_leaves_nothing_half_written(local_ray: Any, s
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(plan, slow_source, out, "ray", engine="reference")
+            run(plan, slow_source, out, "ray", kernels="reference")
         thread.join()
     finally:
         signal.signal(signal.SIGINT, before)

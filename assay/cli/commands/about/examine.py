@@ -44,7 +44,7 @@ def examine() -> list[Finding]:
         _serving_environment(),
         *_hardware(),
         _disk(),
-        _container_engine(),
+        _container_runtime(),
         _recipes(),
     ]
 
@@ -111,11 +111,11 @@ def _disk() -> Finding:
     return Finding(state="note", what="disk", detail=detail, remedy=remedy)
 
 
-def _container_engine() -> Finding:
-    engine = next((name for name in ("docker", "podman", "apptainer", "singularity") if shutil.which(name)), None)
-    if engine is None:
-        return Finding(state="note", what="container engine", detail="none found; only SWE-bench suites need one")
-    return Finding(state="ok", what="container engine", detail=f"{engine} (only SWE-bench suites need one; not started here)")
+def _container_runtime() -> Finding:
+    runtime = next((name for name in ("docker", "podman", "apptainer", "singularity") if shutil.which(name)), None)
+    if runtime is None:
+        return Finding(state="note", what="container runtime", detail="none found; only SWE-bench suites need one")
+    return Finding(state="ok", what="container runtime", detail=f"{runtime} (only SWE-bench suites need one; not started here)")
 
 
 def _recipes() -> Finding:

@@ -47,7 +47,7 @@ _here = threading.local()
 
 
 class ContainerGone(Exception):
-    """The container ended under the agent: what it would see now are the engine's words, not its command's."""
+    """The container ended under the agent: what it would see now are the container runtime's words, not its command's."""
 
 
 # ------------------------------------------------------------------------------------------------ one trajectory

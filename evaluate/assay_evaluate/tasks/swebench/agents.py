@@ -77,7 +77,7 @@ def run_agents(
     server: AgentEndpoint,
     *,
     settings: Settings,
-    engine: ContainerRuntime | None,
+    runtime: ContainerRuntime | None,
     run: str,
     model_name: str,
     num_agents: int,
@@ -89,8 +89,8 @@ def run_agents(
     run: marks the containers; what an earlier process left behind under this name is removed first and last. Raises
     ServeError when the server is gone for good, MeasureError when it stayed away; both leave everything to be resumed.
     """
-    if engine is not None:
-        engine.remove_leftovers(run)
+    if runtime is not None:
+        runtime.remove_leftovers(run)
     done = []
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,12 +104,12 @@ def run_agents(
     if jobs:
         before = f", {total - len(jobs)} of them done before" if len(jobs) < total else ""
         on_progress(f"{task.name}: {total} trajectories{before}, {min(num_agents, len(jobs))} at once")
-        spec = _spec(task, settings, server, jobs, engine, run, num_agents, pacing)
+        spec = _spec(task, settings, server, jobs, runtime, run, num_agents, pacing)
         log = folders[0].parent / "agents.log"
         try:
             failures = _Worker(spec, log, server, f"{task.name}:", total, on_progress).watch()
         finally:
-            if engine is not None and (left := engine.remove_leftovers(run)):
+            if runtime is not None and (left := runtime.remove_leftovers(run)):
                 on_progress(f"{task.name}: {left} containers of the agents removed")
         by_folder = {job["job"]: (job["folder"], job["instance"]) for job in jobs}
         for number, reason in failures.items():
@@ -150,7 +150,7 @@ def _spec(
     settings: Settings,
     server: AgentEndpoint,
     jobs: list[dict[str, Any]],
-    engine: ContainerRuntime | None,
+    runtime: ContainerRuntime | None,
     run: str,
     num_agents: int,
     pacing: Pacing,
@@ -160,9 +160,9 @@ def _spec(
         "timeout": task.request_timeout_s,
     }
     environment = dict(settings.environment)
-    if engine is not None:
+    if runtime is not None:
         environment |= {
-            "executable": engine.executable,
+            "executable": runtime.executable,
             "interpreter": ["bash", "-c"],
             "container_timeout": task.container_timeout,
             "pull_timeout": task.pull_timeout_s,
@@ -176,7 +176,7 @@ def _spec(
         "model": {**settings.model, "model_name": f"{task.provider}/{server.model}", "model_kwargs": kwargs},
         "model_class": settings.model_class,
         "agent": settings.agent,
-        "environment_class": task.environment if engine is None else "docker",
+        "environment_class": task.environment if runtime is None else "docker",
         "environment": environment,
         "headers": dict(server.headers),
         "num_agents": num_agents,

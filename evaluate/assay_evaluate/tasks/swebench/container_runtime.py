@@ -1,4 +1,4 @@
-"""The container engine: is it there, has it room, are the images there, what did we leave behind. By its own command line."""
+"""The container runtime: is it there, has it room, are the images there, what did we leave behind. By its own command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ContainerRuntime:
     """Where images and containers lie; None if it is on another machine."""
 
     def call(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run the engine's command; the caller looks at the exit status. MeasureError if it hangs."""
+        """Run the runtime's command; the caller looks at the exit status. MeasureError if it hangs."""
         command = [self.executable, *arguments]
         try:
             return subprocess.run(
@@ -34,7 +34,7 @@ class ContainerRuntime:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise MeasureError(
-                f"`{' '.join(command[:3])}` did not end within {timeout_s:g} s; is the engine healthy? The same command goes on"
+                f"`{' '.join(command[:3])}` did not end within {timeout_s:g} s; is it healthy? The same command goes on"
             ) from None
 
     def has_image(self, image: str) -> bool:
@@ -48,8 +48,8 @@ class ContainerRuntime:
         return len(listed)
 
 
-def find_engine(executable: str) -> ContainerRuntime:
-    """The engine behind `docker` or `podman`. MeasureError, one line: not installed, or not answering, and what to do."""
+def find_runtime(executable: str) -> ContainerRuntime:
+    """What is behind `docker` or `podman`. MeasureError, one line: not installed, or not answering, and what to do."""
     if shutil.which(executable) is None:
         raise MeasureError(
             f"no {executable} on this machine, and a SWE-bench task runs in containers: install it (Debian: apt-get install "
@@ -61,12 +61,14 @@ def find_engine(executable: str) -> ContainerRuntime:
         )  # fmt: skip
         data = json.loads(found.stdout) if found.stdout.strip() else {}
     except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
-        raise MeasureError(f"{executable} info: no usable answer ({type(error).__name__}); is the engine healthy?") from None
+        raise MeasureError(
+            f"{executable} info: no usable answer ({type(error).__name__}); is the container runtime healthy?"
+        ) from None
     version = data.get("ServerVersion") or (data.get("version") or {}).get("Version")
     if not version:
         reason = " ".join((found.stderr or "; ".join(data.get("ServerErrors") or ["no answer"])).split())[:200]
         raise MeasureError(
-            f"{executable} is installed, but its engine does not answer ({reason}); start it (as root: dockerd &), or set "
+            f"{executable} is installed, but does not answer ({reason}); start it (as root: dockerd &), or set "
             "DOCKER_HOST to the one that runs; nothing was lost, the same command goes on"
         )
     root = data.get("DockerRootDir") or (data.get("store") or {}).get("graphRoot")
@@ -74,35 +76,35 @@ def find_engine(executable: str) -> ContainerRuntime:
     return ContainerRuntime(executable, f"{executable} {version}", storage)
 
 
-def check_room(engine: ContainerRuntime, min_free_gb: float) -> None:
-    """MeasureError if the engine's storage has less than that left; nothing if it is on another machine."""
-    if engine.storage is None:
+def check_room(runtime: ContainerRuntime, min_free_gb: float) -> None:
+    """MeasureError if the container runtime's storage has less than that left; nothing if it is on another machine."""
+    if runtime.storage is None:
         return
-    free_gb = shutil.disk_usage(engine.storage).free / 1e9
+    free_gb = shutil.disk_usage(runtime.storage).free / 1e9
     if free_gb < min_free_gb:
         raise MeasureError(
-            f"{engine.storage}: {free_gb:.1f} GB free, the suite wants {min_free_gb:g} for images and containers "
-            f"(min_free_disk_gb); remove unused ones (`{engine.executable} system prune -a`), or move the engine's storage"
+            f"{runtime.storage}: {free_gb:.1f} GB free, the suite wants {min_free_gb:g} for images and containers "
+            f"(min_free_disk_gb); remove unused ones (`{runtime.executable} system prune -a`), or move its storage"
         )
 
 
-def fetch_images(engine: ContainerRuntime, images: Iterable[str], timeout_s: float) -> dict[str, str]:
+def fetch_images(runtime: ContainerRuntime, images: Iterable[str], timeout_s: float) -> dict[str, str]:
     """Image -> why it cannot be had, for those that are neither here nor in their registry."""
     lacking = {}
     for image in dict.fromkeys(images):
-        if engine.has_image(image):
+        if runtime.has_image(image):
             continue
-        pulled = engine.call("pull", "-q", image, timeout_s=timeout_s)
+        pulled = runtime.call("pull", "-q", image, timeout_s=timeout_s)
         if pulled.returncode != 0:
             lines = pulled.stderr.strip().splitlines()
             lacking[image] = " ".join((lines[-1] if lines else "no reason given").split())[:200]
     return lacking
 
 
-def engine_for(options: SweOptions) -> ContainerRuntime | None:
-    """The engine that the agents run in: checked. None: they run without one, or in Singularity."""
+def runtime_for(options: SweOptions) -> ContainerRuntime | None:
+    """The container runtime that the agents run in: checked. None: they run without one, or in Singularity."""
     if options.environment in {"docker", "podman"}:
-        return find_engine(options.environment)
+        return find_runtime(options.environment)
     if options.environment == "singularity" and not (shutil.which("singularity") or shutil.which("apptainer")):
         raise MeasureError(
             "no singularity or apptainer on this machine; install one, or name another `environment` in the suite"

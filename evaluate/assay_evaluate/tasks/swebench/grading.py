@@ -42,12 +42,12 @@ def grade_gold(
     rows: Sequence[DatasetRow],
     folder: Path,
     *,
-    engine: ContainerRuntime | None,
+    runtime: ContainerRuntime | None,
     on_progress: Callable[[str], None],
 ) -> dict[str, Grade]:
     """Instance -> grade of its gold patch on this host."""
     predictions = {row["instance_id"]: row["patch"] for row in rows}
-    return grade(task, rows, predictions, folder, GOLD, engine=engine, on_progress=on_progress)
+    return grade(task, rows, predictions, folder, GOLD, runtime=runtime, on_progress=on_progress)
 
 
 def grade(
@@ -57,7 +57,7 @@ def grade(
     folder: Path,
     model_name: str,
     *,
-    engine: ContainerRuntime | None,
+    runtime: ContainerRuntime | None,
     on_progress: Callable[[str], None],
     backoff_s: float = BACKOFF_S,
 ) -> dict[str, Grade]:
@@ -96,8 +96,8 @@ def grade(
             label=task.name,
         )
     finally:
-        if engine is not None:
-            engine.remove_leftovers(run)
+        if runtime is not None:
+            runtime.remove_leftovers(run)
     num_resolved = sum(one.outcome == "resolved" for one in found.values())
     from_log = sum(one.from_log for one in found.values())
     on_progress(
@@ -171,5 +171,5 @@ def check_harness() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that could change a trajectory or a grade, but for the engine."""
+    """Of everything that could change a trajectory or a grade, but for the container runtime."""
     return {name: importlib.metadata.version(name) for name in ("mini-swe-agent", "swebench", "litellm")}

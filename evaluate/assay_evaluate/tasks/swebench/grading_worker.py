@@ -93,7 +93,7 @@ def _why_not(folder: Path) -> tuple[str, str]:
 
 
 def grade_from_log(spec: dict[str, Any], row: dict[str, Any], prediction: dict[str, Any]) -> bool:
-    """Use what an earlier run left behind, if it is about this very patch: a report, or a complete log. No engine is needed."""
+    """Use what an earlier run left behind, if it is about this very patch: a report or a complete log. Needs no containers."""
     folder = _folder(spec, row["instance_id"])
     patch, log, report_file = folder / "patch.diff", folder / LOG_TEST_OUTPUT, folder / LOG_REPORT
     if not (patch.is_file() and patch.read_text(encoding="utf-8") == prediction["model_patch"]):

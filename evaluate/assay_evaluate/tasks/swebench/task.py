@@ -27,7 +27,7 @@ from assay_evaluate.client.journal import Identity
 from assay_evaluate.statistics import clopper_pearson, cluster_bootstrap_mean, wilson
 from assay_evaluate.statistics.item_pairs import accuracy_of
 from assay_evaluate.tasks.swebench.agents import AgentEndpoint, Finished, Pacing, run_agents
-from assay_evaluate.tasks.swebench.container_runtime import ContainerRuntime, check_room, engine_for, fetch_images
+from assay_evaluate.tasks.swebench.container_runtime import ContainerRuntime, check_room, fetch_images, runtime_for
 from assay_evaluate.tasks.swebench.dataset import DatasetRow, dataset_sha256, load_instances
 from assay_evaluate.tasks.swebench.grading import Grade, check_harness, grade, grade_gold, versions
 from assay_evaluate.tasks.swebench.predictions import exit_of, read_trajectory, trajectory_path
@@ -46,12 +46,12 @@ PACING = Pacing()
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task whose data set, engine and images were found in order."""
+    """A task whose data set, container runtime and images were found in order."""
 
     task: SweTask
     rows: list[DatasetRow]
     settings: Settings
-    engine: ContainerRuntime | None
+    runtime: ContainerRuntime | None
 
 
 def prepare(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) -> Prepared:
@@ -59,16 +59,16 @@ def prepare(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) -> Prep
     settings = settings_for(task, chat_template_kwargs)
     check_harness()
     rows = load_instances(task)
-    engine = engine_for(task)
-    if engine is not None:
-        check_room(engine, task.min_free_disk_gb)
-        missing = next((row["image"] for row in rows if not engine.has_image(row["image"])), None)
-        if missing is not None and (why := fetch_images(engine, [missing], task.pull_timeout_s)):
+    runtime = runtime_for(task)
+    if runtime is not None:
+        check_room(runtime, task.min_free_disk_gb)
+        missing = next((row["image"] for row in rows if not runtime.has_image(row["image"])), None)
+        if missing is not None and (why := fetch_images(runtime, [missing], task.pull_timeout_s)):
             raise MeasureError(
                 f"{task.name}: image {missing} is neither here nor in its registry ({why[missing]}); build it (`make "
                 "swe-images` for those of examples/tiny_swe), or give this host access to the registry"
             )
-    return Prepared(task, rows, settings, engine)
+    return Prepared(task, rows, settings, runtime)
 
 
 def check_suite(suite: SuiteRecipe) -> None:
@@ -95,7 +95,7 @@ def run_swe(
     """
     task, rows = prepared.task, prepared.rows
     base = run_dir / "swe" / f"{task.name}-{task_sha256(prepared)[:12]}"
-    gold = grade_gold(task, rows, base / "gold", engine=prepared.engine, on_progress=on_progress)
+    gold = grade_gold(task, rows, base / "gold", runtime=prepared.runtime, on_progress=on_progress)
     failed = tuple(instance for instance, found in sorted(gold.items()) if found.outcome != "resolved")
     asked = [row for row in rows if row["instance_id"] not in failed]
     if not asked:
@@ -104,14 +104,14 @@ def run_swe(
     mine = base / f"{who.checkpoint_sha256[:12]}-{who.fingerprint_sha256[:8]}{'-repeat' if sample else ''}"
     folders = [mine / f"repeat-{number}" for number in range(task.num_repeats)]
     finished = run_agents(
-        task, asked, folders, server, settings=prepared.settings, engine=prepared.engine, run=run_name(str(mine.resolve())),
+        task, asked, folders, server, settings=prepared.settings, runtime=prepared.runtime, run=run_name(str(mine.resolve())),
         model_name=mine.name, num_agents=min(task.num_agents, concurrency), on_progress=on_progress, pacing=pacing,
     )  # fmt: skip
     trajectories = []
     for number, (folder, one) in enumerate(zip(folders, finished, strict=True)):
         patches = {instance: kept["model_patch"] for instance, kept in one.predictions.items()}
         grades = grade(
-            task, asked, patches, folder / "grading", mine.name, engine=prepared.engine, on_progress=on_progress
+            task, asked, patches, folder / "grading", mine.name, runtime=prepared.runtime, on_progress=on_progress
         )  # fmt: skip
         trajectories += [_trajectory(task, row, number, folder, one, grades) for row in asked]
     return task_result(prepared, trajectories, failed)
@@ -220,7 +220,7 @@ def _figures(prepared: Prepared, trajectories: Sequence[Trajectory], gold_failed
     num_calls, num_valid = (_sum(getattr(one, key) for one in count) for key in ("num_tool_calls", "num_valid_tool_calls"))
     accepted, drafted = (_sum(getattr(one, key) for one in count) for key in ("accepted_tokens", "drafted_tokens"))
     patches = [one for one in count if one.patch_sha256 is not None and one.outcome != "not_graded"]
-    engine = {} if prepared.engine is None else {"engine": prepared.engine.version}
+    runtime = {} if prepared.runtime is None else {"container_runtime": prepared.runtime.version}
     return SweFigures(
         dataset="/".join(Path(task.dataset).parts[-2:]),  # a hub id, or the end of a path that says which
         dataset_sha256=dataset_sha256(prepared.rows),
@@ -241,7 +241,7 @@ def _figures(prepared: Prepared, trajectories: Sequence[Trajectory], gold_failed
         context_overflow=_proportion([one.exit_status == "ContextWindowExceededError" for one in count]),
         patch_applies=_proportion([one.outcome != "patch_does_not_apply" for one in patches]),
         draft_acceptance=accepted / drafted if drafted and accepted is not None else None,
-        versions=versions() | engine | {"date": datetime.date.today().isoformat()},
+        versions=versions() | runtime | {"date": datetime.date.today().isoformat()},
         agent_config_sha256=prepared.settings.sha256,
         trajectories=tuple(trajectories),
     )

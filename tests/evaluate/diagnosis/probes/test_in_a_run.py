@@ -36,7 +36,7 @@ class World:
 
     def fingerprint(self, spec: ServerSpec) -> Fingerprint:
         return Fingerprint(
-            engine="scripted", versions={}, hardware={}, profile=spec.profile.name, flags={},
+            server="scripted", versions={}, hardware={}, profile=spec.profile.name, flags={},
             environment=dict(spec.profile.environment), speculation={"method": "mtp"} if spec.speculate else None,
             checkpoint_flags={}, emulated=None, kernels=(),
         )  # fmt: skip

@@ -209,7 +209,7 @@ def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path
 
     def fingerprint(hardware: dict[str, str], speculation: dict[str, Any] | None) -> Fingerprint:
         return Fingerprint(
-            engine="vllm 0.32.0",
+            server="vllm 0.32.0",
             versions={},
             hardware=hardware,
             profile="p",

@@ -1,6 +1,6 @@
 """mini-swe-agent against a scripted model, in copies of the small repositories instead of containers; grading from logs.
 
-What no container engine is needed for: whose fault an end is, a server that dies in the middle, processes that are killed,
+What no container runtime is needed for: whose fault an end is, a server that dies in the middle, processes that are killed,
 what a rerun asks again, and what the harness makes of the logs.
 """
 
@@ -101,7 +101,7 @@ def measure_side(dataset: Path, who: Any, server: ScriptedModel, run_dir: Path, 
 def ask(dataset: Path, server: Any, folder: Path, lines: list[str] | None = None, **more: Any) -> list[Finished]:
     task = local_task(dataset, **more)
     return run_agents(
-        task, rows_of(dataset), [folder / "repeat-0"], server, settings=settings_for(task), engine=None, run="r",
+        task, rows_of(dataset), [folder / "repeat-0"], server, settings=settings_for(task), runtime=None, run="r",
         model_name="m", num_agents=task.num_agents, on_progress=(lines if lines is not None else []).append, pacing=FAST,
     )  # fmt: skip
 
@@ -361,7 +361,7 @@ def test_a_log_of_another_patch_or_cut_short_is_not_graded(
 
     def graded(**patches: str) -> dict[str, grading.Grade]:
         named = {f"tiny__{name.replace('_', '-')}": patch for name, patch in patches.items()}
-        return grading.grade(task, rows, named, tmp_path, "m", engine=None, on_progress=lambda line: None)
+        return grading.grade(task, rows, named, tmp_path, "m", runtime=None, on_progress=lambda line: None)
 
     passed = grading.Grade("resolved", from_log=True)
     assert graded(lru_6=lru["patch"], slug_8=slug["patch"]) == {"tiny__lru-6": passed, "tiny__slug-8": passed}
@@ -381,13 +381,11 @@ def test_every_bug_fails_before_its_fix(dataset: Path, tmp_path: Path) -> None:
         assert all(f"PASSED {name}" in text for name in row["PASS_TO_PASS"]), row["instance_id"]
 
 
-# ------------------------------------------------------------------------------------------------ no engine
-def test_no_engine_is_one_line(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# ------------------------------------------------------------------------------------------------ no container runtime
+def test_no_container_runtime_is_one_line(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     task = local_task(dataset, environment="docker")
-    with pytest.raises(
-        MeasureError, match=r"no docker on this machine|docker is installed, but its engine does not answer .*DOCKER_HOST"
-    ):
+    with pytest.raises(MeasureError, match=r"no docker on this machine|docker is installed, but does not answer .*DOCKER_HOST"):
         prepare(task)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MeasureError, match=r"no docker on this machine, .*: install it .*, or leave the task out"):

@@ -1,6 +1,6 @@
-"""SWE-bench on a real Docker engine: images without a registry, agents in containers, the official harness, verdict, report.
+"""SWE-bench on a real Docker: images without a registry, agents in containers, the official harness, verdict, report.
 
-Uses the engine that answers, or starts a `dockerd` of its own (Debian: docker.io, as root); skipped with the reason where
+Uses the Docker that answers, or starts a `dockerd` of its own (Debian: docker.io, as root); skipped with the reason where
 neither is possible.
 """
 
@@ -16,7 +16,7 @@ import pytest
 import swe_suite  # puts examples/tiny_swe on the path
 from build_suite import build_dataset, build_images
 from demo import run_demo
-from own_engine import NoEngine, docker_engine
+from own_docker import NoDocker, docker_daemon
 from scripted_model import CAREFUL, ScriptedModel, load_scripts
 from swe_suite import FAST, REFERENCE, rows_of
 
@@ -27,7 +27,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SweTask
 from assay.records.measurement import Measurement
 from assay_evaluate.serving.server import ServerSpec, serve
-from assay_evaluate.tasks.swebench.container_runtime import LABEL, find_engine
+from assay_evaluate.tasks.swebench.container_runtime import LABEL, find_runtime
 from assay_evaluate.tasks.swebench.grading import Grade, grade
 from assay_evaluate.tasks.swebench.task import prepare, run_swe
 
@@ -36,16 +36,16 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The small suite with its images, in an engine that answers."""
+    """The small suite with its images, in a Docker that answers."""
     folder = tmp_path_factory.mktemp("tiny-swe")
     with tempfile.TemporaryDirectory(prefix="dk", ignore_cleanup_errors=True) as own:  # a socket's path must be short
         try:
-            with docker_engine(Path(own)):
+            with docker_daemon(Path(own)):
                 found = build_dataset(folder)
                 swe_suite.EXAMPLE_REPOSITORIES = folder / "repositories"
                 build_images(found)
                 yield found
-        except NoEngine as error:
+        except NoDocker as error:
             pytest.skip(f"SWE-bench in containers: {error}")
 
 
@@ -55,7 +55,7 @@ def options(dataset: Path, **more: object) -> SweTask:
 
 
 def left_behind() -> list[str]:
-    return find_engine("docker").call("ps", "-aq", "--filter", f"label={LABEL}").stdout.split()
+    return find_runtime("docker").call("ps", "-aq", "--filter", f"label={LABEL}").stdout.split()
 
 
 def test_from_agents_to_the_report(dataset: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_from_agents_to_the_report(dataset: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert hasty.swe is not None
     assert hasty.swe.outcomes == {"empty_patch": 3, "resolved": 4, "unresolved": 1}
-    assert hasty.swe.versions["engine"].startswith("docker ")
+    assert hasty.swe.versions["container_runtime"].startswith("docker ")
     (floor, verdict) = gates.verdicts
     assert (floor.status, floor.discordant) == ("UNDERPOWERED", (0, 0))
     assert (verdict.status, verdict.discordant) == ("UNDERPOWERED", (2, 0))
@@ -112,8 +112,8 @@ def test_patches_that_do_not_apply_or_never_end_are_the_models(dataset: Path, tm
     endless = endless.replace("@@ -1,6 +1,8 @@", "@@ -1,6 +1,10 @@")
     nowhere = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -9 +9 @@\n-a\n+b\n"
     patches = {"tiny__roman-2": nowhere, "tiny__slug-8": endless, "tiny__lru-6": ""}
-    task, engine = options(dataset, grading_timeout_s=15), find_engine("docker")
-    found = grade(task, list(rows.values()), patches, tmp_path, "m", engine=engine, on_progress=lambda line: None)
+    task, runtime = options(dataset, grading_timeout_s=15), find_runtime("docker")
+    found = grade(task, list(rows.values()), patches, tmp_path, "m", runtime=runtime, on_progress=lambda line: None)
     assert found == {
         "tiny__roman-2": Grade("patch_does_not_apply", "the patch does not apply"),
         "tiny__slug-8": Grade("tests_timed_out", "the tests ran into their time limit"),
@@ -152,7 +152,7 @@ def test_no_room_and_no_image_are_one_line_each(dataset: Path, tmp_path: Path) -
         prepare(options(other, pull_timeout_s=20))
 
 
-def test_an_engine_that_does_not_answer_is_named(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_docker_that_does_not_answer_is_named(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    with pytest.raises(MeasureError, match=r"docker is installed, but its engine does not answer .* the same command goes on"):
+    with pytest.raises(MeasureError, match=r"docker is installed, but does not answer .* the same command goes on"):
         prepare(options(dataset))

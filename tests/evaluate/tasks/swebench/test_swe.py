@@ -1,4 +1,4 @@
-"""SWE-bench without an agent or an engine: whose fault, what counts, what a run can tell apart, what is refused."""
+"""SWE-bench without an agent or a container runtime: whose fault, what counts, what a run can tell apart, what is refused."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class World:
 
     def foresee(self, spec: ServerSpec) -> Fingerprint:
         return Fingerprint(
-            engine="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
+            server="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
             flags=self.flags, speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""A Docker engine for as long as it is needed: the one that answers, or a `dockerd` of our own in a folder of its own.
+"""A Docker daemon for as long as it is needed: the one that answers, or a `dockerd` of our own in a folder of its own.
 
-    with docker_engine(Path("runs/engine")) as host: ...        # DOCKER_HOST is set meanwhile
+    with docker_daemon(Path("runs/docker")) as host: ...        # DOCKER_HOST is set meanwhile
 
 Debian: apt-get install docker.io. Root only; containers get no network (--bridge=none), so that no firewall is touched.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 START_S = 60
 
 
-class NoEngine(RuntimeError):
-    """No Docker engine answers and none can be started; the message says why."""
+class NoDocker(RuntimeError):
+    """No Docker daemon answers and none can be started; the message says why."""
 
 
 def answers(host: str | None) -> bool:
-    """Whether an engine answers at `host` (None: where DOCKER_HOST or the default says)."""
+    """Whether a daemon answers at `host` (None: where DOCKER_HOST or the default says)."""
     if shutil.which("docker") is None:
         return False
     environment = os.environ if host is None else {**os.environ, "DOCKER_HOST": host}
@@ -32,16 +32,16 @@ def answers(host: str | None) -> bool:
 
 
 @contextmanager
-def docker_engine(folder: Path) -> Iterator[str | None]:
-    """Yield the address of an engine that answers (None: the default one). NoEngine if there is none and none can run."""
+def docker_daemon(folder: Path) -> Iterator[str | None]:
+    """Yield the address of a daemon that answers (None: the default one). NoDocker if there is none and none can run."""
     if answers(None):
         yield os.environ.get("DOCKER_HOST")
         return
     if shutil.which("docker") is None or shutil.which("dockerd") is None:
-        raise NoEngine("no Docker here (Debian: apt-get install docker.io)")
+        raise NoDocker("no Docker here (Debian: apt-get install docker.io)")
     if os.geteuid() != 0:
-        raise NoEngine("no Docker engine answers, and only root may start one; start dockerd, or set DOCKER_HOST")
-    with _own_engine(folder.resolve()) as host:
+        raise NoDocker("no Docker daemon answers, and only root may start one; start dockerd, or set DOCKER_HOST")
+    with _own_docker(folder.resolve()) as host:
         before = os.environ.get("DOCKER_HOST")
         os.environ["DOCKER_HOST"] = host
         try:
@@ -51,11 +51,11 @@ def docker_engine(folder: Path) -> Iterator[str | None]:
 
 
 @contextmanager
-def _own_engine(folder: Path) -> Iterator[str]:
+def _own_docker(folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     host, log = f"unix://{folder}/s", folder / "dockerd.log"
     if len(host) > 100:
-        raise NoEngine(f"{folder}: too long a path for a socket; choose a shorter one")
+        raise NoDocker(f"{folder}: too long a path for a socket; choose a shorter one")
     command = ["dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "-H", host]
     command += ["--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
     with log.open("w", encoding="utf-8") as out:
@@ -65,7 +65,7 @@ def _own_engine(folder: Path) -> Iterator[str]:
         while not answers(host):
             if process.poll() is not None or time.monotonic() - began > START_S:
                 lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise NoEngine(f"dockerd does not run here: {lines[-1][:300] if lines else 'it said nothing'}")
+                raise NoDocker(f"dockerd does not run here: {lines[-1][:300] if lines else 'it said nothing'}")
             time.sleep(0.2)
         yield host
     finally:
