@@ -25,11 +25,15 @@ class Form:
         activations but loads only unquantized, so the ignore list must cover it. `bare`: the same, and vLLM builds its layer
         without a quantization config, so that the ignore list has no say. `vector`: norms, biases and other small things.
     fused: last component of the vLLM parameter into which this weight is loaded together with others, in this order.
+    split: what a rank of tensor parallelism holds. `rows`: a part of the outputs (vLLM's ColumnParallelLinear, vocabulary).
+        `kv_rows`: the same by key-value heads, which are repeated once there are more ranks than heads. `columns`: a part of
+        the inputs (RowParallelLinear). `whole`: everything.
     """
 
     part: str
     kind: Literal["linear", "plain", "bare", "vector"] = "vector"
     fused: str | None = None
+    split: Literal["rows", "kv_rows", "columns", "whole"] = "whole"
 
 
 class Classified(NamedTuple):
@@ -67,22 +71,30 @@ class FamilyNames:
     num_experts_keys: tuple[str, ...] = ("n_routed_experts", "num_local_experts")
 
 
-def _linear(part: str, fused: str | None = None) -> Form:
+def _rows(part: str, fused: str | None = None) -> Form:
+    return Form(part, "linear", fused, "rows")
+
+
+def _columns(part: str) -> Form:
+    return Form(part, "linear", split="columns")
+
+
+def _whole(part: str, fused: str | None = None) -> Form:
     return Form(part, "linear", fused)
 
 
 def _mlp(prefix: str, part: str) -> dict[str, Form]:
     return {
-        f"{prefix}.gate_proj.weight": _linear(part, "gate_up_proj"),
-        f"{prefix}.up_proj.weight": _linear(part, "gate_up_proj"),
-        f"{prefix}.down_proj.weight": _linear(part),
+        f"{prefix}.gate_proj.weight": _rows(part, "gate_up_proj"),
+        f"{prefix}.up_proj.weight": _rows(part, "gate_up_proj"),
+        f"{prefix}.down_proj.weight": _columns(part),
     }
 
 
 _TOP = {
-    "model.embed_tokens.weight": Form("embedding", "plain"),
+    "model.embed_tokens.weight": Form("embedding", "plain", split="rows"),
     "model.norm.weight": Form("norm"),
-    "lm_head.weight": Form("lm_head", "plain"),
+    "lm_head.weight": Form("lm_head", "plain", split="rows"),
 }
 _LAYER_NORMS = {"input_layernorm.weight": Form("norm"), "post_attention_layernorm.weight": Form("norm")}
 _MOE = {
@@ -92,10 +104,10 @@ _MOE = {
 }
 _ROUTER_BIAS = {"mlp.gate.e_score_correction_bias": Form("router_bias")}
 _GQA = {
-    "self_attn.q_proj.weight": _linear("attention", "qkv_proj"),
-    "self_attn.k_proj.weight": _linear("attention", "qkv_proj"),
-    "self_attn.v_proj.weight": _linear("attention", "qkv_proj"),
-    "self_attn.o_proj.weight": _linear("attention"),
+    "self_attn.q_proj.weight": _rows("attention", "qkv_proj"),
+    "self_attn.k_proj.weight": Form("attention", "linear", "qkv_proj", "kv_rows"),
+    "self_attn.v_proj.weight": Form("attention", "linear", "qkv_proj", "kv_rows"),
+    "self_attn.o_proj.weight": _columns("attention"),
     "self_attn.q_proj.bias": Form("attention"),
     "self_attn.k_proj.bias": Form("attention"),
     "self_attn.v_proj.bias": Form("attention"),
@@ -103,12 +115,12 @@ _GQA = {
     "self_attn.k_norm.weight": Form("norm"),
 }
 _MLA = {
-    "self_attn.q_proj.weight": _linear("attention"),  # only where q_lora_rank is null
-    "self_attn.q_a_proj.weight": _linear("attention", "fused_qkv_a_proj"),
-    "self_attn.kv_a_proj_with_mqa.weight": _linear("attention", "fused_qkv_a_proj"),
-    "self_attn.q_b_proj.weight": _linear("attention"),
-    "self_attn.kv_b_proj.weight": _linear("attention"),
-    "self_attn.o_proj.weight": _linear("attention"),
+    "self_attn.q_proj.weight": _rows("attention"),  # only where q_lora_rank is null
+    "self_attn.q_a_proj.weight": _whole("attention", "fused_qkv_a_proj"),
+    "self_attn.kv_a_proj_with_mqa.weight": _whole("attention", "fused_qkv_a_proj"),
+    "self_attn.q_b_proj.weight": _rows("attention"),
+    "self_attn.kv_b_proj.weight": _rows("attention"),
+    "self_attn.o_proj.weight": _columns("attention"),
     "self_attn.q_a_proj.bias": Form("attention"),
     "self_attn.kv_a_proj_with_mqa.bias": Form("attention"),
     "self_attn.o_proj.bias": Form("attention"),
@@ -117,7 +129,7 @@ _MLA = {
     "self_attn.rotary_emb.inv_freq": Form("attention"),  # some DeepSeek-V3 descendants store it; vLLM skips it
 }
 _INDEXER = {
-    "self_attn.indexer.wq_b.weight": _linear("indexer"),
+    "self_attn.indexer.wq_b.weight": _whole("indexer"),
     # vLLM fuses these two into one layer that has no quantization config
     "self_attn.indexer.wk.weight": Form("indexer", "bare", "wk_weights_proj"),
     "self_attn.indexer.weights_proj.weight": Form("indexer", "bare", "wk_weights_proj"),
@@ -125,11 +137,11 @@ _INDEXER = {
     "self_attn.indexer.k_norm.bias": Form("norm"),
 }
 _GATED_DELTA_NET = {
-    "linear_attn.in_proj_qkvz.weight": _linear("attention"),
+    "linear_attn.in_proj_qkvz.weight": _rows("attention"),
     # decay and gate of the recurrence: 64 rows, and vLLM's FP8-block layer cannot hold it
-    "linear_attn.in_proj_ba.weight": Form("attention", "plain"),
-    "linear_attn.out_proj.weight": _linear("attention"),
-    "linear_attn.conv1d.weight": Form("attention", "plain"),
+    "linear_attn.in_proj_ba.weight": Form("attention", "plain", split="rows"),
+    "linear_attn.out_proj.weight": _columns("attention"),
+    "linear_attn.conv1d.weight": Form("attention", "plain", split="rows"),
     "linear_attn.A_log": Form("attention"),
     "linear_attn.dt_bias": Form("attention"),
     "linear_attn.norm.weight": Form("norm"),
@@ -139,12 +151,12 @@ _INLINED_MTP = {
     "enorm.weight": Form("norm"),
     "hnorm.weight": Form("norm"),
     "shared_head.norm.weight": Form("norm"),
-    "shared_head.head.weight": Form("lm_head", "plain"),
-    "embed_tokens.weight": Form("embedding", "plain"),
+    "shared_head.head.weight": Form("lm_head", "plain", split="rows"),
+    "embed_tokens.weight": Form("embedding", "plain", split="rows"),
 }
 _INLINED_REQUIRED = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight")
 _QWEN_MTP = {
-    "mtp.fc.weight": Form("mtp_projection", "plain"),
+    "mtp.fc.weight": Form("mtp_projection", "plain", split="rows"),
     "mtp.norm.weight": Form("norm"),
     "mtp.pre_fc_norm_embedding.weight": Form("norm"),
     "mtp.pre_fc_norm_hidden.weight": Form("norm"),

@@ -43,6 +43,9 @@ class Serving(Section):
     tool_call_parser: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=1)
     """Draft tokens per step with the model's own MTP head; None: no speculation."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Tokens of prompt and reply together, where the model's own context needs more KV cache than GPUs have; a profile's
+    `max-model-len` wins. None: the model's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     vllm: dict[str, Any] = Field(default_factory=dict)
     """More flags under vLLM's own names; a profile's flags win."""

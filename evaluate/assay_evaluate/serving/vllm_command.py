@@ -152,6 +152,8 @@ def _serving_flags(serving: Serving) -> dict[str, Any]:
         flags["reasoning-parser"] = serving.reasoning_parser
     if serving.tool_call_parser:
         flags |= {"tool-call-parser": serving.tool_call_parser, "enable-auto-tool-choice": True}
+    if serving.max_model_len:
+        flags["max-model-len"] = serving.max_model_len
     if serving.chat_template_kwargs:
         flags["default-chat-template-kwargs"] = dict(serving.chat_template_kwargs)
     if serving.num_speculative_tokens:

@@ -1,104 +1,151 @@
-"""Does a planned checkpoint fit on a machine, and how many tokens of KV cache does the rest hold?
+"""Does a checkpoint fit on a machine, and how many tokens of KV cache does the rest hold? Memory of one rank, in bytes.
 
-Arithmetic over the plan and the GPU profiles in `recipes/profiles/`; an estimate to decide by, not a promise: weights count
-as evenly split, activations and CUDA graphs live in what `gpu-memory-utilization` leaves out.
+Arithmetic over what is stored and the GPU profiles in `recipes/profiles/`: weights as tensor parallelism splits them, the KV
+cache by the kind of attention, and an allowance for everything else. An estimate to decide by, not a promise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from assay.errors import PlanError
+from assay.recipes.families import form_of
 from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay.records.plan import Plan
+from assay_quantize.plan.parallel import Ranks, head_dim, misfits, ranks_of
+from assay_quantize.plan.stored import StoredModel, StoredWeight
 
 KV_TOKENS = 131_072
-"""Length of the one sequence that a machine must hold to count as fitting with KV headroom."""
+"""Length of the one sequence that a machine must hold to count as fitting, where nobody says how long."""
 
 KV_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """vLLM's `kv-cache-dtype` -> bytes per value."""
 
+WORKSPACE_BYTES = 8 * 2**30
+"""Allowed on each GPU for what is neither weights nor KV cache. vLLM measures it at start and takes it from
+`gpu-memory-utilization`: the CUDA context and NCCL (1 to 3 GiB), activations of 16,384 tokens, vLLM's default step on these
+GPUs (0.2 GiB a tensor at 6,144 columns), logits of 1,024 prompt tokens and CUDA graphs (1 to 2 GiB each), BF16 copies of
+`kv_b_proj` (MLA). Not measured: no GPU was at hand."""
+
 
 @dataclass(frozen=True)
 class Fit:
-    """One profile. All sizes in bytes, over all GPUs together."""
+    """One checkpoint on one profile; all sizes in bytes, of one GPU. The fullest rank: parts are rounded up."""
 
     profile: str
     num_gpus: int
-    memory_bytes_each: int
     utilization: float
     kv_dtype: str
     usable_bytes: int
     weight_bytes: int
     kv_bytes_per_token: int
+    splits: bool
+    """Whether groups and blocks end where a rank's part ends (`parallel.py`)."""
 
     @property
     def free_bytes(self) -> int:
-        """What the weights leave; negative if they do not fit."""
-        return self.usable_bytes - self.weight_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Weights alone."""
-        return self.free_bytes >= 0
-
-    @property
-    def fits_with_kv(self) -> bool:
-        """Weights and the KV cache of one sequence of `KV_TOKENS`."""
-        return self.free_bytes >= KV_TOKENS * self.kv_bytes_per_token
+        """What weights and workspace leave for the KV cache; negative if they do not fit."""
+        return self.usable_bytes - self.weight_bytes - WORKSPACE_BYTES
 
     @property
     def kv_tokens(self) -> int:
         """Tokens of KV cache that fit beside the weights, all sequences together."""
         return max(0, self.free_bytes) // self.kv_bytes_per_token
 
+    def holds(self, max_model_len: int = KV_TOKENS) -> bool:
+        """Weights, workspace and the KV cache of one sequence: less, and vLLM refuses to start."""
+        return self.free_bytes >= max_model_len * self.kv_bytes_per_token
 
-def fits(plan: Plan) -> list[Fit]:
+
+def fits(model: StoredModel) -> list[Fit]:
     """One row per GPU profile, smallest machine first."""
     profiles = [load_recipe(ProfileRecipe, name) for name in recipe_names("profiles")]
-    rows = [_fit(plan, profile) for profile in profiles if profile.hardware.memory_bytes_each]
-    return sorted(rows, key=lambda row: (row.usable_bytes, row.profile))
+    rows = [fit_on(model, profile) for profile in profiles if profile.hardware.memory_bytes_each]
+    return sorted(rows, key=lambda row: (row.usable_bytes * row.num_gpus, row.profile))
 
 
-def _fit(plan: Plan, profile: ProfileRecipe) -> Fit:
-    hardware = profile.hardware
-    assert hardware.memory_bytes_each is not None
+def fit_on(model: StoredModel, profile: ProfileRecipe) -> Fit:
+    """A profile must say how much memory a GPU has."""
+    assert profile.hardware.memory_bytes_each is not None, profile.name
     utilization = float(profile.vllm.get("gpu-memory-utilization", 0.9))
     kv_dtype = str(profile.vllm.get("kv-cache-dtype", "auto"))
-    ranks = int(profile.vllm.get("tensor-parallel-size", hardware.num_gpus))
+    ranks = ranks_of(profile)
     return Fit(
         profile=profile.name,
-        num_gpus=hardware.num_gpus,
-        memory_bytes_each=hardware.memory_bytes_each,
+        num_gpus=profile.hardware.num_gpus,
         utilization=utilization,
         kv_dtype=kv_dtype,
-        usable_bytes=int(hardware.num_gpus * hardware.memory_bytes_each * utilization),
-        weight_bytes=plan.bytes_out,
-        kv_bytes_per_token=kv_bytes_per_token(plan, KV_BYTES.get(kv_dtype, 2), ranks),
+        usable_bytes=int(profile.hardware.memory_bytes_each * utilization),
+        weight_bytes=rank_bytes(model, ranks),
+        kv_bytes_per_token=kv_bytes_per_token(model, KV_BYTES.get(kv_dtype, 2), ranks.tensor_parallel),
+        splits=not misfits(model, ranks),
     )
 
 
-def kv_bytes_per_token(plan: Plan, value_bytes: int, ranks: int) -> int:
-    """Bytes of KV cache per token over all `ranks` of tensor parallelism, a kept MTP block included.
+def rank_bytes(model: StoredModel, ranks: Ranks) -> int:
+    """Bytes of weights on one rank: its part of what is split, and all of the rest."""
+    return sum(_rank_bytes(model, weight, ranks) for weight in model.weights)
+
+
+def _rank_bytes(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int:
+    form = form_of(model.family, weight.name, model.config)
+    if form.split == "whole" or not weight.shape:
+        return weight.num_bytes
+    if form.split == "kv_rows":
+        rows = max(weight.shape[0] / ranks.tensor_parallel, head_dim(model.config))
+        return math.ceil(weight.num_bytes * rows / weight.shape[0])
+    return math.ceil(weight.num_bytes / ranks.tensor_parallel)  # experts too: whole ones, or a part of each
+
+
+def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
+    """Bytes of KV cache per token on one rank of `ranks`, an MTP block included.
 
     Latent attention (MLA) keeps `kv_lora_rank + qk_rope_head_dim` values per layer on *every* rank; with an indexer and FP8
-    it is vLLM's `fp8_ds_mla`: FP8 latents, an F32 scale per 128 of them, BF16 rope. The indexer keeps one FP8 key with
-    its F32 scale; grouped-query attention keeps 2 x heads x head_dim, heads split over the ranks and
-    repeated once there are more ranks than heads. Linear attention keeps nothing per token.
+    it is vLLM's `fp8_ds_mla`: FP8 latents, an F32 scale per 128 of them, BF16 rope (656 bytes at 512 + 64). The indexer keeps
+    one FP8 key with its F32 scale (`DeepseekV32IndexerCache`: 132 bytes at 128). Grouped-query attention keeps 2 x heads x
+    head_dim, heads split over the ranks and repeated once there are more ranks than heads. Linear attention keeps a state
+    per sequence and nothing per token.
     """
-    config = plan.config
-    attending = [t for t in plan.tensors if t.action != "drop" and t.name.endswith(".self_attn.o_proj.weight")]
-    indexers = [t for t in plan.tensors if t.action != "drop" and t.name.endswith(".self_attn.indexer.wk.weight")]
+    config = model.config
+    attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
+    indexers = [one for one in model.weights if one.name.endswith(".self_attn.indexer.wk.weight")]
     if config.get("kv_lora_rank"):
         latent, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
         sparse_fp8 = bool(indexers) and value_bytes == 1
         per_layer = latent + latent // 128 * 4 + 2 * rope if sparse_fp8 else (latent + rope) * value_bytes
-        return ranks * (len(attending) * per_layer + sum(t.shape[0] + 4 for t in indexers))
+        return len(attending) * per_layer + sum(one.shape[0] + 4 for one in indexers)
     heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
-    return len(attending) * 2 * max(heads, ranks) * _head_dim(config) * value_bytes
+    return len(attending) * 2 * math.ceil(heads / ranks) * head_dim(config) * value_bytes
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+def check_memory(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:
+    """PlanError: vLLM would refuse to start, since not even one sequence of `max-model-len` fits beside the weights.
+
+    The workspace is not counted: what is refused here cannot be served, and what is not may still be tight.
+    """
+    if profile.hardware.memory_bytes_each is None:
+        return
+    fit = fit_on(model, profile)
+    length = context_tokens(model.config, profile, serving) or 0
+    kv_bytes = length * fit.kv_bytes_per_token
+    if fit.weight_bytes + kv_bytes <= fit.usable_bytes:
+        return
+    room = (fit.usable_bytes - fit.weight_bytes) // fit.kv_bytes_per_token
+    way = f"set serving.max_model_len to less than {room:,}" if room > 0 else "take a profile with more memory"
+    raise PlanError(
+        f"{model.what} cannot be served on profile {profile.name}: each GPU would hold {fit.weight_bytes / 2**30:.1f} GiB of "
+        f"weights and {kv_bytes / 2**30:.1f} GiB of KV cache for max-model-len {length:,}, and {fit.usable_bytes / 2**30:.1f} GiB "
+        f"are usable; {way}"
+    )
+
+
+def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: Serving) -> int | None:
+    """The `max-model-len` with which a checkpoint is served: profile before model recipe, never above the model's own."""
+    own = (config.get("text_config") or config).get("max_position_embeddings")
+    asked = profile.vllm.get("max-model-len") or serving.max_model_len
+    known = [length for length in (own, asked) if isinstance(length, int)]
+    return min(known, default=None)

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from assay.foreign_text import in_rich
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.plan.fits import KV_TOKENS, Fit, fits
+from assay_quantize.plan.fits import KV_TOKENS, WORKSPACE_BYTES, Fit, fits
 from assay_quantize.plan.planner import bytes_by_role
+from assay_quantize.plan.stored import stored_by
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -27,12 +28,13 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(
         f"ignore: {len(plan.ignore)} patterns tell vLLM what is not quantized: {in_rich('  '.join(plan.ignore))}"
     )  # fmt: skip
-    rows = fits(plan)
+    rows = fits(stored_by(plan))
     console.print(_fit_table(rows))
     shares = ", ".join(sorted({f"{row.utilization:.0%}" for row in rows}))
     console.print(
-        f"usable: {shares} of the memory (gpu-memory-utilization). fit + KV: with the cache of one sequence of {KV_TOKENS:,} "
-        "tokens. KV tokens: what the rest holds, all sequences together. An estimate: weights count as evenly split."
+        f"Of one GPU. usable: {shares} of its memory (gpu-memory-utilization). left: for the KV cache, {gigabytes(WORKSPACE_BYTES)} "
+        f"of workspace taken off. fit: with the cache of one sequence of {KV_TOKENS:,} tokens. KV tokens: all sequences "
+        "together. splits: groups end where the part of a GPU ends. An estimate."
     )
 
 
@@ -85,18 +87,18 @@ def mtp_line(plan: Plan) -> str:
 
 
 def _fit_table(rows: list[Fit]) -> Table:
-    table = Table(title="does it fit (GB)", title_justify="left")
-    for heading in ("profile", "usable", "weights", "fit", "left", "fit + KV", "KV tokens"):
+    table = Table(title="does it fit (GB of one GPU)", title_justify="left")
+    for heading in ("profile", "usable", "weights", "left", "fit", "KV tokens", "splits"):
         table.add_column(heading, justify="left" if heading == "profile" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.profile,
             f"{row.usable_bytes / 1e9:,.0f}",
             f"{row.weight_bytes / 1e9:,.1f}",
-            _yes(row.fits),
             f"{row.free_bytes / 1e9:,.0f}",
-            _yes(row.fits_with_kv),
+            _yes(row.holds()),
             f"{row.kv_tokens / 1e6:.2f} M {row.kv_dtype}",
+            _yes(row.splits),
         )
     return table
 

@@ -11,11 +11,14 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from assay_quantize.plan.stored import StoredModel
+
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
-DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4}
+DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 
 GLM5_CONFIG: dict[str, Any] = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
@@ -73,6 +76,12 @@ QWEN3_NEXT_CONFIG: dict[str, Any] = {
 FP8_RELEASES = ("deepseek-v3", "kimi-k2")
 """Model recipes whose source is published in FP8 only."""
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+CHANNEL_RELEASES = ("glm-4.5-air", "glm-4.7")
+"""Model recipes whose FP8 reference was made by llm-compressor, one scale per row. GLM-4.7-FP8 is taken to be like the Air."""
+FP8_CHANNELS = {
+    "quant_method": "compressed-tensors", "format": "float-quantized",
+    "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}},
+}  # fmt: skip
 IN_FP8 = re.compile(r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa)?\.weight|.*\.indexer\.(wq_b|wk)\.weight")
 """Weights that are FP8 in these releases: every linear but `eh_proj` and `indexer.weights_proj`."""
 
@@ -325,6 +334,48 @@ def hollow_model(folder: Path, model: str, *, layers: int = 4, experts: int = 4,
         config["quantization_config"] = FP8_BLOCKS
         shapes, dtypes = fp8_blocks(shapes)
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
+
+
+def hollow_shapes(folder: Path, model: str, *, release: bool = False) -> Path:
+    """All layers of a model recipe at true shapes, with two experts instead of all: what is summed counts them (`at_true_size`).
+
+    release: the reference that the recipe names, in the format in which it is published, instead of the source.
+    """
+    base, _ = MODELS[model]
+    config = {**base, "num_experts" if "num_experts" in base else "n_routed_experts": 2}
+    indexers = {"glm-5": set(range(78)), "glm-5.2": GLM52_INDEXERS}
+    shapes = glm5_shapes(config, indexers[model]) if model in indexers else MODELS[model][1](config)
+    dtypes: dict[str, str] = {}
+    if model in CHANNEL_RELEASES and release:
+        shapes, dtypes = fp8_channels(shapes)
+        config["quantization_config"] = FP8_CHANNELS
+    elif model in FP8_RELEASES or release:
+        shapes, dtypes = fp8_blocks(shapes)
+        config["quantization_config"] = FP8_BLOCKS
+    return write_hollow(folder, config, shapes, shards=1, dtypes=dtypes)
+
+
+def fp8_channels(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
+    """As `fp8_blocks`, with one scale per row, as llm-compressor makes it."""
+    made: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for name, shape in shapes:
+        made[name] = shape
+        if IN_FP8.fullmatch(name):
+            made[f"{name}_scale"] = (shape[0], 1)
+            dtypes |= {name: "F8_E4M3"}
+    return iter(made.items()), dtypes
+
+
+def at_true_size(model: StoredModel, name: str) -> StoredModel:
+    """A model of `hollow_shapes` with the bytes of all its experts; for sums only."""
+    base, _ = MODELS[name]
+    factor = base.get("num_experts", base.get("n_routed_experts", 0)) // 2
+    weights = (
+        weight._replace(num_bytes=weight.num_bytes * factor) if ".mlp.experts." in weight.name else weight
+        for weight in model.weights
+    )
+    return replace(model, weights=tuple(weights))
 
 
 MODELS: dict[str, tuple[dict[str, Any], Any]] = {

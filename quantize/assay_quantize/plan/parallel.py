@@ -1,0 +1,146 @@
+"""Can tensor parallelism split this checkpoint? Groups and blocks that share a scale must end where a rank's part ends.
+
+vLLM raises otherwise, rank by rank and after the weights were moved: `verify_group_size_divides_partition` and
+`validate_fp8_block_shape` (linears), `CompressedTensorsWNA16MoEMethod.create_weights` and `validate_fp8_block_shape_moe`
+(experts), all of vLLM 0.32. Here it is arithmetic over names and shapes, before the first byte. What a rank holds of each
+weight stands in the family's table (`Form.split`). Kernels have rules of their own, which are not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from assay.errors import PlanError
+from assay.recipes.families import Form, form_of
+from assay.recipes.profile import ProfileRecipe
+from assay_quantize.formats.vllm_rules import EXPERT
+from assay_quantize.plan.stored import StoredModel, StoredWeight
+
+GROUPS = {128: "w4a16", 32: "w4a16-g32", 16: "nvfp4a16"}
+"""Group size -> the shipped precision that has it."""
+REFINED = 32
+"""The smallest block to which vLLM refines the FP8 blocks of experts (`refine_fp8_moe_block_shape`)."""
+
+
+class Ranks(NamedTuple):
+    """Over how many GPUs a model is split. expert_parallel: every expert whole, on one of them."""
+
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+
+
+class Misfit(NamedTuple):
+    """Weights of one role and projection that the ranks cannot share.
+
+    width: rows or columns of one rank. unit: what it must be a multiple of. first, count: of the weights. works_at: the
+    largest smaller tensor parallelism at which they fit; None: none does.
+    """
+
+    role: str
+    projection: str
+    first: str
+    count: int
+    side: str
+    width: float
+    unit: int
+    ranks: int
+    works_at: int | None
+
+    @property
+    def sentence(self) -> str:
+        more = f" and {self.count - 1:,} more" if self.count > 1 else ""
+        return (
+            f"{self.role} {self.projection}: {self.width:g} {self.side} on each of {self.ranks} ranks are not a multiple of "
+            f"{self.unit}, the {'block' if self.side == 'outputs' else 'group'} that shares a scale ({self.first}{more})"
+        )
+
+
+def ranks_of(profile: ProfileRecipe) -> Ranks:
+    """As a profile's flags say."""
+    flags = {name.removeprefix("--").replace("_", "-"): value for name, value in profile.vllm.items()}
+    return Ranks(int(flags.get("tensor-parallel-size") or 1), bool(flags.get("enable-expert-parallel")))
+
+
+def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit]:
+    """What vLLM would refuse, one entry per role, projection and width; empty: it can be split."""
+    found: dict[tuple[str, str, str, float, int], list[StoredWeight]] = defaultdict(list)
+    for weight in model.weights:
+        if len(weight.shape) != 2 or not weight.name.endswith(".weight"):
+            continue
+        form = form_of(model.family, weight.name, model.config)
+        for side, width, unit in _wrong(model, weight, form, ranks):
+            found[form.part, weight.name.split(".")[-2], side, width, unit].append(weight)
+    return [
+        Misfit(
+            role, projection, weights[0].name, len(weights), side, width, unit, ranks.tensor_parallel,
+            _works_at(model, weights[0], ranks),
+        )
+        for (role, projection, side, width, unit), weights in found.items()
+    ]  # fmt: skip
+
+
+def check_parallel(model: StoredModel, profile: ProfileRecipe) -> None:
+    """PlanError: what cannot be split on a profile, why, and what would fit."""
+    ranks = ranks_of(profile)
+    if not (found := misfits(model, ranks)):
+        return
+    others = [f"{one.role} {one.projection}" for one in found[1:]]
+    also = f"; so {'are' if len(others) > 1 else 'is'} {', '.join(others)}" if others else ""
+    raise PlanError(f"{model.what} cannot be served on profile {profile.name}: {found[0].sentence}{also}; {remedy(found)}")
+
+
+def remedy(found: Sequence[Misfit]) -> str:
+    """Which precision or tensor parallelism would fit all of them."""
+    ways = []
+    if all(one.width == int(one.width) for one in found):
+        common = math.gcd(*(int(one.width) for one in found))
+        smaller = [f"{group} ({name})" for group, name in GROUPS.items() if common % group == 0]
+        ways.append(f"a group size of {' or '.join(smaller)}" if smaller else "one scale per row (w4a16-channel, fp8-channel)")
+    if all(one.works_at is not None for one in found):
+        ways.append(f"a profile with tensor-parallel-size {min(one.works_at or 1 for one in found)}")
+    return f"what fits: {', or '.join(ways)}" if ways else "keep the role in 16 bits"
+
+
+def _works_at(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int | None:
+    form = form_of(model.family, weight.name, model.config)
+    smaller = (n for n in range(ranks.tensor_parallel // 2, 0, -1) if ranks.tensor_parallel % n == 0)
+    return next((n for n in smaller if not list(_wrong(model, weight, form, ranks._replace(tensor_parallel=n)))), None)
+
+
+def _wrong(model: StoredModel, weight: StoredWeight, form: Form, ranks: Ranks) -> Iterator[tuple[str, float, int]]:
+    """(side, width of a rank, what it must be a multiple of) of one weight; nothing if it can be split."""
+    is_expert = EXPERT.match(weight.name.removesuffix(".weight")) is not None
+    if form.kind != "linear" or weight.group is None or form.split == "whole":
+        return
+    parts = 1 if is_expert and ranks.expert_parallel else ranks.tensor_parallel
+    rows, columns = weight.shape
+    if form.split == "columns":
+        width = columns / parts
+        if parts > 1 and width % weight.group and not (is_expert and _refines(model, width)):
+            yield "inputs", width, weight.group
+        return
+    head = head_dim(model.config) if form.split == "kv_rows" else 1
+    width = max(rows / parts, head)
+    for unit in (weight.block_rows, weight.word_rows):
+        if width % unit and not _is_let_through(model, form, width, is_expert=is_expert):
+            yield "outputs", width, unit
+
+
+def _refines(model: StoredModel, width: float) -> bool:
+    """Whether vLLM's own FP8 method takes finer blocks for the experts."""
+    if not model.native_fp8 or width != int(width):
+        return False
+    return math.gcd(128, int(width), int(model.config.get("hidden_size") or 0)) >= REFINED
+
+
+def _is_let_through(model: StoredModel, form: Form, width: float, *, is_expert: bool) -> bool:
+    """vLLM's own FP8 method refines the blocks of experts, and does not check merged linears (`linear.py`)."""
+    return _refines(model, width) if is_expert else model.native_fp8 and form.fused is not None
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """Values of one attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])

@@ -1,0 +1,103 @@
+"""What a server loads: every weight of a planned or of a finished checkpoint, as it is stored.
+
+One view of a plan and of the headers of a folder or hub id, made here or published (FP8 releases included), so that both are
+judged by the same rules: `parallel.py` (what tensor parallelism can split) and `fits.py` (memory).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from assay.records.plan import Plan
+from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.source_format import SCALE_LEAVES, declared_block, declared_quantization
+from assay_quantize.formats.schemes import SCHEMES, module_of
+
+_PARTS = frozenset({"weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale", *SCALE_LEAVES})
+_CODES = {"I32": 8, "U8": 2}
+"""Dtype of packed 4-bit weights -> codes per element."""
+
+
+class StoredWeight(NamedTuple):
+    """One weight, or anything else that is loaded by itself.
+
+    shape: (O, I) of the weight, not of its packed form. num_bytes: scales and zero points included. group: columns that share
+    a scale; None: not quantized, or one scale for all columns. block_rows: rows that share a scale. word_rows: rows whose
+    zero points share an int32 (8); 1: none do.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    group: int | None = None
+    block_rows: int = 1
+    word_rows: int = 1
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """All weights of one checkpoint.
+
+    what: its name in a sentence. native_fp8: vLLM loads it with its own FP8 method and not with that of compressed-tensors.
+    """
+
+    what: str
+    family: str
+    config: dict[str, Any]
+    weights: tuple[StoredWeight, ...]
+    native_fp8: bool = False
+
+
+def stored_by(plan: Plan) -> StoredModel:
+    """What the checkpoint of a plan will hold."""
+    scales: dict[str, int] = defaultdict(int)
+    weights: dict[str, StoredWeight] = {}
+    for tensor in plan.tensors:
+        num_bytes = sum(output.num_bytes for output in tensor.outputs)
+        if tensor.name.rpartition(".")[2] in SCALE_LEAVES:
+            scales[f"{tensor.module}.weight"] += num_bytes
+        elif tensor.scheme is not None:
+            row = SCHEMES[tensor.scheme]
+            word_rows = 1 if row.symmetric else 8
+            weights[tensor.name] = StoredWeight(tensor.name, tensor.shape, num_bytes, row.group_size, row.block_rows, word_rows)
+        elif tensor.outputs:
+            weights[tensor.name] = StoredWeight(tensor.name, tensor.shape, num_bytes)
+    whole = (weight._replace(num_bytes=weight.num_bytes + scales.get(name, 0)) for name, weight in weights.items())
+    return StoredModel(f"precision {plan.precision}", plan.family, plan.config, tuple(whole))
+
+
+def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:
+    """What the headers of a checkpoint say; `open_checkpoint(..., allow_quantized=True)` reads those of a quantized one."""
+    block_rows, _ = declared_block(checkpoint.location, checkpoint.config)
+    modules: dict[str, dict[str, TensorHeader]] = defaultdict(dict)
+    weights: list[StoredWeight] = []
+    for name, header in checkpoint.tensors.items():
+        leaf = name.rpartition(".")[2]
+        if leaf in _PARTS:
+            modules[module_of(name)][leaf] = header
+        else:
+            weights.append(StoredWeight(name, header.shape, header.num_bytes))
+    weights += [_put_together(f"{module}.weight", parts, block_rows) for module, parts in modules.items()]
+    declared = declared_quantization(checkpoint.config) or {}
+    return StoredModel(what, family, checkpoint.config, tuple(weights), native_fp8=declared.get("quant_method") == "fp8")
+
+
+def _put_together(name: str, parts: Mapping[str, TensorHeader], block_rows: int) -> StoredWeight:
+    """The weight of one module; what shares a scale follows from the shapes: [O, I/group], [O/block, I/block] or [O, 1]."""
+    num_bytes = sum(part.num_bytes for part in parts.values())
+    packed = parts.get("weight_packed")
+    stored = packed or parts.get("weight")
+    shape = () if stored is None else stored.shape
+    if packed is not None:
+        shape = (*shape[:-1], shape[-1] * _CODES.get(packed.dtype, 1))
+    word_rows = 8 if "weight_zero_point" in parts else 1
+    scale = next((parts[leaf].shape for leaf in SCALE_LEAVES if leaf in parts), ())
+    if len(shape) != 2 or len(scale) != 2 or scale in ((shape[0], 1), (1, 1)):
+        return StoredWeight(name, shape, num_bytes, word_rows=word_rows)
+    if scale[0] == shape[0]:
+        return StoredWeight(name, shape, num_bytes, shape[1] // scale[1], 1, word_rows)
+    return StoredWeight(name, shape, num_bytes, block_rows, block_rows, word_rows)

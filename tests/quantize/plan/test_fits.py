@@ -1,0 +1,101 @@
+"""Memory of one GPU, against figures that were worked out by hand from vLLM 0.32 and the published configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hollow
+import pytest
+
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on, fits, kv_bytes_per_token, rank_bytes
+from assay_quantize.plan.parallel import Ranks
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.stored import StoredModel, StoredWeight, stored_by, stored_in
+
+GIB = 2**30
+
+
+def released(folder: Path, model: str) -> StoredModel:
+    made = open_checkpoint(hollow.hollow_shapes(folder, model, release=True))
+    return hollow.at_true_size(stored_in(made, str(made.config["model_type"]), "the reference"), model)
+
+
+def planned(folder: Path, model: str, precision: str) -> StoredModel:
+    recipe = load_recipe(PrecisionRecipe, precision)
+    plan = make_plan(open_checkpoint(hollow.hollow_shapes(folder, model)), recipe, model=model, family=None)
+    return hollow.at_true_size(stored_by(plan), model)
+
+
+@pytest.fixture(scope="module")
+def glm52(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    return released(tmp_path_factory.mktemp("glm52"), "glm-5.2")
+
+
+def test_the_release_has_its_published_size(glm52: StoredModel) -> None:
+    assert sum(weight.num_bytes for weight in glm52.weights) == pytest.approx(756e9, rel=0.001)
+
+
+def test_kv_cache_of_sparse_latent_attention(glm52: StoredModel) -> None:
+    """vLLM's fp8_ds_mla: 512 FP8 + 4 F32 scales + 64 BF16 = 656 bytes in 79 layers; 22 indexers of 128 FP8 + F32."""
+    assert kv_bytes_per_token(glm52, 1, 8) == 79 * 656 + 22 * 132 == 54_728
+    assert kv_bytes_per_token(glm52, 1, 4) == 54_728  # every rank keeps all of it
+    assert kv_bytes_per_token(glm52, 2, 8) == 79 * 576 * 2 + 22 * 132
+
+
+def test_a_million_tokens_do_not_fit_beside_the_reference(glm52: StoredModel) -> None:
+    """GLM-5.2 says 1,048,576: 53.4 GiB of KV cache a GPU, and 8 H200 have less than 38.4 GiB left."""
+    fit = fit_on(glm52, load_recipe(ProfileRecipe, "8xh200"))
+    assert 1_048_576 * fit.kv_bytes_per_token / GIB == pytest.approx(53.44, abs=0.01)
+    left = (143_771 * 2**20 * 0.9 - sum(weight.num_bytes for weight in glm52.weights) / 8) / GIB
+    assert left == pytest.approx(38.4, abs=0.1)
+    assert fit.free_bytes / GIB < left - WORKSPACE_BYTES / GIB
+    assert (fit.holds(1_048_576), fit.holds(202_752)) == (False, True)
+
+
+def test_where_glm5_fits(glm52: StoredModel, tmp_path: Path) -> None:
+    """The reference on eight H200 or B200; the candidate on half of that, and on RTX PRO 6000."""
+    reference, candidate = fits(glm52), fits(planned(tmp_path, "glm-5.2", "w4a16"))
+    assert [fit.profile for fit in reference] == ["4xrtx-pro-6000", "4xh200", "4xb200", "8xrtx-pro-6000", "8xh200", "8xb200"]
+    assert [fit.profile for fit in reference if fit.holds(202_752)] == ["8xh200", "8xb200"]
+    assert [fit.profile for fit in candidate if fit.holds(202_752)] == [
+        "4xh200",
+        "4xb200",
+        "8xrtx-pro-6000",
+        "8xh200",
+        "8xb200",
+    ]
+
+
+def test_kv_cache_of_grouped_query_attention(tmp_path: Path) -> None:
+    made = open_checkpoint(hollow.hollow_model(tmp_path, "qwen3-30b-a3b"))
+    model = stored_in(made, "qwen3_moe", "the source")
+    assert kv_bytes_per_token(model, 2, 4) == 4 * 2 * 1 * 128 * 2
+    assert kv_bytes_per_token(model, 1, 8) == 4 * 2 * 1 * 128 * 1  # 4 heads on 8 ranks: each is held twice
+
+
+def test_linear_attention_keeps_nothing_per_token(tmp_path: Path) -> None:
+    made = open_checkpoint(hollow.hollow_model(tmp_path, "qwen3-next-80b-a3b"))
+    assert (
+        kv_bytes_per_token(stored_in(made, "qwen3_next", "the source"), 2, 1) == 2 * 2 * 2 * 256 * 2
+    )  # one layer of 4, and MTP
+
+
+def test_what_one_rank_holds() -> None:
+    config = {"num_hidden_layers": 1, "head_dim": 128, "hidden_size": 512, "num_attention_heads": 4}
+    attention = "model.layers.0.self_attn."
+    weights = {
+        f"{attention}q_proj.weight": (512, 512), f"{attention}k_proj.weight": (256, 512), f"{attention}o_proj.weight": (512, 512),
+        "model.layers.0.mlp.gate.weight": (8, 512), "model.layers.0.mlp.experts.0.down_proj.weight": (512, 128),
+        "model.norm.weight": (512,), "lm_head.weight": (1000, 512),
+    }  # fmt: skip
+    model = StoredModel(
+        "m", "glm4_moe", config, tuple(StoredWeight(name, shape, 2 * shape[0] * (shape[1] if shape[1:] else 1))
+                                       for name, shape in weights.items()),
+    )  # fmt: skip
+    rank = {"q": 512 * 512 // 4, "k": 128 * 512, "o": 512 * 512 // 4, "gate": 8 * 512, "down": 512 * 128 // 4, "norm": 512,
+            "head": 1000 * 512 // 4}  # fmt: skip
+    assert rank_bytes(model, Ranks(4)) == 2 * sum(rank.values())
