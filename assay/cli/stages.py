@@ -7,7 +7,7 @@ torch nor lm-eval.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -361,3 +361,30 @@ def write_cards(run_dir: Path) -> tuple[list[Path], list[str]]:
     for line in left:
         say(line)
     return written, left
+
+
+def check_plans_served(plans: Iterable[Plan], aim: Target, profile: ProfileRecipe) -> None:
+    """PlanError for the first planned checkpoint that the profile's GPUs cannot share or hold."""
+    from assay_quantize.plan.fits import check_served
+    from assay_quantize.plan.stored import stored_by
+
+    for plan in plans:
+        check_served(stored_by(plan), profile, aim.recipe.serving)
+
+
+def check_checkpoints_served(candidates: Iterable[Candidate], aim: Target, profile: ProfileRecipe) -> None:
+    """The same for folders, by their headers. A family that assay does not know is not judged: vLLM serves more of them."""
+    from assay.recipes.families import family_of
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.plan.fits import check_served
+    from assay_quantize.plan.stored import stored_in
+
+    if profile.hardware.device == "cpu" or profile.urls:
+        return
+    for one in candidates:
+        checkpoint = open_checkpoint(one.checkpoint, allow_quantized=True)
+        try:
+            family = family_of(checkpoint.config)
+        except PlanError:
+            continue
+        check_served(stored_in(checkpoint, family, one.label), profile, aim.recipe.serving)

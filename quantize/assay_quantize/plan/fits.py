@@ -16,7 +16,7 @@ from assay.recipes.families import form_of
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay_quantize.plan.parallel import Ranks, head_dim, misfits, ranks_of
+from assay_quantize.plan.parallel import Ranks, check_parallel, head_dim, misfits, ranks_of
 from assay_quantize.plan.stored import StoredModel, StoredWeight
 
 KV_TOKENS = 131_072
@@ -122,6 +122,13 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
     return len(attending) * 2 * math.ceil(heads / ranks) * head_dim(config) * value_bytes
 
 
+def check_served(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:
+    """PlanError: the GPUs of a profile cannot share or cannot hold this checkpoint. Other profiles are not judged."""
+    if profile.hardware.device == "cuda" and not profile.urls:
+        check_parallel(model, profile)
+        check_memory(model, profile, serving)
+
+
 def check_memory(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:
     """PlanError: vLLM would refuse to start, since not even one sequence of `max-model-len` fits beside the weights.
 
@@ -138,8 +145,8 @@ def check_memory(model: StoredModel, profile: ProfileRecipe, serving: Serving) -
     way = f"set serving.max_model_len to less than {room:,}" if room > 0 else "take a profile with more memory"
     raise PlanError(
         f"{model.what} cannot be served on profile {profile.name}: each GPU would hold {fit.weight_bytes / 2**30:.1f} GiB of "
-        f"weights and {kv_bytes / 2**30:.1f} GiB of KV cache for max-model-len {length:,}, and {fit.usable_bytes / 2**30:.1f} GiB "
-        f"are usable; {way}"
+        f"weights and {kv_bytes / 2**30:.1f} GiB of KV cache for max-model-len {length:,}, and "
+        f"{fit.usable_bytes / 2**30:.1f} GiB are usable; {way}"
     )
 
 

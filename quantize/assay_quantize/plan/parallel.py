@@ -35,26 +35,28 @@ class Ranks(NamedTuple):
 class Misfit(NamedTuple):
     """Weights of one role and projection that the ranks cannot share.
 
-    width: rows or columns of one rank. unit: what it must be a multiple of. first, count: of the weights. works_at: the
-    largest smaller tensor parallelism at which they fit; None: none does.
+    first: one of the num_weights weights. width: rows or columns of one rank. unit: what it must be a multiple of. blocks: rows
+    and columns share a scale (FP8), and not columns alone. works_at: the largest smaller tensor parallelism at which they fit;
+    None: none does.
     """
 
     role: str
     projection: str
     first: str
-    count: int
+    num_weights: int
     side: str
     width: float
     unit: int
+    blocks: bool
     ranks: int
     works_at: int | None
 
     @property
     def sentence(self) -> str:
-        more = f" and {self.count - 1:,} more" if self.count > 1 else ""
+        more = f" and {self.num_weights - 1:,} more" if self.num_weights > 1 else ""
         return (
             f"{self.role} {self.projection}: {self.width:g} {self.side} on each of {self.ranks} ranks are not a multiple of "
-            f"{self.unit}, the {'block' if self.side == 'outputs' else 'group'} that shares a scale ({self.first}{more})"
+            f"{self.unit}, the {'block' if self.blocks else 'group'} that shares a scale ({self.first}{more})"
         )
 
 
@@ -75,8 +77,8 @@ def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit]:
             found[form.part, weight.name.split(".")[-2], side, width, unit].append(weight)
     return [
         Misfit(
-            role, projection, weights[0].name, len(weights), side, width, unit, ranks.tensor_parallel,
-            _works_at(model, weights[0], ranks),
+            role, projection, weights[0].name, len(weights), side, width, unit, weights[0].block_rows > 1,
+            ranks.tensor_parallel, _works_at(model, weights[0], ranks),
         )
         for (role, projection, side, width, unit), weights in found.items()
     ]  # fmt: skip
@@ -95,10 +97,12 @@ def check_parallel(model: StoredModel, profile: ProfileRecipe) -> None:
 def remedy(found: Sequence[Misfit]) -> str:
     """Which precision or tensor parallelism would fit all of them."""
     ways = []
-    if all(one.width == int(one.width) for one in found):
+    if any(one.blocks for one in found):
+        ways.append("one scale per row (fp8-channel)")
+    elif all(one.width == int(one.width) for one in found):
         common = math.gcd(*(int(one.width) for one in found))
         smaller = [f"{group} ({name})" for group, name in GROUPS.items() if common % group == 0]
-        ways.append(f"a group size of {' or '.join(smaller)}" if smaller else "one scale per row (w4a16-channel, fp8-channel)")
+        ways.append(f"a group size of {' or '.join(smaller)}" if smaller else "one scale per row (w4a16-channel)")
     if all(one.works_at is not None for one in found):
         ways.append(f"a profile with tensor-parallel-size {min(one.works_at or 1 for one in found)}")
     return f"what fits: {', or '.join(ways)}" if ways else "keep the role in 16 bits"

@@ -32,9 +32,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_fit_table(rows))
     shares = ", ".join(sorted({f"{row.utilization:.0%}" for row in rows}))
     console.print(
-        f"Of one GPU. usable: {shares} of its memory (gpu-memory-utilization). left: for the KV cache, {gigabytes(WORKSPACE_BYTES)} "
-        f"of workspace taken off. fit: with the cache of one sequence of {KV_TOKENS:,} tokens. KV tokens: all sequences "
-        "together. splits: groups end where the part of a GPU ends. An estimate."
+        f"Of one GPU. usable: {shares} of its memory (gpu-memory-utilization). left: for the KV cache, with "
+        f"{gigabytes(WORKSPACE_BYTES)} of workspace taken off. fit: the cache of one sequence of {KV_TOKENS:,} tokens too. "
+        "KV tokens: all sequences together. splits: groups end where the part of a GPU ends. An estimate."
     )
 
 

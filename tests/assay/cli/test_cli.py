@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hollow
 import pytest
 import torch
 from command_errors import one_error, perturbed
@@ -20,6 +21,7 @@ from assay import cli
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan
 from assay.records.verification import Verification
+from assay_evaluate.serving.hardware import Gpu
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -202,6 +204,35 @@ def test_profile_that_this_machine_does_not_fit(run: Run, source: Path, monkeypa
     run("quantize", source, "--precisions", "w4a16")
     message = one_error(run("evaluate", source, "--precisions", "w4a16", "--profile", "8xh200", "--suite", "quick"))
     assert message.startswith("profile 8xh200 needs 8x H200, this machine has no GPU")
+
+
+EIGHT_H200 = (Gpu("NVIDIA H200", 143771 << 20, "570.1"),) * 8
+
+
+def test_run_refuses_what_the_gpus_cannot_share(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: EIGHT_H200)
+    folder = hollow.hollow_model(tmp_path / "glm", "glm-4.7")
+    message = one_error(run("run", folder, "--precisions", "w4a16", "--profile", "8xh200", "--suite", "quick"))
+    assert message == (
+        "precision fp8 cannot be served on profile 8xh200: shared_expert down_proj: 192 inputs on each of 8 ranks are not a "
+        "multiple of 128, the block that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); so are "
+        "shared_expert gate_proj, shared_expert up_proj, routed_expert down_proj, routed_expert gate_proj, routed_expert "
+        "up_proj; what fits: one scale per row (fp8-channel), or a profile with tensor-parallel-size 4"
+    )
+    assert not Path("runs").exists()
+
+
+def test_evaluate_refuses_what_the_gpus_cannot_share(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a server starts: the candidate is judged by its headers."""
+    monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: EIGHT_H200)
+    config = hollow.QWEN3_NEXT_CONFIG | {"num_hidden_layers": 4, "num_experts": 2}
+    reference = hollow.write_hollow(tmp_path / "bf16", config, hollow.qwen3_next_shapes(config), shards=1)
+    shapes, dtypes = hollow.fp8_blocks(hollow.qwen3_next_shapes(config))
+    config |= {"quantization_config": hollow.FP8_BLOCKS}
+    fp8 = hollow.write_hollow(tmp_path / "fp8", config, shapes, shards=1, dtypes=dtypes)
+    ask = ("evaluate", "--reference", reference, "--candidate", fp8, "--suite", "quick", "--profile")
+    message = one_error(run(*ask, "8xh200"))
+    assert message.startswith("fp8 cannot be served on profile 8xh200: shared_expert down_proj: 64 inputs on each of 8 ranks")
 
 
 def test_no_such_run(run: Run) -> None:

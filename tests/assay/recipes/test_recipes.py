@@ -154,7 +154,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'reference.precison'; did you mean 'precision'? Allowed: precision, release"),
         ("models", "glm-5", ["serving", "num_speculative_tokens"], "num_spec_tokens",
          "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
-         "num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
+         "max_model_len, num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
         ("precisions", "w4a16", ["scheme"], "schema_",
          "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, extends, keep, mtp, name, observer, "
          "quantize, schema, scheme"),

@@ -88,7 +88,8 @@ def test_what_one_rank_holds() -> None:
     config = {"num_hidden_layers": 1, "head_dim": 128, "hidden_size": 512, "num_attention_heads": 4}
     attention = "model.layers.0.self_attn."
     weights = {
-        f"{attention}q_proj.weight": (512, 512), f"{attention}k_proj.weight": (256, 512), f"{attention}o_proj.weight": (512, 512),
+        f"{attention}q_proj.weight": (512, 512), f"{attention}k_proj.weight": (256, 512),
+        f"{attention}o_proj.weight": (512, 512),
         "model.layers.0.mlp.gate.weight": (8, 512), "model.layers.0.mlp.experts.0.down_proj.weight": (512, 128),
         "model.norm.weight": (512,), "lm_head.weight": (1000, 512),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What tensor parallelism cannot split, at the true widths of the shipped models; the table is that of vLLM 0.32's own loaders."""
+"""What tensor parallelism cannot split, at the true widths of the shipped models, as vLLM 0.32's loaders say."""
 
 from __future__ import annotations
 
@@ -137,5 +137,5 @@ def test_the_error_names_width_group_and_what_fits(folders: Path) -> None:
         "routed_expert down_proj; what fits: a group size of 32 (w4a16-g32) or 16 (nvfp4a16), or a profile with "
         "tensor-parallel-size 4"
     )
-    with pytest.raises(PlanError, match=r"what fits: one scale per row \(w4a16-channel, fp8-channel\), or a profile with"):
+    with pytest.raises(PlanError, match=r"what fits: one scale per row \(w4a16-channel\), or a profile with"):
         check_parallel(planned(folders, "glm-4.5-air", "w4a16-g32"), profile)

@@ -337,7 +337,7 @@ def hollow_model(folder: Path, model: str, *, layers: int = 4, experts: int = 4,
 
 
 def hollow_shapes(folder: Path, model: str, *, release: bool = False) -> Path:
-    """All layers of a model recipe at true shapes, with two experts instead of all: what is summed counts them (`at_true_size`).
+    """All layers of a model recipe at true shapes, with two experts a layer; `at_true_size` puts the rest into sums.
 
     release: the reference that the recipe names, in the format in which it is published, instead of the source.
     """

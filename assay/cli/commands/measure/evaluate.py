@@ -10,7 +10,7 @@ import typer
 from assay.cli.gate_choice import choose_gates, suite_for
 from assay.cli.options import GatesOption, JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
 from assay.cli.run_folders import open_run
-from assay.cli.stages import check_budgets_of, load_report, profile_for
+from assay.cli.stages import check_budgets_of, check_checkpoints_served, load_report, profile_for
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, escape, results, say
 from assay.cli.whole_run import evaluate_in_run
@@ -73,6 +73,7 @@ def evaluate(
         for note in one.notes:
             console.print(escape(f"note: {one.label}: {note}"))
     chosen = profile_for(aim, profile)
+    check_checkpoints_served(compared.candidates, aim, chosen)
     chosen_suite = with_swe_options(
         suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
     )  # fmt: skip

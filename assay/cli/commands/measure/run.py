@@ -20,7 +20,7 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import load_report, plan_for, precisions_for, profile_for, quantize_options
+from assay.cli.stages import check_plans_served, load_report, plan_for, precisions_for, profile_for, quantize_options
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
@@ -56,6 +56,7 @@ def run(
     chosen_suite = suite_for(aim, suite, chosen)
     limits = choose_gates(aim, chosen_suite, gates)
     plans = [plan_for(aim, recipe) for recipe in recipes.values()]
+    check_plans_served(plans, aim, chosen)
 
     out = results(as_json=as_json)
     made = quantize_in_run(aim, plans, options, runs, name, out)
