@@ -15,6 +15,7 @@ import typer
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.load import KINDS, recipe_file, recipe_names
+from assay.records.run import RUN_RECORD
 
 
 # ------------------------------------------------------------------------------------------------ several values, choices
@@ -102,9 +103,31 @@ def refuse_unused(ctx: typer.Context, form: str, *parameters: str) -> None:
         raise AssayError(f"{' and '.join(used)} {they} not used {form}; leave {'it' if they == 'is' else 'them'} out")
 
 
+# ------------------------------------------------------------------------------------------------ completion by the shell
+def completes(folder: str) -> Callable[[str], list[str]]:
+    """Names of the recipes of recipes/FOLDER/; of `a,b` the last. Where none fits, the shell completes files."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in recipe_names(folder) if name.startswith(last)]
+
+    return complete
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the runs under --runs."""
+    runs = Path(ctx.params.get("runs") or "runs")
+    return sorted(path.parent.name for path in runs.glob(f"*/{RUN_RECORD}") if path.parent.name.startswith(incomplete))
+
+
 # ------------------------------------------------------------------------------------------------ arguments and options
 TargetArgument = Annotated[
-    str, typer.Argument(metavar="TARGET", help="A model recipe's name, a checkpoint folder, or a Hugging Face id.")
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        autocompletion=completes("models"),
+        help="A model recipe's name, a checkpoint folder, or a Hugging Face id.",
+    ),
 ]
 
 UrlOrTargetArgument = Annotated[
@@ -116,7 +139,10 @@ UrlOrTargetArgument = Annotated[
     ),
 ]
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's folder (runs/tiny-glm), or a model's name under --runs.")
+    str,
+    typer.Argument(
+        metavar="RUN", autocompletion=complete_run, help="A run's folder (runs/tiny-glm), or a model's name under --runs."
+    ),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 
@@ -136,28 +162,28 @@ WorkersOption = Annotated[
 PrecisionsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--precisions", metavar="NAME,...", callback=recipes("precisions"),
+        "--precisions", metavar="NAME,...", callback=recipes("precisions"), autocompletion=completes("precisions"),
         help=f"One or several of: {', '.join(recipe_names('precisions'))}, or YAML files. Default: the model's list.",
     ),
 ]  # fmt: skip
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", metavar="NAME|FILE", callback=recipe("suites"),
+        "--suite", metavar="NAME|FILE", callback=recipe("suites"), autocompletion=completes("suites"),
         help=f"What is measured. {named('suites')} Default: the model's.",
     ),
 ]  # fmt: skip
 GatesOption = Annotated[
     str | None,
     typer.Option(
-        "--gates", metavar="NAME|FILE", callback=recipe("gates"),
+        "--gates", metavar="NAME|FILE", callback=recipe("gates"), autocompletion=completes("gates"),
         help=f"Limits, registered before the first request. {named('gates')} Default: the suite's.",
     ),
 ]  # fmt: skip
 ProfileOption = Annotated[
     str | None,
     typer.Option(
-        "--profile", metavar="NAME|FILE", callback=recipe("profiles"),
+        "--profile", metavar="NAME|FILE", callback=recipe("profiles"), autocompletion=completes("profiles"),
         help=f"How vLLM is run. {named('profiles')} Default: from the hardware.",
     ),
 ]  # fmt: skip

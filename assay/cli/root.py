@@ -41,7 +41,6 @@ app = typer.Typer(
     cls=Commands,
     help="Quantize a mixture-of-experts checkpoint for vLLM, and measure what was lost.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

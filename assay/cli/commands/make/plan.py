@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, TargetArgument, named, recipe
+from assay.cli.options import JsonOption, TargetArgument, completes, named, recipe
 from assay.cli.stages import estimate_for, plan_for
 from assay.cli.terminal import emit, stdout
 from assay.recipes.load import load_recipe
@@ -17,7 +17,15 @@ from assay.recipes.precision import PrecisionRecipe
 def plan(
     target: TargetArgument,
     precision: Annotated[
-        str, typer.Option("--precision", "-p", metavar="NAME|FILE", callback=recipe("precisions"), help=named("precisions"))
+        str,
+        typer.Option(
+            "--precision",
+            "-p",
+            metavar="NAME|FILE",
+            callback=recipe("precisions"),
+            autocompletion=completes("precisions"),
+            help=named("precisions"),
+        ),
     ],
     hardware: Annotated[
         str | None,

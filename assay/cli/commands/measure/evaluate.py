@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from assay.cli.gate_choice import choose_gates, suite_for
-from assay.cli.options import GatesOption, JsonOption, NameOption, PrecisionsOption, ProfileOption, RunsOption, SuiteOption
+from assay.cli.options import (
+    GatesOption,
+    JsonOption,
+    NameOption,
+    PrecisionsOption,
+    ProfileOption,
+    RunsOption,
+    SuiteOption,
+    completes,
+)
 from assay.cli.run_folders import open_run
 from assay.cli.stages import check_budgets_of, check_checkpoints_served, load_report, profile_for
 from assay.cli.summary import print_summary
@@ -22,7 +31,11 @@ from assay.records.run import SuiteIdentity
 def evaluate(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[TARGET]", help="A model recipe's name, a checkpoint folder, or a Hugging Face id."),
+        typer.Argument(
+            metavar="[TARGET]",
+            autocompletion=completes("models"),
+            help="A model recipe's name, a checkpoint folder, or a Hugging Face id.",
+        ),
     ] = None,
     reference: Annotated[
         Path | None, typer.Option("--reference", help="Any two checkpoints: the folder compared with.")

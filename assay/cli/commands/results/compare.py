@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from assay import quantities
-from assay.cli.options import JsonOption, RunsOption
+from assay.cli.options import JsonOption, RunsOption, complete_run
 from assay.cli.run_folders import find_run
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or a model's name under --runs.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="The run that it is compared with.")],
+    first: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run's folder, or a model's name under --runs.")
+    ],
+    second: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The run that it is compared with.")
+    ],
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.gate_choice import gates_of_run
-from assay.cli.options import JsonOption, RunArgument, RunsOption, named, recipe
+from assay.cli.options import JsonOption, RunArgument, RunsOption, completes, named, recipe
 from assay.cli.run_folders import find_run
 from assay.cli.stages import judge_and_write, load_measurements
 from assay.cli.summary import print_summary
@@ -24,6 +24,7 @@ def gate(
             "--gates",
             metavar="NAME|FILE",
             callback=recipe("gates"),
+            autocompletion=completes("gates"),
             help=f"{named('gates')} Default: those registered before the run.",
         ),
     ] = None,

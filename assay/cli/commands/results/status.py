@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from assay import quantities
-from assay.cli.options import JsonOption, RunsOption
+from assay.cli.options import JsonOption, RunsOption, complete_run
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results, say
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run's folder, or its name under --runs. Default: all runs.")
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", autocompletion=complete_run, help="A run's folder, or its name under --runs. Default: all runs."
+        ),
     ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
