@@ -49,7 +49,7 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: user errors become one line and exit 2, never a traceback."""
     try:
-        app()
+        app(prog_name="assay")
     except AssayError as error:
         say_error(str(error))
         sys.exit(2)
