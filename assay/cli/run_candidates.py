@@ -14,10 +14,13 @@ from assay.cli.stages import precisions_for
 from assay.cli.targets import Target, local_checkpoint, source_label
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
+from assay.recipes.mtp import mtp_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of_file
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.run import ReferenceCheckpoint, RunRecord, SourceData, folder_name
+from assay.safe_files import read_json_object
+from assay.safetensors_index import tensor_names
 
 if TYPE_CHECKING:
     from assay_evaluate.run.evaluate import Candidate
@@ -59,6 +62,19 @@ def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] |
     if len(found) == 1:
         raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
     return Comparison(found, RunRecord(model=recipe.name, source=source))
+
+
+def unused_draft_head(aim: Target, reference: Candidate) -> str | None:
+    """A note, if the reference can draft and the model's recipe does not ask for it; None: it cannot, or will."""
+    folder = reference.checkpoint
+    if aim.recipe.serving.num_speculative_tokens is not None or not (folder / "config.json").is_file():
+        return None
+    if not mtp_block(read_json_object(folder, "config.json"), tensor_names(folder)).num_layers:
+        return None
+    return (
+        f"note: {reference.label} has an MTP head that is not used, so acceptance is not measured: the recipe of "
+        f"{aim.recipe.name} sets no `serving: {{num_speculative_tokens: 1}}`"
+    )
 
 
 def source_now(aim: Target) -> SourceData:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from assay.cli.gate_choice import ChosenGates, describe_gates, register_gates
 from assay.cli.interrupted import says_what_is_kept
+from assay.cli.run_candidates import unused_draft_head
 from assay.cli.run_folders import open_run
 from assay.cli.stages import judge_and_write, load_measurements, quantize_one
 from assay.cli.terminal import say
@@ -67,6 +68,8 @@ def evaluate_in_run(
     with open_run(runs, about, name=name, lock=True) as run_dir:
         limits = register_gates(gates, run_dir)
         say(describe_gates(limits, suite))
+        if (note := unused_draft_head(aim, compared.candidates[0])) is not None:
+            say(note)
         with says_what_is_kept(lambda: _kept(run_dir)):
             run_suite(
                 aim.recipe.name,

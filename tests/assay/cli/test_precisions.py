@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ from command_line import Run
 from fake_server import FakeServer, Scripted
 from tiny_checkpoints import make_tiny_glm4_moe
 
+from assay.cli.run_candidates import unused_draft_head
+from assay.cli.targets import resolve_target
+from assay.recipes.model import Serving
 from assay.records.manifest import Manifest
+from assay_evaluate.run.evaluate import Candidate
 from assay_reports.schema import Report
 
 MINE = "my recipes/attention-kept.yaml"
@@ -78,6 +83,16 @@ def test_two_recipes_of_one_name_never_mix(run: Run, server: FakeServer) -> None
     code, _, err = run("quantize", "tuned", "--precisions", "a/kept.yaml")
     assert code == 2 and "runs/tuned/kept/checkpoint: holds a finished checkpoint of another plan (recipe kept " in err
     assert Manifest.load(Path("runs/tuned/kept/checkpoint/assay_manifest.json")) == made
+
+
+def test_a_draft_head_that_is_not_used_is_named(run: Run, tiny_glm: Path) -> None:
+    aim, reference = resolve_target(str(tiny_glm)), Candidate("fp8", tiny_glm, is_reference=True)
+    assert unused_draft_head(aim, reference) is None  # found in the config, and used
+    silent = replace(aim, recipe=aim.recipe.model_copy(update={"serving": Serving()}))
+    assert unused_draft_head(silent, reference) == (
+        "note: fp8 has an MTP head that is not used, so acceptance is not measured: the recipe of tiny-glm4-moe sets no "
+        "`serving: {num_speculative_tokens: 1}`"
+    )
 
 
 @pytest.mark.parametrize("command", ["quantize", "evaluate", "run"])
