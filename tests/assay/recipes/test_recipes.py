@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -330,6 +331,20 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, kind: type[Recipe], text: str,
     with pytest.raises(RecipeError) as caught:
         parse_recipe(kind, tmp_path / "x.yaml")
     assert str(caught.value).startswith(f"{tmp_path / 'x.yaml'}: {message}")
+
+
+def test_the_recipes_in_the_documentation_are_valid_and_agree(tmp_path: Path) -> None:
+    text = (recipes_dir().parent / "docs" / "suites.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    files = [tmp_path / f"{yaml.safe_load(block)['name']}.yaml" for block in blocks]
+    for file, block in zip(files, blocks, strict=True):
+        file.write_text(block)
+    kinds: tuple[type[Recipe], ...] = (SuiteRecipe, GateRecipe, PrecisionRecipe)
+    suite, gates, _ = (load_recipe(kind, str(file)) for kind, file in zip(kinds, files, strict=True))
+    assert isinstance(suite, SuiteRecipe) and isinstance(gates, GateRecipe) and suite.gates == str(files[1])
+    assert {gate.task: gate.max_drop for gate in gates_on(gates, suite).gates if isinstance(gate, ScoreGate)} == {
+        "my-stories": 0.01
+    }
 
 
 # ------------------------------------------------------------------------------------------------ imports
