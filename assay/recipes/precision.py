@@ -1,9 +1,13 @@
-"""Precision recipes: what to quantize, by role, and what to keep."""
+"""Precision recipes: what to quantize, by role, with which scheme, and what to keep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, get_args
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
 
 from assay.recipes.base import Recipe
 from assay.recipes.defaults import EXTENDS
@@ -15,20 +19,40 @@ SchemeName = Literal[
     "w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "mxfp4", "mxfp8", "w8a8",
 ]  # fmt: skip
 
+_BY_ROLE: TypeAdapter[dict[Role, SchemeName]] = TypeAdapter(dict[Role, SchemeName])
+_ONE_SCHEME: TypeAdapter[tuple[Role, ...]] = TypeAdapter(tuple[Role, ...])
+_LAYERS = re.compile(r"\d{1,5}(-\d{1,5})?(, *\d{1,5}(-\d{1,5})?)*")
 
-ONE_SCHEME = (
-    "mixed precision is not supported: a recipe has one scheme, for all roles and layers; each role is either quantized "
-    "(`quantize: [ROLE, ...]`) or kept (`keep: {bf16: [ROLE, ...]}`)"
+
+def _quantize(value: Any, _: object) -> Any:
+    """A union would put the names of its branches into every error."""
+    return (_BY_ROLE if isinstance(value, Mapping) else _ONE_SCHEME).validate_python(value)
+
+
+def _as_text(value: Any) -> Any:
+    """Keys as text: YAML reads `3:` as a number."""
+    return {str(key): each for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+HOW_TO_MIX = (
+    "to mix schemes, give each role its own, `quantize: {attention: fp8_block, routed_expert: w4a16, ...}`, and say under "
+    '`layers` what differs in single layers: `layers: {"0-2, 77": {routed_expert: fp8_block, attention: bf16}}`'
 )
 
 
 class PrecisionRecipe(Recipe):
-    """What is quantized and what is kept, by role: one scheme, the same for every layer."""
+    """What is quantized, with which scheme, and what is kept: by role, and by layer where layers differ."""
 
     loader_keys = (EXTENDS,)
-    explained = dict.fromkeys(("rules", "layers", "overrides", "schemes", "scheme", "quantize"), ONE_SCHEME)
-    scheme: SchemeName
-    quantize: tuple[Role, ...]
+    explained = dict.fromkeys(("rules", "overrides", "schemes", "scheme", "layers"), HOW_TO_MIX)
+    scheme: SchemeName | None = None
+    """Of every role, where `quantize` is a list."""
+    quantize: Annotated[tuple[Role, ...] | dict[Role, SchemeName], WrapValidator(_quantize)]
+    """Roles that all take `scheme`, or role -> scheme."""
+    layers: Annotated[dict[str, dict[Role, SchemeName | Literal["bf16"]]], BeforeValidator(_as_text)] = Field(
+        default_factory=dict, exclude_if=lambda layers: not layers
+    )
+    """Layers that differ, as `0-2, 77` -> role -> its scheme there, or `bf16`: kept. The MTP block is none of them."""
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
     """dtype -> roles. `source`: whatever dtype the source has. A role is named once, in `quantize` or here."""
     mtp: Literal["keep", "quantize", "drop"] = "keep"
@@ -42,6 +66,7 @@ class PrecisionRecipe(Recipe):
 
     def _contradictions(self) -> Iterator[str]:
         """Each role is named once; what vLLM loads only unquantized is kept; router_bias stays exact."""
+        yield from self._contradictions_of_schemes()
         named = [*self.quantize, *(role for roles in self.keep.values() for role in roles)]
         for twice in sorted({role for role in named if named.count(role) > 1}):
             yield f"role {twice} is named twice; name each role once, under `quantize` or one `keep` dtype"
@@ -55,9 +80,62 @@ class PrecisionRecipe(Recipe):
         if "router_bias" in self.keep.get("bf16", ()):
             yield "router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens"
 
-    def kept_dtype(self, role: str) -> Literal["source", "bf16", "fp32"] | None:
-        """The dtype `role` is kept in, or None if it is quantized."""
+    def _contradictions_of_schemes(self) -> Iterator[str]:
+        """Every quantized role has one scheme; `layers` names layers, and each role of a layer once."""
+        example = "`quantize: {routed_expert: nvfp4a16, attention: fp8_block}`"
+        if isinstance(self.quantize, dict) and self.scheme is not None:
+            yield "`quantize` gives each role its scheme: leave `scheme` out, or list the roles that all take it"
+        if not isinstance(self.quantize, dict) and self.scheme is None:
+            yield f"`quantize` lists roles: say under `scheme` what all of them take, or give each its own, as in {example}"
+        seen: set[tuple[int, str]] = set()
+        for text, roles in self.layers.items():
+            if _LAYERS.fullmatch(text) is None or any(first > last for first, last in _ranges(text)):
+                yield f"layers: {text!r} names no layers; write numbers and ranges, counted from 0: `0-2, 77`"
+                continue
+            for role in sorted(set(roles) - set(self.quantize)):
+                yield f"layers.{text}: role {role} is quantized nowhere else; only roles under `quantize` can differ by layer"
+            here = {(layer, role) for layer in layer_numbers(text) for role in roles}
+            for layer, role in sorted(here & seen)[:1]:
+                yield f"layers: role {role} of layer {layer} is named twice; name it once"
+            seen |= here
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Every scheme that the recipe names, sorted."""
+        of_layers = {scheme for roles in self.layers.values() for scheme in roles.values() if scheme != "bf16"}
+        return tuple(sorted({*map(self._scheme, self.quantize), *of_layers}))
+
+    def _scheme(self, role: str) -> str:
+        scheme = self.quantize[role] if isinstance(self.quantize, dict) else self.scheme  # type: ignore[index]
+        assert scheme is not None
+        return scheme
+
+    def scheme_of(self, role: str, layer: int | None) -> str | None:
+        """The scheme that `role` takes in a layer; None: it is kept there. layer: None in the MTP block and outside layers."""
+        if role not in self.quantize:
+            return None
+        for text, roles in self.layers.items():
+            if layer is not None and role in roles and layer in layer_numbers(text):
+                there = roles[role]
+                return None if there == "bf16" else there
+        return self._scheme(role)
+
+    def kept_dtype(self, role: str, layer: int | None = None) -> Literal["source", "bf16", "fp32"] | None:
+        """The dtype `role` is kept in, or None if it is quantized. layer: as for `scheme_of`."""
+        if role in self.quantize:
+            return "bf16" if self.scheme_of(role, layer) is None else None
         for dtype, roles in self.keep.items():
             if role in roles:
                 return dtype
         return None
+
+
+@functools.cache
+def layer_numbers(text: str) -> frozenset[int]:
+    """`0-2, 77` -> {0, 1, 2, 77}."""
+    return frozenset(number for first, last in _ranges(text) for number in range(first, last + 1))
+
+
+def _ranges(text: str) -> list[tuple[int, int]]:
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return [(first, last[0] if last else first) for first, *last in ends]

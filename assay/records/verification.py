@@ -34,7 +34,7 @@ class Verification(Record):
     not_checked: tuple[str, ...]
     """What could not be checked and why (no source given, ...)."""
     worst_relative_error: dict[str, float]
-    """Role -> largest relative weight error seen."""
+    """Role -> largest relative weight error seen; `role (scheme)` where the layers of a role have several schemes."""
     mean_relative_error: dict[str, float]
     bytes_by_role: dict[str, int]
     seconds: float

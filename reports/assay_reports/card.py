@@ -149,7 +149,7 @@ def _measurement_of(run: Run, label: str, manifest: Manifest) -> Measurement | N
 
 # ------------------------------------------------------------------------------------------------ metadata
 def _metadata(plan: Plan, row: Row | None, report: Report | None, base_model: str | None, licence: str | None) -> ModelCardData:
-    scheme = str(plan.precision_recipe.get("scheme", plan.precision))
+    schemes = {tensor.scheme.replace("_", "-") for tensor in plan.tensors if tensor.scheme is not None}
     known: dict[str, Any] = {
         "base_model": base_model,
         "base_model_relation": "quantized" if base_model else None,
@@ -163,7 +163,7 @@ def _metadata(plan: Plan, row: Row | None, report: Report | None, base_model: st
     return ModelCardData(
         library_name="vllm",
         pipeline_tag="text-generation",
-        tags=sorted({"assay", "compressed-tensors", "quantized", scheme.replace("_", "-")}),
+        tags=sorted({"assay", "compressed-tensors", "quantized", *schemes}),
         **{key: value for key, value in known.items() if value is not None},
     )
 

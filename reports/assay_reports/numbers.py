@@ -208,7 +208,7 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
         group[2] += sum(output.num_bytes for output in tensor.outputs)
     return PlanNumbers(
         precision=plan.precision,
-        scheme=str(plan.precision_recipe.get("scheme", "unknown")),
+        scheme=schemes_in_words(plan),
         bytes_in=plan.bytes_in,
         bytes_out=plan.bytes_out,
         roles=tuple(
@@ -216,6 +216,11 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
             for (role, what), group in sorted(groups.items(), key=lambda entry: (-entry[1][2], entry[0]))
         ),
     )
+
+
+def schemes_in_words(plan: Plan) -> str:
+    """`w4a16`, or `fp8_block + nvfp4` of a mix."""
+    return " + ".join(sorted({tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}))
 
 
 def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:

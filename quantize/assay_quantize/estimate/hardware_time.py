@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from assay.errors import PlanError
@@ -169,15 +170,26 @@ def _is_positive(number: str) -> bool:
 
 
 def measured_rates(plan: Plan) -> CoreRates:
-    """`MEASURED`, for the scheme and the observer of a plan."""
-    (scheme,) = schemes_of(plan)
+    """`MEASURED`, for the schemes and the observer of a plan."""
     column = 0 if observer_of(plan) == "minmax" else 1
-    return CoreRates(MEASURED[scheme][column], AMAX, DEQUANTIZE, COPY_IN, COPY_OUT, SHA256, MEASURED_ON)
+    rate = mean_rate(plan, {scheme: rates[column] for scheme, rates in MEASURED.items()})
+    return CoreRates(rate, AMAX, DEQUANTIZE, COPY_IN, COPY_OUT, SHA256, MEASURED_ON)
 
 
-def schemes_of(plan: Plan) -> set[str]:
-    """Schemes of a plan: one."""
-    return {tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}
+def mean_rate(plan: Plan, rates: Mapping[str, float]) -> float:
+    """Bytes per second over everything that a plan quantizes, where each scheme has its own. rates: scheme -> its rate."""
+    num_bytes = bytes_by_scheme(plan)
+    seconds = sum(count / rates[scheme] for scheme, count in num_bytes.items())
+    return sum(num_bytes.values()) / seconds
+
+
+def bytes_by_scheme(plan: Plan) -> Counter[str]:
+    """Scheme -> bytes of logical BF16 weights that are stored in it."""
+    num_bytes: Counter[str] = Counter()
+    for tensor in plan.tensors:
+        if tensor.scheme is not None:
+            num_bytes[tensor.scheme] += _bf16_bytes(tensor)
+    return num_bytes
 
 
 def work_of(plan: Plan) -> PlanWork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from assay.records.plan import Plan
-from assay_quantize.estimate.hardware_time import CoreRates, Machine, schemes_of
+from assay_quantize.estimate.hardware_time import CoreRates, Machine, bytes_by_scheme, mean_rate
 from assay_quantize.kernels.devices import default_workers
 from assay_quantize.plan.slabs import observer_of
 from assay_quantize.storage.direct_file import DirectFile
@@ -28,7 +29,7 @@ SECONDS_EACH = 0.4
 
 
 def calibrate(plan: Plan, folder: Path) -> tuple[Machine, CoreRates]:
-    """This machine and the rates of one of its cores, for the scheme of `plan`; the disk is that of `folder`.
+    """This machine and the rates of one of its cores, for the schemes of `plan`; the disk is that of `folder`.
 
     Rates are of CPU time, so that other work on the machine counts little. The network is not measured.
     Raises OSError when nothing can be written to `folder`.
@@ -44,10 +45,9 @@ def _core_rates(plan: Plan, copy_in: float, copy_out: float) -> CoreRates:
     from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows
     from assay_quantize.kernels.dequantize import dequantize_rows
 
-    (scheme,) = schemes_of(plan)
     observer = observer_of(plan)
     w_OI = _weights()
-    amax = amax_rows(w_OI, "BF16") if needs_amax(scheme) else None
+    amax = amax_rows(w_OI, "BF16")
     stored = np.random.default_rng(1).integers(0, 0x7F, w_OI.shape, np.uint8)
     scale = np.full((ROWS // 128, COLUMNS // 128), 0.01, np.float32)
     out = np.empty_like(w_OI)
@@ -55,8 +55,11 @@ def _core_rates(plan: Plan, copy_in: float, copy_out: float) -> CoreRates:
     def dequantize() -> None:
         dequantize_rows(stored, scale, block_rows=128, block_columns=128, first_row=0, out_OI=out)
 
+    def quantize(scheme: str) -> object:
+        return quantize_rows(w_OI, "BF16", scheme, amax=amax if needs_amax(scheme) else None, observer=observer)
+
     return CoreRates(
-        quantize=_rate(lambda: quantize_rows(w_OI, "BF16", scheme, amax=amax, observer=observer), w_OI.nbytes),
+        quantize=mean_rate(plan, {s: _rate(functools.partial(quantize, s), w_OI.nbytes) for s in bytes_by_scheme(plan)}),
         amax=_rate(lambda: amax_rows(w_OI, "BF16"), w_OI.nbytes),
         dequantize=_rate(dequantize, w_OI.nbytes),
         copy_in=copy_in,

@@ -5,7 +5,7 @@ A test compares every scheme with what compressed-tensors itself writes; vLLM an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +13,7 @@ from assay.errors import PlanError
 from assay.recipes.mtp import declaring_none
 from assay.records.plan import Plan
 from assay_quantize.formats.schemes import SCHEMES, Scheme
+from assay_quantize.formats.targets import targets_by_scheme
 
 _PER_TOKEN = {"group_size": None, "strategy": "token", "dynamic": True}
 ACTIVATIONS: Mapping[str, Mapping[str, Any] | None] = {
@@ -27,39 +28,45 @@ ACTIVATIONS: Mapping[str, Mapping[str, Any] | None] = {
 }
 """Preset -> how activations are rounded at run time, where that differs from the weights; None: they stay in 16 bits."""
 
+MIXED = "mixed-precision"
+"""`format` of a checkpoint whose groups have formats of their own, as compressed-tensors calls it."""
+
 _SCALE_DTYPES = {"nvfp4": "torch.float8_e4m3fn", "mxfp4": "torch.uint8", "mxfp8": "torch.uint8"}
 
 
 def quantization_config(plan: Plan) -> dict[str, Any]:
     """`quantization_config` for the new checkpoint's config.json, as vLLM and transformers read it.
 
-    One group with target `Linear`; everything unquantized is in `ignore`, as patterns that vLLM matches at run time.
+    One group for each scheme (`targets.py`); everything unquantized is in `ignore`, as patterns that vLLM matches at run time.
     Raises PlanError when nothing is quantized.
     """
-    used = {tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}
-    if not used:
+    targets = targets_by_scheme(plan.tensors)
+    if not targets:
         raise PlanError(f"precision {plan.precision}: nothing in {plan.source} is quantized; name roles under `quantize`")
-    assert len(used) == 1, f"one scheme per checkpoint, got {sorted(used)}"
-    row = SCHEMES[used.pop()]
+    formats = {SCHEMES[scheme].format for scheme in targets}
+    return {
+        "version": version("compressed-tensors"),
+        "transform_config": {},
+        "config_groups": {f"group_{i}": _group(SCHEMES[scheme], targets[scheme]) for i, scheme in enumerate(targets)},
+        "quant_method": "compressed-tensors",
+        "kv_cache_scheme": None,
+        "format": formats.pop() if len(formats) == 1 else MIXED,
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": list(plan.ignore),
+    }
+
+
+def _group(row: Scheme, targets: Sequence[str]) -> dict[str, Any]:
+    """One entry of `config_groups`."""
     weights = _weights(row)
     activations = ACTIVATIONS[row.preset]
-    group = {
-        "targets": ["Linear"],
+    return {
+        "targets": list(targets),
         "weights": weights,
         "input_activations": None if activations is None else {**weights, **activations},
         "output_activations": None,
         "format": row.format,
-    }
-    return {
-        "version": version("compressed-tensors"),
-        "transform_config": {},
-        "config_groups": {"group_0": group},
-        "quant_method": "compressed-tensors",
-        "kv_cache_scheme": None,
-        "format": row.format,
-        "quantization_status": "compressed",
-        "global_compression_ratio": None,
-        "ignore": list(plan.ignore),
     }
 
 

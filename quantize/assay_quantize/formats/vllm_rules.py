@@ -91,21 +91,42 @@ def _judged_by(name: str, kind: ModuleKind) -> tuple[str, ...]:
     return (name,)
 
 
-def loads_quantized(
-    module: RuntimeModule, ignore: Sequence[str], targets: Sequence[str], fused: Mapping[str, Sequence[str]]
-) -> bool:
-    """Whether vLLM expects packed weights for `module`.
+def group_of(
+    module: RuntimeModule, ignore: Sequence[str], targets: Mapping[str, str], fused: Mapping[str, Sequence[str]]
+) -> str | None:
+    """The config group by which vLLM loads `module`; None: it expects plain weights.
 
-    targets: of the config groups; `Linear` is a class name and covers linears and experts, but neither embeddings nor
-    output heads, which need a target of their own name. Raises MixedSchemes where vLLM would refuse to start.
+    targets: of all config groups, in their order -> the group. `Linear` is a class name and covers linears and experts, but
+    neither embeddings nor output heads, which need a target of their own name. Of a fused module vLLM asks only whether every
+    member has a target, and takes that of the first. Raises MixedSchemes where vLLM would refuse to start.
     """
     if module.kind == "plain":
-        return False
+        return None
     verdicts = {is_ignored(name, ignore, fused) for name in module.judged_by}
     if len(verdicts) > 1:
         raise MixedSchemes(f"the ignore list covers only some projections of {module.name}; vLLM refuses to start")
     if verdicts.pop():
-        return False
-    if module.kind in ("linear", "experts") and "Linear" in targets:
-        return True
-    return any(matches(name, target) for name in module.judged_by for target in targets)
+        return None
+    groups = {name: _group_of_name(name, module.kind, targets, fused) for name in module.judged_by}
+    if len(set(groups.values())) > 1:
+        said = ", ".join(f"{name} by {group}" for name, group in groups.items())
+        raise MixedSchemes(
+            f"the projections of {module.name} must have one scheme, config_groups says {said}; vLLM refuses to start"
+        )
+    return groups[module.judged_by[0]]
+
+
+def _group_of_name(
+    name: str, kind: ModuleKind, targets: Mapping[str, str], fused: Mapping[str, Sequence[str]]
+) -> str | None:  # fmt: skip
+    """vLLM's `find_matched_target`: by name, then by the names of all members, then by class."""
+    by_name = next((group for target, group in targets.items() if matches(name, target)), None)
+    if by_name is not None:
+        return by_name
+    last = next((fused_name for fused_name in fused if name.endswith(fused_name)), None)
+    if last is not None:
+        members = [name.replace(last, part) for part in fused[last]]
+        found = [next((g for t, g in targets.items() if matches(member, t)), None) for member in members]
+        if None not in found:
+            return found[0]
+    return targets.get("Linear") if kind in ("linear", "experts") else None

@@ -12,16 +12,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from assay.errors import PlanError
-from assay.recipes.families import NAMES, Classified, classify, family_of, ignore_patterns
+from assay.recipes.families import NAMES, Classified, classify, family_of, ignore_patterns, num_hidden_layers
 from assay.recipes.mtp import stored_layers
-from assay.recipes.precision import ROLES, PrecisionRecipe
+from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
-from assay_quantize.formats.vllm_rules import MixedSchemes, is_ignored, runtime_modules
+from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
+from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule, group_of, runtime_modules
 from assay_quantize.plan.completeness import check_layers, check_mtp
 from assay_quantize.plan.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
 
@@ -80,7 +81,8 @@ def _tensor_plans(
         name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
         for name, what in classified.items()
     }
-    _check_shapes(family, checkpoint, classified, actions, recipe.scheme)
+    _check_layers_named(checkpoint, recipe)
+    _check_shapes(family, checkpoint, classified, actions)
     shard_out = _output_shards(checkpoint, actions, {companions.scale_of[name] for name in carried})
     plans = []
     for name, header in checkpoint.tensors.items():
@@ -91,6 +93,17 @@ def _tensor_plans(
             unused = name in companions.of_activations
             plans.append(scale_plan(header, classified[weight], actions[weight], out, of_activations=unused))
     return tuple(plans)
+
+
+def _check_layers_named(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
+    """Every layer under `layers` is one of the model's."""
+    count = num_hidden_layers(checkpoint.config)
+    for text in recipe.layers:
+        if (last := max(layer_numbers(text))) >= count:
+            raise PlanError(
+                f"precision {recipe.name}: layers.{text}: there is no layer {last}; {checkpoint.location} has layers 0 to "
+                f"{count - 1} (the MTP block is quantized by `mtp: quantize`)"
+            )
 
 
 def _check_recipe(recipe: PrecisionRecipe) -> None:
@@ -107,7 +120,6 @@ def _check_shapes(
     checkpoint: Checkpoint,
     classified: Mapping[str, Classified],
     actions: Mapping[str, Treatment],
-    scheme: str,
 ) -> None:
     """Group sizes divide; members of a fused group agree in action, source dtype and columns.
 
@@ -128,7 +140,7 @@ def _check_shapes(
         followed |= {member.name for member in members if member.name.split(".")[-2] != last}
     for name, done in actions.items():
         if done.scheme is not None:
-            check_shape(scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
+            check_shape(done.scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
 
 
 def _must_agree(done: Treatment) -> tuple[str, str | None, str | None]:
@@ -157,32 +169,46 @@ def _ignore(
     """The family's patterns that match a module of this checkpoint; patterns of roles it lacks are dropped."""
     patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=mtp_layers)
     modules = sorted({tensor.module for tensor in tensors if tensor.action != "drop"})
-    return tuple(p for p in patterns if any(re.match(p.removeprefix("re:"), module) for module in modules))
+    found = tuple(p for p in patterns if any(re.match(p.removeprefix("re:"), module) for module in modules))
+    return found + kept_in_some_layers(tensors)
 
 
 def check_ignore(plan: Plan) -> None:
-    """The ignore list says exactly what was done, by name and under vLLM's fused names. PlanError names the module."""
+    """Ignore list and config groups say exactly what was done, also under vLLM's fused names. PlanError names the module."""
     any_pattern = re.compile("|".join(f"(?:{pattern.removeprefix('re:')})" for pattern in plan.ignore) or r"(?!)")
-    quantized_of: dict[str, bool] = {}
+    scheme_of: dict[str, str | None] = {}
     for tensor in plan.tensors:
         if tensor.action == "drop" or len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             continue
-        quantized_of[tensor.module] = quantized = tensor.scheme is not None
+        scheme_of[tensor.module], quantized = tensor.scheme, tensor.scheme is not None
         if quantized == (any_pattern.match(tensor.module) is not None):
             verb = "quantized, but the ignore list covers it" if quantized else "kept, but the ignore list misses it"
             raise PlanError(f"{tensor.module}: {verb}: {_matching(plan.ignore, tensor.module)}")
     fused = packed_modules(plan.family)
-    for runtime in runtime_modules(plan.family, quantized_of, plan.config):
+    targets = {target: scheme for scheme, found in targets_by_scheme(plan.tensors).items() for target in found}
+    for runtime in runtime_modules(plan.family, scheme_of, plan.config):
         if runtime.kind == "plain":
             continue
+        _check_agree(runtime, scheme_of)
         try:
-            ignored = {is_ignored(name, plan.ignore, fused) for name in runtime.judged_by}
+            expected = group_of(runtime, plan.ignore, targets, fused)
         except MixedSchemes as error:
             raise PlanError(str(error)) from None
-        wrong = next((m for m in runtime.members if ignored != {not quantized_of[m]}), None)
-        if wrong is not None:
-            what = "quantized" if quantized_of[wrong] else "kept"
-            raise PlanError(f"{wrong} is {what}, but vLLM would load {runtime.name} otherwise: {', '.join(plan.ignore)}")
+        planned = scheme_of[runtime.members[0]]
+        if expected != planned:
+            raise PlanError(
+                f"{runtime.members[0]} is {planned or 'kept'}, but vLLM would load {runtime.name} as "
+                f"{expected or 'unquantized'}: {', '.join((*plan.ignore, *targets))}"
+            )
+
+
+def _check_agree(runtime: RuntimeModule, scheme_of: Mapping[str, str | None]) -> None:
+    """The members of one parameter of vLLM, all experts of a layer among them, have one scheme."""
+    first = runtime.members[0]
+    other = next((member for member in runtime.members if scheme_of[member] != scheme_of[first]), None)
+    if other is not None:
+        each = ", ".join(f"{member} is {scheme_of[member] or 'kept'}" for member in (first, other))
+        raise PlanError(f"vLLM loads the weights of {runtime.name} with one scheme, but {each}; give both the same scheme")
 
 
 def _matching(patterns: Iterable[str], module: str) -> str:

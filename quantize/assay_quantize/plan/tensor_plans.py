@@ -34,23 +34,22 @@ class Treatment(NamedTuple):
 def carried_weights(
     checkpoint: Checkpoint, classified: Mapping[str, Classified], companions: Companions, recipe: PrecisionRecipe
 ) -> set[str]:
-    """FP8 weights that are stored in the recipe's scheme already: in the same blocks, or with a scale per row.
+    """FP8 weights that are stored in the scheme that the recipe wants already: in the same blocks, or with a scale per row.
 
     All members of a fused group, or none of them.
     """
-    scheme, block = SCHEMES[recipe.scheme], declared_block(checkpoint.location, checkpoint.config)
-    if scheme.layout != "plain" or scheme.weight_dtype != FP8:
-        return set()
-    wanted = {
-        name for name, what in classified.items() if what.linear and recipe.kept_dtype(_rule(what, recipe)) is None
-    }  # fmt: skip
+    block = declared_block(checkpoint.location, checkpoint.config)
+    wanted = {name: scheme for name, what in classified.items() if (scheme := scheme_of(what, recipe)) is not None}
     fits = set()
-    for name in wanted & companions.scale_of.keys():
+    for name in wanted.keys() & companions.scale_of.keys():
+        row = SCHEMES[wanted[name]]
+        if row.layout != "plain" or row.weight_dtype != FP8:
+            continue
         shape, scale = checkpoint.tensors[name].shape, checkpoint.tensors[companions.scale_of[name]]
-        columns = shape[1] if scheme.group_size is None else scheme.group_size
-        if block_of(shape, scale.shape, block) == (scheme.block_rows, columns):
+        columns = shape[1] if row.group_size is None else row.group_size
+        if block_of(shape, scale.shape, block) == (row.block_rows, columns):
             fits.add(name)
-    mixed = {classified[name].fused_group for name in wanted - fits} - {None}
+    mixed = {classified[name].fused_group for name in wanted.keys() - fits} - {None}
     return {name for name in fits if classified[name].fused_group not in mixed}
 
 
@@ -64,6 +63,18 @@ def _rule(found: Classified, recipe: PrecisionRecipe) -> str:
     return "mtp" if by_block and found.part not in ("norm", "router_bias") else found.part
 
 
+def scheme_of(found: Classified, recipe: PrecisionRecipe) -> str | None:
+    """The scheme that the recipe wants for a weight; None: it is kept, dropped or no quantizable matrix."""
+    if not found.linear or (found.role == "mtp" and recipe.mtp == "drop"):
+        return None
+    return recipe.scheme_of(_rule(found, recipe), _layer(found))
+
+
+def _layer(found: Classified) -> int | None:
+    """The number that the recipe's `layers` knows a layer by; the MTP block has none."""
+    return None if found.role == "mtp" else found.layer
+
+
 def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, scale: str | None, carried: bool) -> Treatment:
     """What the recipe asks for.
 
@@ -73,9 +84,9 @@ def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, 
     if found.role == "mtp" and recipe.mtp == "drop":
         return Treatment("drop", header.dtype, None)
     rule, plain = _rule(found, recipe), header.dtype if scale is None else "BF16"
-    wanted = recipe.kept_dtype(rule)
-    if wanted is None and found.linear:
-        return Treatment("keep", header.dtype, recipe.scheme) if carried else Treatment("quantize", plain, recipe.scheme)
+    if (scheme := scheme_of(found, recipe)) is not None:
+        return Treatment("keep", header.dtype, scheme) if carried else Treatment("quantize", plain, scheme)
+    wanted = recipe.kept_dtype(rule, _layer(found))
     dtype = plain if wanted is None or wanted == "source" else KEEP_DTYPES[wanted]
     if scale is not None:
         return Treatment("dequantize", dtype, None)

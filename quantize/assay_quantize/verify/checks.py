@@ -15,7 +15,8 @@ from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.formats.schemes import SHARES_GLOBAL_SCALE, module_of
-from assay_quantize.formats.vllm_rules import MixedSchemes, loads_quantized, matches, runtime_modules
+from assay_quantize.formats.targets import targets_by_scheme
+from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, matches, runtime_modules
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 
@@ -86,8 +87,8 @@ def check_ignore(plan: Plan, config: Mapping[str, Any], findings: Findings) -> N
     quantization = quantization if isinstance(quantization, dict) else {}
     ignore = [pattern for pattern in quantization.get("ignore") or [] if isinstance(pattern, str)]
     groups = quantization.get("config_groups")
-    listed = groups.values() if isinstance(groups, dict) else ()
-    targets = [t for group in listed if isinstance(group, dict) for t in group.get("targets") or []]
+    listed = groups.items() if isinstance(groups, dict) else ()
+    targets = {str(t): str(name) for name, g in listed if isinstance(g, dict) for t in g.get("targets") or []}
     matrices = [t for t in plan.tensors if t.outputs and len(t.shape) == 2 and t.name.endswith(".weight")]
     try:
         _check_modules(matrices, ignore, findings)
@@ -109,22 +110,26 @@ def _check_modules(matrices: Iterable[TensorPlan], ignore: list[str], findings: 
             findings.damage("ignore", tensor.module, what)
 
 
-def _check_runtime(plan: Plan, matrices: list[TensorPlan], ignore: list[str], targets: list[str], findings: Findings) -> None:
-    is_quantized = {tensor.module: tensor.scheme is not None for tensor in matrices}
+def _check_runtime(
+    plan: Plan, matrices: list[TensorPlan], ignore: list[str], targets: Mapping[str, str], findings: Findings
+) -> None:  # fmt: skip
+    scheme_of = {tensor.module: tensor.scheme for tensor in matrices}
     fused = packed_modules(plan.family)
-    for module in runtime_modules(plan.family, is_quantized, plan.config):
+    schemes = dict(enumerate(targets_by_scheme(plan.tensors)))
+    in_group = {f"group_{number}": scheme for number, scheme in schemes.items()}
+    for module in runtime_modules(plan.family, scheme_of, plan.config):
         findings.look("runtime")
-        stored = {is_quantized[member] for member in module.members}
+        stored = {scheme_of[member] for member in module.members}
         if len(stored) > 1:
-            findings.damage(
-                "runtime", module.name, "some of its members are quantized and some are not; vLLM loads them as one"
-            )
+            what = ", ".join(sorted(scheme or "unquantized" for scheme in stored))
+            findings.damage("runtime", module.name, f"its members differ ({what}); vLLM loads them as one")
             continue
         try:
-            expects = loads_quantized(module, ignore, targets, fused)
+            group = group_of(module, ignore, targets, fused)
         except MixedSchemes as problem:
             findings.damage("runtime", module.name, str(problem))
             continue
-        if expects != stored.pop():
-            want, have = ("packed", "plain") if expects else ("plain", "packed")
-            findings.damage("runtime", module.name, f"vLLM expects {want} weights for it, stored are {have} ones")
+        expects, have = None if group is None else in_group.get(group, group), stored.pop()
+        if expects != have:
+            what = f"vLLM expects {expects or 'plain'} weights for it, stored are {have or 'plain'} ones"
+            findings.damage("runtime", module.name, what)

@@ -10,13 +10,18 @@ from assay.records.verification import Damage
 
 @dataclass
 class Findings:
-    """damages: what is wrong. checks: name of a check -> how many things it looked at. errors_by_role: relative error of every
-    quantized weight, as far as it is finite."""
+    """damages: what is wrong. checks: name of a check -> how many things it looked at. errors: (role, scheme) -> relative
+    error of every quantized weight."""
 
     damages: list[Damage] = field(default_factory=list)
     checks: Counter[str] = field(default_factory=Counter)
     not_checked: list[str] = field(default_factory=list)
-    errors_by_role: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    errors: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def errors_by_role(self) -> dict[str, list[float]]:
+        """Role -> errors; a role whose layers have several schemes is listed once for each: `routed_expert (nvfp4a16)`."""
+        roles = Counter(role for role, _ in self.errors)
+        return {role if roles[role] == 1 else f"{role} ({scheme})": found for (role, scheme), found in self.errors.items()}
 
     def look(self, check: str, count: int = 1) -> None:
         self.checks[check] += count

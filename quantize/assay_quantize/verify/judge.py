@@ -58,7 +58,7 @@ def _judge_quantized(tensor: TensorPlan, slabs: list[SlabFindings], findings: Fi
         squared_error = math.fsum(error.squared_error for error in errors)
         error = relative_error(squared_error, math.fsum(error.squared_norm for error in errors))
         bound = SCHEMES[tensor.scheme].max_relative_error
-        findings.errors_by_role[tensor.role].append(error)
+        findings.errors[tensor.role, tensor.scheme].append(error)
         if not error <= bound:
             findings.damage("error", tensor.name, f"is {error:.3f} away from its source (relative, allowed: {bound}); "
                             "weights of another layer are 1.41 away")  # fmt: skip

@@ -31,7 +31,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.checkpoint.stamps import data_of_files
-from assay_quantize.formats.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.formats.schemes import SOURCE_DTYPES, module_of
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.storage.hash_files import hash_file
@@ -116,7 +116,7 @@ def _verification(
     bytes_by_role: Counter[str] = Counter()
     for tensor in plan.tensors if plan is not None else ():
         bytes_by_role[tensor.role] += sum(stored[o.name].num_bytes for o in tensor.outputs if o.name in stored)
-    errors = findings.errors_by_role
+    errors = findings.errors_by_role()
     return Verification(
         checkpoint=str(folder),
         checkpoint_sha256="" if manifest is None else manifest.checkpoint_sha256,
@@ -275,7 +275,7 @@ def _expected_plan(
         findings.not_checked.append("kept tensors against the source's bytes: no source given")
         findings.not_checked.append("error of quantized weights: no source given")
         findings.not_checked.append("tensors that are missing altogether, where no other tensor implies them: no source given")
-        source = reconstructed_source(folder, config, stored, recipe.scheme)
+        source = reconstructed_source(folder, config, stored)
         compare_plans = False
     else:
         compare_plans = True
@@ -292,18 +292,20 @@ def _expected_plan(
     return plan
 
 
-def reconstructed_source(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, TensorHeader], scheme: str
-) -> Checkpoint:
+_COLUMNS_PER_PACKED = {"I32": 8, "U8": 2}
+"""dtype of `weight_packed` -> columns of the weight in one of its elements."""
+
+
+def reconstructed_source(folder: Path, config: Mapping[str, Any], stored: Mapping[str, TensorHeader]) -> Checkpoint:
     """The headers the source must have had, from a quantized checkpoint's own: one weight for every group of packed parts."""
-    columns_per_packed = {"int4": 8, "nvfp4": 2, "mxfp4": 2}.get(SCHEMES[scheme].layout, 1)
     tensors: dict[str, TensorHeader] = {}
     for name, header in stored.items():
         module, leaf = module_of(name), name.rpartition(".")[2]
         scale = stored.get(f"{module}.weight_scale")
         if leaf == "weight_packed" or (leaf == "weight" and scale is not None):
             dtype = scale.dtype if scale is not None and scale.dtype in SOURCE_DTYPES else "BF16"
-            shape = (*header.shape[:-1], header.shape[-1] * (columns_per_packed if leaf == "weight_packed" else 1))
+            packed = _COLUMNS_PER_PACKED.get(header.dtype, 1) if leaf == "weight_packed" else 1
+            shape = (*header.shape[:-1], header.shape[-1] * packed)
             tensors[f"{module}.weight"] = header._replace(name=f"{module}.weight", dtype=dtype, shape=shape)
         elif leaf not in PACKED_LEAVES or not {f"{module}.weight_packed", f"{module}.weight"} & stored.keys():
             tensors[name] = header

@@ -19,7 +19,7 @@ from assay.recipes.families import family_of
 from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
 from assay.recipes.load import KINDS, load_recipe, parse_recipe, recipe_names, recipes_dir
 from assay.recipes.model import ModelRecipe
-from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.precision import HOW_TO_MIX, PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -49,6 +49,7 @@ PRECISION_SHA256 = {
     "w4a16-asym": "7d5f136d315f9af28f5d5798e8e3bd0ce1115acd66a5cffee9e8670bb5019fb2",
     "w4a16-channel": "13c9e0d34737a17436e6bdd0df13aa44c9568c9274302de7c62fcc4281eb51b2",
     "w4a16-experts": "96d0f69a0cb3036643425a7b875ee321d96451138c7e80d0e50d1ee94001dae9",
+    "w4a16-fp8-attention": "6e96f2db6276c221c25525c5077c2f96838479651cde44e5b02ecf3649350cc1",
     "w4a16-g32": "833b90fb8cb7e1c449679d1987cd2e02927dbc52a2ace8f778c576a59898c370",
     "w4a16-mse": "a309e2466c5c2ee9f91f80a013121f9312b777034491209f9aee40389df0265b",
     "w4a16-mtp": "8ee34a078b189af9cf87ca3fa4ac3490f0f7e789eac6ace9c6548c564a36fd7d",
@@ -64,7 +65,8 @@ def test_precisions_mean_what_they_meant() -> None:
 
 
 def test_every_scheme_has_a_precision_that_ships() -> None:
-    assert {load_recipe(PrecisionRecipe, name).scheme for name in recipe_names("precisions")} == set(SCHEMES)
+    shipped = [load_recipe(PrecisionRecipe, name) for name in recipe_names("precisions")]
+    assert {scheme for recipe in shipped for scheme in recipe.schemes} == set(SCHEMES)
 
 
 @pytest.mark.parametrize("name", recipe_names("models"))
@@ -157,8 +159,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
          "max_model_len, num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
         ("precisions", "w4a16", ["scheme"], "schema_",
-         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, extends, keep, mtp, name, observer, "
-         "quantize, schema, scheme"),
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, extends, keep, layers, mtp, name, "
+         "observer, quantize, schema, scheme"),
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
@@ -216,18 +218,15 @@ def test_a_precision_that_contradicts_itself(tmp_path: Path, changes: dict[str, 
 @pytest.mark.parametrize(
     "line",
     [
-        "rules: [{layers: 0-3, scheme: fp8_block}]", "layers: {3: bf16}", "scheme: {attention: fp8_block}",
-        "scheme: [w4a16, fp8_block]", "quantize: {attention: fp8_block, routed_expert: w4a16}",
+        "rules: [{layers: 0-3, scheme: fp8_block}]", "layers: [{attention: bf16}]", "scheme: {attention: fp8_block}",
+        "scheme: [w4a16, fp8_block]",
     ],
 )  # fmt: skip
-def test_mixed_precision_is_refused_with_what_is_possible(tmp_path: Path, line: str) -> None:
+def test_other_ways_to_mix_schemes_are_answered_with_the_right_one(tmp_path: Path, line: str) -> None:
     (file := tmp_path / "mixed.yaml").write_text(f"schema: 1\nname: mixed\nextends: w4a16\n{line}\n")
     with pytest.raises(RecipeError) as caught:
         parse_recipe(PrecisionRecipe, file)
-    assert str(caught.value) == (
-        f"{file}: {line.split(':')[0]}: mixed precision is not supported: a recipe has one scheme, for all roles and layers; "
-        "each role is either quantized (`quantize: [ROLE, ...]`) or kept (`keep: {bf16: [ROLE, ...]}`)"
-    )
+    assert str(caught.value) == f"{file}: {line.split(':')[0]}: {HOW_TO_MIX}"
 
 
 EVERYTHING_WRONG = {
@@ -250,7 +249,7 @@ EVERYTHING_WRONG = {
         "schema: 1\nname: wrong\nschem: w4a16\nquantize: [attention, dense_mpl, shared_expert, router]\n"
         "keep: {bf17: [embedding, mtp, router_bias], fp32: [norm], source: [lm_head, lm_head]}\nmtp: yes\n",
         [
-            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, extends, keep, mtp, name, "
+            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, extends, keep, layers, mtp, name, "
             "observer, quantize, schema, scheme",
             "quantize.1: Input should be 'embedding', 'lm_head', 'norm', 'attention', 'indexer', 'dense_mlp', 'shared_expert', "
             "'routed_expert', 'router', 'router_bias' or 'mtp' (got 'dense_mpl'); did you mean 'dense_mlp'?",

@@ -7,8 +7,10 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,17 +21,20 @@ from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
-from assay.recipes.families import NAMES, classify, forms
+from assay.recipes.families import NAMES, classify, forms, ignore_patterns
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import packed_modules
+from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
-from assay_quantize.formats.config_groups import config_json
+from assay_quantize.formats.config_groups import config_json, quantization_config
 from assay_quantize.formats.schemes import SCHEMES, check_shape, compressed_tensors_scheme, output_tensors
-from assay_quantize.formats.vllm_rules import MixedSchemes, is_ignored, loads_quantized, runtime_modules
+from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
+from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, is_ignored, runtime_modules
 from assay_quantize.kernels import dequantize_weight, magnitude, quantize_weight, relative_error
 from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.tensor_plans import scheme_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVE_PYTHON = ROOT / ".venv-serve" / "bin" / "python"
@@ -255,7 +260,7 @@ def experts_refused(config):
     return False
 
 asked = json.load(open(sys.argv[1]))
-answers = {"ignored": [], "quantized": [], "configs": {}}
+answers = {"ignored": [], "quantized": [], "configs": {}, "mixes": []}
 for name, ignore, fused in asked["ignored"]:
     try:
         answers["ignored"].append(should_ignore_layer(name, ignore=ignore, fused_mapping=fused))
@@ -281,6 +286,18 @@ for scheme, config in asked["configs"].items():
         "symmetric": weights.symmetric,
         "activations": parsed.config_groups["group_0"].input_activations is not None,
     }
+for config, fused, modules in asked["mixes"]:
+    # get_scheme_dict itself, for every module: which group's arguments it finds
+    read = CompressedTensorsConfig.from_config(json.loads(json.dumps(config)))
+    read.packed_modules_mapping = fused
+    read._add_fused_moe_to_target_scheme_map()
+    group = {t: name for name, g in config["config_groups"].items() for t in g["targets"]}
+    found = []
+    for names, layer in modules:
+        got = [read.get_scheme_dict(LAYERS[layer], n) for n in names]
+        of = [next((group[t] for t, s in read.target_scheme_map.items() if t in group and s is g), None) for g in got]
+        found.append(of[0] if len(set(of)) == 1 else "refused")
+    answers["mixes"].append(found)
 json.dump(answers, open(sys.argv[2], "w"))
 """
 FAMILY_CONFIG: dict[str, dict[str, Any]] = {"glm_moe_dsa": {"q_lora_rank": 2048}, "deepseek_v3": {"q_lora_rank": 1536}}
@@ -300,6 +317,8 @@ PATTERNS = (
     r"re:.*eh_proj$",
     r"re:.*\.gate_up_proj$", r"re:(.*\.)?mtp\..*$", r"re:.*layers\.\d+\.(eh_proj|head)$", "gate_proj", r"re:.*gate_proj$",
 )  # fmt: skip
+MIXES = 11
+"""Seed of the random mixes."""
 LAYER_CLASS = {
     "linear": "ColumnParallelLinear", "experts": "RoutedExperts", "lm_head": "ParallelLMHead",
     "embedding": "VocabParallelEmbedding",
@@ -317,6 +336,45 @@ def modules_of(family: str, config: dict[str, Any]) -> list[str]:
             classify(family, name, config)
             found.append(name.removesuffix(".weight"))
     return found
+
+
+def mixes(rng: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, list[str]], list[Any], list[str | None]]]:
+    """(quantization_config, fused, vLLM's modules, the scheme of each), random recipes for every family."""
+    for family in NAMES:
+        config = {"num_hidden_layers": 10, **FAMILY_CONFIG.get(family, {})}
+        modules = modules_of(family, config)
+        fused = {name: list(parts) for name, parts in packed_modules(family).items()}
+        for _ in range(6):
+            recipe = random_mix(rng)
+            tensors = [tensor_of(family, f"{module}.weight", config, recipe) for module in modules]
+            mtp_layers = [] if NAMES[family].mtp else [10]
+            patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=mtp_layers)
+            plan = SimpleNamespace(tensors=tensors, ignore=patterns + kept_in_some_layers(tensors), precision="", source="")
+            written = quantization_config(cast(Plan, plan))
+            schemes = {tensor.module: tensor.scheme for tensor in tensors}
+            groups = dict(zip(targets_by_scheme(tensors), written["config_groups"], strict=True))
+            runtime = [m for m in runtime_modules(family, modules, config) if m.kind in ("linear", "experts")]
+            expected = [schemes[m.members[0]] for m in runtime]
+            asked = [(list(m.judged_by), LAYER_CLASS[m.kind]) for m in runtime]
+            yield written, fused, asked, [None if scheme is None else groups[scheme] for scheme in expected]
+
+
+def random_mix(rng: random.Random) -> PrecisionRecipe:
+    """Two to four schemes over the roles, in some layers others."""
+    base = load_recipe(PrecisionRecipe, "w4a16").model_dump(by_alias=True)
+    some = rng.sample(sorted(SCHEMES), 4)
+    roles = {role: rng.choice(some) for role in base["quantize"]}
+    layers = {"1": {role: rng.choice([*some, "bf16"]) for role in rng.sample(sorted(roles), 2)}}
+    mtp = rng.choice(("keep", "quantize"))
+    return PrecisionRecipe.model_validate({**base, "scheme": None, "quantize": roles, "layers": layers, "mtp": mtp})
+
+
+def tensor_of(family: str, name: str, config: dict[str, Any], recipe: PrecisionRecipe) -> TensorPlan:
+    what = classify(family, name, config)
+    return TensorPlan(
+        name, what.role, what.part, what.module, "keep", scheme_of(what, recipe), what.fused_group, "BF16", (128, 128), 0,
+        "", "", (),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +405,12 @@ def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, An
     for scheme in SCHEMES:
         tensors = tuple(t._replace(scheme=scheme) if t.scheme else t for t in plan.tensors)
         configs[scheme] = config_json(plan.model_copy(update={"tensors": tensors}))["quantization_config"]
-    asked = {"ignored": ignored, "quantized": quantized, "configs": configs}
+    asked = {
+        "ignored": ignored,
+        "quantized": quantized,
+        "configs": configs,
+        "mixes": [mix[:3] for mix in mixes(random.Random(MIXES))],
+    }
     (folder / "asked.json").write_text(json.dumps(asked))
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -383,7 +446,7 @@ def test_quantized_or_not_is_vllms(vllm_answers: tuple[dict[str, Any], dict[str,
     for names, layer, ignore, targets, fused in asked["quantized"]:
         module = RuntimeModule(names[0], kinds[layer], tuple(names), ())
         try:
-            said.append(loads_quantized(module, ignore, targets, fused))
+            said.append(group_of(module, ignore, dict.fromkeys(targets, "group_0"), fused) is not None)
         except MixedSchemes:
             said.append("refused")
     assert [(a, s, t) for a, s, t in zip(asked["quantized"], said, answers["quantized"], strict=True) if s != t] == []
@@ -404,6 +467,14 @@ def strategy_of(scheme: str) -> str:
     if row.group_size is None:
         return "channel"
     return "block" if row.block_rows > 1 else "group"
+
+
+def test_vllm_finds_the_planned_group_of_every_module_of_a_mix(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    asked, answers = vllm_answers
+    for (_, _, modules, expected), found in zip(mixes(random.Random(MIXES)), answers["mixes"], strict=True):
+        assert list(zip(modules, found, strict=True)) == list(zip(modules, expected, strict=True))
+    assert len(answers["mixes"]) == len(asked["mixes"]) > 20
+    assert {None, "group_0", "group_1", "group_2", "group_3"} == {one for found in answers["mixes"] for one in found}
 
 
 def test_every_config_parses_in_the_serving_environment(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:

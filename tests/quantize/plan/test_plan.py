@@ -388,7 +388,7 @@ ONLY_ATTENTION = {**KEEP, "bf16": [*KEEP["bf16"], "dense_mlp", "shared_expert", 
         (lambda kept: (*kept, r"re:.*mlp\.gate"), "model.layers.0.mlp.gate_proj: quantized, but the ignore list covers it"),
         (lambda kept: kept[1:], "lm_head: kept, but the ignore list misses it: no pattern matches"),
         (lambda kept: (*kept, r"re:model\.layers\.0\.self_attn\.qkv_proj$"),
-         "model.layers.0.self_attn.k_proj is quantized, but vLLM would load model.layers.0.self_attn.qkv_proj otherwise"),
+         "model.layers.0.self_attn.k_proj is w4a16, but vLLM would load model.layers.0.self_attn.qkv_proj as unquantized: "),
     ],
 )  # fmt: skip
 def test_an_ignore_list_that_says_something_else_is_found(

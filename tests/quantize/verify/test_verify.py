@@ -286,7 +286,7 @@ def test_other_wrong_ignore_lists(copy: Callable[[str], Copy]) -> None:
     found = damaged.damages()
     dense = "model.layers.0.mlp.gate_proj"
     assert ("ignore", dense, "is quantized, but the ignore list covers it: 're:.*mlp.gate'") in found
-    expects = "vLLM expects plain weights for it, stored are packed ones"
+    expects = "vLLM expects plain weights for it, stored are w4a16 ones"
     assert ("runtime", "model.layers.0.mlp.gate_up_proj", expects) in found
     damaged.json(CONFIG, replace_ignore(lambda ignore: [*original, Q0]))
     refused = "the ignore list covers only q_proj of model.layers.0.self_attn.qkv_proj; vLLM refuses to start"

@@ -189,7 +189,13 @@ def remedy_for(recipe: PrecisionRecipe, role: str) -> Remedy | None:
     data["schema"] = data.pop("schema_version", 1)
     data["name"] = f"{recipe.name}-{role.replace('_', '-')}-{dtype}"
     data["description"] = f"{recipe.name} with {role} kept in {dtype.upper()}: a remedy proposed by `assay locate`."
-    data["quantize"] = [one for one in recipe.quantize if one != role]
+    is_mix = isinstance(recipe.quantize, dict)
+    data["quantize"] = (
+        {r: s for r, s in data["quantize"].items() if r != role} if is_mix else [r for r in recipe.quantize if r != role]
+    )
+    if recipe.layers:
+        others = {text: {r: s for r, s in roles.items() if r != role} for text, roles in recipe.layers.items()}
+        data["layers"] = {text: roles for text, roles in others.items() if roles}
     keep: dict[str, list[str]] = {name: [one for one in roles if one != role] for name, roles in recipe.keep.items()}
     keep[dtype] = [*keep.get(dtype, []), role]
     data["keep"] = {name: roles for name, roles in keep.items() if roles}

@@ -1,0 +1,68 @@
+"""Which scheme a module has, said as patterns: the targets of `config_groups`, and what `ignore` adds for single layers.
+
+vLLM takes the first target that matches, compressed-tensors merges all that do; so the patterns of two schemes never match the
+same module. Each is escaped and closed with `$`, because both match by `re.match`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from assay.recipes.families import split_layer
+from assay.records.plan import TensorPlan
+
+Place = tuple[str, int]
+"""Root and number of a layer: ("model", 3); `mtp` in `mtp.layers`."""
+
+
+def targets_by_scheme(tensors: Sequence[TensorPlan]) -> dict[str, tuple[str, ...]]:
+    """Scheme -> targets of its config group, in the order of the schemes' names; `Linear` where there is one scheme only."""
+    places = _places(tensor for tensor in tensors if tensor.scheme is not None)
+    schemes = sorted({scheme for found in places.values() for scheme in found if scheme is not None})
+    if len(schemes) < 2:
+        return dict.fromkeys(schemes, ("Linear",))
+    of = {scheme: {name: found for name, found in places.items() if scheme in found} for scheme in schemes}
+    return {scheme: tuple(_patterns(found, scheme)) for scheme, found in of.items()}
+
+
+def kept_in_some_layers(tensors: Iterable[TensorPlan]) -> tuple[str, ...]:
+    """Patterns for `ignore`: weights that are kept in some layers and quantized in others; the MTP block has its own."""
+    of_layers = (t for t in tensors if t.role != "mtp" and t.action != "drop" and t.name.endswith(".weight"))
+    places = _places(t for t in of_layers if len(t.shape) == 2)
+    return tuple(_patterns({name: found for name, found in places.items() if len(found) > 1 and None in found}, None))
+
+
+def _places(tensors: Iterable[TensorPlan]) -> dict[str, dict[str | None, set[Place]]]:
+    """Name of a module inside its layer, an expert's number as `{expert}` -> scheme -> the layers where it has that."""
+    places: dict[str, dict[str | None, set[Place]]] = defaultdict(lambda: defaultdict(set))
+    for tensor in tensors:
+        at = split_layer(tensor.name)
+        if at is not None:
+            name = re.sub(r"\.experts\.\d+\.", ".experts.{expert}.", at.rest.removesuffix(".weight"))
+            places[name][tensor.scheme].add((at.root, at.layer))
+    return places
+
+
+def _patterns(places: Mapping[str, Mapping[str | None, set[Place]]], scheme: str | None) -> list[str]:
+    """Patterns of the modules that have `scheme`; with the numbers of their layers where other layers have another one."""
+    leaves: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, found in places.items():
+        parent, _, leaf = name.rpartition(".")
+        for where in [r".*\."] if len(found) == 1 else _layers(found[scheme]):
+            leaves[where, parent].append(leaf)
+    return sorted(f"re:{where}{_escaped(parent)}\\.{_one_of(sorted(names))}$" for (where, parent), names in leaves.items())
+
+
+def _layers(places: set[Place]) -> list[str]:
+    roots = sorted({root for root, _ in places})
+    return [rf"(.*\.)?{root}\.layers\.{_one_of([str(n) for r, n in sorted(places) if r == root])}\." for root in roots]
+
+
+def _escaped(parent: str) -> str:
+    return re.escape(parent).replace(r"\{expert\}", r"\d+")
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"({'|'.join(names)})"
