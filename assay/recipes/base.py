@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from assay.records.base import sha256_of
+
+WHOLE_ONLY = "whole recipe only"
 
 
 class Section(BaseModel):
@@ -21,8 +23,13 @@ class Section(BaseModel):
         yield from ()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        """One error with all contradictions, one per line: pydantic stops at the first validator that raises."""
+    def _consistent(self, info: ValidationInfo) -> Self:
+        """One error with all contradictions, one per line: pydantic stops at the first validator that raises.
+
+        With the context `WHOLE_ONLY` those inside sections are passed over, so that those of the whole recipe are reached.
+        """
+        if info.context == WHOLE_ONLY and not isinstance(self, Recipe):
+            return self
         if found := list(self._contradictions()):
             raise ValueError("\n".join(found))
         return self

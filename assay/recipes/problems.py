@@ -1,8 +1,8 @@
 """All problems of a recipe file in one error: unknown keys, wrong values and contradictions, in the terms of the file.
 
 pydantic runs the consistency checks of a section only if its keys and values are valid. A file that fails there is therefore
-validated a second time, with the reported faults repaired: misspelt keys renamed, wrong values dropped. Checks across
-sections (two tasks of the same name) still wait until every section is consistent.
+validated again, with the reported faults repaired: misspelt keys renamed, wrong values replaced or dropped; and once more
+without the checks of its sections, for those that cross sections (two tasks of the same name).
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from assay.recipes.base import Recipe
+from assay.recipes.base import WHOLE_ONLY, Recipe
 
 Fault = Mapping[str, Any]
 """One entry of `ValidationError.errors()`."""
 
+MOST_REPAIRS = 4
 _IN_YAML = {
     "model_type": "Input should be a mapping of keys to values",
     "dict_type": "Input should be a mapping of keys to values",
@@ -35,17 +36,23 @@ def problems_in(kind: type[Recipe], data: Mapping[str, Any], stem: str) -> list[
     """
     faults = _faults(kind, data)
     problems = _described(kind, faults)
-    if faults and (mended := _mended(kind, data, faults)) is not None:
-        problems += _described(kind, [fault for fault in _faults(kind, mended) if fault["type"] == "value_error"])
+    for mended, misspelt in _repaired(kind, data, faults):
+        hidden = [f for f in _faults(kind, mended) if f["type"] == "value_error" or tuple(f["loc"][:2]) in misspelt]
+        problems += _described(kind, hidden)
+        problems += _described(kind, _contradictions(_faults(kind, mended, context=WHOLE_ONLY)))
     name = data.get("name")
     if isinstance(name, str) and name != stem:
         problems.append(f"name is {name!r}; it must be the file's name, {stem!r}")
     return list(dict.fromkeys(problems))
 
 
-def _faults(kind: type[Recipe], data: Mapping[str, Any]) -> list[Fault]:
+def _contradictions(faults: Sequence[Fault]) -> list[Fault]:
+    return [fault for fault in faults if fault["type"] == "value_error"]
+
+
+def _faults(kind: type[Recipe], data: Mapping[str, Any], context: str | None = None) -> list[Fault]:
     try:
-        kind.model_validate(data)
+        kind.model_validate(data, context=context)
     except ValidationError as error:
         return [dict(one) for one in error.errors()]
     return []
@@ -75,6 +82,11 @@ def _texts(kind: type[Recipe], fault: Fault) -> list[str]:
     if fault["type"] == "value_error":
         return [f"{where}: {line}" if where else line for line in str(fault["msg"]).removeprefix("Value error, ").split("\n")]
     got = "" if isinstance(fault["input"], dict) else f" (got {str(fault['input'])[:80]!r})"
+    if fault["type"] == "union_tag_invalid":
+        tag, tags = str(fault["ctx"]["tag"]), _tags(fault)
+        near = _nearest(tag, tags)
+        hint = f"; did you mean {near!r}?" if near else ""
+        return [f"{where}.kind: must be one of {', '.join(tags)} (got {tag[:80]!r}){hint}"]
     near = _nearest_value(fault)
     return [f"{where}: {_IN_YAML.get(fault['type'], fault['msg'])}{got}" + (f"; did you mean {near!r}?" if near else "")]
 
@@ -90,6 +102,11 @@ def _nearest_value(fault: Fault) -> str | None:
 
 def _allowed_values(fault: Fault) -> list[str]:
     return re.findall(r"'([^']*)'", str(fault["ctx"]["expected"])) if fault["type"] == "literal_error" else []
+
+
+def _tags(fault: Fault) -> list[str]:
+    """Kinds of section that may stand here."""
+    return re.findall(r"'([^']*)'", str(fault["ctx"]["expected_tags"]))
 
 
 def _nearest(wrong: Any, allowed: Sequence[str], least_likeness: float = 0.6) -> str | None:
@@ -133,6 +150,23 @@ def _sections_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 # ------------------------------------------------------------------------------------------------ repair
+def _repaired(
+    kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]
+) -> Iterator[tuple[dict[str, Any], Collection[tuple[Any, ...]]]]:
+    """`data` without its faults, then without those that this shows; and the places of sections whose kind was misspelt.
+
+    Of the next faults, contradictions and those of such sections were hidden before; the repair may have made others.
+    """
+    misspelt: set[tuple[Any, ...]] = set()
+    for _ in range(MOST_REPAIRS):
+        if not faults or (mended := _mended(kind, data, faults)) is None:
+            return
+        data = mended
+        misspelt |= {tuple(fault["loc"]) for fault in faults if fault["type"] == "union_tag_invalid"}
+        yield mended, frozenset(misspelt)
+        faults = [fault for fault in _faults(kind, mended) if fault["type"] != "value_error"]
+
+
 def _mended(kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any] | None:
     """`data` without its faults: a key or value close to an allowed one is replaced by it, any other enumerated value by the
     first allowed one; everything else is dropped.
@@ -145,7 +179,10 @@ def _mended(kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]
             continue
         *before, last = [step for step in fault["loc"] if step != "[key]"]
         parent = _walk(mended, before)
-        if fault["type"] == "missing":
+        if fault["type"] == "union_tag_invalid":
+            section = _walk(mended, [*before, last])
+            section["kind"] = _nearest(section["kind"], _tags(fault), 0.0)
+        elif fault["type"] == "missing":
             if isinstance(parent, dict) and (choice := _first_choice(kind, before, str(last))) is not None:
                 parent.setdefault(last, choice)
         elif isinstance(parent, dict) and last in parent:
@@ -166,8 +203,20 @@ def _mend_key(kind: type[Recipe], parent: dict[str, Any], key: str, fault: Fault
             parent[near] = [*there, *value] if isinstance(there, list) and isinstance(value, list) else there or value
     elif allowed := _allowed_values(fault):
         parent[key] = _nearest_value(fault) or allowed[0]
+    elif (limit := _limit(fault)) is not None:
+        parent[key] = limit
     else:
         del parent[key]
+
+
+def _limit(fault: Fault) -> float | None:
+    """A number that is just allowed, in place of one that is too small or too large. None: the fault is another one."""
+    limits = fault.get("ctx", {})
+    if (inside := limits.get("ge", limits.get("le"))) is not None:
+        return float(inside) if isinstance(fault["input"], float) else inside
+    if (outside := limits.get("gt", limits.get("lt"))) is not None:
+        return float(outside) + (1e-3 if "gt" in limits else -1e-3)
+    return None
 
 
 def _first_choice(kind: type[Recipe], steps: Sequence[int | str], key: str) -> Any:

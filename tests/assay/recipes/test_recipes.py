@@ -277,7 +277,8 @@ EVERYTHING_WRONG = {
         "schema: 1\nname: wrong\nseed: train-1\ntasks:\n"
         "- {kind: arithmetic, name: a, num_items: 5, max_tokens: 8, thinking_tokens: 9, num_samples: 2}\n"
         "- {kind: tools, name: a, num_items: 5, max_tokens: 8, num_samples: 2, temprature: 1.0}\n"
-        "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n",
+        "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n"
+        "- {kind: nedle, name: n, num_itmes: 5, lengths_tokens: [9], max_tokens: 0}\n",
         [
             "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: kind, languages, max_tokens, name, "
             "num_items, num_samples, num_tools, prompt_tokens, share_without_tool, temperature, thinking_tokens, top_k, top_p",
@@ -286,7 +287,13 @@ EVERYTHING_WRONG = {
             "tasks.2.swe: environment local runs what the model writes on this machine, without a container: it needs "
             "`allow_local_execution: true` and `local_repositories: FOLDER`; or say docker, podman or singularity",
             "tasks.2.swe: filter '(' is not a regular expression (missing ), unterminated subpattern at position 0)",
+            "tasks.3.kind: must be one of arithmetic, needle, lm_eval, ruler, tools, swe (got 'nedle'); did you mean 'needle'?",
+            "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: kind, languages, lengths_tokens, "
+            "max_tokens, name, num_items, num_needles, num_samples, temperature, thinking_tokens, top_k, top_p",
             "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",
+            "tasks.3.needle.max_tokens: Input should be greater than or equal to 1 (got '0')",
+            "two tasks are called a; names are keys of the results",
+            "seed 'train-1' must begin with 'eval': other seeds may have been trained on",
         ],
     ),
     "gates": (
@@ -297,6 +304,7 @@ EVERYTHING_WRONG = {
             "gates.2.divergence: say either `max` or `min`",
             "gates.2.divergence: `over: spans` judges kl_mean",
             "level: Input should be less than 1 (got '2')",
+            "two score gates for task a; write one margin and one claim per task",
         ],
     ),
 }
