@@ -107,7 +107,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     if spec.profile.urls:
         yield _external(spec)
         return
-    interpreter = _interpreter_of(spec)
+    interpreter = interpreter_for(spec.profile, spec.interpreter)
     versions = _versions(interpreter)
     _check_versions(interpreter, versions, spec)
     port = _checked_port(spec.port) if spec.port is not None else _free_port()
@@ -148,13 +148,14 @@ def find_interpreter(profile: ProfileRecipe | None) -> Path | None:
 
 
 # ------------------------------------------------------------------------------------------------ before the start
-def _interpreter_of(spec: ServerSpec) -> Path:
-    found = spec.interpreter or find_interpreter(spec.profile)
+def interpreter_for(profile: ProfileRecipe, given: Path | None = None) -> Path:
+    """Python that starts vLLM: the one that was given, else `find_interpreter`'s. ServeError: there is none."""
+    found = given or find_interpreter(profile)
     if found is not None and found.is_file():
         return found.absolute()  # not resolve(): a virtual environment is known by the path of its symlink
-    named = spec.interpreter or spec.profile.interpreter
+    named = given or profile.interpreter
     if named is not None:
-        raise ServeError(f"{named}: no such Python (profile {spec.profile.name}); name one that has vLLM, or leave it out")
+        raise ServeError(f"{named}: no such Python (profile {profile.name}); name one that has vLLM, or leave it out")
     raise ServeError(
         f"no serving environment: neither {Path.cwd() / '.venv-serve'} nor {recipes_dir().parent / '.venv-serve'} exists; "
         "run `make setup`, or name your own vLLM's Python in the profile (`interpreter:`)"
@@ -260,7 +261,7 @@ def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
             return _external(spec).fingerprint
         except ServeError:
             return None
-    versions = _versions(_interpreter_of(spec))
+    versions = _versions(interpreter_for(spec.profile, spec.interpreter))
     return _foreseen(spec, versions, _command(spec, versions, port=1))  # the port is no part of the fingerprint
 
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,7 @@ def returning(value: Any) -> Callable[..., Any]:
 STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.run.evaluate.evaluate": measures,
     "assay_evaluate.serving.server.serve": serves,
+    "assay_evaluate.serving.server.find_interpreter": returning(Path(sys.executable)),
     "assay_evaluate.serving.hardware.find_gpus": returning(()),
     "assay_evaluate.diagnosis.endpoint.find_endpoint": returning(SimpleNamespace(model="m", headers={})),
     "assay_evaluate.diagnosis.probes.run_probes.run_probes": returning(probed("m", *CLEAN, sha256="0" * 64)),

@@ -66,3 +66,11 @@ def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: FakeSe
     ):
         assert one_error(run("run", "tuned", "--profile", "here.yaml", "--suite", "one.yaml", *options)).startswith(said)
     assert not Path("runs").exists() and server.requests == []
+
+
+def test_without_a_serving_environment_nothing_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay_evaluate.serving.server.find_interpreter", lambda profile: None)
+    monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: ())
+    make_tiny_glm4_moe(Path("tuned"))
+    assert one_error(run("run", "tuned", "--suite", "quick")).startswith("no serving environment: neither ")
+    assert not Path("runs").exists()

@@ -47,12 +47,15 @@ def run(
     """
     from assay.cli.run_candidates import of_target
     from assay.cli.targets import resolve_target
+    from assay_evaluate.serving.server import interpreter_for
 
     # What cannot work fails before the first byte is written.
     options = quantize_options("auto", runner, workers, memory, None)
     aim = resolve_target(target)
     recipes = precisions_for(aim, None, precisions, with_reference=True)
     chosen = profile_for(aim, profile)
+    if not chosen.urls:
+        interpreter_for(chosen)
     chosen_suite = suite_for(aim, suite, chosen)
     limits = choose_gates(aim, chosen_suite, gates)
     plans = [plan_for(aim, recipe) for recipe in recipes.values()]
