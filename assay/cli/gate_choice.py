@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from assay.cli.terminal import say
 from assay.errors import AssayError, RecipeError
 from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
@@ -17,6 +19,8 @@ from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import with_files_hashed
+from assay.records.base import sha256_of
+from assay.records.comparable import find_reference
 from assay.records.measurement import Measurement
 from assay.records.verdict import RegisteredGates
 
@@ -106,25 +110,38 @@ def register_gates(chosen: ChosenGates, run_dir: Path) -> GateRecipe:
     A run that has measurements and no such note gets none: nobody could say any more that the limits came first.
     AssayError: the user names other limits after something was measured.
     """
-    there, is_measured = registered_gates(run_dir), any((run_dir / "measurements").glob("*.json"))
-    recipe, named = chosen.recipe, chosen.named
-    if there is None or there.sha256 == recipe.sha256 or not is_measured:
-        if not is_measured:
-            note = RegisteredGates(named=named, sha256=recipe.sha256, recipe=recipe.model_dump(mode="json", by_alias=True))
-            note.save(run_dir / REGISTERED_GATES)
-        return recipe
-    if chosen.insisted:
+    note, is_measured = registered_gates(run_dir), any((run_dir / "measurements").glob("*.json"))
+    if not is_measured:
+        recipe = chosen.recipe.model_dump(mode="json", by_alias=True)
+        RegisteredGates(named=chosen.named, recipe=recipe, sha256=sha256_of(recipe)).save(run_dir / REGISTERED_GATES)
+    if not is_measured or note is None:
+        return chosen.recipe
+    there, named = GateRecipe.model_validate(note.recipe), chosen.named
+    if there != chosen.recipe and chosen.insisted:
         raise AssayError(
-            f"--gates {named}: {run_dir} was measured under gates {there.recipe['name']}, registered before; `assay gate "
+            f"--gates {named}: {run_dir} was measured under gates {there.name}, registered before; `assay gate "
             f"{run_dir} --gates {named}` judges by the others, and says that they were chosen after the run"
         )
-    say(f"gates {named} are not those registered before {run_dir} was measured; the registered ones are used")
-    return GateRecipe.model_validate(there.recipe)
+    if there != chosen.recipe:
+        say(f"gates {named} are not those registered before {run_dir} was measured; the registered ones are used")
+    return there
 
 
 def registered_gates(run_dir: Path) -> RegisteredGates | None:
-    """What `register_gates` wrote down. None: it was never called for this run."""
-    return RegisteredGates.load_if_there(run_dir / REGISTERED_GATES)
+    """What `register_gates` wrote down. None: it was never called for this run. AssayError: the file was changed since."""
+    path = run_dir / REGISTERED_GATES
+    if not path.is_file():
+        return None
+    note = RegisteredGates.load(path)
+    try:
+        GateRecipe.model_validate(note.recipe)
+    except ValidationError as error:
+        raise AssayError(f"{path}: not the gates of this version of assay: {error.errors()[0]['msg']}") from None
+    if sha256_of(note.recipe) != note.sha256:
+        raise AssayError(
+            f"{path}: was changed after the gates were registered; put the file back, or measure under another --name"
+        )
+    return note
 
 
 def gates_of_run(run_dir: Path, measurements: list[Measurement], wanted: str | None = None) -> GateRecipe:
@@ -132,15 +149,25 @@ def gates_of_run(run_dir: Path, measurements: list[Measurement], wanted: str | N
 
     Says so where the file of the registered limits is gone or has changed since.
     """
-    suite = SuiteRecipe.model_validate(measurements[0].suite_recipe)
+    note = registered_gates(run_dir)
+    suite = _suite_of(find_reference(measurements))
     if wanted is not None:
         return load_gates(wanted, suite)
-    there = registered_gates(run_dir)
-    if there is None:
+    if note is None:
         return load_gates(gates_of_suite(suite), suite)
+    there = GateRecipe.model_validate(note.recipe)
     try:
-        if load_gates(there.named, suite).sha256 != there.sha256:
-            say(f"gates {there.named} have changed since they were registered; the registered limits are used")
+        if load_gates(note.named, suite) != there:
+            say(f"gates {note.named} have changed since they were registered; the registered limits are used")
     except RecipeError:
-        say(f"gates {there.named} cannot be read any more; the registered limits are used")
-    return GateRecipe.model_validate(there.recipe)
+        say(f"gates {note.named} cannot be read any more; the registered limits are used")
+    return there
+
+
+def _suite_of(measurement: Measurement) -> SuiteRecipe:
+    try:
+        return SuiteRecipe.model_validate(measurement.suite_recipe)
+    except ValidationError:
+        raise AssayError(
+            f"{measurement.label}: its suite {measurement.suite} was recorded by another version of assay; measure again"
+        ) from None

@@ -48,10 +48,10 @@ class RegisteredGates(Record):
     kind: Literal["registered_gates"] = "registered_gates"
     named: str
     """Name of a shipped recipe, or path of a file, that they came from."""
-    sha256: str
-    """`GateRecipe.sha256` of `recipe`."""
     recipe: dict[str, Any]
     """As it applies to the run's suite: every task that has a margin is named."""
+    sha256: str
+    """Of `recipe` as it stands here: other limits written into the file later do not pass for these."""
 
 
 class GateReport(Record):

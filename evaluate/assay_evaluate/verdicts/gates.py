@@ -71,7 +71,7 @@ def judge(
         reference=reference.label,
         gate_recipe=gate_recipe.model_dump(mode="json", by_alias=True),
         gate_recipe_sha256=gate_recipe.sha256,
-        registered_sha256=None if registered is None else registered.sha256,
+        registered_sha256=None if registered is None else GateRecipe.model_validate(registered.recipe).sha256,
         registered_name=None if registered is None else str(registered.recipe["name"]),
         verdicts=tuple(verdicts),
         overall=overall,

@@ -191,7 +191,8 @@ def _conclusion(one: ComparedTask, recipe: GateRecipe, status: Status, family: i
         return f"more than {margin} by itself, but among {family} tasks that may be chance (Holm)"
     needed = _items_needed(one, recipe)
     if evidence.drop.n < recipe.min_items:
-        return f"fewer than {recipe.min_items} items never pass; about {needed} would decide if nothing was lost"
+        seen = "a loss, and " if evidence.drop.low > 0 else ""
+        return f"{seen}fewer than {recipe.min_items} items never pass; about {needed} would decide if nothing was lost"
     seen = open_question(evidence.drop, evidence.margin)
     if needed > evidence.drop.n:
         return f"{seen}; about {needed} items would decide if nothing was lost"
@@ -199,11 +200,17 @@ def _conclusion(one: ComparedTask, recipe: GateRecipe, status: Status, family: i
 
 
 def open_question(drop: Interval, margin: float) -> str:
-    """What an interval that holds the margin leaves open."""
-    within = f"whether it stays within {points_short(margin)} points is open"
-    if drop.low > 0:
-        return f"a loss, but {within}"
-    return f"a gain, but {within}" if drop.high < 0 else f"may be no loss at all, or more than {points_short(margin)} points"
+    """What an interval leaves open that neither passed nor failed a margin."""
+    limit = f"{points_short(margin)} points"
+    if drop.low > margin:
+        return f"more than {limit} by itself, but among several tasks that may be chance (Holm)"
+    if -margin <= drop.low and drop.high < margin:
+        return f"{'a loss' if drop.low > 0 else 'a difference'} of less than {limit}, but of too few items"
+    if drop.low > 0 or drop.high < 0:
+        return f"a {'loss' if drop.low > 0 else 'gain'}, but whether it stays within {limit} is open"
+    if drop.high < margin:
+        return f"may be no difference at all, or a gain of more than {limit}"
+    return f"may be no loss at all, or more than {limit}"
 
 
 def _if_the_loss_is_real(one: ComparedTask) -> str:

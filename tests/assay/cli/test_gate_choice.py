@@ -28,6 +28,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.base import sha256_of
 from assay.records.verdict import GateReport, RegisteredGates
 
 TASK = "{kind: arithmetic, name: sums, num_items: 2, num_steps: [2], max_tokens: 32}"
@@ -200,7 +201,7 @@ def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path, ru
     assert register_gates(second, run_dir) == second.recipe  # nothing was measured yet
     note = registered_gates(run_dir)
     copy = second.recipe.model_dump(mode="json", by_alias=True)
-    assert note == RegisteredGates(named="second.yaml", sha256=second.recipe.sha256, recipe=copy)
+    assert note == RegisteredGates(named="second.yaml", recipe=copy, sha256=sha256_of(copy))
     (run_dir / "measurements").mkdir()
     (run_dir / "measurements/fp8.json").write_text("{}")
     assert register_gates(first, run_dir) == second.recipe
@@ -208,7 +209,13 @@ def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path, ru
     with pytest.raises(AssayError, match=r"--gates first\.yaml: .* was measured under gates second, registered before; `assay"):
         register_gates(replace(first, insisted=True), run_dir)
     assert registered_gates(run_dir) == note
-    (run_dir / "gates.registered.json").unlink()
+    path = run_dir / "gates.registered.json"
+    path.write_text(path.read_text().replace("0.2", "0.3"))
+    with pytest.raises(
+        AssayError, match=r"gates\.registered\.json: was changed after the gates were registered; put the file back"
+    ):
+        registered_gates(run_dir)
+    path.unlink()
     assert register_gates(first, run_dir) == first.recipe and registered_gates(run_dir) is None
 
 

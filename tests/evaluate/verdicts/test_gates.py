@@ -13,7 +13,7 @@ from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
-from assay.records.base import Interval
+from assay.records.base import Interval, sha256_of
 from assay.records.measurement import Acceptance, ItemResult, Measurement
 from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
 from assay_evaluate.asking.session import task_result
@@ -27,6 +27,7 @@ from assay_evaluate.statistics import (
     paired_mean_difference,
 )
 from assay_evaluate.verdicts.gates import judge
+from assay_evaluate.verdicts.scores import open_question
 
 SUITE = load_recipe(SuiteRecipe, "quick")
 Change = Callable[[Measurement], Measurement]
@@ -225,7 +226,8 @@ def test_the_gate_file_is_identified() -> None:
     gates = recipe(SCORE)
     sides = [measured(label, answers(200)) for label in ("fp8", "w4a16")]
     other = recipe({**SCORE, "max_drop": 0.06})
-    registered = RegisteredGates(named="my.yaml", sha256=gates.sha256, recipe=gates.model_dump(mode="json", by_alias=True))
+    copy = gates.model_dump(mode="json", by_alias=True)
+    registered = RegisteredGates(named="my.yaml", recipe=copy, sha256=sha256_of(copy))
     judged_by = {
         which: judge(sides, one, model="tiny-glm", registered=note)
         for which, one, note in (("same", gates, registered), ("other", other, registered), ("unknown", gates, None))
@@ -428,6 +430,22 @@ def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_can
     assert report.reasons["w4a16"].endswith(f": {words}{needed}")
     assert (verdict.observed.low > 0) == words.startswith("a loss")
     assert f"only: {words}; about " in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.06, 0.12, "more than 5 points by itself, but among several tasks that may be chance (Holm)"),
+        (0.01, 0.08, "a loss, but whether it stays within 5 points is open"),
+        (0.01, 0.04, "a loss of less than 5 points, but of too few items"),
+        (-0.02, 0.08, "may be no loss at all, or more than 5 points"),
+        (-0.02, 0.04, "a difference of less than 5 points, but of too few items"),
+        (-0.08, 0.04, "may be no difference at all, or a gain of more than 5 points"),
+        (-0.08, -0.01, "a gain, but whether it stays within 5 points is open"),
+    ],
+)
+def test_what_an_interval_leaves_open(low: float, high: float, words: str) -> None:
+    assert open_question(Interval(value=(low + high) / 2, low=low, high=high, n=200), 0.05) == words
 
 
 def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:

@@ -51,7 +51,8 @@ def make_run(
     for measurement in measurements:
         measurement.save(run_dir / "measurements" / f"{measurement.label}.json")
     limits = load_recipe(GateRecipe, gates)
-    registered = RegisteredGates(named=gates, sha256=limits.sha256, recipe=limits.model_dump(mode="json", by_alias=True))
+    copy = limits.model_dump(mode="json", by_alias=True)
+    registered = RegisteredGates(named=gates, recipe=copy, sha256=sha256_of(copy))
     registered.save(run_dir / "gates.registered.json")
     judge(measurements, limits, model=MODEL, registered=registered).save(run_dir / "gates.json")
     return run_dir
