@@ -128,7 +128,12 @@ def test_no_command_is_forgotten() -> None:
     assert registered == COMMANDS.keys()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+WRITES_REPORTS = {"run", "evaluate", "report", "card"}
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=[pytest.mark.slow] if one in WRITES_REPORTS else []) for one in COMMANDS]
+)
 def test_the_record_alone(prepared: Run, command: str) -> None:
     words, record, codes = COMMANDS[command]
     if "made" in words:
