@@ -56,7 +56,7 @@ class ProbeSettings(Part):
     seed: str = "eval-probe"
     """Prompts are drawn from it."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Silence after which a request counts as failed."""
+    """Time of a request with a short reply, and silence within a reply, after which it counts as failed."""
     level: float = Field(default=0.95, gt=0.5, lt=1)
     """Of every bound and interval."""
 

@@ -1,5 +1,5 @@
 """From requests to replies: retries, several servers at once, and the journal that keeps every reply.
 
 In: requests under an identity (checkpoint, fingerprint, suite). Out: replies; one that is in the journal is not asked for
-again. May import `assay` and transport.
+again. Or, without a journal: requests in numbered waves, and exchanges that a ledger keeps. May import `assay` and transport.
 """

@@ -81,7 +81,8 @@ class Request:
 
         A lone surrogate in a question, which is no UTF-8, is written as JSON escapes it.
         """
-        return canonical_json(self.body).encode(errors="backslashreplace").decode()
+        text = canonical_json(self.body)
+        return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
     def key(self, who: Identity) -> str:
         """SHA-256 (hex) under which the reply is kept: of these values as one list in canonical JSON."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from assay_evaluate.client.arrays import read_array
 from assay_evaluate.client.journal import Request, TokenLogprobs
 
 
@@ -39,10 +37,9 @@ def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: 
 
 def _array(packed: str) -> npt.NDArray[np.float32]:
     try:
-        array = np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, TokenError) as error:
-        raise LookupError(f"prompt_token_id_logprobs is no base64 .npy array: {error}") from None
-    return np.asarray(array, np.float32)
+        return read_array(packed, np.float32)
+    except ValueError as error:
+        raise LookupError(f"prompt_token_id_logprobs is {error}") from None
 
 
 def _from_rows(rows: list[dict[str, Any] | None], tokens_P: npt.NDArray[np.int32], top_k: int) -> TokenLogprobs:

@@ -92,6 +92,8 @@ def _plain(told: Any, levels: int = MOST_NESTED) -> Any:
     if levels == 0:
         raise ValueError(f"nested deeper than {MOST_NESTED} levels")
     if type(told) is dict:
+        if set(map(type, told.values())) <= {int} and all(map(str.isascii, told)):
+            return told
         return {str(text_of(name)): _plain(value, levels - 1) for name, value in told.items()}
     if type(told) is list:
         return [_plain(value, levels - 1) for value in told]

@@ -173,6 +173,8 @@ class Connection:
         if self._incoming is None:
             self._connect()
             self._incoming = Incoming(self._http.sock)
+            self._poll = select.poll()  # not select(): its file numbers end at 1,023
+            self._poll.register(self._http.sock, select.POLLIN | select.POLLHUP)
         return self._incoming
 
     def _connect(self) -> None:
@@ -191,12 +193,7 @@ class Connection:
 
     def _was_closed(self) -> bool:
         """Whether the server hung up since the last reply, as they do with idle connections: sending would fail once."""
-        sock = self._http.sock
-        if sock is None:
-            return False
-        poll = select.poll()  # not select(): its file numbers end at 1,023
-        poll.register(sock, select.POLLIN | select.POLLHUP)
-        return bool(poll.poll(0))
+        return self._incoming is not None and bool(self._poll.poll(0))
 
     # ------------------------------------------------------------------------------------------------ secrets
     def _hide(self, body: bytes, least: int = 1) -> bytes:

@@ -6,13 +6,11 @@ router that computes at another precision, or a stale hidden state, flips many.
 
 from __future__ import annotations
 
-import base64
-import io
-
 import numpy as np
 import numpy.typing as npt
 
 from assay.records.probe import ProbeResult
+from assay_evaluate.client.arrays import read_array
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 
@@ -25,20 +23,22 @@ def read_experts(exchange: Exchange) -> npt.NDArray[np.int64] | None:
     """[tokens, layers, experts per token]; None: the reply does not tell. ValueError if it is no array."""
     if exchange.routed_experts is None:
         return None
-    data = io.BytesIO(base64.b64decode(exchange.routed_experts))
-    return np.asarray(np.load(data, allow_pickle=False), np.int64)
+    experts_TLK = read_array(exchange.routed_experts, np.int64)
+    if experts_TLK.ndim != 3:
+        raise ValueError(f"an array of {experts_TLK.ndim} dimensions")
+    return experts_TLK
 
 
 def agreement_TL(ours_TLK: npt.NDArray[np.int64], theirs_TLK: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Share of the K experts that both name, whatever their order, for every token and layer."""
+    """Share of the K experts that both name, whatever their order, for every token and layer. ValueError: unlike shapes."""
+    if ours_TLK.shape != theirs_TLK.shape:
+        raise ValueError(f"arrays of shapes {ours_TLK.shape} and {theirs_TLK.shape}")
     same_TLKK = ours_TLK[..., :, None] == theirs_TLK[..., None, :]
     return np.asarray(same_TLKK.any(-1).mean(-1), np.float64)
 
 
-def probe_routing(session: ProbeSession) -> ProbeResult:
-    """Decoding against prefill over the reply's tokens. Alarm: a reply below 0.9, or a layer below 0.8 over all."""
-    if not session.endpoint.offer.routed_experts:
-        return not_run("routing", "request", "the endpoint does not tell the experts (--enable-return-routed-experts)")
+def _pairs(session: ProbeSession) -> list[tuple[Exchange, npt.NDArray[np.float64]]]:
+    """(reply, agreement of its tokens) of every reply that told the experts twice. ValueError: what was told is no array."""
     pairs = []
     for scored in [*session.greedy_scored, *session.sampled_scored]:
         again = session.client.tally.exchanges.get(f"score/{scored.exchange.id}")
@@ -47,6 +47,17 @@ def probe_routing(session: ProbeSession) -> ProbeResult:
         if ours is None or theirs is None or (last := min(len(ours), len(theirs))) <= first:
             continue
         pairs.append((scored.exchange, agreement_TL(ours[first:last], theirs[first:last])))
+    return pairs
+
+
+def probe_routing(session: ProbeSession) -> ProbeResult:
+    """Decoding against prefill over the reply's tokens. Alarm: a reply below 0.9, or a layer below 0.8 over all."""
+    if not session.endpoint.offer.routed_experts:
+        return not_run("routing", "request", "the endpoint does not tell the experts (--enable-return-routed-experts)")
+    try:
+        pairs = _pairs(session)
+    except ValueError as error:
+        return not_run("routing", "request", f"the endpoint tells the experts in a form that cannot be read ({error})")
     if not pairs:
         return not_run("routing", "request", "no reply told the experts both while decoding and while scored again")
     means = [float(agreed.mean()) for _, agreed in pairs]
