@@ -70,7 +70,7 @@ def evaluate_in_run(
         say(describe_gates(limits, suite))
         if (note := unused_draft_head(aim, compared.candidates[0])) is not None:
             say(note)
-        with says_what_is_kept(lambda: _kept(run_dir)):
+        with says_what_is_kept(lambda: replies_kept(run_dir)):
             run_suite(
                 aim.recipe.name,
                 compared.candidates,

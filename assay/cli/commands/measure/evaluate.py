@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.gate_choice import choose_gates, suite_for
+from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import (
     GatesOption,
     JsonOption,
@@ -22,7 +23,7 @@ from assay.cli.run_folders import open_run
 from assay.cli.stages import check_budgets_of, check_checkpoints_served, load_report, profile_for
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, escape, results, say
-from assay.cli.whole_run import evaluate_in_run
+from assay.cli.whole_run import evaluate_in_run, replies_kept
 from assay.errors import AssayError
 from assay.recipes.suite_files import with_swe_options
 from assay.records.run import SuiteIdentity
@@ -93,7 +94,10 @@ def evaluate(
     limits = choose_gates(aim, chosen_suite, gates)
     if budget_check:
         about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
-        with open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir:
+        with (
+            open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir,
+            says_what_is_kept(lambda: replies_kept(run_dir)),
+        ):
             checked = check_budgets_of(
                 aim, compared.candidates[0], chosen_suite, limits.recipe, chosen, run_dir, results(as_json=as_json)
             )

@@ -69,7 +69,8 @@ def _print_run(found: RunStatus, out: Console) -> None:
 def _row(one: CheckpointStatus) -> tuple[str, ...]:
     verdict = "reference" if one.is_reference else one.verdict or ("not judged" if one.measured else "")
     colour = None if one.verdict is None else COLOURS[one.verdict]
-    return one.label, _made(one), one.verified or "", _measured(one), f"[{colour}]{verdict}[/]" if colour else verdict
+    cells = (one.label, _made(one), one.verified or "", _measured(one))
+    return *map(escape, cells), f"[{colour}]{verdict}[/]" if colour else verdict
 
 
 def _made(one: CheckpointStatus) -> str:
@@ -95,7 +96,7 @@ def _print_runs(every: list[RunStatus], out: Console) -> None:
     rows = []
     for one in every:
         if one.problem is not None:
-            rows.append((one.run, one.model, "", "", "", escape(f"damaged: {one.problem}")))
+            rows.append((one.run, one.model, "", "", "", f"damaged: {one.problem}"))
             continue
         made = [c for c in one.checkpoints if c.made == "finished"]
         there = [c for c in one.checkpoints if c.made != "missing"]
