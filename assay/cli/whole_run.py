@@ -89,7 +89,7 @@ def passed(gates: GateReport) -> bool:
     return all(status == "PASS" for status in gates.overall.values())
 
 
-def _kept(run_dir: Path) -> str:
+def replies_kept(run_dir: Path) -> str:
     """What an interrupted evaluation leaves for the next."""
     from assay_evaluate.client.journal import Journal
 
