@@ -35,8 +35,12 @@ class Comparison:
 
 
 # ------------------------------------------------------------------------------------------------ of a TARGET
-def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] | None) -> Comparison:
+def of_target(
+    aim: Target, runs: Path, name: str | None, precisions: list[str] | None, *, only_reference: bool = False
+) -> Comparison:  # fmt: skip
     """Reference, then the source (if the recipe wants it), then every precision, from the runs of this model and data.
+
+    only_reference: the others are not looked for; they need not be made yet.
 
     CheckpointError: one was not made yet, or from other data than the source has now, or than another of them.
     """
@@ -47,6 +51,8 @@ def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] |
     again = functools.partial(quantize_command, aim, runs=runs, name=name)
     runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
     asked = precisions_for(aim, None, precisions, with_reference=True)
+    if only_reference:
+        asked = dict(list(asked.items())[: recipe.reference.precision is not None])
     found = [Candidate(wanted.name, _made(aim, named, wanted, runs_of_it, runs, again)) for named, wanted in asked.items()]
     if recipe.reference.precision is not None:
         found[0] = replace(found[0], is_reference=True)
@@ -54,6 +60,8 @@ def of_target(aim: Target, runs: Path, name: str | None, precisions: list[str] |
         assert recipe.reference.release is not None
         found.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True))
     source = _one_source(source, found, again, {wanted.name: named for named, wanted in asked.items()})
+    if only_reference:
+        return Comparison(found, RunRecord(model=recipe.name, source=source))
     if recipe.include_source:
         # the commit that the candidates were made from, whatever was pushed since
         pinned = {} if source.revision is None else {"revision": source.revision}

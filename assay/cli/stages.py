@@ -313,8 +313,9 @@ def check_budgets_of(
         on_progress=say,
     )
     for task in checked.tasks:
-        mark = "[green]ok   [/]" if task.suffices else "[red]short[/]"
-        out.print(f"{mark} {task.task:16} {escape(task.detail)}")
+        mark = "[green]ok   [/]" if task.suffices else "[red]short[/]" if task.is_required else "[yellow]note [/]"
+        excuse = "" if task.suffices or task.is_required else " (its gate is not required: this fails nothing)"
+        out.print(f"{mark} {task.task:16} {escape(task.detail)}{excuse}")
     return checked
 
 

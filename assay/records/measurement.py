@@ -271,6 +271,9 @@ class TaskBudget(Part):
     """What the gates allow."""
     longest_reply_tokens: int | None
     suffices: bool
+    """Whether no more replies were cut off by the budget or the context than the gates allow."""
+    is_required: bool = True
+    """False: the task's gate is not required, so a model that cannot do the task may fail here."""
     detail: str
     """One sentence, with the numbers."""
 
@@ -288,4 +291,4 @@ class BudgetCheck(Record):
 
     @property
     def suffices(self) -> bool:
-        return all(task.suffices for task in self.tasks)
+        return all(task.suffices for task in self.tasks if task.is_required)

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from assay.errors import MeasureError
 from assay.quantities import percent_plain
-from assay.recipes.gate import GateRecipe
+from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
@@ -78,22 +78,29 @@ def check_budgets(
                 concurrency=profile.concurrency,
                 on_progress=on_progress,
             )
+    optional = {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and not gate.required}
     return BudgetCheck(
         model=model,
         label=reference.label,
         checkpoint_sha256=checkpoint,
         suite=suite.name,
         suite_sha256=suite.sha256,
-        tasks=tuple(judge_budget(task, truncation_limit(gates, task.task)) for task in results["tasks"]),
+        tasks=tuple(
+            judge_budget(task, truncation_limit(gates, task.task), is_required=task.task not in optional)
+            for task in results["tasks"]
+        ),
     )
 
 
-def judge_budget(task: TaskResult, max_truncated: float) -> TaskBudget:
-    """What the replies to a few items say: enough if no more of them were cut off than the gates allow."""
+def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = True) -> TaskBudget:
+    """What the replies to a few items say: enough if no more of them ran into the budget or the context than the gates allow.
+
+    A reply that ends of its own accord before its answer has begun (`empty`) would do so with any budget.
+    """
     num_replies = task.num_items - task.num_failed
     lengths = [item.output_tokens for item in task.items if item.output_tokens is not None]
     longest = max(lengths, default=None)
-    share = clopper_pearson(task.num_truncated, num_replies) if num_replies else None
+    share = clopper_pearson(num_cut(task), num_replies) if num_replies else None
     return TaskBudget(
         task=task.task,
         max_tokens=task.max_tokens,
@@ -106,20 +113,28 @@ def judge_budget(task: TaskResult, max_truncated: float) -> TaskBudget:
         max_truncated_share=max_truncated,
         longest_reply_tokens=longest,
         suffices=share is not None and share.value <= max_truncated,
+        is_required=is_required,
         detail=_sentence(task, num_replies, longest, max_truncated),
     )
+
+
+def num_cut(task: TaskResult) -> int:
+    """Replies that a larger budget, or context, would have let go on."""
+    return task.num_truncated - task.truncated_by.get("empty", 0)
 
 
 def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_truncated: float) -> str:
     if not num_replies:
         return f"no reply to judge by: {task.note or 'every request failed'}"
-    share = clopper_pearson(task.num_truncated, num_replies)
-    seen = f"{task.num_truncated} of {num_replies} cut off (95 % interval {100 * share.low:.1f} to {100 * share.high:.1f} %)"
+    share = clopper_pearson(num_cut(task), num_replies)
+    seen = f"{num_cut(task)} of {num_replies} cut off (95 % interval {100 * share.low:.1f} to {100 * share.high:.1f} %)"
     seen += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
     if task.num_thinking_cut:
         seen += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"
+    if num_empty := task.truncated_by.get("empty", 0):
+        seen += f", {num_empty} ended without an answer, which no budget changes"
     if share.value > max_truncated:
-        context = task.truncated_by.get("context", 0) > task.num_truncated / 2
+        context = task.truncated_by.get("context", 0) > num_cut(task) / 2
         remedy = "the context is too short: raise max-model-len" if context else "raise max_tokens"
         return f"{seen}: too small, at most {percent_plain(max_truncated)} may be; {remedy}"
     is_close = longest is not None and longest >= CLOSE * task.max_tokens

@@ -23,6 +23,7 @@ from assay.foreign_text import shown
 from assay.recipes.load import recipes_dir
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
+from assay.records.run import folder_name
 from assay.records.serving import Fingerprint
 from assay_evaluate.serving.external import get, list_models, meet_server, require_same, sum_metrics
 from assay_evaluate.serving.hardware import describe_hardware
@@ -129,7 +130,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
         base_url = f"http://127.0.0.1:{port}"
         seconds = _wait_until_ready(process, base_url, spec, report)
         server = _introduce(process, base_url, spec, command, versions)
-        report(f"vLLM serves {spec.checkpoint.name} after {seconds:.0f} s")
+        report(f"vLLM serves {folder_name(spec.checkpoint)} after {seconds:.0f} s")
         yield server
     finally:
         process.stop()
@@ -219,7 +220,7 @@ def _wait_until_ready(process: SupervisedProcess, base_url: str, spec: ServerSpe
             raise ServeError(_post_mortem(f"vLLM was not ready in time ({limit})", process))
         if now - told >= 10:
             told = now
-            report(f"vLLM loads {spec.checkpoint.name}: {now - started:.0f} s")
+            report(f"vLLM loads {folder_name(spec.checkpoint)}: {now - started:.0f} s")
         time.sleep(0.25)
 
 

@@ -161,6 +161,15 @@ def test_nothing_is_ignored(run: Run, tiny_glm: Path) -> None:
         ("quantize", tiny_glm, "-p", "fp8", "--out", "made", "--runner", "ray", "--workers", "5"):
             "--workers 5: with --runner ray it is the number of threads that make one shard, 4 at most; the number of shards "
             "at once follows from the cluster's cores",
+        ("evaluate", "glm", "--budget-check", "--precisions", "w4a16", "--repeats", "2"):
+            "--precisions and --repeats are not used with --budget-check, which asks the reference single questions only; "
+            "leave them out",
+        ("evaluate", "--reference", "a", "--candidate", "b", "--budget-check"):
+            "--candidate is not used with --budget-check, which asks the reference single questions only; leave it out",
+        ("evaluate", "--reference", "a", "--candidate", "b", "--precisions", "w4a16"):
+            "--precisions is not used with --reference, whose candidates are named by --candidate; leave it out",
+        ("calibrate", "glm", "--out", "made", "--text", "a.txt", "--seed", "1"):
+            "--seed is not used with --text, as nothing is sampled then; leave it out",
     }.items():  # fmt: skip
         assert one_error(run(*words)) == said
         assert list(Path().iterdir()) == []

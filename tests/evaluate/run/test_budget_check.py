@@ -39,7 +39,9 @@ SUITE = SuiteRecipe.model_validate(
         "divergence": {"num_documents": 3, "max_tokens": 40},
     }
 )  # fmt: skip
-GATES = load_recipe(GateRecipe, "quick")
+QUICK = load_recipe(GateRecipe, "quick")
+GATES = QUICK.model_copy(update={"gates": tuple(gate for gate in QUICK.gates if gate.kind != "score" or gate.required)})
+"""Those of quick that are required: a task without a gate is required as well."""
 PROFILE = load_recipe(ProfileRecipe, "cpu-emulated")
 ARITHMETIC = SUITE.tasks[0]
 assert isinstance(ARITHMETIC, ArithmeticTask)
@@ -140,6 +142,35 @@ def test_one_task(tokens: list[int], context: int | None, end: str) -> None:
     assert judged.suffices is ("suffices" in end)
 
 
+def test_replies_that_end_by_themselves_are_no_fault_of_the_budget() -> None:
+    """What tiny-glm does on RULER: 7 of 26 replies end without an answer, the longest at 190 of 512 tokens."""
+
+    def item(number: int) -> ItemResult:
+        by: Any = "empty" if number < 7 else None
+        return ItemResult(
+            item=str(number), language="en", correct=False, truncated=by is not None, truncated_by=by, wrong_script=False,
+            finish_reason="stop", prompt_tokens=10, output_tokens=190, answer=None,
+        )  # fmt: skip
+
+    judged = judge_budget(task_result("ruler", "ruler", [item(number) for number in range(26)], 512), 0.05)
+    assert judged.detail == (
+        "0 of 26 cut off (95 % interval 0.0 to 13.2 %), longest reply 190 of 512 tokens, 7 ended without an answer, which no "
+        "budget changes: suffices"
+    )
+    assert (judged.suffices, judged.num_truncated, judged.truncated_share) == (True, 7, clopper_pearson(0, 26))
+
+
+def test_a_task_whose_gate_is_not_required_fails_nothing(tmp_path: Path, start: Any) -> None:
+    checked = check_budgets(
+        "tiny", Candidate("fp8", checkpoint_in(tmp_path), True), gates=QUICK, suite=SUITE, profile=PROFILE, serving=Serving(),
+        run_dir=tmp_path / "run", start_server=start,
+    )  # fmt: skip
+    assert [(task.task, task.suffices, task.is_required) for task in checked.tasks] == [
+        ("arithmetic", True, True), ("ruler", False, False),
+    ]  # fmt: skip
+    assert checked.suffices
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names("suites"))
 def test_every_suite_has_twenty_items_of_a_task_and_not_many_more(name: str) -> None:
@@ -183,7 +214,7 @@ def test_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_truncate
     monkeypatch.setattr(assay.cli.commands.measure.evaluate, "check_budgets_of", lambda *given: asked.append(given) or checked)
     for name in ("a", "b"):
         shutil.copytree(Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint", tmp_path / name)
-    arguments = ["evaluate", "--reference", str(tmp_path / "a"), "--candidate", str(tmp_path / "b"), "--suite", "quick"]
+    arguments = ["evaluate", "--reference", str(tmp_path / "a"), "--suite", "quick"]
     arguments += ["--profile", "cpu-emulated", "--runs", str(tmp_path / "runs"), "--budget-check", "--json"]
     result = CliRunner().invoke(assay.cli.app, arguments)
     assert result.exit_code == code, result.output

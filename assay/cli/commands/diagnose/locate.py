@@ -28,6 +28,7 @@ SideArgument = typer.Argument(
 
 
 RECORD = "location.json"
+HEADERS = ("rank", "adds", "apart by", "RMS A, B", "largest A, B")
 
 
 def locate(
@@ -105,9 +106,16 @@ def show(found: LocateReport, out: Console) -> None:
     against = f"{found.a} and {found.b}" if found.b is not None else f"ranks of {found.a}"
     out.print(escape(f"{against}: {found.num_tokens} tokens of {found.num_prompts} prompts, {found.seconds:.0f} s"))
     shown = worst_points(found.points)
-    columns: list[Column | str] = [Column("place", overflow="fold", ratio=1), "rank", "adds", "distance", "RMS", "largest"]
+    if shown:
+        out.print(
+            "The places that add most error. Relative to the size of a place's output: what it adds, and how far apart A and B "
+            "are there; then the RMS and the largest value of A and of B."
+        )
+    columns: list[Column | str] = [Column("place", overflow="fold", ratio=1), *HEADERS]
     has_bad = any(any(point.non_finite) for point in shown)
     table = Table(*columns, *(["non-finite"] if has_bad else []), expand=True)
+    if shown and not out.is_terminal:
+        out.print(f"{'place':48} {HEADERS[0]:6}  {HEADERS[1]:8}  {'  '.join(HEADERS[2:])}", soft_wrap=True)
     for point in shown:
         sizes = (f"{point.rms[0]:.3g} {point.rms[1]:.3g}", f"{point.max_abs[0]:.3g} {point.max_abs[1]:.3g}")
         cells = [
@@ -122,7 +130,7 @@ def show(found: LocateReport, out: Console) -> None:
         if out.is_terminal:
             table.add_row(*map(escape, cells))
         else:
-            out.print(escape(f"{cells[0]:48} rank {cells[1]}  adds {cells[2]:8} {'  '.join(cells[3:])}"), soft_wrap=True)
+            out.print(escape(f"{cells[0]:48} {cells[1]:6}  {cells[2]:8}  {'  '.join(cells[3:])}"), soft_wrap=True)
     if table.row_count:
         out.print(table)
     for line in found.not_compared[:5]:

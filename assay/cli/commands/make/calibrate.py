@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.options import refuse_unused, several
 from assay.cli.terminal import emit, escape, results, say
 
 SHOWN = 3
@@ -14,16 +15,18 @@ SHOWN = 3
 
 
 def calibrate(
+    ctx: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="A model recipe's name, a checkpoint folder, or a Hugging Face id.")
     ],
     out: Annotated[Path, typer.Option("--out", help="File to write, for `assay quantize --importance`.")],
     text: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--text",
-            help="Plain text, or .jsonl with text, prompt or messages; may be given again. Default: the "
-            "model's own text, sampled at temperature 1.",
+            metavar="FILE,...",
+            callback=several,
+            help="Plain text, or .jsonl with text, prompt or messages. Default: the model's own, sampled at temperature 1.",
         ),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens that go through the model.")] = 65_536,
@@ -46,11 +49,13 @@ def calibrate(
     from assay_quantize.calibration.calibrate import calibrate as run
     from assay_quantize.calibration.text import Text
 
+    if text is not None:
+        refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
     where, aim = device_of(device), resolve_target(target)
     made = run(
         local_checkpoint(aim.location),
         out,
-        Text(tuple(text or ()), seed),
+        Text(tuple(map(Path, text or ())), seed),
         model_name=aim.recipe.name,
         num_tokens=tokens,
         length=length,

@@ -18,6 +18,8 @@ from assay.cli.options import (
     RunsOption,
     SuiteOption,
     completes,
+    refuse_unused,
+    several,
 )
 from assay.cli.run_folders import open_run
 from assay.cli.stages import check_budgets_of, check_checkpoints_served, load_report, profile_for
@@ -30,6 +32,7 @@ from assay.records.run import SuiteIdentity
 
 
 def evaluate(
+    ctx: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -42,8 +45,8 @@ def evaluate(
         Path | None, typer.Option("--reference", help="Any two checkpoints: the folder compared with.")
     ] = None,
     candidate: Annotated[
-        list[Path] | None,
-        typer.Option("--candidate", help="Any two checkpoints: a folder to judge; may be given again."),
+        list[str] | None,
+        typer.Option("--candidate", metavar="DIR,...", callback=several, help="Any two checkpoints: one or several to judge."),
     ] = None,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
@@ -74,15 +77,21 @@ def evaluate(
     from assay.cli.run_candidates import of_target, of_two
     from assay.cli.targets import resolve_target
 
-    if (target is None) == (reference is None) or (reference is None) != (not candidate):
+    if budget_check:
+        unused = ("precisions", "candidate", "swe_slice", "swe_filter", "swe_repeats")
+        refuse_unused(ctx, "with --budget-check, which asks the reference single questions only", *unused)
+    if reference is not None:
+        refuse_unused(ctx, "with --reference, whose candidates are named by --candidate", "precisions")
+    needs_candidate = reference is not None and not budget_check
+    if (target is None) == (reference is None) or needs_candidate != bool(candidate):
         raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
     if target is not None:
         aim = resolve_target(target)
-        compared = of_target(aim, runs, name, precisions)
+        compared = of_target(aim, runs, name, precisions, only_reference=budget_check)
     else:
-        assert reference is not None and candidate
+        assert reference is not None
         aim = resolve_target(str(reference))
-        compared = of_two(aim.recipe.name, reference, candidate, runs)
+        compared = of_two(aim.recipe.name, reference, [Path(one) for one in candidate or ()], runs)
     for one in compared.candidates:
         for note in one.notes:
             console.print(escape(f"note: {one.label}: {note}"))

@@ -9,7 +9,9 @@ A side is a `Side`: a checkpoint folder that is served here, or the URL of a ser
 from __future__ import annotations
 
 import functools
+import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.base import write_text_atomically
 from assay.records.locate import LocateReport, Parting, PointDifference, Remedy
 from assay.records.manifest import load_manifest
+from assay.records.plan import Plan
+from assay.records.run import plan_of
 from assay_evaluate.diagnosis.locate.compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
 from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations, read_weights, watching
 from assay_evaluate.serving.external import list_models
@@ -80,6 +84,9 @@ def judge_servers(
     # every layer of another precision differs a little: the first says where quantization begins, not what costs most
     role = odd.role if odd is not None else next(iter(shares), None if first is None else first.role)
     remedy = None if recipe is None or role is None else remedy_for(recipe, role)
+    if remedy is not None and b.checkpoint is not None:
+        reason = None if odd is None else f"{odd.name} stands out"
+        remedy = remedy.model_copy(update={"sentence": f"{remedy.sentence}: {why_keep(role, reason, shares, b.checkpoint)}"})
     return LocateReport(
         how="servers", a=a.label, b=b.label, tensor_parallel_size=len(before), num_prompts=len(ids),
         num_tokens=sum(map(len, ids)), first=first, outlier=odd, remedy=remedy, points=tuple(points),
@@ -152,9 +159,29 @@ def _shares_in_words(shares: Mapping[str, float], points: Sequence[PointDifferen
         return ""
     last = [point for point in points if point.kind == "residual" and point.distance is not None][-1]
     parts = ", ".join(f"{share:.0%} `{role}`" for role, share in shares.items())
-    return (
-        f"; at {last.name} the sides differ by {last.distance:.3g}; of the error that entered with what is quantized: {parts}"
-    )
+    return f"; at {last.name} the sides differ by {last.distance:.3g}; the quantized roles brought in, of the error: {parts}"
+
+
+def why_keep(role: str | None, reason: str | None, shares: Mapping[str, float], checkpoint: Path) -> str:
+    """Why this role: what it brings in, and of every role what a byte more would take away of the error at most."""
+    more = bytes_to_keep(checkpoint)
+    gains = [
+        f"`{one}` {share:.0%} for {more[one] / 1e6:,.3g} MB ({share / more[one] * 1e6:.2%} per MB)"
+        for one, share in shares.items()
+        if more.get(one)
+    ]
+    why = reason or f"`{role}` brings most of the error in"
+    return why + (f"; error that keeping a role in BF16 would spare, for its bytes: {', '.join(gains)}" if gains else "")
+
+
+def bytes_to_keep(checkpoint: Path) -> dict[str, int]:
+    """Role -> bytes by which a checkpoint would grow if the role's quantized weights were BF16. Empty: it has no plan."""
+    path = plan_of(checkpoint)
+    more: dict[str, int] = defaultdict(int)
+    for tensor in Plan.load(path).tensors if path.is_file() else ():
+        if tensor.action == "quantize":
+            more[tensor.role] += 2 * math.prod(tensor.shape) - sum(output.num_bytes for output in tensor.outputs)
+    return dict(more)
 
 
 def _named(parting: Parting) -> str:

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
+from assay.cli.commands.diagnose.locate import show
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import role_of
+from assay.records.locate import LocateReport, PointDifference
 from assay_evaluate.diagnosis.locate.compare import (
     compare,
     compare_ranks,
@@ -22,8 +25,10 @@ from assay_evaluate.diagnosis.locate.compare import (
     parting_of_ranks,
     relative_distance,
 )
-from assay_evaluate.diagnosis.locate.locate import remedy_for
+from assay_evaluate.diagnosis.locate.locate import bytes_to_keep, remedy_for, why_keep
 from assay_evaluate.diagnosis.locate.reading import SKETCH_WIDTH, PointReading, Reading
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.plan.planner import make_plan
 from assay_vllm.activations import Point, projection
 
 RANDOM = np.random.default_rng(7)
@@ -292,3 +297,44 @@ def test_the_remedy_is_a_recipe_that_can_be_read(tmp_path: Path) -> None:
     assert again is not None and again.keep == "fp32"
     assert remedy_for(recipe, "router_bias") is None  # FP32 already
     assert list(yaml.safe_load(remedy.recipe)) == ["schema", "name", "description", "keep", "quantize", "scheme"]
+
+
+def test_the_remedy_says_why_and_what_a_byte_brings(tmp_path: Path, tiny_glm: Path) -> None:
+    recipe = load_recipe(PrecisionRecipe, "w4a16")
+    plan = make_plan(open_checkpoint(tiny_glm), recipe, model="tiny", family="glm4_moe")
+    assert bytes_to_keep(tmp_path) == {}
+    plan.save(tmp_path / "assay_plan.json")
+    more = bytes_to_keep(tmp_path)
+    quantized = {tensor.role for tensor in plan.tensors if tensor.action == "quantize"}
+    assert set(more) == quantized == {"attention", "dense_mlp", "shared_expert", "routed_expert"}
+    saved = sum(
+        tensor.num_bytes - sum(output.num_bytes for output in tensor.outputs)
+        for tensor in plan.tensors
+        if tensor.action == "quantize"
+    )
+    assert sum(more.values()) == saved > 0
+    shares = {"routed_expert": 0.6, "attention": 0.2}
+    experts, attention = (more[role] / 1e6 for role in shares)
+    gains = f"`routed_expert` 60% for {experts:.3g} MB ({0.6 / experts:.2%} per MB), `attention` 20% for {attention:.3g} MB"
+    assert why_keep("attention", "layer 2 stands out", shares, tmp_path).startswith(
+        f"layer 2 stands out; error that keeping a role in BF16 would spare, for its bytes: {gains} ("
+    )
+    assert why_keep("routed_expert", None, shares, tmp_path / "x") == "`routed_expert` brings most of the error in"
+
+
+def test_numbers_have_headers(capsys: pytest.CaptureFixture[str]) -> None:
+    place = PointDifference(
+        name="model.layers.2.mlp.experts", kind="moe", layer=2, expert=None, role="routed_expert", rank=0, partial=False,
+        distance=0.25, added=0.125, noise=0.0, max_abs=(3.0, 4.0), mean=(0.0, 0.0), rms=(1.0, 1.5), non_finite=(0, 0),
+    )  # fmt: skip
+    found = LocateReport(
+        how="servers", a="A", b="B", tensor_parallel_size=1, num_prompts=1, num_tokens=9, first=None, outlier=None, remedy=None,
+        sentence="they differ", points=(place,), not_compared=(), seconds=0.0,
+    )  # fmt: skip
+    show(found, Console(soft_wrap=True, width=200))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:] == [
+        "place rank adds apart by RMS A, B largest A, B",
+        "2.mlp.experts 0 0.125 0.25 1 1.5 3 4",
+        "they differ",
+    ]
