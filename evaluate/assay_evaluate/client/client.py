@@ -285,11 +285,7 @@ class Client:
             exchange = self.exchange(ask, slot, concurrency)
             return self._note(exchange if slim is None else slim(exchange))
 
-        try:
-            return (ask_in_waves if in_waves else ask_together)(asks, concurrency, send, self._on_progress)
-        except BaseException:
-            self._over.set()  # those that wait for their next attempt need not
-            raise
+        return (ask_in_waves if in_waves else ask_together)(asks, concurrency, send, self._over.set, self._on_progress)
 
     def _post(self, path: str, body: dict[str, Any]) -> HttpReply:
         sent = self._sender.body_of(json.dumps(body))
@@ -301,6 +297,7 @@ class Client:
         if self._ledger is not None:
             self._ledger.write(exchange)
         if not is_there:
+            self._over.set()  # requests that wait to be sent again need not
             raise gone(self._urls[0], exchange)
         return exchange
 

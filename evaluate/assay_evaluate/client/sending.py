@@ -63,7 +63,7 @@ class Sender:
         except TransportError as error:
             reply = Reply("failed", error=str(error), latency_s=time.monotonic() - started)
             return Received(reply, may_help=not isinstance(error, UnusableReply))
-        return _received(response, request, time.monotonic() - started)
+        return received_of(response, request, time.monotonic() - started)
 
     def hang_up(self, connection: Connection, request: Request, most_events: int) -> Reply:
         """Read some events of the streamed reply, then close the connection: what an impatient user does."""
@@ -105,7 +105,8 @@ def wait_s(key: str, attempt: int, backoff_s: float, retry_after_s: float | None
     return max(own_s, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
 
 
-def _received(response: HttpReply, request: Request, latency_s: float) -> Received:
+def received_of(response: HttpReply, request: Request, latency_s: float) -> Received:
+    """What a reply means for the request that it answers."""
     status = response.status
     if status != 200:
         may_help = status in TRY_AGAIN

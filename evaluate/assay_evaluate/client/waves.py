@@ -50,17 +50,24 @@ class Tally:
             return self._lost_in_a_row < GIVE_UP_AFTER
 
 
-def ask_in_waves(asks: Sequence[Ask], concurrency: int, send: Send, tell: Callable[[str], None]) -> list[Exchange]:
+def ask_in_waves(
+    asks: Sequence[Ask], concurrency: int, send: Send, stop: Callable[[], None], tell: Callable[[str], None]
+) -> list[Exchange]:
     """`concurrency` requests at once, and in order; the next ones wait for the last reply of these.
 
     `slot` is the place in the wave.
     """
     waves = [asks[first : first + concurrency] for first in range(0, len(asks), concurrency)]
-    return [exchange for wave in waves for exchange in ask_together(wave, concurrency, send, tell)]
+    return [exchange for wave in waves for exchange in ask_together(wave, concurrency, send, stop, tell)]
 
 
-def ask_together(asks: Sequence[Ask], concurrency: int, send: Send, tell: Callable[[str], None]) -> list[Exchange]:
-    """What came of every request, in their order; `concurrency` in flight, a new one as soon as one ends."""
+def ask_together(
+    asks: Sequence[Ask], concurrency: int, send: Send, stop: Callable[[], None], tell: Callable[[str], None]
+) -> list[Exchange]:
+    """What came of every request, in their order; `concurrency` in flight, a new one as soon as one ends.
+
+    stop: called after an error or Ctrl-C: threads that wait to send a request again need not, and are waited for.
+    """
     is_wave = len(asks) <= concurrency
     free = list(range(concurrency))
     lock = threading.Lock()
@@ -80,17 +87,18 @@ def ask_together(asks: Sequence[Ask], concurrency: int, send: Send, tell: Callab
     found: list[Exchange] = []
     with ThreadPoolExecutor(max_workers=min(concurrency, max(len(asks), 1))) as pool:
         jobs = []
-        for number, ask in enumerate(asks):
-            jobs.append(pool.submit(one, number, ask))
-            if number < concurrency:
-                time.sleep(STAGGER_S)
         try:
+            for number, ask in enumerate(asks):
+                jobs.append(pool.submit(one, number, ask))
+                if number < concurrency:
+                    time.sleep(STAGGER_S)
             for number, job in enumerate(jobs):
                 found.append(job.result())
                 if time.monotonic() - told > PROGRESS_EVERY_S:
                     told = time.monotonic()
                     tell(f"{asks[0].id.partition('/')[0]}: {number + 1}/{len(asks)}")
         except BaseException:
+            stop()
             for job in jobs:
                 job.cancel()
             raise

@@ -15,7 +15,7 @@ from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import Fingerprint
 from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url
-from assay_evaluate.transport.errors import TransportError
+from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
@@ -122,6 +122,8 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
     """The reply to a GET. UnreachableError: none, or a server error; ServeError: another status than 200."""
     try:
         reply = get_once(base_url, path, total_s=60, headers=headers or NO_HEADERS)
+    except UnusableReply as error:
+        raise ServeError(f"{what} gives no reply that can be used at {base_url}{path}: {error}") from None
     except TransportError as error:
         raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
     if reply.status != 200:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,10 @@ from raw_server import RawServer, endless, trickle
 from assay.errors import MeasureError
 from assay_evaluate.client import client as module
 from assay_evaluate.client.client import Address, Client
-from assay_evaluate.client.exchanges import Ask
+from assay_evaluate.client.exchanges import Ask, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.sending import Sender, most_reply_bytes
+from assay_evaluate.client.sending import Sender, most_reply_bytes, received_of
+from assay_evaluate.transport.connection import HttpReply
 
 WHO = Identity("checkpoint", "fingerprint", "suite")
 PATH = "/v1/completions"
@@ -137,6 +142,24 @@ def test_what_goes_wrong_is_not_asked_again_in_waves(waits: list[Any]) -> None:
     assert waits == []
 
 
+def test_an_error_ends_the_waiting_of_the_other_requests() -> None:
+    """A server asks one request for two minutes of patience and is gone for the others: nobody waits that long."""
+    put_off = threading.Event()
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        if body["prompt"] == "put off":
+            put_off.set()
+            return Scripted("later", status=429)
+        assert put_off.wait(20)
+        return Scripted(drop=True)
+
+    asks = [Ask("0", PATH, {"prompt": "put off"}), *(Ask(str(n), PATH, {"prompt": "x"}) for n in range(1, 9))]
+    with FakeServer(reply) as server, Client(server, backoff_s=240.0) as client:  # the first wait is 15 to 30 s
+        with pytest.raises(MeasureError, match="8 requests in a row had no reply"):
+            client.ask_together(asks, 2)
+        assert client._over.is_set() and len(server.requests) == 9
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "said"),
     [
@@ -189,6 +212,50 @@ def test_replies_that_the_api_does_not_promise(body: str, why: str, tmp_path: Pa
     with RawServer(http(body)) as server:
         reply = ask_once(server, tmp_path)
     assert str(reply.error).startswith(f"reply is not what the API promises: {why}")
+
+
+WEIRD: list[Any] = [None, [], {}, "", 7, -1, 2.5, 2**70, 1e999, True, "\ud800", "x" * 999, [None], [{}], ["a"], {"a": [[1]]}]
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """A JSON value, of which parts are gone or are something else."""
+    if draw.random() < 0.06:
+        return draw.choice(WEIRD)
+    if isinstance(value, dict):
+        return {name: mutated(inner, draw) for name, inner in value.items() if draw.random() > 0.02}
+    return [mutated(inner, draw) for inner in value] if isinstance(value, list) else value
+
+
+def test_whatever_a_server_answers_can_be_kept(tmp_path: Path) -> None:
+    """The reply is answered or failed, and both journal and ledger take it."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    row = {"token": "token_id:1", "logprob": -1.0, "top_logprobs": [{"token": "token_id:1", "logprob": -1.0}]}
+    whole = {
+        "choices": [
+            {
+                "message": {"content": "四", "reasoning": "hm", "tool_calls": [call]}, "finish_reason": "stop",
+                "token_ids": [1, 2], "logprobs": {"content": [row, row]}, "routed_experts": "AAAA",
+                "prompt_logprobs": [None, {"1": {"logprob": -1.0, "rank": 1}}],
+            }
+        ],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}},
+        "prompt_token_ids": [0, 1], "system_fingerprint": "vllm",
+        "metrics": {"speculative_decoding": {"num_spec_steps": 1, "num_draft_tokens": 1, "num_accepted_draft_tokens": 1}},
+    }  # fmt: skip
+    draw = random.Random("eval-mutants")
+    statuses: Counter[str] = Counter()
+    with Journal(tmp_path / "j.db") as journal, closing(Ledger(tmp_path / "ledger.jsonl")) as ledger:
+        for number in range(400):
+            ask = Ask(str(number), PATH, {"prompt": [0, 1], "prompt_logprobs": 1, "max_tokens": 1})
+            received = received_of(HttpReply(200, json.dumps(mutated(whole, draw)).encode()), ask.request, 0.0)
+            journal.write_requests([(ask.id, ask.request)], WHO)
+            journal.write_replies([(ask.id, received.reply, 1)])
+            exchange = exchange_of(ask, 0, 1, received.reply, received.data)
+            ledger.write(exchange)
+            statuses[exchange.status] += 1
+        assert journal.count("answered") + journal.count("failed") == 400
+    assert set(statuses) == {"answered", "failed"} and min(statuses.values()) > 40, statuses
+    assert len((tmp_path / "ledger.jsonl").read_text(encoding="utf-8").splitlines()) == 400
 
 
 def test_a_question_about_the_server_that_is_answered_with_html() -> None:

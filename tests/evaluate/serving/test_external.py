@@ -87,6 +87,13 @@ def test_a_server_that_is_not_there() -> None:
     )
 
 
+def test_a_reply_that_cannot_be_used_is_no_server_that_is_away() -> None:
+    with answering("{}", "200 OK", "Content-Encoding: gzip") as server, pytest.raises(ServeError) as failed:
+        get(server.base_url, "/x", what="the endpoint")
+    assert not isinstance(failed.value, UnreachableError)
+    assert "/x: Compressed: the reply is compressed (gzip), which was not asked for" in str(failed.value)
+
+
 def test_metrics_that_are_no_numbers_are_left_out() -> None:
     told = 'a{x="1"} 2\na{x="2"} 3\nb many\nc_bucket{le="1"} 4\n# d 5\n' + DIGITS + " 1\nd 1e3\n"
     assert sum_metrics(told) == {"a": 5.0, "d": 1000.0}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import select
+import shutil
+import ssl
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,22 @@ from assay_evaluate.transport.foreign_json import NotJson, message_in, read_json
 OK = b"HTTP/1.1 200 OK\r\n"
 KEY = "sk-0123456789/abcdef"
 MIB = 2**20
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with what it was sent."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
 
 
 def fails(*parts: Part, total_s: float = 20.0, silence_s: float | None = None, most_bytes: int = MIB) -> str:
@@ -54,19 +74,10 @@ def test_proxies_of_the_machine_are_not_asked(monkeypatch: pytest.MonkeyPatch) -
 def test_connection_that_was_closed_while_idle_is_opened_anew() -> None:
     """As servers do after some seconds, without a word in the reply before."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Echo):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            super().do_POST()
             self.close_connection = True
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -80,6 +91,31 @@ def test_connection_that_was_closed_while_idle_is_opened_anew() -> None:
         server.shutdown()
     with pytest.raises(TransportError, match="ConnectionRefusedError"):
         connection.post("/echo", b"{}")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_https_with_a_certificate_that_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 9 -subj /CN=x"
+    command = [*make.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_address[1]}"
+        module._certificates.cache_clear()
+        with pytest.raises(TransportError, match="CERTIFICATE_VERIFY_FAILED"):
+            get_once(url, "/", total_s=20)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        module._certificates.cache_clear()
+        connection = Connection(url, total_s=20)
+        for body in (b"1", b"x" * 3 * MIB, b"2"):
+            assert connection.post("/", body) == HttpReply(200, body)
+        connection.close()
+        server.shutdown()
+    module._certificates.cache_clear()
 
 
 @pytest.mark.parametrize(
