@@ -34,18 +34,23 @@ GPU_SUITE, CPU_SUITE = "full", "quick"
 
 
 # ------------------------------------------------------------------------------------------------ suite and gates
-def suite_for(aim: Target, wanted: str | None, profile: ProfileRecipe) -> SuiteRecipe:
-    """The suite that was named, else the model's; on a CPU `quick` instead of `full`, and the line says so."""
+def suite_for(
+    aim: Target, wanted: str | None, profile: ProfileRecipe, gates: str | None = None
+) -> tuple[SuiteRecipe, str | None]:  # fmt: skip
+    """The suite that was named, else the model's; on a CPU `quick` instead of `full`, and the line that says so.
+
+    gates: the ones that the user named, for that line.
+    """
     chosen = with_files_hashed(load_recipe(SuiteRecipe, wanted or aim.recipe.suite))
     if wanted is not None or aim.recipe.suite != GPU_SUITE or profile.hardware.device != "cpu":
-        return chosen
+        return chosen, None
     instead = load_recipe(SuiteRecipe, CPU_SUITE)
     most = max(task.max_tokens for task in chosen.tasks)
-    say(
-        f"suite {instead.name}, judged by gates {gates_named(aim, instead)}, instead of {chosen.name}: profile {profile.name} "
-        f"is a CPU, and {chosen.name} lets a reply have up to {most:,} tokens; --suite {chosen.name} insists"
+    why = (
+        f"suite {instead.name}, judged by gates {gates_named(aim, instead, gates)}, instead of {chosen.name}: profile "
+        f"{profile.name} is a CPU, and {chosen.name} lets a reply have up to {most:,} tokens; --suite {chosen.name} insists"
     )
-    return instead
+    return instead, why
 
 
 @dataclass(frozen=True)

@@ -85,22 +85,22 @@ def evaluate(
     needs_candidate = reference is not None and not budget_check
     if (target is None) == (reference is None) or needs_candidate != bool(candidate):
         raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
-    if target is not None:
-        aim = resolve_target(target)
+    # What cannot work fails before checkpoints are hashed and servers started.
+    aim = resolve_target(str(target if reference is None else reference))
+    chosen = profile_for(aim, profile)
+    chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
+    chosen_suite = with_swe_options(chosen_suite, slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats)
+    limits = choose_gates(aim, chosen_suite, gates)
+    if reference is None:
         compared = of_target(aim, runs, name, precisions, only_reference=budget_check)
     else:
-        assert reference is not None
-        aim = resolve_target(str(reference))
         compared = of_two(aim.recipe.name, reference, [Path(one) for one in candidate or ()], runs)
+    check_checkpoints_served(compared.candidates, aim, chosen)
     for one in compared.candidates:
         for note in one.notes:
             console.print(escape(f"note: {one.label}: {note}"))
-    chosen = profile_for(aim, profile)
-    check_checkpoints_served(compared.candidates, aim, chosen)
-    chosen_suite = with_swe_options(
-        suite_for(aim, suite, chosen), slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats
-    )  # fmt: skip
-    limits = choose_gates(aim, chosen_suite, gates)
+    if why_suite is not None:
+        say(why_suite)
     if budget_check:
         about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
         with (

@@ -56,11 +56,13 @@ def run(
     chosen = profile_for(aim, profile)
     if not chosen.urls:
         interpreter_for(chosen)
-    chosen_suite = suite_for(aim, suite, chosen)
+    chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     limits = choose_gates(aim, chosen_suite, gates)
     plans = [plan_for(aim, recipe) for recipe in recipes.values()]
     check_plans_served(plans, aim, chosen)
 
+    if why_suite is not None:
+        say(why_suite)
     out = results(as_json=as_json)
     made = quantize_in_run(aim, plans, options, runs, name, out)
     if not all(record.passed for record in made):
