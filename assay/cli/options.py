@@ -194,7 +194,12 @@ OutFolderOption = Annotated[
         help="Folder of all that is written. Default: the run that the checkpoint belongs to, else a new temporary folder.",
     ),
 ]  # fmt: skip
-LabelOption = Annotated[str | None, typer.Option("--label", help="What the result is called: a candidate's name.")]
+LabelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label", help="Name of the result; default: the checkpoint's precision, or the server's name for its model."
+    ),
+]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Folder of the run that the result belongs to.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Of a URL: the model's name there; default: the first listed.")

@@ -59,7 +59,9 @@ def lever(
         int | None, typer.Option("--concurrency", min=1, help="Requests in flight; default 16, of a checkpoint its profile's.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")] = 96,
-    seed: Annotated[str, typer.Option("--seed", help="Prompts are drawn from it.")] = "eval-lever",
+    seed: Annotated[
+        str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
+    ] = "eval-lever",
     profile: ProfileOption = None,
     model: ModelOption = None,
     api_key_env: ApiKeyOption = None,

@@ -21,7 +21,7 @@ from assay.records.locate import LocateReport
 from assay.records.run import folder_name
 
 SideArgument = typer.Argument(
-    metavar="URL|TARGET",
+    metavar="A",
     help="A checkpoint folder, a model recipe's name, or the URL of a vLLM that runs with VLLM_SERVER_DEV_MODE=1 and "
     "--worker-extension-cls assay_vllm.activations.ActivationWorker.",
 )
@@ -34,7 +34,9 @@ HEADERS = ("rank", "adds", "apart by", "RMS A, B", "largest A, B")
 def locate(
     ctx: typer.Context,
     a: Annotated[str, SideArgument],
-    b: Annotated[str | None, typer.Argument(metavar="[URL|TARGET]", help="What A is compared with.")] = None,
+    b: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="What A is compared with: a checkpoint or a URL as well.")
+    ] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Compare the tensor-parallel ranks of A.")] = False,
     tensor_parallel: Annotated[
         int | None, typer.Option("--tensor-parallel", min=1, help="Ranks of servers started here; default: 1, with --ranks 2.")
@@ -48,7 +50,7 @@ def locate(
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Where two servers or precisions part: the first layer, expert and rank that differ. Exit 1 if they do."""
+    """The first layer, expert and rank in which two servers, two precisions or the ranks of one differ. Exit 1 if any does."""
     from assay_evaluate.diagnosis.locate.locate import Side, locate_ranks, locate_servers, write_remedy
 
     if ranks == (b is not None):

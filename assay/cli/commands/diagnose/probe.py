@@ -79,17 +79,24 @@ def probe(
     long_tokens: Annotated[int, typer.Option("--long-tokens", min=1, help="Tokens of long prompts.")] = 768,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")] = 160,
     abort_share: Annotated[
-        float, typer.Option("--abort-share", min=0, max=0.9, help="Share of the garble scan's requests that hang up.")
+        float,
+        typer.Option("--abort-share", min=0, max=0.9, help="Share of the garble scan's requests that are broken off midway."),
     ] = 0.1,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="Of the garble scan; above 0 habits are told from faults less well.")
+        float,
+        typer.Option(
+            "--temperature", min=0, help="Of the garble scan; above 0 a model's habits are harder to tell from faults."
+        ),
     ] = 0.0,
     expected_acceptance: Annotated[
-        float | None, typer.Option("--expected-acceptance", min=1, help="Tokens a step that this model's drafts should reach.")
+        float | None,
+        typer.Option("--expected-acceptance", min=1, help="Tokens per step that this model should reach with its drafts."),
     ] = None,
     without_speculation: Annotated[
         str | None,
-        typer.Option("--without-speculation", help="URL of the same checkpoint without drafts, for the pair."),
+        typer.Option(
+            "--without-speculation", help="URL of a server of the same checkpoint without drafts, for probe speculation."
+        ),
     ] = None,
     profile: ProfileOption = None,
     model: ModelOption = None,
@@ -98,13 +105,15 @@ def probe(
     run: RunOption = None,
     runs: RunsOption = Path("runs"),
     out: OutFolderOption = None,
-    seed: Annotated[str, typer.Option("--seed", help="Prompts are drawn from it.")] = "eval-probe",
+    seed: Annotated[
+        str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
+    ] = "eval-probe",
     lever: Annotated[str | None, typer.Option("--lever", hidden=True, callback=_is_another_command)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look for failures that are not in the weights: under load, in caches, in speculation. Exit 1 if a probe alarms.
 
-    The record goes to RUN/probes/LABEL.json, every request and reply beside it; gates and the report read it there.
+    In a run the record is RUN/probes/LABEL.json, where gates and report find it, with every request and reply beside it.
     """
     check_label(label)
     check_places(run, out)

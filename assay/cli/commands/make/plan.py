@@ -37,7 +37,7 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The layer map: what will happen to every tensor, bytes per role, and where the result fits. Reads headers only.
+    """What will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
 
     With --json and --hardware: an object with the keys `plan` and `estimate`.
     """

@@ -22,7 +22,7 @@ def serve(
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """vLLM in the foreground, exactly as an evaluation would run it. Ctrl-C stops it.
+    """Serve a checkpoint with vLLM in the foreground, exactly as an evaluation does. Ctrl-C stops it.
 
     With --json: where it answers, its log and its fingerprint, once it is ready.
     """

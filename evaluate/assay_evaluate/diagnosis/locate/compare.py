@@ -146,7 +146,7 @@ def outlier(points: Sequence[PointDifference]) -> Parting | None:
     times, point, typical = worst
     several = {other.rank for other in points if other.name == point.name}
     rank = point.rank if point.partial and len(several) > 1 else None
-    return _parting(point, rank, f"adds {point.added:.3g} of its output's size, its like typically {typical:.3g}")
+    return _parting(point, rank, f"adds {point.added:.3g} of its output's size, such places typically {typical:.3g}")
 
 
 def entering(points: Sequence[PointDifference], roles: Collection[str]) -> dict[str, float]:

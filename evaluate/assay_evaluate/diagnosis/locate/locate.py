@@ -150,7 +150,7 @@ def _sentence(first: Parting | None, odd: Parting | None, num_points: int) -> st
     if first is None:
         return f"nothing differs by more than noise ({num_points} places compared)"
     stands_out = f"; stands out: {_named(odd)}" if odd is not None and odd.name != first.name else ""
-    return f"first part at {_named(first)}{stands_out}"
+    return f"they first differ at {_named(first)}{stands_out}"
 
 
 def _shares_in_words(shares: Mapping[str, float], points: Sequence[PointDifference]) -> str:
