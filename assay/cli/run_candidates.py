@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from assay.cli.stages import precisions_for
 from assay.cli.targets import Target, local_checkpoint, source_label
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
+from assay.recipes.model import ModelRecipe
 from assay.recipes.mtp import mtp_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of_file
@@ -51,6 +52,7 @@ def of_target(
     again = functools.partial(quantize_command, aim, runs=runs, name=name)
     runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
     asked = precisions_for(aim, None, precisions, with_reference=True)
+    check_candidates(recipe, asked)
     if only_reference:
         asked = dict(list(asked.items())[: recipe.reference.precision is not None])
     found = [Candidate(wanted.name, _made(aim, named, wanted, runs_of_it, runs, again)) for named, wanted in asked.items()]
@@ -67,8 +69,6 @@ def of_target(
         pinned = {} if source.revision is None else {"revision": source.revision}
         folder = local_checkpoint(aim.location.model_copy(update=pinned))
         found.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
-    if len(found) == 1:
-        raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
     return Comparison(found, RunRecord(model=recipe.name, source=source))
 
 
@@ -83,6 +83,13 @@ def unused_draft_head(aim: Target, reference: Candidate) -> str | None:
         f"note: {reference.label} has an MTP head that is not used, so acceptance is not measured: the recipe of "
         f"{aim.recipe.name} sets no `serving: {{num_speculative_tokens: 1}}`"
     )
+
+
+def check_candidates(recipe: ModelRecipe, precisions: Collection[str]) -> None:
+    """CheckpointError if nothing would be compared with the reference. precisions: the reference's among them, if it has one."""
+    own_reference = recipe.reference.precision is not None
+    if len(precisions) == own_reference and not recipe.include_source:
+        raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
 
 
 def source_now(aim: Target) -> SourceData:

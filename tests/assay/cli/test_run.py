@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from command_errors import one_error
 from command_line import Run
 from fake_server import FakeServer, Scripted
 from tiny_checkpoints import make_tiny_glm4_moe
 
+from assay.recipes.load import recipes_dir
 from assay_reports.schema import Report
 
 SUITE = """\
@@ -66,6 +68,18 @@ def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: FakeSe
     ):
         assert one_error(run("run", "tuned", "--profile", "here.yaml", "--suite", "one.yaml", *options)).startswith(said)
     assert not Path("runs").exists() and server.requests == []
+
+
+def test_a_reference_alone_is_not_quantized(run: Run, server: FakeServer) -> None:
+    make_tiny_glm4_moe(Path("tuned"))
+    recipe = yaml.safe_load((recipes_dir() / "models" / "tiny-glm.yaml").read_text())
+    changes = {"name": "alone", "source": {"path": str(Path("tuned").absolute())}, "include_source": False}
+    Path("alone.yaml").write_text(yaml.safe_dump(recipe | changes))
+    options = ("--precisions", "fp8", "--profile", "here.yaml", "--suite", "one.yaml")
+    assert one_error(run("run", "alone.yaml", *options)) == (
+        "alone: only the reference is there to measure; add a candidate with --precisions"
+    )
+    assert not Path("runs").exists()
 
 
 def test_without_a_serving_environment_nothing_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def run(
 
     A second run finds what is done and makes the rest. Exit 1 unless every candidate is PASS, as of `assay gate`.
     """
-    from assay.cli.run_candidates import of_target
+    from assay.cli.run_candidates import check_candidates, of_target
     from assay.cli.targets import resolve_target
     from assay_evaluate.serving.server import interpreter_for
 
@@ -53,6 +53,7 @@ def run(
     options = quantize_options("auto", runner, workers, memory, None)
     aim = resolve_target(target)
     recipes = precisions_for(aim, None, precisions, with_reference=True)
+    check_candidates(aim.recipe, recipes)
     chosen = profile_for(aim, profile)
     if not chosen.urls:
         interpreter_for(chosen)
