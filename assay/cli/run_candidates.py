@@ -86,7 +86,7 @@ def unused_draft_head(aim: Target, reference: Candidate) -> str | None:
 
 
 def check_candidates(recipe: ModelRecipe, precisions: Collection[str]) -> None:
-    """CheckpointError if nothing would be compared with the reference. precisions: the reference's among them, if it has one."""
+    """CheckpointError if nothing would be compared with the reference. precisions: the reference's among them, if any."""
     own_reference = recipe.reference.precision is not None
     if len(precisions) == own_reference and not recipe.include_source:
         raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
