@@ -1,1 +1,1 @@
-"""Commands that serve checkpoints and measure them: serve, evaluate."""
+"""Commands that serve checkpoints and measure them: run, evaluate, serve."""

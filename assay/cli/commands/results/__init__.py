@@ -1,1 +1,1 @@
-"""Commands that read a run's records, and start nothing: gate, report, card."""
+"""Commands that read a run's records, and start nothing: status, compare, gate, report, card."""
