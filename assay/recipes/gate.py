@@ -112,7 +112,7 @@ def gates_on(recipe: GateRecipe, suite: SuiteRecipe) -> GateRecipe:
     lacking = [(gate, lack) for gate in recipe.gates if (lack := _not_measured(gate, suite)) is not None]
     if recipe.default_max_drop is None:
         problems += [f"a gate on {lack}; remove it from the gates, or ask for it in the suite" for _, lack in lacking]
-    if problems:
+    if problems := list(dict.fromkeys(problems)):
         listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
         raise RecipeError(f"gates {recipe.name} do not go with suite {suite.name}: {listed}")
     left_out = [gate for gate, _ in lacking]

@@ -116,7 +116,7 @@ REMEDY = "remove it from the gates, or ask for it in the suite"
         ((score("smus", 0.1),), "", "there is no task 'smus'; did you mean sums? tasks: sums, products"),
         (("{kind: acceptance, max_drop: 0.1}",), "",
          f"a gate on acceptance, which the suite does not measure (`acceptance: false`); {REMEDY}"),
-        (("{kind: divergence, metric: kl_mean, max: 0.1}",), "",
+        (("{kind: divergence, metric: kl_mean, max: 0.1}", "{kind: divergence, metric: kl_mean, over: spans, max: 0.1}"), "",
          f"a gate on divergence kl_mean, which the suite does not measure (no `divergence:`); {REMEDY}"),
         (("{kind: divergence, metric: kl_exact_mean, max: 0.1}", score("gsm8k", 0.1)),
          "divergence: {num_documents: 2, max_tokens: 8}\n",
