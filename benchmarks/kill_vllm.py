@@ -30,12 +30,13 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
-from assay.recipes.profile import Hardware, ProfileRecipe
+from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import canonical_json
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import _unpack
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 
 CHECKPOINT = Path(__file__).resolve().parent.parent / "examples" / "tiny_glm" / "checkpoint"
@@ -164,10 +165,8 @@ def _processes_with(words: str) -> list[int]:
 
 
 def run_client(url: str, run_dir: Path) -> None:
-    profile = ProfileRecipe(
-        schema=1, name="running", hardware=Hardware(device="cpu"), base_url=url, concurrency=CONCURRENCY
-    )  # fmt: skip
-    candidate = Candidate("bf16", CHECKPOINT, is_reference=True)
+    profile = ProfileRecipe(schema=1, name="running", hardware=Hardware(device="cpu"), concurrency=CONCURRENCY)
+    candidate = Candidate("bf16", CHECKPOINT, is_reference=True, endpoint=GivenServer(url=url))
     try:
         evaluate("tiny-glm", [candidate], suite=SUITE, profile=profile, serving=Serving(), run_dir=run_dir)
     except AssayError as error:

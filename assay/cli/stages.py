@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from assay.cli.targets import Target
-    from assay_evaluate.run.evaluate import Candidate
+    from assay_evaluate.run.candidate import Candidate
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
     from assay_reports.schema import Report
@@ -280,13 +280,21 @@ def manifest_sha256(folder: Path) -> str | None:
 
 
 def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
-    """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits."""
+    """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits.
+
+    AssayError: it has not, or the profile names servers that run already.
+    """
     from assay_evaluate.serving.hardware import choose_profile, describe_hardware, find_gpus, fits
 
     if wanted is None:
         return choose_profile(aim.recipe)
     profile = load_recipe(ProfileRecipe, wanted)
-    if not profile.urls and not fits(profile.hardware, find_gpus()):
+    if profile.endpoints:
+        raise AssayError(
+            f"profile {profile.name}: its `endpoints` run already and are for `assay evaluate`; give the server's URL itself, "
+            "or a profile without `endpoints`"
+        )
+    if not fits(profile.hardware, find_gpus()):
         needed = f"{profile.hardware.num_gpus}x {profile.hardware.gpu or 'NVIDIA GPU'}"
         raise AssayError(
             f"profile {profile.name} needs {needed}, this machine has {describe_hardware().get('gpus', 'no GPU')}; "
@@ -380,9 +388,10 @@ def check_checkpoints_served(candidates: Iterable[Candidate], aim: Target, profi
     from assay_quantize.plan.fits import check_served
     from assay_quantize.plan.stored import stored_in
 
-    if profile.hardware.device == "cpu" or profile.urls:
+    if profile.hardware.device == "cpu":
         return
     for one in candidates:
+        assert one.checkpoint is not None, "what is served here is a folder"
         checkpoint = open_checkpoint(one.checkpoint, allow_quantized=True)
         try:
             family = family_of(checkpoint.config)

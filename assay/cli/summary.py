@@ -21,9 +21,9 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
     """
     measured = {m.label: m for m in measurements}
     reference = measured[gates.reference]
-    size = quantities.size(reference.checkpoint_bytes)
+    size = "" if reference.checkpoint_bytes is None else f", {quantities.size(reference.checkpoint_bytes)}"
     model = "" if gates.model == reference.label else f"{gates.model}: "
-    out.print(escape(f"{model}reference {reference.label}, {size}; suite {reference.suite}"))
+    out.print(escape(f"{model}reference {reference.label}{size}; suite {reference.suite}"))
     rows = [
         (
             f"[bold {COLOURS[status]}]{status}[/]",
@@ -37,6 +37,10 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
 
 
 def _size(measurement: Measurement, reference: Measurement) -> str:
-    """6.31 MB (77 %): bytes, and the share of the reference's."""
+    """6.31 MB (77 %): bytes, and the share of the reference's; nothing, if only servers are known."""
+    if measurement.checkpoint_bytes is None:
+        return ""
+    if reference.checkpoint_bytes is None:
+        return quantities.size(measurement.checkpoint_bytes)
     share = measurement.checkpoint_bytes / max(reference.checkpoint_bytes, 1)
     return f"{quantities.size(measurement.checkpoint_bytes)} ({100 * share:.0f} %)"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.cli.candidates.of_target import unused_draft_head
 from assay.cli.gate_choice import ChosenGates, describe_gates, register_gates
 from assay.cli.interrupted import says_what_is_kept
-from assay.cli.run_candidates import unused_draft_head
 from assay.cli.run_folders import open_run
 from assay.cli.stages import judge_and_write, load_measurements, quantize_one
 from assay.cli.terminal import say
@@ -23,7 +23,7 @@ from assay.records.verification import Verification
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from assay.cli.run_candidates import Comparison
+    from assay.cli.candidates.of_target import Comparison
     from assay.cli.stages import QuantizeOptions
     from assay.cli.targets import Target
     from assay.recipes.profile import ProfileRecipe
@@ -57,10 +57,13 @@ def evaluate_in_run(
     gates: ChosenGates,
     runs: Path,
     name: str | None,
+    *,
+    same_weights: bool = False,
 ) -> Judged:
     """Measure what is missing, judge everything, write report and cards.
 
-    gates: registered before the first question; those of an earlier evaluation in this run hold.
+    gates: registered before the first question; those of an earlier evaluation in this run hold. same_weights: servers that run
+    already may have the same.
     """
     from assay_evaluate.run.evaluate import evaluate as run_suite
 
@@ -78,6 +81,7 @@ def evaluate_in_run(
                 profile=profile,
                 serving=aim.recipe.serving,
                 run_dir=run_dir,
+                same_weights=same_weights,
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -19,7 +20,39 @@ class Hardware(Section):
     memory_bytes_each: int | None = None
 
 
+class GivenServer(Section):
+    """A server that runs already: its address, what it claims to serve, and the name of its key."""
+
+    url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Several servers of the same checkpoint instead: they share the items, each item always goes to the same one."""
+    checkpoint: str | None = None
+    """The folder that it serves. None: only what it answers says which weights it has."""
+    api_key_env: str | None = None
+    """Environment variable that holds its API key."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if (self.url is None) == (not self.urls):
+            yield "say either `url` or `urls`"
+        for address in self.addresses:
+            if (problem := problem_with(address)) is not None:
+                yield problem
+        places = [server_place(address) for address in self.addresses if problem_with(address) is None]
+        if len(set(places)) < len(places):
+            yield "`urls` names one server twice"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All of its URLs, as they were written."""
+        return self.urls if self.url is None else (self.url,)
+
+
 class ProfileRecipe(Recipe):
+    explained: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("base_url", "base_urls"),
+        "is gone: every checkpoint needs a server of its own; write `endpoints: {LABEL: {url: http://HOST:PORT}, ...}`, one "
+        "entry for each label of the run, such as fp8 and w4a16 (`urls: [...]` for several servers of one label)",
+    )
     hardware: Hardware
     emulate: bool = False
     """Serve quantized checkpoints through assay's plugin: dequantized weights, quantize-dequantized activations."""
@@ -31,18 +64,34 @@ class ProfileRecipe(Recipe):
     """Requests in flight while measuring, per server."""
     interpreter: str | None = None
     """Python of another environment that has vLLM; default: `.venv-serve`."""
-    base_url: str | None = None
-    """A server that runs already (one checkpoint only); nothing is started then."""
-    base_urls: tuple[str, ...] = ()
-    """Several such servers of the same checkpoint: they share the items, each item always goes to the same one."""
+    endpoints: dict[str, GivenServer] = Field(default_factory=dict)
+    """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
 
-    def _contradictions(self) -> Iterator[str]:
-        if self.base_url is not None and self.base_urls:
-            yield "say either `base_url` or `base_urls`"
-        for twice in sorted({url for url in self.base_urls if self.base_urls.count(url) > 1}):
-            yield f"`base_urls` names {twice} twice"
 
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Servers that run already; empty: one is started."""
-        return self.base_urls if self.base_url is None else (self.base_url,)
+# ------------------------------------------------------------------------------------------------ addresses
+_HERE = frozenset({"localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def problem_with(url: str) -> str | None:
+    """Why `url` cannot be a server's address; None: it can."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return f"{url!r} is no URL; write it as http://HOST:PORT"
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not url.isprintable() or " " in url or port == 0:
+        return f"{url!r} is no URL of a server; write it as http://HOST:PORT"
+    if parts.username is not None or parts.password is not None:
+        return f"the URL for {parts.hostname} holds a user or password, which records would keep; name a variable (api_key_env)"
+    if parts.query or parts.fragment:
+        return f"{url!r} has something behind its path; write it as http://HOST:PORT"
+    return None
+
+
+def server_place(url: str) -> tuple[str, int, str]:
+    """(host, port, path) of an address: equal for two spellings of one server, as far as the text shows it."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return "localhost" if host in _HERE else host, parts.port or _DEFAULT_PORTS[parts.scheme], path

@@ -83,7 +83,10 @@ def asked_differently(first: Measurement, second: Measurement, *, other: str = "
     """The same of what stands between a question and the model: template, parsers. Empty where it was not recorded."""
     if first.asked_with is None or second.asked_with is None:
         return []
-    return _differences(first.asked_with.model_dump(mode="json"), second.asked_with.model_dump(mode="json"), "", other)
+    ours, theirs = (asked.model_dump(mode="json") for asked in (first.asked_with, second.asked_with))
+    if first.checkpoint_bytes is None or second.checkpoint_bytes is None:  # of a server alone no template is known
+        ours, theirs = ({**side, "chat_template_sha256": None} for side in (ours, theirs))
+    return _differences(ours, theirs, "", other)
 
 
 def questions_differ(first: Measurement, second: Measurement, task: str, *, other: str = "candidate") -> list[str]:

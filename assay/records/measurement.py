@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record
 from assay.records.divergence import Drift, ExactDivergence
-from assay.records.serving import Fingerprint
+from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
 Truncation = Literal["length", "budget", "context", "empty"]
@@ -230,8 +230,11 @@ class Measurement(Record):
     is_reference: bool
     is_noise_floor: bool
     checkpoint: str
+    """Its folder, or the URL of a server of which no folder was named."""
     checkpoint_sha256: str
-    checkpoint_bytes: int
+    """Without a folder: of what its server says it loaded, and of the first signature."""
+    checkpoint_bytes: int | None
+    """None: no folder was named."""
     suite: str
     suite_sha256: str
     suite_recipe: dict[str, Any]
@@ -253,6 +256,9 @@ class Measurement(Record):
     """Part of the wall time of the suite with at least one request in flight. None: the journal had it all."""
     mean_requests_in_flight: float | None = None
     """Over the same time."""
+    signature: Signature | None = None
+    """Which weights answered, when the measurement began. None: recorded before this was, or the server gives no
+    log-probabilities."""
 
 
 class TaskBudget(Part):

@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from assay.foreign_text import safe_name
 from assay.records.base import Part, Record, sha256_of
+from assay.records.serving import Signature
 
 RUN_RECORD = "run.json"
 PLAN_INSIDE, VERIFICATION_INSIDE = "assay_plan.json", "assay_verify.json"
@@ -40,6 +41,8 @@ class ReferenceCheckpoint(Part):
     checkpoint_sha256: str
     files: dict[str, str] | None = None
     """Its files -> their stamps when they were hashed: unchanged, they need not be hashed again. None: not recorded."""
+    signature: Signature | None = None
+    """Of a checkpoint of which only a server is known."""
 
 
 class SuiteIdentity(Part):

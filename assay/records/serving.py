@@ -1,9 +1,10 @@
-"""The serving fingerprint: how a checkpoint was served, and whether two measurements compare."""
+"""How a checkpoint was served (fingerprint), and which weights answered (signature): whether two measurements compare."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.records.base import Part, sha256_of
@@ -35,6 +36,64 @@ class Fingerprint(Part):
         return sha256_of(
             self.model_dump(mode="json", exclude={"checkpoint_flags", "emulated", "kernels", "system_fingerprint"})
         )
+
+
+SMALLEST_DIFFERENCE = 1e-3
+"""Nats. Up to here two signatures agree even if neither server showed any noise of its own."""
+TIMES_NOISE = 3.0
+"""Signatures agree up to so many times the noise of the noisier side (docs/decisions/ has the measurements)."""
+
+
+class SignedPrompt(Part):
+    """What a server answered to one fixed prompt. All log-probabilities are natural; None: it gave no finite number."""
+
+    token_ids: tuple[int, ...]
+    """Of the prompt, but for its first token. Empty: the server gives no prompt log-probabilities."""
+    logprobs: tuple[float | None, ...]
+    """Of these tokens."""
+    next: dict[str, float | None]
+    """The likeliest tokens after the prompt -> log-probability."""
+
+
+class Signature(Part):
+    """Which weights answer, as far as log-probabilities can show: those over fixed prompts, each asked alone.
+
+    Bits differ between servers, batches and kernels even if the weights are the same, so signatures are compared by `distance`,
+    never hashed to be compared. MTP layers only draft: they change no log-probability, and so no signature.
+    """
+
+    prompts_sha256: str
+    prompts: tuple[SignedPrompt, ...]
+    noise: float
+    """Mean |difference| in nats between asking the prompts one by one and all at once: what batches change by themselves."""
+
+    def distance(self, other: Signature) -> float:
+        """Mean |difference| of all log-probabilities, in nats; infinity if texts, tokenizers or likeliest tokens are others."""
+        if self.prompts_sha256 != other.prompts_sha256:
+            return math.inf
+        return mean_difference(self.prompts, other.prompts)
+
+    def tolerance(self, other: Signature) -> float:
+        """Nats up to which the two agree."""
+        return max(SMALLEST_DIFFERENCE, TIMES_NOISE * max(self.noise, other.noise))
+
+    def agrees_with(self, other: Signature) -> bool:
+        """Whether the same weights may have answered."""
+        return self.distance(other) <= self.tolerance(other)
+
+
+def mean_difference(ours: tuple[SignedPrompt, ...], theirs: tuple[SignedPrompt, ...]) -> float:
+    """Over all that both have, in nats; infinity if they have nothing in common, or another tokenizer."""
+    if [one.token_ids for one in ours] != [one.token_ids for one in theirs]:
+        return math.inf
+    found = [abs(a - b) for one, other in zip(ours, theirs, strict=True) for a, b in _pairs(one, other)]
+    return sum(found) / len(found) if found else math.inf
+
+
+def _pairs(one: SignedPrompt, other: SignedPrompt) -> Iterator[tuple[float, float]]:
+    values = [*zip(one.logprobs, other.logprobs, strict=True)]
+    values += [(one.next[token], other.next[token]) for token in one.next.keys() & other.next.keys()]
+    yield from ((a, b) for a, b in values if a is not None and b is not None)
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -33,7 +33,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.serving import Fingerprint
 from assay.records.verdict import GateReport
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec
 
 MODEL = "tiny-swe"

@@ -67,7 +67,7 @@ def _row(run: Run, reference: Measurement, measurement: Measurement, level: floa
         checkpoint=portable_name(measurement.checkpoint),
         checkpoint_sha256=measurement.checkpoint_sha256,
         checkpoint_bytes=measurement.checkpoint_bytes,
-        share_of_reference=measurement.checkpoint_bytes / max(reference.checkpoint_bytes, 1),
+        share_of_reference=_share(measurement.checkpoint_bytes, reference.checkpoint_bytes),
         tasks=tuple(
             task_numbers(
                 None if is_reference else find_task(reference, task.task),
@@ -90,6 +90,10 @@ def _row(run: Run, reference: Measurement, measurement: Measurement, level: floa
         started=measurement.started,
         seconds=measurement.seconds,
     )
+
+
+def _share(num_bytes: int | None, of_bytes: int | None) -> float | None:
+    return None if num_bytes is None or of_bytes is None else num_bytes / max(of_bytes, 1)
 
 
 def portable_name(path: str) -> str:

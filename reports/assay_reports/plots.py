@@ -47,11 +47,13 @@ def figures(report: Report) -> dict[str, Figure]:
 
 def quality_against_size(report: Report) -> Figure | None:
     """Accuracy (%, with intervals) against checkpoint size (decimal MB or GB), one panel per task."""
-    rows = [row for row in report.rows if row.kind != "noise floor"]
-    tasks = list(dict.fromkeys(t.task for row in rows for t in row.tasks if t.accuracy is not None))
+    sized = [
+        (row, row.checkpoint_bytes) for row in report.rows if row.kind != "noise floor" and row.checkpoint_bytes is not None
+    ]
+    tasks = list(dict.fromkeys(t.task for row, _ in sized for t in row.tasks if t.accuracy is not None))
     if not tasks:
         return None
-    unit, scale = ("GB", 1e9) if max(row.checkpoint_bytes for row in rows) >= 1e9 else ("MB", 1e6)
+    unit, scale = ("GB", 1e9) if max(num_bytes for _, num_bytes in sized) >= 1e9 else ("MB", 1e6)
     colour = colours(report)
     traces, layout = [], base_layout(height=380)
     gap = 0.1
@@ -61,12 +63,12 @@ def quality_against_size(report: Report) -> Figure | None:
         left = i * (width + gap)
         layout[f"xaxis{nth}"] = axis(f"{task}: size, {unit}", domain=[left, left + width], anchor=f"y{nth}", rangemode="tozero")
         layout[f"yaxis{nth}"] = axis("correct, %" if i == 0 else None, anchor=f"x{nth}")
-        for row in rows:
+        for row, num_bytes in sized:
             accuracy = next((t.accuracy for t in row.tasks if t.task == task), None)
             if accuracy is None:
                 continue
             traces.append(
-                _trace(row, colour[row.label], [row.checkpoint_bytes / scale], [accuracy], percent=True, first=i == 0)
+                _trace(row, colour[row.label], [num_bytes / scale], [accuracy], percent=True, first=i == 0)
                 | {
                     "xaxis": f"x{nth}",
                     "yaxis": f"y{nth}",

@@ -133,4 +133,4 @@ def _load(kind: type[R], paths: dict[str, Path]) -> dict[str, R]:
 
 def _order(measurement: Measurement) -> tuple[bool, bool, int, str]:
     is_candidate = not measurement.is_reference and not measurement.is_noise_floor
-    return is_candidate, measurement.is_noise_floor, -measurement.checkpoint_bytes, measurement.label
+    return is_candidate, measurement.is_noise_floor, -(measurement.checkpoint_bytes or 0), measurement.label

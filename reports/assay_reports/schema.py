@@ -87,8 +87,9 @@ class Row(Part):
     sentence: str
     checkpoint: str
     checkpoint_sha256: str
-    checkpoint_bytes: int
-    share_of_reference: float
+    checkpoint_bytes: int | None
+    """None: of its checkpoint only a server is known."""
+    share_of_reference: float | None
     """Bytes, against the reference's."""
     tasks: tuple[TaskNumbers, ...]
     divergence: Divergence | None

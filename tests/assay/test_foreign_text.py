@@ -28,7 +28,6 @@ from assay.cli.targets import run_name
 from assay.cli.terminal import escape
 from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import MOST_NAME_BYTES, check_label, in_markdown, one_line, safe_name, shown
-from assay.recipes.profile import Hardware, ProfileRecipe
 from assay.records.locate import LocateReport, Remedy
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, probes_place
@@ -327,23 +326,21 @@ class Odd(FakeServer):
     "listed", [[], {}, {"data": 5}, {"data": [5]}, {"data": [{}]}, {"data": [{"id": 5}]}, {"data": [{"id": "\ud800"}]}]
 )
 def test_a_list_of_models_that_is_none_is_one_line(listed: Any, tmp_path: Path) -> None:
-    profile = ProfileRecipe(schema=1, name="mine", hardware=Hardware(device="cpu"), base_url="http://127.0.0.1:1")
     with Odd(listed) as server:
         with pytest.raises(MeasureError, match=r"/v1/models: no list of models there; give an OpenAI-compatible server$"):
             find_endpoint(server.base_url)
         with pytest.raises(ServeError, match=r"/v1/models: no list of models there; give an OpenAI-compatible server$"):
-            meet_server(server.base_url, checkpoint=tmp_path, profile=profile, wanted_model="model")
+            meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         server.listed = {"data": []}
         with pytest.raises(ServeError, match="/v1/models lists no model"):
-            meet_server(server.base_url, checkpoint=tmp_path, profile=profile, wanted_model="model")
+            meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
 
 
 @pytest.mark.parametrize("root", ["/" + "x" * 10_000, "a\x00b", COMMAND, 5])
 def test_a_root_that_is_no_path_is_not_ours_to_compare(root: Any, tmp_path: Path) -> None:
-    profile = ProfileRecipe(schema=1, name="mine", hardware=Hardware(device="cpu"), base_url="http://127.0.0.1:1")
     with Odd({"data": [{"id": "model", "root": root, "max_model_len": 64}]}) as server:
         server.version = server.system_fingerprint = COMMAND
-        met = meet_server(server.base_url, checkpoint=tmp_path, profile=profile, wanted_model="model")
+        met = meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         assert met.fingerprint.versions == {"vllm": shown(COMMAND)} and met.fingerprint.system_fingerprint == shown(COMMAND)
 
 
@@ -351,9 +348,8 @@ def test_messages_hold_one_line_of_what_was_said(tmp_path: Path) -> None:
     with Odd({"data": [{"id": COMMAND, "max_model_len": 64}]}) as server, StubServer() as other:
         with pytest.raises(MeasureError) as missing:
             find_endpoint(server.base_url, "mine")
-        profile = ProfileRecipe(schema=1, name="mine", hardware=Hardware(device="cpu"), base_url="http://127.0.0.1:1")
-        ours = meet_server(server.base_url, checkpoint=tmp_path, profile=profile, wanted_model="m")
-        theirs = meet_server(other.base_url, checkpoint=tmp_path, profile=profile, wanted_model="m")
+        ours = meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+        theirs = meet_server(other.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         with pytest.raises(ServeError) as unlike:
             require_same(ours, theirs)
         server.tell = lambda path: (404, {"error": COMMAND})  # type: ignore[method-assign]

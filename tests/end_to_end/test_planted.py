@@ -23,7 +23,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.verdict import Verdict
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.verdicts.gates import judge
 

@@ -81,7 +81,7 @@ def write_and_score(
     spec: DivergenceSpec,
     who: Identity,
     tasks: Sequence[TaskResult],
-    checkpoint: Path,
+    checkpoint: Path | None,
     fingerprint: Fingerprint,
 ) -> dict[str, str]:
     """The reference's part. What of the texts could not be had -> why. NotMeasured if there is no reply at all to score."""
@@ -111,7 +111,7 @@ class DivergencePhase:
     suite: SuiteRecipe
     who: Identity
     text: ReferenceText | None
-    checkpoint: Path
+    checkpoint: Path | None
     fingerprint: Fingerprint
     not_measured: dict[str, str] = field(default_factory=dict)
     """What could not be had -> why, after `finish`."""
@@ -161,8 +161,10 @@ class DivergencePhase:
         )
 
 
-def _vocabulary(checkpoint: Path) -> int | None:
-    """More ids than the vocabulary has cannot be asked for."""
+def _vocabulary(checkpoint: Path | None) -> int | None:
+    """More ids than the vocabulary has cannot be asked for. None: not known."""
+    if checkpoint is None:
+        return None
     config = read_config(checkpoint)
     size = (config.get("text_config") or config).get("vocab_size")
     return size if isinstance(size, int) else None

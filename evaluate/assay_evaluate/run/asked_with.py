@@ -12,7 +12,9 @@ from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import Dialect
 
 
-def describe(checkpoint: Path, serving: Serving, fingerprint: Fingerprint, dialect: Dialect, sends_seeds: bool) -> AskedWith:
+def describe(
+    checkpoint: Path | None, serving: Serving, fingerprint: Fingerprint, dialect: Dialect, sends_seeds: bool
+) -> AskedWith:
     """For the record; reads the checkpoint's template, or the one that a flag puts in its place."""
     flag = fingerprint.flags.get("chat-template")
     return AskedWith(
@@ -25,11 +27,13 @@ def describe(checkpoint: Path, serving: Serving, fingerprint: Fingerprint, diale
     )
 
 
-def template_sha256(checkpoint: Path, instead: Path | None = None) -> str | None:
+def template_sha256(checkpoint: Path | None, instead: Path | None = None) -> str | None:
     """Hash of the chat template's text; None if there is none here to read (a server elsewhere may have one)."""
-    for file in (instead, checkpoint / "chat_template.jinja"):
+    for file in (instead, None if checkpoint is None else checkpoint / "chat_template.jinja"):
         if file is not None and file.is_file():
             return sha256_of(file.read_text(encoding="utf-8"))
+    if checkpoint is None:
+        return None
     config = checkpoint / "tokenizer_config.json"
     template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
     return None if template is None else sha256_of(template)

@@ -6,10 +6,11 @@ Replies are kept in the run's journal, so that the whole run does not ask these 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import assert_never
 
+from assay.callbacks import Say
 from assay.errors import MeasureError
 from assay.quantities import percent_plain
 from assay.recipes.gate import GateRecipe, ScoreGate
@@ -18,10 +19,13 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
 from assay.records.measurement import BudgetCheck, TaskBudget, TaskResult
 from assay_evaluate.client.journal import Journal
-from assay_evaluate.run.evaluate import Candidate, StartServer
-from assay_evaluate.run.identity import checkpoint_sha256, identity
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import StartServer
+from assay_evaluate.run.identity import identity
 from assay_evaluate.run.suite import measure_suite
-from assay_evaluate.serving.server import ServerSpec, serve
+from assay_evaluate.run.weights import know, named_sha256
+from assay_evaluate.serving.given import join
+from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.statistics import clopper_pearson
 from assay_evaluate.tasks.lm_eval.load import count_tasks
 from assay_evaluate.verdicts.scores import truncation_limit
@@ -43,7 +47,7 @@ def check_budgets(
     serving: Serving,
     run_dir: Path,
     num_items: int = NUM_ITEMS,
-    on_progress: Callable[[str], None] = lambda line: None,
+    on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
 ) -> BudgetCheck:
     """Serve the reference, ask at least `num_items` items of every task, say for each task whether its budget suffices.
@@ -56,21 +60,17 @@ def check_budgets(
             f"suite {suite.name}: nothing to check: its tasks are trajectories, whose steps have a budget each;"
             " leave out --budget-check"
         )
-    spec = ServerSpec(
-        checkpoint=reference.checkpoint,
-        profile=profile,
-        serving=serving,
-        speculate=serving.num_speculative_tokens is not None,
-        log_path=run_dir / "logs" / f"vllm-{reference.label}.log",
-    )
     with Journal(run_dir / "journal.db") as journal:
-        checkpoint = reference.sha256 or checkpoint_sha256(reference.checkpoint, journal.file_sha256)
-        with start_server(spec, on_progress) as server:
+        checkpoint = named_sha256(reference, journal)
+        with _server(reference, profile, serving, run_dir, start_server, on_progress) as server:
+            known = None if reference.endpoint is None else know(reference, server, journal)[1]
+            checkpoint = checkpoint if known is None else known.checkpoint_sha256
+            assert checkpoint is not None, "a folder, or a server that has signed"
             results = measure_suite(
                 few,
                 server,
                 journal,
-                identity(checkpoint, server.fingerprint, suite.name),
+                identity(checkpoint, server.fingerprint, suite.name, 0 if known is None else known.attempt),
                 None,
                 checkpoint=reference.checkpoint,
                 serving=serving,
@@ -90,6 +90,23 @@ def check_budgets(
             for task in results["tasks"]
         ),
     )
+
+
+def _server(
+    one: Candidate, profile: ProfileRecipe, serving: Serving, run_dir: Path, start_server: StartServer, on_progress: Say
+) -> AbstractContextManager[Server]:
+    """The server that runs already, or one that is started."""
+    if one.endpoint is not None:
+        return nullcontext(join(one.endpoint, label=one.label, checkpoint=one.checkpoint, profile=profile.name))
+    assert one.checkpoint is not None, "a server is started on a folder"
+    spec = ServerSpec(
+        checkpoint=one.checkpoint,
+        profile=profile,
+        serving=serving,
+        speculate=serving.num_speculative_tokens is not None,
+        log_path=run_dir / "logs" / f"vllm-{one.label}.log",
+    )
+    return start_server(spec, on_progress)
 
 
 def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = True) -> TaskBudget:

@@ -10,44 +10,47 @@ import dataclasses
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.callbacks import Say
 from assay.errors import AssayError, MeasureError
+from assay.foreign_text import shown
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.divergence import EXACT_MODE
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeSettings, probes_place
-from assay.records.serving import Fingerprint
+from assay.records.serving import Fingerprint, Signature
+from assay_evaluate.asking.signature import take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
-from assay_evaluate.run.identity import checkpoint_bytes, checkpoint_sha256, identity, require_alike
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_others
 from assay_evaluate.run.suite import measure_suite
+from assay_evaluate.run.weights import (
+    Known,
+    alike,
+    changed,
+    distrust,
+    keep,
+    know,
+    named_sha256,
+    require_others,
+    require_separate,
+    sign_given,
+)
+from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.tasks.swebench.task import check_suite
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One checkpoint of a run. `label` names its measurement: a precision, or `bf16` for the source.
-
-    sha256: its `checkpoint_sha256`, if it is known already. notes: what the report must say of it (`Measurement.notes`).
-    """
-
-    label: str
-    checkpoint: Path
-    is_reference: bool = False
-    sha256: str | None = None
-    notes: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -58,6 +61,7 @@ def evaluate(
     profile: ProfileRecipe,
     serving: Serving,
     run_dir: Path,
+    same_weights: bool = False,
     on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
     foresee: Callable[[ServerSpec], Fingerprint | None] = planned_fingerprint,
@@ -65,15 +69,19 @@ def evaluate(
     """Measurements of the reference, its repeat (`<reference>-repeat`) and every candidate, in this order.
 
     Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. A measurement of
-    something else in that place, and what was measured against another reference, moves to measurements/earlier/. start_server
-    and foresee (the fingerprint a server would have, without starting it; None: only the server can tell) are seams for
-    tests. Raises ServeError when a server does not start, MeasureError when one dies or is served unlike the reference.
+    something else in that place, and what was measured against another reference, moves to measurements/earlier/.
+    same_weights: labels whose servers run already may have the same weights. start_server and foresee (the fingerprint a server
+    would have, without starting it; None: only the server can tell) are seams for tests. Raises ServeError when a server does
+    not start, MeasureError when one dies, is served unlike the reference, or answers with other weights than its label's.
     """
     reference, others = _sorted_out(candidates)
+    require_separate(candidates)
     check_suite(suite)
     with Journal(run_dir / "journal.db") as journal:
         run = _Evaluation(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
         run.check_alike(reference, others)
+        if reference.endpoint is not None:
+            run.know_weights([reference, *others], same_weights=same_weights)
         first, repeat = run.measure_reference(reference)
         run.report(*set_aside_others(first, run_dir))  # of older runs, whose reference was there already
         measured = [run.measure_candidate(one, first) for one in others]
@@ -105,6 +113,12 @@ class _Evaluation:
     on_progress: Say
     start_server: StartServer
     foresee: Callable[[ServerSpec], Fingerprint | None]
+    known: dict[str, Known] = field(default_factory=dict)
+    """Of labels with servers of their own."""
+    signed: dict[str, tuple[str, Signature]] = field(default_factory=dict)
+    """Of those measured here: label -> (which checkpoint, signature)."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Label -> what the report must say of its weights."""
 
     def report(self, *lines: str | None) -> None:
         for line in lines:
@@ -112,6 +126,7 @@ class _Evaluation:
                 self.on_progress(line)
 
     def spec(self, one: Candidate) -> ServerSpec:
+        assert one.checkpoint is not None, "a server is started on a folder"
         return ServerSpec(
             checkpoint=one.checkpoint,
             profile=self.profile,
@@ -120,16 +135,47 @@ class _Evaluation:
             log_path=self.run_dir / "logs" / f"vllm-{one.label}.log",
         )
 
-    def who(self, checkpoint: str, fingerprint: Fingerprint) -> Identity:
-        return identity(checkpoint, fingerprint, self.suite.name)
+    def server(self, one: Candidate) -> AbstractContextManager[Server]:
+        """The server that runs already for the checkpoint, or one that is started for it."""
+        if one.endpoint is None:
+            return self.start_server(self.spec(one), self.on_progress)
+        return nullcontext(self.join(one))
+
+    def join(self, one: Candidate) -> Server:
+        assert one.endpoint is not None
+        return join(one.endpoint, label=one.label, checkpoint=one.checkpoint, profile=self.profile.name)
+
+    def planned(self, one: Candidate) -> Fingerprint | None:
+        """How the checkpoint would be served, or is."""
+        return self.foresee(self.spec(one)) if one.endpoint is None else self.join(one).fingerprint
+
+    def who(self, label: str, checkpoint: str, fingerprint: Fingerprint) -> Identity:
+        attempt = self.known[label].attempt if label in self.known else 0
+        return identity(checkpoint, fingerprint, self.suite.name, attempt)
+
+    def checkpoint(self, one: Candidate) -> str:
+        """Identity of what is measured."""
+        return named_sha256(one, self.journal) or self.known[one.label].checkpoint_sha256
 
     def check_alike(self, reference: Candidate, others: Sequence[Candidate]) -> None:
         """Refuse an unlike comparison before any server is started, where that can be foreseen."""
-        ours = self.foresee(self.spec(reference))
+        ours = self.planned(reference)
         for one in others:
-            theirs = self.foresee(self.spec(one))
+            theirs = self.planned(one)
             if ours is not None and theirs is not None:
                 require_alike(ours, theirs, reference.label, one.label)
+
+    def know_weights(self, candidates: Sequence[Candidate], *, same_weights: bool) -> None:
+        """Let all given servers sign, before anything is measured. MeasureError: weights are not what their labels say."""
+        found: dict[str, tuple[str, Signature]] = {}
+        for one in candidates:
+            server = self.join(one)
+            signature, self.known[one.label] = know(one, server, self.journal)
+            found[one.label] = server.base_url, signature
+        if not same_weights:
+            require_others(found)
+        for _, other, sentence in alike(found):
+            self.notes[other] = f"{sentence}, which --same-weights allows"
 
     def find(self, one: Candidate, label: str, checkpoint: str, reference: str) -> Measurement | None:
         """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving."""
@@ -137,10 +183,10 @@ class _Evaluation:
             found = Measurement.load(self.run_dir / "measurements" / f"{label}.json")
         except AssayError:
             return None  # none yet, or of another version
-        planned = self.foresee(self.spec(one))
+        planned = self.planned(one)
         same = (
             planned is not None
-            and self.who(checkpoint, planned) == self.who(checkpoint, found.fingerprint)
+            and self.who(one.label, checkpoint, planned) == self.who(one.label, checkpoint, found.fingerprint)
             and (found.checkpoint_sha256, found.suite_sha256) == (checkpoint, self.suite.sha256)
             and (found.reference_checkpoint_sha256, found.model) == (reference, self.model)
         )
@@ -151,13 +197,13 @@ class _Evaluation:
 
     def measure_reference(self, one: Candidate) -> tuple[Measurement, Measurement]:
         """The reference, and once more in another batch composition on the same server: the noise floor."""
-        checkpoint = one.sha256 or checkpoint_sha256(one.checkpoint, self.journal.file_sha256)
+        checkpoint = self.checkpoint(one)
         label, repeat_label = one.label, f"{one.label}-repeat"
         first = self.find(one, label, checkpoint, checkpoint)
         repeat = self.find(one, repeat_label, checkpoint, checkpoint)
         if first is not None and repeat is not None and self.text_of(first) is not None:
             return first, repeat
-        with self.start_server(self.spec(one), self.on_progress) as server:
+        with self.server(one) as server:
             first = self.measure(one, label, server, checkpoint, None)
             text = self.text_of(first)
             assert text is not None, "the reference has just written its texts"
@@ -165,13 +211,13 @@ class _Evaluation:
         return first, repeat
 
     def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
-        checkpoint = one.sha256 or checkpoint_sha256(one.checkpoint, self.journal.file_sha256)
+        checkpoint = self.checkpoint(one)
         found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
         if found is not None:
             return found
         text = self.text_of(reference)
         assert text is not None, "measure_reference saw to it"
-        with self.start_server(self.spec(one), self.on_progress) as server:
+        with self.server(one) as server:
             require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
             return self.measure(one, one.label, server, checkpoint, text)
 
@@ -182,13 +228,15 @@ class _Evaluation:
         spec = self.suite.divergence
         if spec is None or not spec.exact or measurement.divergence is None:
             return measurement
+        if one.endpoint is not None:
+            why = {EXACT_MODE: "exact mode starts servers of its own on the checkpoints' folders; these run already"}
+            return self.saved(measurement.model_copy(update={"not_measured": measurement.not_measured | why}))
         text = self.text_of(first)
         assert text is not None, "measure_reference saw to it"
 
         def side(whose: Candidate, measured: Measurement) -> ExactSide:
-            return ExactSide(
-                measured, self.who(measured.checkpoint_sha256, measured.fingerprint), lambda: self.states_server(whose)
-            )
+            who = self.who(whose.label, measured.checkpoint_sha256, measured.fingerprint)
+            return ExactSide(measured, who, lambda: self.states_server(whose))
 
         found = measure_exact(
             side(reference, first),
@@ -200,21 +248,21 @@ class _Evaluation:
             concurrency=self.profile.concurrency,
             on_progress=lambda line: self.on_progress(f"{measurement.label}: {line}"),
         )
-        if found != measurement:
-            found.save(self.run_dir / "measurements" / f"{measurement.label}.json")
-        return found
+        return found if found == measurement else self.saved(found)
+
+    def saved(self, measurement: Measurement) -> Measurement:
+        measurement.save(self.run_dir / "measurements" / f"{measurement.label}.json")
+        return measurement
 
     def states_server(self, one: Candidate) -> AbstractContextManager[Server]:
         """A server of the same checkpoint, profile and emulation that gives hidden states instead of replies."""
-        if self.profile.urls:
-            raise NotMeasured("exact mode starts servers of its own; the profile names servers that run already")
         log_path = self.run_dir / "logs" / f"vllm-{one.label}-hidden-states.log"
         spec = dataclasses.replace(self.spec(one), speculate=False, hidden_states=True, log_path=log_path)
         return self.start_server(spec, self.on_progress)
 
     def text_of(self, reference: Measurement) -> ReferenceText | None:
         """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
-        who = self.who(reference.checkpoint_sha256, reference.fingerprint)
+        who = self.who(reference.label, reference.checkpoint_sha256, reference.fingerprint)
         return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
 
     def probe(self, settings: ProbeSettings, label: str, server: Server, checkpoint: str) -> None:
@@ -241,8 +289,9 @@ class _Evaluation:
     ) -> Measurement:
         """Run the suite on `server` and write the measurement. text: None for the reference, which writes it."""
         started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-        who = self.who(checkpoint, server.fingerprint)
+        who = self.who(one.label, checkpoint, server.fingerprint)
         self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
+        signature = self.begin(one, server, checkpoint)
         results = measure_suite(
             self.suite,
             server,
@@ -255,6 +304,7 @@ class _Evaluation:
             concurrency=self.profile.concurrency,
             on_progress=lambda line: self.on_progress(f"{label}: {line}"),
         )
+        self.end(one, server, signature)
         if self.suite.probes is not None and not is_noise_floor:
             # Before the measurement is written: with it, the run counts as done.
             self.probe(self.suite.probes, label, server, checkpoint)
@@ -263,9 +313,9 @@ class _Evaluation:
             label=label,
             is_reference=one.is_reference and not is_noise_floor,
             is_noise_floor=is_noise_floor,
-            checkpoint=str(one.checkpoint),
+            checkpoint=server.base_url if one.checkpoint is None else str(one.checkpoint),
             checkpoint_sha256=checkpoint,
-            checkpoint_bytes=checkpoint_bytes(one.checkpoint),
+            checkpoint_bytes=None if one.checkpoint is None else checkpoint_bytes(one.checkpoint),
             suite=self.suite.name,
             suite_sha256=self.suite.sha256,
             suite_recipe=self.suite.model_dump(mode="json", by_alias=True),
@@ -273,11 +323,58 @@ class _Evaluation:
             started=started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - clock, 3),
             reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
-            **{**results, "notes": (*one.notes, *results["notes"])},
+            signature=signature,
+            **{**results, "notes": (*one.notes, *self.notes_of(one, server), *results["notes"])},
         )
         self.report(make_room_for(measurement, self.run_dir))
-        measurement.save(self.run_dir / "measurements" / f"{label}.json")
+        self.saved(measurement)
         if measurement.is_reference:
             self.report(*set_aside_others(measurement, self.run_dir))
         self.on_progress(f"{label}: measured in {measurement.seconds:.0f} s")
         return measurement
+
+    # ------------------------------------------------------------------------------------------------ whose weights answer
+    def begin(self, one: Candidate, server: Server, checkpoint: str) -> Signature | None:
+        """The signature before a measurement. None: a server started here gives no log-probabilities."""
+        if one.endpoint is None:
+            return self.sign_started(one, server, checkpoint)
+        signature, known = know(one, server, self.journal)
+        self.known[one.label] = keep(one, server, self.journal, dataclasses.replace(known, is_open=True))
+        return signature
+
+    def end(self, one: Candidate, server: Server, before: Signature | None) -> None:
+        """MeasureError: the weights of a given server changed meanwhile. One started here has loaded its folder once."""
+        if one.endpoint is None or before is None:
+            return
+        known = self.known[one.label]
+        after = sign_given(one.label, server)
+        if not before.agrees_with(after):
+            distrust(one, server, self.journal, known)
+            raise MeasureError(changed(one.label, server, before, after))
+        self.known[one.label] = keep(one, server, self.journal, dataclasses.replace(known, is_open=False))
+
+    def sign_started(self, one: Candidate, server: Server, checkpoint: str) -> Signature | None:
+        """Of a server that was started on a known folder: equal weights of two checkpoints are worth a note, no refusal.
+
+        A lossless copy in another format has them, and so have checkpoints that differ in their MTP layers only.
+        """
+        try:
+            signature = take_signature(server)
+        except NotMeasured:
+            return None
+        for label, (other, theirs) in self.signed.items():
+            if other != checkpoint and theirs.agrees_with(signature):
+                self.notes[one.label] = (
+                    f"answers as {label} does, though their files differ: a copy without loss, a difference in MTP layers only "
+                    "(they change no reply), or a wrong folder"
+                )
+                self.on_progress(f"{one.label}: {self.notes[one.label]}")
+        self.signed[one.label] = checkpoint, signature
+        return signature
+
+    def notes_of(self, one: Candidate, server: Server) -> tuple[str, ...]:
+        """What the report must say of the weights that answered."""
+        found = [self.notes[one.label]] if one.label in self.notes else []
+        if one.checkpoint is None:
+            found.append(f"no folder of it was named; its server says that it loaded {shown(server.root)}")
+        return tuple(found)

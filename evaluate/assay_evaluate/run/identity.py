@@ -20,14 +20,17 @@ OURS = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE})
 """Written about a checkpoint; no loader reads them."""
 
 
-def identity(checkpoint: str, fingerprint: Fingerprint, suite: str) -> Identity:
+def identity(checkpoint: str, fingerprint: Fingerprint, suite: str, attempt: int = 0) -> Identity:
     """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too.
 
-    Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows.
+    Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows. attempt:
+    how often its weights changed while it was measured; earlier replies are then not found again.
     """
     how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
     if fingerprint.server == "external":
         how.append(fingerprint.system_fingerprint)
+    if attempt:
+        how.append({"attempt": attempt})
     return Identity(checkpoint, sha256_of(how), suite)
 
 

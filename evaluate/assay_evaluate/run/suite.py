@@ -35,7 +35,7 @@ def measure_suite(
     who: Identity,
     text: ReferenceText | None,
     *,
-    checkpoint: Path,
+    checkpoint: Path | None,
     serving: Serving,
     is_noise_floor: bool,
     concurrency: int,
@@ -94,7 +94,7 @@ def _task_notes(task: TaskResult) -> list[str]:
 
 
 def _run_tasks(
-    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity, checkpoint: Path,
+    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity, checkpoint: Path | None,
     phase: DivergencePhase,
 ) -> tuple[list[TaskResult], Acceptance | None]:  # fmt: skip
     key = f"{suite.sha256}:{who.checkpoint_sha256}:{who.fingerprint_sha256}:{session.sample}"
@@ -107,7 +107,7 @@ def _run_tasks(
     return tasks, acceptance(session.tally, journal.counters(key))
 
 
-def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path) -> TaskResult:
+def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None) -> TaskResult:
     if isinstance(task, ArithmeticTask):
         return run_generated(session, task, arithmetic_items(task, suite.seed))
     if isinstance(task, NeedleTask):

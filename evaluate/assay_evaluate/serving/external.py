@@ -12,12 +12,13 @@ from typing import Any
 
 from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
-from assay.recipes.profile import ProfileRecipe
+from assay.records.manifest import load_manifest
 from assay.records.serving import Fingerprint
 from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
 
@@ -27,54 +28,74 @@ class External:
 
     base_url: str
     model: str
+    root: str
+    """What it says it loaded: a folder or hub id, at the server."""
     max_model_len: int
     fingerprint: Fingerprint
 
 
-def meet_server(url: str, *, checkpoint: Path, profile: ProfileRecipe, wanted_model: str) -> External:
-    """Ask the server at `url` who it is. ServeError if it does not answer, or is known to serve something else."""
+def meet_server(
+    url: str, *, label: str, checkpoint: Path | None, profile: str, headers: Mapping[str, str] | None = None
+) -> External:
+    """Ask the server at `url` who it is. ServeError if it does not answer, or says that it serves something else.
+
+    checkpoint: the folder that it is said to serve, if one was named. profile: name of the profile, for the fingerprint.
+    """
     base_url = root_url(url)
-    what = f"the server of profile {profile.name} (`{'base_url' if profile.base_url else 'base_urls'}: {url}`)"
-    models = list_models(base_url, what=what)
-    model = next((m for m in models if m["id"] == wanted_model), models[0])
+    what = f"the server of {label}"
+    model = list_models(base_url, what=what, headers=headers)[0]
     root = str(model.get("root") or model["id"])
-    if _is_another_folder(root, checkpoint):
-        raise ServeError(f"{url} serves {shown(root)}, not {checkpoint}; start it on that checkpoint, or leave the address out")
-    if model.get("max_model_len") is None:
+    if checkpoint is not None and (why := why_another(root, checkpoint)) is not None:
+        raise ServeError(
+            f"{label}: {url} says that it serves {shown(root)}, not {checkpoint}: {why}; start it on that checkpoint"
+        )
+    if not isinstance(model.get("max_model_len"), int):
         raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
-    version = find_version(base_url, what=what)
+    version = find_version(base_url, what=what, headers=headers)
     fingerprint = Fingerprint(
         server="external",
         versions={} if version is None else {"vllm": version},
         hardware={},
-        profile=profile.name,
-        flags={"max-model-len": int(model["max_model_len"])},
+        profile=profile,
+        flags={"max-model-len": model["max_model_len"]},
         environment={},
         speculation=None,
         checkpoint_flags={},
         emulated=None,
         kernels=(),
-        system_fingerprint=_system_fingerprint(base_url, model["id"]),
+        system_fingerprint=_system_fingerprint(base_url, model["id"], headers),
     )
-    return External(base_url, model["id"], int(model["max_model_len"]), fingerprint)
+    return External(base_url, model["id"], root, model["max_model_len"], fingerprint)
 
 
-def _system_fingerprint(base_url: str, model: str) -> str | None:
+def _system_fingerprint(base_url: str, model: str, headers: Mapping[str, str] | None) -> str | None:
     """vLLM's hash of its version, parallelism and configuration, which it tells with a reply only. None: it does not."""
     request = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 0}
     try:
-        reply = post_once(base_url, "/v1/completions", request, total_s=600)
+        reply = post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS)
         return fingerprint_in(reply.json()) if reply.status == 200 else None
     except (TransportError, NotJson, AttributeError):
         return None
 
 
-def _is_another_folder(told: str, checkpoint: Path) -> bool:
-    """Whether `told`, a path at the server, is a folder of this machine and not `checkpoint`. What is no path is neither."""
+def why_another(root: str, checkpoint: Path) -> str | None:
+    """How what a server says it loaded, a path or hub id, cannot be `checkpoint`; None: it may be.
+
+    A path that is no folder of this machine proves nothing: the server may run elsewhere. Nor does a hub id by itself: but it
+    is the source's if the checkpoint was quantized from it, and a folder of the hub's cache has its id in its path.
+    """
     try:
-        return Path(told).is_dir() and checkpoint.is_dir() and not os.path.samefile(told, checkpoint)
+        if Path(root).is_dir():
+            return None if os.path.samefile(root, checkpoint) else "that is another folder of this machine"
     except (OSError, ValueError):  # too long, or with a NUL
-        return False
+        return None
+    if not _HUB_ID.fullmatch(root):
+        return None
+    manifest = load_manifest(checkpoint)
+    if manifest is not None and manifest.source == root:
+        return "that is what the checkpoint was quantized from"
+    cached = [part for part in checkpoint.resolve().parts if part.startswith("models--")]
+    return "that is another model of the hub" if cached and cached[-1] != f"models--{root.replace('/', '--')}" else None
 
 
 def require_same(first: External, other: External) -> None:
@@ -128,7 +149,8 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
         raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
     if reply.status != 200:
         kind = UnreachableError if reply.status >= 500 else ServeError
-        raise kind(f"{what} answers {reply.status} at {base_url}{path}: {reply.message}")
+        key = "; name the variable with its key (--api-key-env, or api_key_env)" if reply.status in {401, 403} else ""
+        raise kind(f"{what} answers {reply.status} at {base_url}{path}: {reply.message}{key}")
     return reply
 
 

@@ -3,7 +3,7 @@
     with serve(ServerSpec(checkpoint=..., profile=..., serving=..., speculate=True, log_path=...)) as server:
         post_once(server.base_url, "/v1/chat/completions", {...}, total_s=600)
 
-A profile with `base_url` (or several, `base_urls`) starts nothing: what runs there is used, its fingerprint says "external".
+A server that runs already is joined instead: `given.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.run import folder_name
 from assay.records.serving import Fingerprint
-from assay_evaluate.serving.external import get, list_models, meet_server, require_same, sum_metrics
+from assay_evaluate.serving.external import get, list_models, sum_metrics
 from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
 from assay_evaluate.serving.process import SupervisedProcess
@@ -74,6 +74,8 @@ class Server:
     process: SupervisedProcess | None = field(default=None, repr=False)
     others: tuple[str, ...] = ()
     """More servers of the same checkpoint, each asked its share of the items."""
+    root: str | None = None
+    """What a server that was not started here says it loaded."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with every request: an authorization, say. In no record, journal or log."""
 
@@ -91,7 +93,7 @@ class Server:
         """Raise ServeError, with the tail of the log, if the server is gone; also if it ended with status 0."""
         if self.process is None:
             for url in self.base_urls:
-                get(url, "/health", what="the server of `base_url`", headers=self.headers)
+                get(url, "/health", what="the server", headers=self.headers)
         elif (status := self.process.exit_status()) is not None:
             raise ServeError(_post_mortem(f"vLLM stopped while serving (exit status {status})", self.process))
 
@@ -105,9 +107,6 @@ class Server:
 def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) -> Iterator[Server]:
     """Yield a server that is ready. ServeError: it could not start (cause and tail of its log), or must not be used."""
     report = on_progress or (lambda line: None)
-    if spec.profile.urls:
-        yield _external(spec)
-        return
     interpreter = interpreter_for(spec.profile, spec.interpreter)
     versions = _versions(interpreter)
     _check_versions(interpreter, versions, spec)
@@ -252,16 +251,8 @@ def _introduce(
     return Server(base_url, spec.served_model_name, int(model["max_model_len"]), fingerprint, spec.log_path, process)
 
 
-def planned_fingerprint(spec: ServerSpec) -> Fingerprint | None:
-    """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint.
-
-    Of servers that run already (`base_url`, `base_urls`) the one they have; None if one does not answer.
-    """
-    if spec.profile.urls:
-        try:
-            return _external(spec).fingerprint
-        except ServeError:
-            return None
+def planned_fingerprint(spec: ServerSpec) -> Fingerprint:
+    """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint."""
     versions = _versions(interpreter_for(spec.profile, spec.interpreter))
     return _foreseen(spec, versions, _command(spec, versions, port=1))  # the port is no part of the fingerprint
 
@@ -299,13 +290,3 @@ def _post_mortem(what: str, process: SupervisedProcess) -> str:
     lines = process.log_lines()
     cause = cause_of_death(lines) or "the log names no exception"
     return f"{what}: {cause}\n  last lines of {process.log_path}:\n{tail(lines)}"
-
-
-def _external(spec: ServerSpec) -> Server:
-    """Servers that run already, as one."""
-    meet = functools.partial(meet_server, checkpoint=spec.checkpoint, profile=spec.profile, wanted_model=spec.served_model_name)
-    first, *others = (meet(url) for url in spec.profile.urls)
-    for one in others:
-        require_same(first, one)
-    urls = tuple(one.base_url for one in others)
-    return Server(first.base_url, first.model, first.max_model_len, first.fingerprint, None, None, urls)

@@ -12,8 +12,10 @@ from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.tasks.ruler import CountTokens, Prompt, RulerError, Style, TokenCounter
 
 
-def prompt_counter(session: Session, checkpoint: Path, style: Style) -> CountTokens:
+def prompt_counter(session: Session, checkpoint: Path | None, style: Style) -> CountTokens:
     """The checkpoint's own tokenizer where it counts as the server does, else the server: sizing asks hundreds of times."""
+    if checkpoint is None:
+        return functools.partial(_count_on_server, session)
     here = TokenCounter(checkpoint, session.dialect.chat_template_kwargs)
     there = functools.partial(_count_on_server, session)
     probe = _probe(style)

@@ -58,7 +58,7 @@ class RulerCell:
         return REPLY_TOKENS.get(self.task, GRID_REPLY_TOKENS)
 
 
-def run_ruler(session: Session, task: RulerTask, checkpoint: Path, reference_sha256: str) -> TaskResult:
+def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, reference_sha256: str) -> TaskResult:
     """Ask every item of every task and length; what cannot be made or does not fit the context is named in the note.
 
     checkpoint: folder whose tokenizer counts, if items must be made. reference_sha256: for whom they are made.
@@ -133,7 +133,7 @@ class _Maker:
     style: Style
     sources: Sources
     made_from: dict[str, Any]
-    checkpoint: Path
+    checkpoint: Path | None
 
     def item(self, cell: RulerCell, index: int) -> RulerItem:
         """RulerError if it cannot be made; NotMeasured if it does not fit, or tokens cannot be counted."""

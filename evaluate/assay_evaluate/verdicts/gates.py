@@ -58,7 +58,8 @@ def judge(
     if reference.model != model:
         raise MeasureError(f"the measurements are of model {reference.model}, not of {model}; name the run that they belong to")
     candidates = sorted(
-        (m for m in measurements if m is not reference), key=lambda m: (not m.is_noise_floor, -m.checkpoint_bytes, m.label)
+        (m for m in measurements if m is not reference),
+        key=lambda m: (not m.is_noise_floor, -(m.checkpoint_bytes or 0), m.label),
     )
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}

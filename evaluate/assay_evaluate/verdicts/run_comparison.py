@@ -68,7 +68,7 @@ class CheckpointComparison(Part):
 
     label: str
     checkpoint_sha256: tuple[str, str]
-    checkpoint_bytes: tuple[int, int]
+    checkpoint_bytes: tuple[int | None, int | None]
     is_reference: tuple[bool, bool]
     verdicts: tuple[Status | None, Status | None]
     tasks: tuple[TaskComparison, ...]

@@ -124,7 +124,7 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
 
 def check_served(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:
     """PlanError: the GPUs of a profile cannot share or cannot hold this checkpoint. Other profiles are not judged."""
-    if profile.hardware.device == "cuda" and not profile.urls:
+    if profile.hardware.device == "cuda" and not profile.endpoints:
         check_parallel(model, profile)
         check_memory(model, profile, serving)
 

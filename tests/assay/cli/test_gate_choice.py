@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_errors import one_error
 from command_line import Run
-from fake_server import FakeServer, Scripted
+from given_servers import GivenServers, given_servers
 
 from assay.cli.gate_choice import (
     ChosenGates,
@@ -56,10 +56,10 @@ def score(task: str, max_drop: float) -> str:
 
 
 @pytest.fixture
-def server(run: Run, tiny_glm: Path) -> Iterator[FakeServer]:
-    """Answers for two checkpoints of the same weights under other names, whose weights nobody reads."""
-    with FakeServer(lambda body: Scripted("#### 7")) as server:
-        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+def server(run: Run, tiny_glm: Path) -> Iterator[GivenServers]:
+    """Answer for two checkpoints, whose weights nobody reads."""
+    with given_servers("fp8", "w4a16") as server:
+        Path("here.yaml").write_text(server.profile())
         for label in ("fp8", "w4a16"):
             folder = Path("A", label)
             folder.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_a_gate_on_what_the_suite_does_not_ask_is_an_error(run: Run, gates: tupl
     assert str(caught.value) == f"gates mine do not go with suite own: {message}"
 
 
-def test_a_misspelt_task_is_found_before_anything_is_asked(run: Run, server: FakeServer) -> None:
+def test_a_misspelt_task_is_found_before_anything_is_asked(run: Run, server: GivenServers) -> None:
     gates = write_gates("mine", score("smus", 0.1))
     assert one_error(evaluate(run, "--suite", write_suite("own", TASK), "--gates", gates)) == (
         "gates mine do not go with suite own: there is no task 'smus'; did you mean sums? tasks: sums"
@@ -223,7 +223,7 @@ def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path, ru
     assert register_gates(first, run_dir) == first.recipe and registered_gates(run_dir) is None
 
 
-def test_a_suite_of_ones_own_is_gated_on_what_it_asks(run: Run, server: FakeServer) -> None:
+def test_a_suite_of_ones_own_is_gated_on_what_it_asks(run: Run, server: GivenServers) -> None:
     err = evaluated(run, "--suite", write_suite("own", TASK, OTHER))
     assert "gates default: 5 points on sums, products; truncation" in err.splitlines()
     assert judged() == {"score sums": "NOT MEASURED", "score products": "NOT MEASURED", "truncation": "PASS"}
@@ -231,7 +231,7 @@ def test_a_suite_of_ones_own_is_gated_on_what_it_asks(run: Run, server: FakeServ
 
 
 @pytest.mark.slow
-def test_registered_limits_outlive_their_file(run: Run, server: FakeServer) -> None:
+def test_registered_limits_outlive_their_file(run: Run, server: GivenServers) -> None:
     gates, suite = write_gates("mine", score("sums", 0.123)), write_suite("own", TASK, OTHER)
     err = evaluated(run, "--suite", suite, "--gates", gates)
     assert "gates mine: 12.3 points on sums; no gate on products" in err.splitlines()
@@ -255,7 +255,7 @@ def test_registered_limits_outlive_their_file(run: Run, server: FakeServer) -> N
 
 
 @pytest.mark.slow
-def test_other_gates_after_the_run_are_called_so_everywhere(run: Run, server: FakeServer) -> None:
+def test_other_gates_after_the_run_are_called_so_everywhere(run: Run, server: GivenServers) -> None:
     suite, late = write_suite("own", TASK), write_gates("late", score("sums", 0.9))
     evaluated(run, "--suite", suite)
     assert one_error(evaluate(run, "--suite", suite, "--gates", late)) == (
@@ -278,7 +278,7 @@ def test_other_gates_after_the_run_are_called_so_everywhere(run: Run, server: Fa
     )
 
 
-def test_empty_parts_of_a_report_are_one_sentence(run: Run, server: FakeServer) -> None:
+def test_empty_parts_of_a_report_are_one_sentence(run: Run, server: GivenServers) -> None:
     evaluated(run, "--suite", write_suite("own", TASK))
     text = Path("runs/fp8/report/report.md").read_text()
     assert "\n## Divergence from the reference\n\nNot part of suite own.\n" in text

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from command_line import Run
-from fake_server import FakeServer, Scripted
+from fake_server import Scripted
+from given_servers import given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
 CODE = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from assay import cli; cli.main()"
@@ -34,8 +35,8 @@ def test_an_evaluation_says_how_many_replies_it_has(run: Run, tmp_path: Path) ->
             threading.Event().wait(0.2)
         return Scripted("#### 7")
 
-    with FakeServer(reply) as server:
-        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+    with given_servers("a", "b", reply=reply) as servers:
+        Path("here.yaml").write_text(servers.profile())
         Path("many.yaml").write_text(
             "schema: 1\nname: many\nseed: eval-many\nacceptance: false\n"
             "tasks: [{kind: arithmetic, name: sums, num_items: 500, num_steps: [2], max_tokens: 32}]\n"

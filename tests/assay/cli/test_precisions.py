@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from command_errors import one_error
 from command_line import Run
-from fake_server import FakeServer, Scripted
+from given_servers import GivenServers, given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.cli.run_candidates import unused_draft_head
+from assay.cli.candidates.of_target import unused_draft_head
 from assay.cli.targets import resolve_target
 from assay.recipes.model import Serving
 from assay.records.manifest import Manifest
@@ -31,11 +31,11 @@ def write_precision(path: str, *, keep: str = "attention") -> str:
 
 
 @pytest.fixture
-def server(run: Run) -> Iterator[FakeServer]:
-    """In the working directory: a model, a profile that names a scripted server, a suite of two questions."""
-    with FakeServer(lambda body: Scripted("#### 7")) as server:
+def server(run: Run) -> Iterator[GivenServers]:
+    """In the working directory: a model, a profile that names scripted servers, a suite of two questions."""
+    with given_servers("fp8", "w4a16", "bf16", "attention-kept", "kept") as server:
         make_tiny_glm4_moe(Path("tuned"))
-        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+        Path("here.yaml").write_text(server.profile())
         task = "{kind: arithmetic, name: sums, num_items: 2, num_steps: [2], max_tokens: 32}"
         Path("own.yaml").write_text(f"schema: 1\nname: own\nseed: eval-own\nacceptance: false\ntasks: [{task}]\n")
         yield server
@@ -46,7 +46,7 @@ def evaluate(run: Run, *arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_a_precision_by_path_from_end_to_end(run: Run, server: FakeServer) -> None:
+def test_a_precision_by_path_from_end_to_end(run: Run, server: GivenServers) -> None:
     mine = write_precision(MINE)
     assert one_error(evaluate(run, "--precisions", mine)) == (
         "runs/tuned/fp8/checkpoint: no finished checkpoint there; make it first: assay quantize tuned --precision fp8"
@@ -64,7 +64,7 @@ def test_a_precision_by_path_from_end_to_end(run: Run, server: FakeServer) -> No
 
 
 @pytest.mark.slow
-def test_two_recipes_of_one_name_never_mix(run: Run, server: FakeServer) -> None:
+def test_two_recipes_of_one_name_never_mix(run: Run, server: GivenServers) -> None:
     for words in (("quantize", "tuned", "--runs", "r"), ("run", "tuned"), ("evaluate", "tuned")):
         assert one_error(run(*words, "--precisions", "w4a16", "--precisions", write_precision("a/w4a16.yaml"))) == (
             "w4a16 and a/w4a16.yaml are different recipes, both called w4a16, which is also the name of the checkpoint; "
@@ -96,12 +96,12 @@ def test_a_draft_head_that_is_not_used_is_named(run: Run, tiny_glm: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["quantize", "evaluate", "run"])
-def test_an_unknown_precision_is_the_same_error_everywhere(run: Run, server: FakeServer, command: str) -> None:
+def test_an_unknown_precision_is_the_same_error_everywhere(run: Run, server: GivenServers, command: str) -> None:
     said = one_error(run(command, "tuned", "--precisions", "w4a17"))
     assert said.startswith("no precision recipe called 'w4a17'; did you mean w4a16? known: ")
 
 
-def test_a_file_that_is_not_there_or_wrong(run: Run, server: FakeServer) -> None:
+def test_a_file_that_is_not_there_or_wrong(run: Run, server: GivenServers) -> None:
     for command in ("quantize", "evaluate"):
         assert (
             one_error(run(command, "tuned", "--precisions", "my/none.yaml"))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from command_errors import one_error
 from command_line import Run
-from fake_server import FakeServer, Scripted
+from given_servers import GivenServers, given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.recipes.load import recipes_dir
@@ -26,16 +26,16 @@ tasks: [{kind: arithmetic, name: arithmetic, num_items: 2, num_steps: [2], max_t
 
 
 @pytest.fixture
-def server(run: Run) -> Iterator[FakeServer]:
+def server(run: Run) -> Iterator[GivenServers]:
     """Answers for every checkpoint; in the working directory a profile that names it, and a suite."""
-    with FakeServer(lambda body: Scripted("#### 7")) as server:
-        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+    with given_servers("fp8", "w4a16", "bf16") as server:
+        Path("here.yaml").write_text(server.profile())
         Path("one.yaml").write_text(SUITE)
         yield server
 
 
 @pytest.mark.slow
-def test_it_makes_measures_and_judges(run: Run, server: FakeServer) -> None:
+def test_it_makes_measures_and_judges(run: Run, server: GivenServers) -> None:
     make_tiny_glm4_moe(Path("tuned"))
     options = ("tuned", "--precisions", "w4a16", "--suite", "one.yaml", "--profile", "here.yaml")
     code, out, err = run("run", *options)
@@ -59,7 +59,7 @@ def test_it_makes_measures_and_judges(run: Run, server: FakeServer) -> None:
     assert code == 0 and Report.model_validate_json(out) == report
 
 
-def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: FakeServer) -> None:
+def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: GivenServers) -> None:
     make_tiny_glm4_moe(Path("tuned"))
     for options, said in (
         (("--suite", "quik"), "no suite recipe called 'quik'; did you mean quick?"),
@@ -70,7 +70,7 @@ def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: FakeSe
     assert not Path("runs").exists() and server.requests == []
 
 
-def test_a_reference_alone_is_not_quantized(run: Run, server: FakeServer) -> None:
+def test_a_reference_alone_is_not_quantized(run: Run, server: GivenServers) -> None:
     make_tiny_glm4_moe(Path("tuned"))
     recipe = yaml.safe_load((recipes_dir() / "models" / "tiny-glm.yaml").read_text())
     changes = {"name": "alone", "source": {"path": str(Path("tuned").absolute())}, "include_source": False}

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from command_errors import one_error, perturbed
-from fake_server import FakeServer, Scripted
+from fake_server import Scripted
+from given_servers import GivenServers, given_servers
 from probe_reports import CLEAN, probed
 from tiny_checkpoints import make_tiny_glm4_moe
 
@@ -42,10 +43,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(run: Run) -> Iterator[FakeServer]:
-    """Answers for every checkpoint; in the working directory a profile that names it, and two suites."""
-    with FakeServer(lambda body: Scripted("#### 7")) as server:
-        Path("here.yaml").write_text(f"schema: 1\nname: here\nhardware: {{device: cpu}}\nbase_url: {server.base_url}\n")
+def server(run: Run) -> Iterator[GivenServers]:
+    """A server for every label; in the working directory a profile that names them, and two suites."""
+    with given_servers("fp8", "w4a16", "nvfp4", "bf16") as server:
+        Path("here.yaml").write_text(server.profile())
         for suite, num_steps in (("one", 2), ("two", 3)):
             task = f"{{kind: arithmetic, name: arithmetic, num_items: 2, num_steps: [{num_steps}], max_tokens: 32}}"
             Path(f"{suite}.yaml").write_text(
@@ -127,7 +128,7 @@ def test_a_fine_tune_of_the_same_name_and_shape_gets_a_folder_of_its_own(run: Ru
 
 
 @pytest.mark.slow
-def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, server: GivenServers) -> None:
     source = Path("tuned")
     shutil.copytree(base, source)
     quantized(run, source, "--precisions", "w4a16")
@@ -171,7 +172,7 @@ def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, ser
 
 
 @pytest.mark.slow
-def test_a_second_suite_against_the_same_reference(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_second_suite_against_the_same_reference(run: Run, base: Path, server: GivenServers) -> None:
     two = pair(base, "X")
     evaluated(run, *two)
     before = measured("runs/fp8")
@@ -189,7 +190,7 @@ def test_a_second_suite_against_the_same_reference(run: Run, base: Path, server:
 
 
 @pytest.mark.slow
-def test_two_pairs_of_checkpoints_with_equal_names(run: Run, base: Path, server: FakeServer) -> None:
+def test_two_pairs_of_checkpoints_with_equal_names(run: Run, base: Path, server: GivenServers) -> None:
     evaluated(run, *pair(base, "A"))
     before = measured("runs/fp8")
     err = evaluated(run, *pair(base, "B"))
@@ -209,13 +210,13 @@ def test_two_pairs_of_checkpoints_with_equal_names(run: Run, base: Path, server:
     assert (find_run("A/fp8", Path("runs")), find_run("B/fp8", Path("runs"))) == (Path("runs/fp8"), Path("runs", match[2]))
 
 
-def test_a_folder_called_checkpoint_is_called_by_its_parent(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_folder_called_checkpoint_is_called_by_its_parent(run: Run, base: Path, server: GivenServers) -> None:
     reference = make_checkpoint(base, Path("X/fp8/checkpoint"), "reference")
     evaluated(run, "--reference", reference, "--candidate", make_checkpoint(base, Path("X/w4a16/checkpoint"), "candidate"))
     assert runs() == ["fp8"] and list(measured("runs/fp8")) == ["fp8", "fp8-repeat", "w4a16"]
 
 
-def test_a_name_of_ones_own(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_name_of_ones_own(run: Run, base: Path, server: GivenServers) -> None:
     two = pair(base, "A")
     evaluated(run, *two, "--name", "mine")
     assert runs() == ["mine"]
@@ -232,7 +233,7 @@ def test_a_name_of_ones_own(run: Run, base: Path, server: FakeServer) -> None:
 
 
 @pytest.mark.slow
-def test_an_older_folder_is_taken_over_if_its_records_agree(run: Run, base: Path, server: FakeServer) -> None:
+def test_an_older_folder_is_taken_over_if_its_records_agree(run: Run, base: Path, server: GivenServers) -> None:
     two = pair(base, "A")
     evaluated(run, *two)
     written = RunRecord.load(Path("runs/fp8/run.json"))
@@ -262,7 +263,7 @@ def test_of_a_model_on_the_hub_the_commit_counts(tmp_path: Path) -> None:
     assert why == f"{tmp_path / 'glm'} holds checkpoints made from org/glm at commit aaaaaaaaaaaa"
 
 
-def test_probes_go_to_the_run_of_what_is_probed(run: Run, base: Path, server: FakeServer) -> None:
+def test_probes_go_to_the_run_of_what_is_probed(run: Run, base: Path, server: GivenServers) -> None:
     """Of a reference to the run that compares with it; else to the folder that it would get, which stays free."""
     evaluated(run, *pair(base, "A"))
     other = make_checkpoint(base, Path("C/fp8"), "C fp8")
@@ -272,7 +273,7 @@ def test_probes_go_to_the_run_of_what_is_probed(run: Run, base: Path, server: Fa
     assert runs() == ["fp8"]
 
 
-def test_a_run_is_found_by_what_it_is_about(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_run_is_found_by_what_it_is_about(run: Run, base: Path, server: GivenServers) -> None:
     for name, location in (("glm", "a/glm"), ("glm-123456", "b/glm")):
         Path("runs", name, "measurements").mkdir(parents=True)
         RunRecord(model="glm", source=SourceData(location=location)).save(Path("runs", name, "run.json"))
@@ -285,7 +286,7 @@ def test_a_run_is_found_by_what_it_is_about(run: Run, base: Path, server: FakeSe
 
 # ------------------------------------------------------------------------------------------------ --out
 @pytest.mark.slow
-def test_out_keeps_its_records_in_its_own_folder(run: Run, base: Path, server: FakeServer) -> None:
+def test_out_keeps_its_records_in_its_own_folder(run: Run, base: Path, server: GivenServers) -> None:
     quantized(run, base, "--precision", "fp8", "--out", "made/fp8")
     plain = Path("plain")
     shutil.copytree("made/fp8", plain, ignore=shutil.ignore_patterns("assay_plan.json", "assay_verify.json"))
@@ -320,7 +321,7 @@ def sha256_of_text(path: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ one source
-def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run, base: Path, server: FakeServer) -> None:
+def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run, base: Path, server: GivenServers) -> None:
     source = Path("model")
     shutil.copytree(base, source)
     quantized(run, source, "--precisions", "w4a16")
@@ -341,7 +342,7 @@ def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run
 
 
 @pytest.mark.slow
-def test_any_two_checkpoints_may_have_other_sources_and_the_report_says_so(run: Run, base: Path, server: FakeServer) -> None:
+def test_any_two_checkpoints_may_have_other_sources_and_the_report_says_so(run: Run, base: Path, server: GivenServers) -> None:
     other = perturbed(base, Path("other"), 1)
     quantized(run, base, "--precision", "fp8", "--out", "made/fp8")
     quantized(run, other, "--precision", "w4a16", "--out", "made/w4a16")
@@ -358,7 +359,7 @@ def test_any_two_checkpoints_may_have_other_sources_and_the_report_says_so(run: 
 
 # ------------------------------------------------------------------------------------------------ one evaluation at a time
 @pytest.mark.slow
-def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: FakeServer) -> None:
+def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: GivenServers) -> None:
     """The second is refused; the lock of one that was killed is free, though a process it started lives on."""
     two = pair(base, "A")
     asked, go_on = threading.Event(), threading.Event()
@@ -369,7 +370,7 @@ def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: FakeSe
             go_on.wait(60)
         return Scripted("#### 7")
 
-    server.reply = slow
+    server.change(reply=slow)
     command = ["evaluate", *map(str, two), "--suite", "one.yaml", "--profile", "here.yaml"]
     code = (
         "import subprocess, sys; from assay import cli; child = subprocess.Popen(['sleep', '60']); "
@@ -415,7 +416,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ nothing is overwritten
 @pytest.mark.slow
-def test_a_measurement_of_another_checkpoint_is_kept(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_measurement_of_another_checkpoint_is_kept(run: Run, base: Path, server: GivenServers) -> None:
     two = pair(base, "A")
     evaluated(run, *two)
     before = Path("runs/fp8/measurements/w4a16.json").read_bytes()
@@ -429,10 +430,10 @@ def test_a_measurement_of_another_checkpoint_is_kept(run: Run, base: Path, serve
 
 
 @pytest.mark.slow
-def test_a_new_reference_sets_aside_what_was_measured_otherwise(run: Run, base: Path, server: FakeServer) -> None:
+def test_a_new_reference_sets_aside_what_was_measured_otherwise(run: Run, base: Path, server: GivenServers) -> None:
     evaluated(run, *pair(base, "A"), "--candidate", make_checkpoint(base, Path("A/nvfp4"), "third"))
     assert len(measured("runs/fp8")) == 4
-    server.max_model_len = 2048
+    server.change(max_model_len=2048)
     err = evaluated(run, "--reference", "A/fp8", "--candidate", "A/w4a16")
     for label, why in (
         ("fp8", "was served differently"),
@@ -442,14 +443,14 @@ def test_a_new_reference_sets_aside_what_was_measured_otherwise(run: Run, base: 
     assert list(measured("runs/fp8")) == ["fp8", "fp8-repeat", "w4a16"]
     earlier = sorted(path.name.split(".")[0] for path in Path("runs/fp8/measurements/earlier").iterdir())
     assert earlier == ["fp8", "fp8-repeat", "nvfp4", "w4a16"]
-    server.max_model_len = 4096
+    server.change(max_model_len=4096)
     evaluated(run, "--reference", "A/fp8", "--candidate", "A/w4a16")
     names = sorted(path.name for path in Path("runs/fp8/measurements/earlier").glob("fp8.*"))
     assert [name.split(".", 2)[2] for name in names] == ["1.json", "2.json"]
 
 
 @pytest.mark.slow
-def test_verdicts_of_earlier_candidates_are_made_again(run: Run, base: Path, server: FakeServer) -> None:
+def test_verdicts_of_earlier_candidates_are_made_again(run: Run, base: Path, server: GivenServers) -> None:
     evaluated(run, *pair(base, "A"))
     evaluated(run, "--reference", "A/fp8", "--candidate", make_checkpoint(base, Path("A/nvfp4"), "third"))
     rows = {row.label: row.sentence for row in Report.load(Path("runs/fp8/report/report.json")).rows}
@@ -471,7 +472,7 @@ def test_probes_of_another_checkpoint_are_kept(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ report and gate
 @pytest.mark.slow
-def test_the_report_refuses_what_the_gate_refuses(run: Run, base: Path, server: FakeServer) -> None:
+def test_the_report_refuses_what_the_gate_refuses(run: Run, base: Path, server: GivenServers) -> None:
     evaluated(run, *pair(base, "A"))
     path = Path("runs/fp8/measurements/w4a16.json")
     data = json.loads(path.read_text())

@@ -121,7 +121,7 @@ def test_a_problem_names_the_file_it_is_in(tmp_path: Path) -> None:
 def test_only_a_precision_can_extend(tmp_path: Path) -> None:
     from assay.recipes.profile import ProfileRecipe
 
-    with pytest.raises(RecipeError, match=r"mine.yaml: unknown key 'extends'. Allowed: base_url, "):
+    with pytest.raises(RecipeError, match=r"mine.yaml: unknown key 'extends'. Allowed: concurrency, "):
         load_recipe(ProfileRecipe, str(write(tmp_path, "mine", extends="8xh200", hardware={"device": "cpu"})))
 
 

@@ -164,8 +164,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
-         "unknown key 'concurency'; did you mean 'concurrency'? Allowed: base_url, base_urls, concurrency, description, "
-         "emulate, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
+         "unknown key 'concurency'; did you mean 'concurrency'? Allowed: concurrency, description, emulate, "
+         "endpoints, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
          "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
          "num_items, num_samples, num_steps, temperature, thinking_tokens, top_k, top_p"),
@@ -263,14 +263,19 @@ EVERYTHING_WRONG = {
     ),
     "profiles": (
         "schema: 1\nname: wrong\nhardware: {num_gpus: 1}\nconcurrency: 0\nbase_url: http://a\n"
-        "base_urls: [http://b, http://b]\nvlm: {}\n",
+        "base_urls: [http://b, http://c]\nvlm: {}\nendpoints: {fp8: {urls: ['http://a', 'http://A/v1']}}\n",
         [
-            "unknown key 'vlm'; did you mean 'vllm'? Allowed: base_url, base_urls, concurrency, description, emulate, "
+            *(
+                f"{key}: is gone: every checkpoint needs a server of its own; write `endpoints: {{LABEL: {{url: "
+                "http://HOST:PORT}, ...}`, one entry for each label of the run, such as fp8 and w4a16 (`urls: [...]` for "
+                "several servers of one label)"
+                for key in ("base_url", "base_urls")
+            ),
+            "unknown key 'vlm'; did you mean 'vllm'? Allowed: concurrency, description, emulate, endpoints, "
             "environment, hardware, interpreter, name, schema, startup_timeout_s, vllm",
             "key 'hardware.device' is missing",
             "concurrency: Input should be greater than or equal to 1 (got '0')",
-            "say either `base_url` or `base_urls`",
-            "`base_urls` names http://b twice",
+            "endpoints.fp8: `urls` names one server twice",
         ],
     ),
     "suites": (

@@ -1,6 +1,6 @@
 """kill -9 of client and server at random moments: it ends as if nothing had happened, and nothing answered is asked again.
 
-Client and server are processes of their own; the server is one that was not started by the client (`base_url`). It logs every
+Client and server are processes of their own; the server is one that was not started by the client. It logs every
 request before it looks at it and every reply once the network has it. What the journal holds when a client dies is what was
 answered: replies the network had but the client had not written down yet are asked again, and only those.
 """
@@ -26,12 +26,13 @@ import pytest
 from fake_server import FakeServer, Scripted
 from small_suite import SERVING, solve
 
-from assay.recipes.profile import Hardware, ProfileRecipe
+from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import canonical_json
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import _unpack
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ class LoggingServer(FakeServer):
         self._note("replied", path, body)
 
     def _note(self, event: str, path: str, body: dict[str, Any]) -> None:
-        if "prompt_logprobs" in body or body.get("max_tokens", 1) > 1:  # the others ask about the server
+        if "logprobs" not in body and ("prompt_logprobs" in body or body.get("max_tokens", 1) > 1):  # the others ask who it is
             body = {name: value for name, value in body.items() if name != "model"}
             os.write(self._log, (json.dumps([event, canonical_json(body)]) + "\n").encode())
 
@@ -81,11 +82,9 @@ def run_server(port: int, log: Path) -> None:
 
 
 def run_client(port: int, folder: Path, run_dir: Path) -> None:
-    url = f"http://127.0.0.1:{port}/v1"
-    profile = ProfileRecipe(
-        schema=1, name="running", hardware=Hardware(device="cpu"), base_url=url, concurrency=CONCURRENCY
-    )  # fmt: skip
-    candidate = Candidate("fp8", folder, is_reference=True)
+    profile = ProfileRecipe(schema=1, name="running", hardware=Hardware(device="cpu"), concurrency=CONCURRENCY)
+    endpoint = GivenServer(url=f"http://127.0.0.1:{port}/v1")
+    candidate = Candidate("fp8", folder, is_reference=True, endpoint=endpoint)
     evaluate("tiny", [candidate], suite=SUITE, profile=profile, serving=SERVING, run_dir=run_dir)
 
 

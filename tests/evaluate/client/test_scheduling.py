@@ -15,15 +15,15 @@ from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError, RecipeError, ServeError, UnreachableError
 from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
-from assay.recipes.profile import Hardware, ProfileRecipe
+from assay.recipes.profile import GivenServer, ProfileRecipe
 from assay_evaluate.asking.dialect import CHAT, Dialect
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import WINDOW, Client
 from assay_evaluate.client.dispatch import Flight
 from assay_evaluate.client.journal import Identity, Journal, Request
 from assay_evaluate.client.sending import LONGEST_RETRY_AFTER_S, wait_s
-from assay_evaluate.serving.server import ServerSpec, planned_fingerprint, serve
+from assay_evaluate.serving.given import join
+from assay_evaluate.serving.server import Server
 
 WHO = Identity("checkpoint", "fingerprint", "suite")
 
@@ -74,39 +74,49 @@ def test_an_item_and_its_repeats_always_go_to_the_same_server(tmp_path: Path) ->
     assert min(len(share) for share in seen[0]) >= 20  # of sixty
 
 
-def test_profile_with_several_servers_serves_them_as_one(tmp_path: Path) -> None:
-    def spec(*servers: FakeServer) -> ServerSpec:
-        urls = tuple(f"{server.base_url}/v1" for server in servers)
-        profile = ProfileRecipe(schema=1, name="two", hardware=Hardware(device="cpu"), base_urls=urls)
-        return ServerSpec(tmp_path, profile, Serving(), speculate=False, log_path=tmp_path / "unused.log")
+def test_several_servers_of_a_label_serve_as_one(tmp_path: Path) -> None:
+    def joined(*servers: FakeServer) -> Server:
+        given = GivenServer(urls=tuple(f"{server.base_url}/v1" for server in servers))
+        return join(given, label="fp8", checkpoint=tmp_path, profile="two")
 
     with FakeServer() as one, FakeServer() as other, FakeServer(max_model_len=512) as smaller:
-        with serve(spec(one, other)) as server:
-            assert server.base_urls == (one.base_url, other.base_url)
-            assert (server.model, server.max_model_len, server.fingerprint.server) == ("model", 4096, "external")
-            assert server.fingerprint.flags == {"max-model-len": 4096}
-            assert planned_fingerprint(spec(one, other)) == server.fingerprint
-            server.check_alive()
+        server = joined(one, other)
+        assert server.base_urls == (one.base_url, other.base_url)
+        assert (server.model, server.max_model_len, server.fingerprint.server) == ("model", 4096, "external")
+        assert server.fingerprint.flags == {"max-model-len": 4096}
+        server.check_alive()
         with pytest.raises(
             ServeError, match=r"differ in max_model_len: 4096 and 512; servers that share a suite must be alike"
         ):
-            serve(spec(one, smaller)).__enter__()
+            joined(one, smaller)
     with FakeServer() as one, pytest.raises(UnreachableError, match="does not answer"):
-        serve(spec(one, other)).__enter__()
+        joined(one, other)
 
 
 @pytest.mark.parametrize(
     ("urls", "message"),
     [
-        ("base_url: http://a\nbase_urls: [http://b]", "say either `base_url` or `base_urls`"),
-        ("base_urls: [http://b, http://a, http://b]", "names http://b twice"),
+        ("url: http://a, urls: [http://b]", "endpoints.fp8: say either `url` or `urls`"),
+        ("checkpoint: a", "endpoints.fp8: say either `url` or `urls`"),
+        ("urls: ['http://b', 'http://a', 'http://B:80/v1/']", "endpoints.fp8: `urls` names one server twice"),
+        ("url: 'ftp://a'", "endpoints.fp8: 'ftp://a' is no URL of a server; write it as http://HOST:PORT"),
+        ("url: 'http://a:x'", "endpoints.fp8: 'http://a:x' is no URL; write it as http://HOST:PORT"),
+        ("url: 'http://a/?key=1'", r"endpoints.fp8: .* has something behind its path; write it as http://HOST:PORT"),
     ],
 )
 def test_servers_are_named_in_one_way(tmp_path: Path, urls: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(f"schema: 1\nname: mine\nhardware: {{device: cpu}}\n{urls}\n")
-    with pytest.raises(RecipeError, match=message):
+    path.write_text(f"schema: 1\nname: mine\nhardware: {{device: cpu}}\nendpoints: {{fp8: {{{urls}}}}}\n")
+    with pytest.raises(RecipeError, match=f"mine.yaml: {message}$"):
         load_recipe(ProfileRecipe, str(path))
+
+
+def test_a_password_in_an_address_is_refused_unseen(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema: 1\nname: mine\nhardware: {device: cpu}\nendpoints: {fp8: {url: 'http://me:hunter2@a:8000'}}\n")
+    with pytest.raises(RecipeError, match="the URL for a holds a user or password, which records would keep") as caught:
+        load_recipe(ProfileRecipe, str(path))
+    assert "hunter2" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------ never idle

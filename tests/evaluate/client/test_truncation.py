@@ -21,7 +21,8 @@ from assay.records.measurement import ItemResult, Measurement
 from assay.records.serving import Fingerprint
 from assay_evaluate.client.journal import Reply
 from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, truncated_by
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge

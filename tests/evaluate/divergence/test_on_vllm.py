@@ -23,7 +23,8 @@ from assay.records.verdict import GateReport
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.scoring import learn_scoring
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.run.identity import identity
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.verdicts.gates import judge

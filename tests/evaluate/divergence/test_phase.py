@@ -29,7 +29,8 @@ from assay_evaluate.client.replies import read_reply
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.exact import Head, exact_divergence
 from assay_evaluate.divergence.hidden_states import HiddenStates
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
 
 SPEC: dict[str, Any] = {

@@ -23,7 +23,8 @@ from assay.recipes.suite import ArithmeticTask, SuiteRecipe
 from assay.records.measurement import BudgetCheck, ItemResult
 from assay_evaluate.asking.session import task_result
 from assay_evaluate.run.budget_check import check_budgets, first_items, judge_budget
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics import clopper_pearson
 from assay_evaluate.tasks.generated import arithmetic_items

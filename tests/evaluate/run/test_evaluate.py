@@ -23,7 +23,8 @@ from assay.records.manifest import Manifest, ShardRecord
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 from assay_evaluate.client.journal import Journal
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.run.identity import checkpoint_sha256
 from assay_evaluate.serving.server import ServerSpec
 

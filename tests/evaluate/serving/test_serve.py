@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 from assay.errors import AssayError, ServeError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe, Serving
-from assay.recipes.profile import Hardware, ProfileRecipe
+from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.records.serving import as_arguments
 from assay_evaluate.serving import hardware
 from assay_evaluate.serving.external import sum_metrics
+from assay_evaluate.serving.given import join
 from assay_evaluate.serving.hardware import Gpu, choose_profile, fits, parse_gpus
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in
 from assay_evaluate.serving.process import group_members
@@ -129,24 +130,17 @@ def test_fingerprint(server: Server, profile: ProfileRecipe) -> None:
 
 @pytest.mark.serve
 def test_an_external_server_is_used_and_left_alone(server: Server, tiny_glm: Path, tmp_path: Path) -> None:
-    external = ProfileRecipe(
-        schema=1, name="mine", hardware=Hardware(device="cpu"), base_url=f"{server.base_url}/v1"
-    )  # fmt: skip
-    with serve(make_spec(tiny_glm, external, tmp_path / "unused.log")) as other:
-        assert (other.base_url, other.model, other.max_model_len) == (server.base_url, "model", 4096)
-        assert (other.pid, other.log_path) == (None, None)
-        assert (other.fingerprint.server, other.fingerprint.emulated) == ("external", None)
-        assert other.fingerprint.versions == {"vllm": server.fingerprint.server.removeprefix("vllm ")}
-        other.check_alive()
-        assert other.metrics()["vllm:request_success_total"] > 0
-    server.check_alive()
-    assert not (tmp_path / "unused.log").exists()
+    given = GivenServer(url=f"{server.base_url}/v1")
+    other = join(given, label="fp8", checkpoint=tiny_glm, profile="mine")
+    assert (other.base_url, other.model, other.max_model_len) == (server.base_url, "model", 4096)
+    assert (other.pid, other.log_path, other.root) == (None, None, str(tiny_glm.resolve()))
+    assert (other.fingerprint.server, other.fingerprint.emulated) == ("external", None)
+    assert other.fingerprint.versions == {"vllm": server.fingerprint.server.removeprefix("vllm ")}
+    other.check_alive()
+    assert other.metrics()["vllm:request_success_total"] > 0
     elsewhere = shutil.copytree(tiny_glm, tmp_path / "another")
-    with (
-        pytest.raises(ServeError, match=rf"serves .*, not {elsewhere}"),
-        serve(make_spec(elsewhere, external, tmp_path / "unused.log")),
-    ):
-        pass
+    with pytest.raises(ServeError, match=rf"serves .*, not {elsewhere}: that is another folder of this machine"):
+        join(given, label="fp8", checkpoint=elsewhere, profile="mine")
 
 
 @pytest.mark.serve

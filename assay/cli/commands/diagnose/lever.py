@@ -146,10 +146,6 @@ def _levers_of_checkpoint(
 
     aim = resolve_target(target)
     chosen = profile_for(aim, profile)
-    if chosen.urls:
-        raise AssayError(
-            f"profile {chosen.name}: levers start servers of their own; give the URL itself, or a profile without base_url"
-        )
     checkpoint = local_checkpoint(aim.location)
     its_run, its_label = belongs_to(aim, checkpoint, runs)
     name = label or its_label

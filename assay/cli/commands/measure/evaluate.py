@@ -10,6 +10,7 @@ import typer
 from assay.cli.gate_choice import choose_gates, suite_for
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import (
+    ApiKeyOption,
     GatesOption,
     JsonOption,
     NameOption,
@@ -19,10 +20,9 @@ from assay.cli.options import (
     SuiteOption,
     completes,
     refuse_unused,
-    several,
 )
 from assay.cli.run_folders import open_run
-from assay.cli.stages import check_budgets_of, check_checkpoints_served, load_report, profile_for
+from assay.cli.stages import check_budgets_of, check_checkpoints_served, load_report
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, escape, results, say
 from assay.cli.whole_run import evaluate_in_run, replies_kept
@@ -42,12 +42,25 @@ def evaluate(
         ),
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option("--reference", help="Any two checkpoints: the folder compared with.")
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="[LABEL=]DIR|URL|URL,DIR",
+            help="Any two checkpoints: what is compared with. A folder, or the URL of a vLLM server that runs already; behind "
+            "a comma, the folder that it serves.",
+        ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option("--candidate", metavar="DIR,...", callback=several, help="Any two checkpoints: one or several to judge."),
+        typer.Option("--candidate", metavar="[LABEL=]DIR|URL|URL,DIR", help="Any two checkpoints: one or several to judge."),
     ] = None,
+    api_key_env: ApiKeyOption = None,
+    same_weights: Annotated[
+        bool,
+        typer.Option(
+            "--same-weights", help="Two of the servers that run already may have the same weights: one setup against another."
+        ),
+    ] = False,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
     gates: GatesOption = None,
@@ -74,28 +87,38 @@ def evaluate(
 
     Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
     """
-    from assay.cli.run_candidates import of_target, of_two
+    from assay.cli.candidates.of_sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
+    from assay.cli.candidates.of_target import of_target
     from assay.cli.targets import resolve_target
 
     if budget_check:
-        unused = ("precisions", "candidate", "swe_slice", "swe_filter", "swe_repeats")
+        unused = ("precisions", "candidate", "same_weights", "swe_slice", "swe_filter", "swe_repeats")
         refuse_unused(ctx, "with --budget-check, which asks the reference single questions only", *unused)
     if reference is not None:
         refuse_unused(ctx, "with --reference, whose candidates are named by --candidate", "precisions")
-    needs_candidate = reference is not None and not budget_check
-    if (target is None) == (reference is None) or needs_candidate != bool(candidate):
-        raise AssayError("say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR --candidate DIR`")
+    else:
+        refuse_unused(ctx, "without --reference: a profile's `endpoints` name their keys themselves", "api_key_env")
+    endpoints = given_endpoints(profile)
+    if (target is None and reference is None) or (reference is not None and not budget_check) != bool(candidate):
+        raise AssayError(
+            "say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR|URL --candidate DIR|URL`"
+        )
+    sides = None if reference is None else parse_sides(reference, candidate or [], endpoints, api_key_env)
+    given = bool(endpoints) if sides is None else sides[0].endpoint is not None
+    if same_weights and not given:
+        raise AssayError("--same-weights: is for servers that run already; give their URLs, or leave it out")
     # What cannot work fails before checkpoints are hashed and servers started.
-    aim = resolve_target(str(target if reference is None else reference))
-    chosen = profile_for(aim, profile)
+    aim = resolve_target(str(target)) if sides is None else model_of(sides, target)
+    chosen = profile_of(aim, profile, given=given)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats)
     limits = choose_gates(aim, chosen_suite, gates)
-    if reference is None:
-        compared = of_target(aim, runs, name, precisions, only_reference=budget_check)
+    if sides is None:
+        compared = of_target(aim, runs, name, precisions, endpoints, only_reference=budget_check)
     else:
-        compared = of_two(aim.recipe.name, reference, [Path(one) for one in candidate or ()], runs)
-    check_checkpoints_served(compared.candidates, aim, chosen)
+        compared = of_sides(aim, sides, runs)
+    if not given:
+        check_checkpoints_served(compared.candidates, aim, chosen)
     for one in compared.candidates:
         for note in one.notes:
             console.print(escape(f"note: {one.label}: {note}"))
@@ -115,7 +138,7 @@ def evaluate(
         if not checked.suffices:
             raise typer.Exit(1)
         return
-    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name)
+    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name, same_weights=same_weights)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

@@ -20,7 +20,7 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import check_plans_served, load_report, plan_for, precisions_for, profile_for, quantize_options
+from assay.cli.stages import check_plans_served, load_report, plan_for, precisions_for, quantize_options
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
@@ -45,7 +45,8 @@ def run(
 
     A second run finds what is done and makes the rest. Exit 1 unless every candidate is PASS, as of `assay gate`.
     """
-    from assay.cli.run_candidates import check_candidates, of_target
+    from assay.cli.candidates.of_sides import given_endpoints, profile_of
+    from assay.cli.candidates.of_target import check_candidates, of_target
     from assay.cli.targets import resolve_target
     from assay_evaluate.serving.server import interpreter_for
 
@@ -54,8 +55,9 @@ def run(
     aim = resolve_target(target)
     recipes = precisions_for(aim, None, precisions, with_reference=True)
     check_candidates(aim.recipe, recipes)
-    chosen = profile_for(aim, profile)
-    if not chosen.urls:
+    endpoints = given_endpoints(profile)
+    chosen = profile_of(aim, profile, given=bool(endpoints))
+    if not endpoints:
         interpreter_for(chosen)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     limits = choose_gates(aim, chosen_suite, gates)
@@ -69,7 +71,7 @@ def run(
     if not all(record.passed for record in made):
         say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)
-    compared = of_target(aim, runs, name, precisions)
+    compared = of_target(aim, runs, name, precisions, endpoints)
     judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name)
     if as_json:
         emit(load_report(judged.run_dir))

@@ -10,7 +10,6 @@ from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import JsonOption, OutFolderOption, ProfileOption, TargetArgument
 from assay.cli.stages import profile_for
 from assay.cli.terminal import emit, escape, results, say
-from assay.errors import AssayError
 
 
 def serve(
@@ -36,8 +35,6 @@ def serve(
 
     aim = resolve_target(target)
     chosen = profile_for(aim, profile)
-    if chosen.urls:
-        raise AssayError(f"profile {chosen.name}: its server runs already; there is nothing to start")
     checkpoint = local_checkpoint(aim.location)
     place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out), folder_name(checkpoint)
     spec = ServerSpec(

@@ -114,8 +114,9 @@ def _how(found: RunComparison) -> list[str]:
 
 def _rows(one: CheckpointComparison) -> list[tuple[str, ...]]:
     same = one.checkpoint_sha256[0] == one.checkpoint_sha256[1]
-    sizes = [quantities.size(num_bytes) for num_bytes in one.checkpoint_bytes]
-    rows: list[tuple[str, ...]] = [(escape(one.label), "size", *sizes, "the same checkpoint" if same else "other weights")]
+    sizes = ["not known" if num_bytes is None else quantities.size(num_bytes) for num_bytes in one.checkpoint_bytes]
+    others = "" if None in one.checkpoint_bytes else "other weights"  # of servers alone, identities of two runs always differ
+    rows: list[tuple[str, ...]] = [(escape(one.label), "size", *sizes, "the same checkpoint" if same else others)]
     if any(one.verdicts):
         rows.append(("", "verdict", *(_verdict(*given) for given in zip(one.verdicts, one.is_reference, strict=True)), ""))
     rows += [("", escape(task.task), *map(_score, task.scores), _lost(task)) for task in one.tasks]

@@ -43,8 +43,7 @@ def probe_checkpoint(
         with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as client:
             session = ProbeSession(endpoint, settings, client, None, on_progress)
             report = run_session(session, wanted, label=label)
-            # A profile with an address starts nothing, so there is no other way to serve it.
-            is_pair = "speculation" in wanted and endpoint.offer.speculation and not spec.profile.urls
+            is_pair = "speculation" in wanted and endpoint.offer.speculation
             if is_pair:
                 _ = session.greedy  # asked while this server is there
         fingerprint = server.fingerprint

@@ -18,7 +18,8 @@ from assay.records.probe import ProbeReport, ProbeSettings, load_probes
 from assay.records.serving import Fingerprint
 from assay_evaluate.diagnosis.probes.run_probes import PROBES
 from assay_evaluate.diagnosis.probes.served import probe_checkpoint
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec
 
 FEW = ProbeSettings(num_requests=8, num_garble_requests=8, num_alone=2, long_tokens=100, concurrency=4, num_tools=(1,))

@@ -22,7 +22,8 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement, ToolCalls, ToolCell, ToolFigures, TriggerFidelity
 from assay.records.serving import Fingerprint
 from assay_evaluate.client.journal import Journal
-from assay_evaluate.run.evaluate import Candidate, evaluate
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics import wilson
 from assay_evaluate.tasks.tools.questions import tool_question

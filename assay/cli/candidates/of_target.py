@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +14,20 @@ from assay.cli.stages import precisions_for
 from assay.cli.targets import Target, local_checkpoint, source_label
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
+from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.recipes.mtp import mtp_block
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.base import sha256_of_file
+from assay.recipes.profile import GivenServer
 from assay.records.manifest import MANIFEST, Manifest
-from assay.records.run import ReferenceCheckpoint, RunRecord, SourceData, folder_name
+from assay.records.run import RunRecord, SourceData
 from assay.safe_files import read_json_object
 from assay.safetensors_index import tensor_names
 
 if TYPE_CHECKING:
-    from assay_evaluate.run.evaluate import Candidate
+    from assay_evaluate.run.candidate import Candidate
+
+NO_ENDPOINTS: Mapping[str, GivenServer] = {}
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,23 @@ class Comparison:
 
 # ------------------------------------------------------------------------------------------------ of a TARGET
 def of_target(
-    aim: Target, runs: Path, name: str | None, precisions: list[str] | None, *, only_reference: bool = False
-) -> Comparison:  # fmt: skip
+    aim: Target,
+    runs: Path,
+    name: str | None,
+    precisions: list[str] | None,
+    endpoints: Mapping[str, GivenServer] = NO_ENDPOINTS,
+    *,
+    only_reference: bool = False,
+) -> Comparison:
     """Reference, then the source (if the recipe wants it), then every precision, from the runs of this model and data.
 
-    only_reference: the others are not looked for; they need not be made yet.
-
-    CheckpointError: one was not made yet, or from other data than the source has now, or than another of them.
+    endpoints: servers that run already, by label; then only what they have is compared. only_reference: the others are not
+    looked for; they need not be made yet. CheckpointError: one was not made yet, or from other data than the source has now, or
+    than another of them.
     """
-    from assay_evaluate.run.evaluate import Candidate
+    if endpoints:
+        return _of_endpoints(aim, runs, name, precisions, endpoints, only_reference=only_reference)
+    from assay_evaluate.run.candidate import Candidate
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
     recipe, source = aim.recipe, source_now(aim)
@@ -72,10 +83,64 @@ def of_target(
     return Comparison(found, RunRecord(model=recipe.name, source=source))
 
 
+def _of_endpoints(
+    aim: Target,
+    runs: Path,
+    name: str | None,
+    precisions: list[str] | None,
+    endpoints: Mapping[str, GivenServer],
+    *,
+    only_reference: bool,
+) -> Comparison:
+    """The reference and every other label that has a server; each with the folder that is named, or was made here, if any."""
+    from assay_evaluate.run.candidate import Candidate
+
+    source, own = source_now(aim), _source_folder(aim)
+    again = functools.partial(quantize_command, aim, runs=runs, name=name)
+    asked = {} if precisions is None else precisions_for(aim, None, precisions, with_reference=True)
+    recipes = {wanted.name: (named, wanted) for named, wanted in asked.items()}
+    reference = aim.recipe.reference.precision or "reference"
+    others = [] if only_reference else [*(one for one in own if one in endpoints), *(recipes or endpoints)]
+    labels = list(dict.fromkeys([reference, *others]))
+    if missing := [label for label in labels if label not in endpoints]:
+        raise AssayError(
+            f"the profile's `endpoints` have no server for {', '.join(missing)}, only for {', '.join(endpoints)}; add one: "
+            "what runs already is not compared with what is started here"
+        )
+    folders = _runs_of(aim, RunRecord(model=aim.recipe.name, source=source), runs, name)
+
+    def folder_of(label: str) -> Path | None:
+        """The folder that a server is said to serve: the one that is named, else the source, or what was made of it here."""
+        named = endpoints[label].checkpoint
+        if named is not None or label in own:
+            return Path(named or own[label])
+        if label in recipes:  # what was asked for by its precision is the checkpoint made here
+            return _made(aim, *recipes[label], folders, runs, again)
+        if label not in recipe_names("precisions"):
+            return None
+        return _find_made(aim, label, load_recipe(PrecisionRecipe, label), folders, runs, again)
+
+    found = [Candidate(label, folder_of(label), label == reference, endpoint=endpoints[label]) for label in labels]
+    if len(found) == 1 and not only_reference:
+        raise CheckpointError(f"{aim.recipe.name}: the profile's `endpoints` have only the reference; add a candidate's server")
+    source = _one_source(source, found, again, {label: named for label, (named, _) in recipes.items()})
+    return Comparison(found, RunRecord(model=aim.recipe.name, source=source))
+
+
+def _source_folder(aim: Target) -> dict[str, Path]:
+    """The source under its label, if it is measured too and lies in a folder."""
+    if not aim.recipe.include_source or aim.location.path is None:
+        return {}
+    folder = Path(aim.location.path)
+    return {source_label(read_json_object(folder, "config.json")): folder}
+
+
 def unused_draft_head(aim: Target, reference: Candidate) -> str | None:
     """A note, if the reference can draft and the model's recipe does not ask for it; None: it cannot, or will."""
     folder = reference.checkpoint
-    if aim.recipe.serving.num_speculative_tokens is not None or not (folder / "config.json").is_file():
+    if folder is None or reference.endpoint is not None or not (folder / "config.json").is_file():
+        return None
+    if aim.recipe.serving.num_speculative_tokens is not None:
         return None
     if not mtp_block(read_json_object(folder, "config.json"), tensor_names(folder)).num_layers:
         return None
@@ -119,6 +184,16 @@ def _made(
     aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
 ) -> Path:
     """The finished checkpoint of a precision, made from this very recipe. named: as the user wrote it. again: what to type."""
+    if (found := _find_made(aim, named, precision, folders, runs, again)) is not None:
+        return found
+    folder = (folders[0] if folders else runs / safe_name(aim.recipe.name)) / precision.name / "checkpoint"
+    raise CheckpointError(f"{folder}: no finished checkpoint there; make it first: {again(named)}")
+
+
+def _find_made(
+    aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
+) -> Path | None:
+    """The same; None if none was made. CheckpointError: it was made from another recipe or other data."""
     name = precision.name
     finished = [folder for one in folders if ((folder := one / name / "checkpoint") / MANIFEST).is_file()]
     for folder in finished:
@@ -135,8 +210,7 @@ def _made(
         how = _how_other(Manifest.load(usual / MANIFEST), source_now(aim))
         if how is not None:
             raise CheckpointError(f"{usual}: made from other data than {aim.typed} has ({how}); make it again: {again(named)}")
-    folder = folders[0] / name / "checkpoint" if folders else usual
-    raise CheckpointError(f"{folder}: no finished checkpoint there; make it first: {again(named)}")
+    return None
 
 
 def quantize_command(aim: Target, precision: str, *, runs: Path, name: str | None) -> str:
@@ -155,7 +229,7 @@ def _one_source(
     """
     first: tuple[Path, SourceData] | None = None
     for one in candidates:
-        if not (one.checkpoint / MANIFEST).is_file():
+        if one.checkpoint is None or not (one.checkpoint / MANIFEST).is_file():
             continue
         manifest = Manifest.load(one.checkpoint / MANIFEST)
         remedy = f"delete it and make it again: {again(named.get(one.label, one.label))}"
@@ -183,41 +257,7 @@ def _how_other(manifest: Manifest, source: SourceData) -> str | None:
     return how
 
 
-# ------------------------------------------------------------------------------------------------ any two checkpoints
-def of_two(model: str, reference: Path, candidates: list[Path], runs: Path) -> Comparison:
-    """Any checkpoints, called by their folders. Other data than the reference's is allowed; it is a note of the measurement."""
-    from assay_evaluate.run.evaluate import Candidate
-
-    folders = (reference, *candidates)
-    for folder in folders:
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder}: no checkpoint there (no config.json)")
-    labels = [folder_name(folder) for folder in folders]
-    if len(set(labels)) != len(labels):
-        labels = [f"{label}-{number}" for number, label in enumerate(labels)]
-    identity = reference_identity(reference, model, runs)
-    found = [Candidate(labels[0], reference, is_reference=True, sha256=identity.checkpoint_sha256)]
-    for label, folder in zip(labels[1:], candidates, strict=True):
-        note = _other_source(reference, folder, labels[0])
-        found.append(replace(Candidate(label, folder), notes=() if note is None else (note,)))
-    return Comparison(found, RunRecord(model=model, reference=identity))
-
-
-def reference_identity(folder: Path, model: str, runs: Path) -> ReferenceCheckpoint:
-    """The reference's hash; of unchanged files it is the one that an earlier run recorded."""
-    from assay_evaluate.run.identity import checkpoint_sha256, hashed_files
-    from assay_quantize.checkpoint.stamps import data_of_files
-
-    files = data_of_files(folder, [path.name for path in hashed_files(folder)])
-    first = runs / safe_name(model)
-    for run_dir in (first, *sorted(runs.glob(f"{first.name}-*"))):
-        there = read_run(run_dir)
-        if there is not None and there.reference is not None and there.reference.files == files:
-            return there.reference.model_copy(update={"location": str(folder)})
-    return ReferenceCheckpoint(location=str(folder), checkpoint_sha256=checkpoint_sha256(folder, sha256_of_file), files=files)
-
-
-def _other_source(reference: Path, candidate: Path, label: str) -> str | None:
+def other_source(reference: Path, candidate: Path, label: str) -> str | None:
     """A sentence, if both checkpoints say what they were made from and it is not the same."""
     try:
         ours, theirs = (Manifest.load(folder / MANIFEST) for folder in (reference, candidate))

@@ -1,0 +1,152 @@
+"""Which weights answer for a label: proved by signatures, for servers that run already; noted, for those started here.
+
+A server that is given by its URL may hold anything. Before anything is measured, all given servers sign (asking/signature.py):
+no two labels may have the same weights, and none may have others than when its label was measured before. Each measurement
+begins and ends with a signature. What was answered while weights may have changed is never used: from then on its replies
+are kept under another key (`Known.attempt`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import MeasureError
+from assay.recipes.profile import server_place
+from assay.records.base import sha256_of
+from assay.records.serving import Signature
+from assay_evaluate.asking.signature import apart, take_signature
+from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.journal import Journal
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.identity import checkpoint_sha256
+from assay_evaluate.serving.server import Server
+
+
+def sign_given(label: str, server: Server) -> Signature:
+    """MeasureError: without log-probabilities nothing shows whose weights answer."""
+    try:
+        return take_signature(server)
+    except NotMeasured as error:
+        raise MeasureError(f"{label}: {server.base_url}: nothing shows which weights answer: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------ before anything is asked
+def require_separate(candidates: Sequence[Candidate]) -> None:
+    """MeasureError: two labels name one server, or only some of them name one."""
+    given = [one for one in candidates if one.endpoint is not None]
+    started = [one.label for one in candidates if one.endpoint is None]
+    if given and started:
+        raise MeasureError(
+            f"{', '.join(one.label for one in given)}: asked of servers that run already; {', '.join(started)}: would be "
+            "started here. The two are never served alike, so they cannot be compared: give every label a URL, or none"
+        )
+    places = [(server_place(url), one.label, url) for one in given if one.endpoint for url in one.endpoint.addresses]
+    for (place, label, url), (other_place, other, other_url) in itertools.combinations(places, 2):
+        if place == other_place:
+            raise MeasureError(
+                f"{label} and {other} are one server ({_spelled(url, other_url)}), which has one checkpoint's weights; "
+                "start a server for each label"
+            )
+
+
+def _spelled(url: str, other: str) -> str:
+    return url if url == other else f"{url} is {other}"
+
+
+# ------------------------------------------------------------------------------------------------ what was seen before
+@dataclass(frozen=True)
+class Known:
+    """What the run's journal holds of the weights behind a label."""
+
+    checkpoint_sha256: str
+    signature: Signature
+    attempt: int = 0
+    """How often weights changed while they were measured: part of the key of replies."""
+    is_open: bool = False
+    """A measurement was begun and has not ended: if the weights are others now, nobody can say since when."""
+
+
+def know(one: Candidate, server: Server, journal: Journal) -> tuple[Signature, Known]:
+    """The signature of the label's server now, and what is known of the weights behind the label, which must be the same.
+
+    MeasureError: they are others, or nothing shows which they are.
+    """
+    signature = sign_given(one.label, server)
+    sha256 = named_sha256(one, journal)
+    kept = journal.find_items("weights", _key(one, server, sha256))
+    if kept is None:
+        return signature, keep(one, server, journal, Known(sha256 or unnamed_sha256(server, signature), signature))
+    known = Known(**{**kept[0], "signature": Signature.model_validate(kept[0]["signature"])})
+    if not known.signature.agrees_with(signature):
+        if known.is_open:
+            distrust(one, server, journal, known)
+        raise MeasureError(
+            f"{one.label}: {server.base_url} does not answer with the weights that it had when {one.label} was first measured "
+            f"here ({apart(known.signature, signature)}); serve those again; if it is another checkpoint now, give it another "
+            "label (NEW=URL), or the run another --name"
+        )
+    return signature, known
+
+
+def keep(one: Candidate, server: Server, journal: Journal, known: Known) -> Known:
+    """Write down what is known."""
+    data: dict[str, Any] = {**vars(known), "signature": known.signature.model_dump(mode="json")}
+    journal.keep_items("weights", _key(one, server, known.checkpoint_sha256), [data])
+    return known
+
+
+def distrust(one: Candidate, server: Server, journal: Journal, known: Known) -> None:
+    """What was answered so far is not used again."""
+    keep(one, server, journal, dataclasses.replace(known, attempt=known.attempt + 1, is_open=False))
+
+
+def _key(one: Candidate, server: Server, sha256: str | None) -> dict[str, str | None]:
+    """Of a folder, whose contents may have changed, its hash; else the label is all there is."""
+    which = None if one.checkpoint is None else sha256
+    return {"label": one.label, "checkpoint": which, "served": server.fingerprint.comparable_sha256}
+
+
+def named_sha256(one: Candidate, journal: Journal) -> str | None:
+    """Identity of the checkpoint that was named; None: only a server was."""
+    if one.sha256 is not None or one.checkpoint is None:
+        return one.sha256
+    return checkpoint_sha256(one.checkpoint, journal.file_sha256)
+
+
+def unnamed_sha256(server: Server, signature: Signature) -> str:
+    """Identity of a checkpoint of which no folder is known: what the server says it loaded, and how it answered first.
+
+    The same weights sign with other bits the next time: whoever meets a signature that agrees keeps the identity that it has.
+    """
+    return sha256_of({"root": server.root, "signature": signature.model_dump(mode="json")})
+
+
+# ------------------------------------------------------------------------------------------------ signatures beside each other
+def alike(signed: Mapping[str, tuple[str, Signature]]) -> list[tuple[str, str, str]]:
+    """Pairs of labels whose weights cannot be told apart, and a sentence about them. signed: label -> (where, signature)."""
+    return [
+        (label, other, f"{label} at {where} and {other} at {other_where} answer with the same weights ({apart(ours, theirs)})")
+        for (label, (where, ours)), (other, (other_where, theirs)) in itertools.combinations(signed.items(), 2)
+        if ours.agrees_with(theirs)
+    ]
+
+
+def require_others(signed: Mapping[str, tuple[str, Signature]]) -> None:
+    """MeasureError: two labels have the same weights."""
+    for _, _, sentence in alike(signed):
+        raise MeasureError(
+            f"{sentence}; start each on its own checkpoint, or say --same-weights if that is meant (MTP layers only draft: "
+            "checkpoints that differ in nothing else cannot be told apart)"
+        )
+
+
+def changed(label: str, server: Server, before: Signature, after: Signature) -> str:
+    """What is said when other weights answered at the end of a measurement than at its beginning."""
+    return (
+        f"{label}: the weights behind {server.base_url} changed while it was measured ({apart(before, after)}); nothing was "
+        "written, and what was answered is not used again; serve its checkpoint and run again"
+    )
