@@ -61,7 +61,7 @@ setup: ## build both environments, if they are missing
 
 # Together with `eval`, both environments are built side by side; `quantize` alone needs only the first.
 quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) ## make and verify every precision of MODEL
-	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
+	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(PROFILE),--profile $(PROFILE)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
 
 eval: setup ## measure the reference and every candidate; write verdicts, report and cards
 	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"

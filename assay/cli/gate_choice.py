@@ -18,7 +18,7 @@ from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay.recipes.suite_files import with_files_hashed
+from assay.recipes.suite_files import as_model_asks, with_files_hashed
 from assay.records.base import sha256_of
 from assay.records.comparable import find_reference
 from assay.records.measurement import Measurement
@@ -41,7 +41,7 @@ def suite_for(
 
     gates: the ones that the user named, for that line.
     """
-    chosen = with_files_hashed(load_recipe(SuiteRecipe, wanted or aim.recipe.suite))
+    chosen = with_files_hashed(as_model_asks(load_recipe(SuiteRecipe, wanted or aim.recipe.suite), aim.recipe.sampling))
     if wanted is not None or aim.recipe.suite != GPU_SUITE or profile.hardware.device != "cpu":
         return chosen, None
     instead = load_recipe(SuiteRecipe, CPU_SUITE)

@@ -18,6 +18,7 @@ from assay.recipes.families import family_of
 from assay.recipes.load import load_recipe, recipe_names, recipes_dir
 from assay.recipes.model import Family, Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
+from assay.recipes.profile import ProfileRecipe
 from assay.records.run import folder_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 from assay.safetensors_index import tensor_names
@@ -44,6 +45,10 @@ class Target:
     location: Location
     typed: str = ""
     """As it stands on the command line, for messages that say what to type."""
+
+    def on_profile(self, profile: ProfileRecipe) -> Target:
+        """The target with the precisions that its recipe has for a profile."""
+        return replace(self, recipe=self.recipe.on_profile(profile.name))
 
 
 def resolve_target(text: str) -> Target:

@@ -51,6 +51,16 @@ class Serving(Section):
     """More flags under vLLM's own names; a profile's flags win."""
 
 
+class Sampling(Section):
+    """How a model is asked, by its card or generation_config.json; the recipe names the source in a comment."""
+
+    temperature: float = Field(ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Length of a reply, thinking included, for tasks with `budget: model`. None: what the suite says."""
+
+
 class ModelRecipe(Recipe):
     """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
 
@@ -59,22 +69,44 @@ class ModelRecipe(Recipe):
     reference: Reference
     precisions: tuple[str, ...]
     """Candidates made by default."""
+    precisions_on: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Profile -> candidates made by default where it is used, since its GPUs cannot share the groups of others."""
     include_source: bool = False
     """Serve and score the unquantized source too (small models; the noise between reference and candidates)."""
     suite: str = "full"
     gates: str | None = None
     """With `suite`. None: those that the suite names, or that have its name, or `default`."""
     profiles: tuple[str, ...] = ("cpu-emulated",)
-    """Allowed profiles, best first; the first whose hardware is present is the default."""
+    """Allowed profiles, best first; the first whose hardware is present is the default. Reference and candidates fit."""
+    deployment_profiles: tuple[str, ...] = ()
+    """Profiles that the candidates fit and the reference does not: they can be served there, not compared."""
+    sampling: Sampling | None = None
+    """As the model's card says; tasks with `sampling: model` ask so. None: as the suite says."""
     serving: Serving = Serving()
 
     def found_from(self, folder: Path) -> Self:
         named: dict[str, Any] = {
             "precisions": tuple(beside(folder, one) for one in self.precisions),
+            "precisions_on": {
+                profile: tuple(beside(folder, one) for one in names) for profile, names in self.precisions_on.items()
+            },
             "profiles": tuple(beside(folder, one) for one in self.profiles),
+            "deployment_profiles": tuple(beside(folder, one) for one in self.deployment_profiles),
             "suite": beside(folder, self.suite),
             "gates": None if self.gates is None else beside(folder, self.gates),
         }
         if self.reference.precision is not None:
             named["reference"] = Reference(precision=beside(folder, self.reference.precision))
         return self.model_copy(update=named)
+
+    def on_profile(self, name: str) -> Self:
+        """The recipe as it is where the profile of that name is used."""
+        return self.model_copy(update={"precisions": self.precisions_on.get(name, self.precisions)})
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        known = {Path(profile).stem for profile in (*self.profiles, *self.deployment_profiles)}
+        for unused in sorted(self.precisions_on.keys() - known):
+            yield f"precisions_on: {unused} is none of the recipe's profiles ({', '.join(sorted(known))})"
+        for twice in sorted(set(self.profiles) & set(self.deployment_profiles)):
+            yield f"{twice} is named under `profiles` and under `deployment_profiles`; the reference fits it or does not"

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from assay.recipes.base import Recipe, Section
+from assay.recipes.model import Serving
 
 
 class Hardware(Section):
@@ -95,3 +96,15 @@ def server_place(url: str) -> tuple[str, int, str]:
     host = (parts.hostname or "").rstrip(".")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return "localhost" if host in _HERE else host, parts.port or _DEFAULT_PORTS[parts.scheme], path
+
+
+# ------------------------------------------------------------------------------------------------ context
+def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: Serving) -> int | None:
+    """The `max-model-len` with which a checkpoint is served: the profile's before the model recipe's, never above its own.
+
+    config: its config.json. None: nobody says.
+    """
+    text = config.get("text_config")
+    own = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    asked = profile.vllm.get("max-model-len") or serving.max_model_len
+    return min((length for length in (own, asked) if isinstance(length, int)), default=None)

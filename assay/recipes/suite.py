@@ -20,6 +20,10 @@ class TaskBase(Section):
     thinking_tokens: int | None = Field(default=None, ge=1)
     """Of `max_tokens`: after so many the server ends the thinking, the rest is left for the answer. Needs a reasoning parser,
     and is left out without one. None: one budget for both."""
+    sampling: Literal["suite", "model"] = Field(default="suite", exclude=True)
+    """model: temperature, top_p and top_k are those of the model's recipe, if it has any (`as_model_asks`)."""
+    budget: Literal["suite", "model"] = Field(default="suite", exclude=True)
+    """model: `max_tokens` is the longest reply of the model's card, if its recipe names one."""
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
@@ -29,7 +33,7 @@ class TaskBase(Section):
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
-        if self.num_samples > 1 and self.temperature == 0:
+        if self.num_samples > 1 and self.temperature == 0 and self.sampling == "suite":
             yield "num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike"
         if self.thinking_tokens is not None and self.thinking_tokens >= self.max_tokens:
             yield (

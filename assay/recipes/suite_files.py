@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from assay.errors import RecipeError
+from assay.recipes.model import Sampling
 from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.records.base import sha256_of, sha256_of_file
 
@@ -23,6 +24,23 @@ def with_files_hashed(suite: SuiteRecipe) -> SuiteRecipe:
     a path that is not there; paths are relative to the working directory.
     """
     return suite.model_copy(update={"files_sha256": {path: _hash(suite, path) for path in named_files(suite)}})
+
+
+def as_model_asks(suite: SuiteRecipe, sampling: Sampling | None) -> SuiteRecipe:
+    """The suite with the model's own sampling and length of replies where its tasks ask for them.
+
+    They are values of the suite from then on, in its hash and in every measurement: otherwise sampled is otherwise measured.
+    """
+    if sampling is None:
+        return suite
+    how = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    tasks = []
+    for task in suite.tasks:
+        changes: dict[str, float] = how if task.sampling == "model" else {}
+        if task.budget == "model" and sampling.max_tokens is not None:
+            changes = {**changes, "max_tokens": sampling.max_tokens}
+        tasks.append(task.model_copy(update=changes))
+    return suite.model_copy(update={"tasks": tuple(tasks)})
 
 
 def with_swe_options(

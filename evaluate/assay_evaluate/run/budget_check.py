@@ -20,6 +20,7 @@ from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTas
 from assay.records.measurement import BudgetCheck, TaskBudget, TaskResult
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.evaluate import StartServer
 from assay_evaluate.run.identity import identity
 from assay_evaluate.run.suite import measure_suite
@@ -60,6 +61,7 @@ def check_budgets(
             f"suite {suite.name}: nothing to check: its tasks are trajectories, whose steps have a budget each;"
             " leave out --budget-check"
         )
+    check_context(few, reference, profile, serving)
     with Journal(run_dir / "journal.db") as journal:
         checkpoint = named_sha256(reference, journal)
         with _server(reference, profile, serving, run_dir, start_server, on_progress) as server:

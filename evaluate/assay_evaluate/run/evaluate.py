@@ -31,6 +31,7 @@ from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_others
 from assay_evaluate.run.suite import measure_suite
@@ -77,6 +78,7 @@ def evaluate(
     reference, others = _sorted_out(candidates)
     require_separate(candidates)
     check_suite(suite)
+    check_context(suite, reference, profile, serving)
     with Journal(run_dir / "journal.db") as journal:
         run = _Evaluation(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
         run.check_alike(reference, others)

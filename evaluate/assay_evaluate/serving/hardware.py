@@ -89,10 +89,25 @@ def choose_profile(recipe: ModelRecipe) -> ProfileRecipe:
         if fits(profile.hardware, gpus):
             return profile
     here = describe_hardware()
-    raise AssayError(
-        f"model recipe {recipe.name}: none of its profiles ({', '.join(recipe.profiles)}) fits this machine "
-        f"({here.get('gpus', 'no GPU')}, {here['memory']}); write one under recipes/profiles/ and name it with --profile"
+    only_deployed = next(
+        (name for name in recipe.deployment_profiles if fits(load_recipe(ProfileRecipe, name).hardware, gpus)), None
     )
+    hint = "write one under recipes/profiles/ and name it with --profile"
+    if only_deployed is not None:
+        hint = f"{only_deployed} is here, but only the candidates fit it, not the reference: measure on one of the others"
+    raise AssayError(
+        f"model recipe {recipe.name}: none of its profiles ({', '.join(map(_needs, profiles))}) fits this machine "
+        f"({here.get('gpus', 'no GPU')}, {here['memory']}); {hint}"
+    )
+
+
+def _needs(profile: ProfileRecipe) -> str:
+    """`4xh200: 4x H200 of 150 GB`."""
+    needed = profile.hardware
+    if needed.device == "cpu":
+        return profile.name
+    memory = "" if needed.memory_bytes_each is None else f" of {needed.memory_bytes_each / 1e9:.0f} GB"
+    return f"{profile.name}: {max(1, needed.num_gpus)}x {needed.gpu or 'NVIDIA GPU'}{memory}"
 
 
 def _cpu_name() -> str:

@@ -7,15 +7,13 @@ cache by the kind of attention, and an allowance for everything else. An estimat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from assay.errors import PlanError
 from assay.recipes.families import form_of
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
-from assay.recipes.profile import ProfileRecipe
+from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay_quantize.plan.parallel import Ranks, check_parallel, head_dim, misfits, ranks_of
 from assay_quantize.plan.stored import StoredModel, StoredWeight
 
@@ -148,11 +146,3 @@ def check_memory(model: StoredModel, profile: ProfileRecipe, serving: Serving) -
         f"weights and {kv_bytes / 2**30:.1f} GiB of KV cache for max-model-len {length:,}, and "
         f"{fit.usable_bytes / 2**30:.1f} GiB are usable; {way}"
     )
-
-
-def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: Serving) -> int | None:
-    """The `max-model-len` with which a checkpoint is served: profile before model recipe, never above the model's own."""
-    own = (config.get("text_config") or config).get("max_position_embeddings")
-    asked = profile.vllm.get("max-model-len") or serving.max_model_len
-    known = [length for length in (own, asked) if isinstance(length, int)]
-    return min(known, default=None)

@@ -48,6 +48,7 @@ PRECISION_SHA256 = {
     "w4a16": "6e78421f33f2377612a7da267ca338037993445c456a295991307c63bb055f9d",
     "w4a16-asym": "7d5f136d315f9af28f5d5798e8e3bd0ce1115acd66a5cffee9e8670bb5019fb2",
     "w4a16-channel": "13c9e0d34737a17436e6bdd0df13aa44c9568c9274302de7c62fcc4281eb51b2",
+    "w4a16-experts-g32": "030cbfe047233f1f8c12b02ad97a8192b3f0b90ad71f5be192f00e6bf5d329f2",
     "w4a16-experts": "96d0f69a0cb3036643425a7b875ee321d96451138c7e80d0e50d1ee94001dae9",
     "w4a16-fp8-attention": "6e96f2db6276c221c25525c5077c2f96838479651cde44e5b02ecf3649350cc1",
     "w4a16-g32": "833b90fb8cb7e1c449679d1987cd2e02927dbc52a2ace8f778c576a59898c370",
@@ -74,8 +75,10 @@ def test_every_model_names_recipes_that_exist(name: str) -> None:
     recipe = load_recipe(ModelRecipe, name)
     for precision in recipe.precisions:
         load_recipe(PrecisionRecipe, precision)
-    for profile in recipe.profiles:
+    for profile in (*recipe.profiles, *recipe.deployment_profiles):
         load_recipe(ProfileRecipe, profile)
+        for precision in recipe.on_profile(profile).precisions:
+            load_recipe(PrecisionRecipe, precision)
     if recipe.reference.precision is not None:
         load_recipe(PrecisionRecipe, recipe.reference.precision)
     suite = load_recipe(SuiteRecipe, recipe.suite)
@@ -147,8 +150,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
     ("kind", "name", "path", "wrong", "message"),
     [
         ("models", "glm-5", ["source"], "sourse",
-         "unknown key 'sourse'; did you mean 'source'? Allowed: description, family, gates, include_source, name, precisions, "
-         "profiles, reference, schema, serving, source, suite"),
+         "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
+         "include_source, name, precisions, precisions_on, profiles, reference, sampling, schema, serving, source, suite"),
         ("models", "glm-5", ["source", "hub"], "hubb",
          "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
         ("models", "glm-5", ["reference", "release", "hub"], "hbu",
@@ -167,8 +170,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'concurency'; did you mean 'concurrency'? Allowed: concurrency, description, emulate, "
          "endpoints, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
-         "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: kind, languages, max_tokens, name, "
-         "num_items, num_samples, num_steps, temperature, thinking_tokens, top_k, top_p"),
+         "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: budget, kind, languages, "
+         "max_tokens, name, num_items, num_samples, num_steps, sampling, temperature, thinking_tokens, top_k, top_p"),
         ("suites", "quick", ["divergence", "top_k"], "topk",
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
          "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),
@@ -234,8 +237,8 @@ EVERYTHING_WRONG = {
         "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
         "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
         [
-            "unknown key 'sourse'; did you mean 'source'? Allowed: description, family, gates, include_source, name, "
-            "precisions, profiles, reference, schema, serving, source, suite",
+            "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
+            "include_source, name, precisions, precisions_on, profiles, reference, sampling, schema, serving, source, suite",
             "schema: Input should be 1 (got '2')",
             "family: Input should be 'glm4_moe', 'glm_moe_dsa', 'deepseek_v3', 'qwen3_moe' or 'qwen3_next' (got 'glm4')",
             "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",
@@ -285,16 +288,17 @@ EVERYTHING_WRONG = {
         "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n"
         "- {kind: nedle, name: n, num_itmes: 5, lengths_tokens: [9], max_tokens: 0}\n",
         [
-            "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: kind, languages, max_tokens, name, "
-            "num_items, num_samples, num_tools, prompt_tokens, share_without_tool, temperature, thinking_tokens, top_k, top_p",
+            "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: budget, kind, languages, max_tokens, "
+            "name, num_items, num_samples, num_tools, prompt_tokens, sampling, share_without_tool, temperature, "
+            "thinking_tokens, top_k, top_p",
             "tasks.0.arithmetic: num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike",
             "tasks.0.arithmetic: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
             "tasks.2.swe: environment local runs what the model writes on this machine, without a container: it needs "
             "`allow_local_execution: true` and `local_repositories: FOLDER`; or say docker, podman or singularity",
             "tasks.2.swe: filter '(' is not a regular expression (missing ), unterminated subpattern at position 0)",
             "tasks.3.kind: must be one of arithmetic, needle, lm_eval, ruler, tools, swe (got 'nedle'); did you mean 'needle'?",
-            "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: kind, languages, lengths_tokens, "
-            "max_tokens, name, num_items, num_needles, num_samples, temperature, thinking_tokens, top_k, top_p",
+            "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: budget, kind, languages, "
+            "lengths_tokens, max_tokens, name, num_items, num_needles, num_samples, sampling, temperature, thinking_tokens, top_k, top_p",
             "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",
             "tasks.3.needle.max_tokens: Input should be greater than or equal to 1 (got '0')",
             "two tasks are called a; names are keys of the results",

@@ -514,8 +514,15 @@ def test_the_best_profile_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hardware, "find_gpus", lambda: ())
     assert choose_profile(recipe).name == "cpu-emulated"
     assert "gpus" not in hardware.describe_hardware()
-    with pytest.raises(AssayError, match=r"none of its profiles \(8xh200\) fits this machine \(no GPU, "):
+    with pytest.raises(AssayError, match=r"none of its profiles \(8xh200: 8x H200 of 150 GB\) fits this machine \(no GPU, "):
         choose_profile(recipe.model_copy(update={"profiles": ("8xh200",)}))
+
+
+def test_a_profile_for_candidates_alone_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four H200 hold GLM-5 in 4 bits, and not the FP8 release that it is compared with."""
+    monkeypatch.setattr(hardware, "find_gpus", lambda: (Gpu("NVIDIA H200", 143771 << 20, "570.1"),) * 4)
+    with pytest.raises(AssayError, match=r"; 4xh200 is here, but only the candidates fit it, not the reference"):
+        choose_profile(load_recipe(ModelRecipe, "glm-5"))
 
 
 def test_this_process_has_no_stray_servers() -> None:

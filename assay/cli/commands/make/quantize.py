@@ -21,10 +21,12 @@ from assay.cli.options import (
     recipe,
     refuse_unused,
 )
-from assay.cli.stages import plan_for, precisions_for, quantize_one, quantize_options, with_importance
+from assay.cli.stages import check_plans_served, plan_for, precisions_for, quantize_one, quantize_options, with_importance
 from assay.cli.terminal import emit, results
 from assay.cli.whole_run import quantize_in_run
 from assay.errors import PlanError
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
 
 
 def quantize(
@@ -57,6 +59,16 @@ def quantize(
         ),
     ] = "auto",
     runner: RunnerOption = "local",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            metavar="NAME|FILE",
+            callback=recipe("profiles"),
+            autocompletion=completes("profiles"),
+            help="For GPUs of this profile: the recipe's precisions for it, and an error if it cannot serve them.",
+        ),
+    ] = None,
     workers: WorkersOption = None,
     memory: Annotated[
         str | None,
@@ -85,11 +97,16 @@ def quantize(
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
     options = quantize_options(device, runner, workers, memory, importance, stream_from)
     aim = resolve_target(target)
+    chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
+    if chosen is not None:
+        aim = aim.on_profile(chosen)
     recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None)
     if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
     # Every plan is made before the first byte is written: what cannot work fails at once.
     plans = [with_importance(plan_for(aim, recipe), importance) for recipe in recipes.values()]
+    if chosen is not None:
+        check_plans_served(plans, aim, chosen)
     shown = results(as_json=as_json)
     if out is not None:
         records = [quantize_one(aim, plans[0], out, options, shown, in_run=False)]

@@ -110,6 +110,7 @@ def evaluate(
     # What cannot work fails before checkpoints are hashed and servers started.
     aim = resolve_target(str(target)) if sides is None else model_of(sides, target)
     chosen = profile_of(aim, profile, given=given)
+    aim = aim.on_profile(chosen)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats)
     limits = choose_gates(aim, chosen_suite, gates)

@@ -53,10 +53,11 @@ def run(
     # What cannot work fails before the first byte is written.
     options = quantize_options("auto", runner, workers, memory, None)
     aim = resolve_target(target)
-    recipes = precisions_for(aim, None, precisions, with_reference=True)
-    check_candidates(aim.recipe, recipes)
     endpoints = given_endpoints(profile)
     chosen = profile_of(aim, profile, given=bool(endpoints))
+    aim = aim.on_profile(chosen)
+    recipes = precisions_for(aim, None, precisions, with_reference=True)
+    check_candidates(aim.recipe, recipes)
     if not endpoints:
         interpreter_for(chosen)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)

@@ -1,0 +1,65 @@
+"""A suite asked as the model's card says: what its tasks become, and what of it is part of the hash."""
+
+from __future__ import annotations
+
+import pytest
+
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe, Sampling
+from assay.recipes.suite import SuiteRecipe
+from assay.recipes.suite_files import as_model_asks
+
+CARD = Sampling(temperature=0.6, top_p=0.95, top_k=20, max_tokens=32768)
+
+
+def suite(**options: object) -> SuiteRecipe:
+    task = {"kind": "arithmetic", "name": "a", "num_items": 2, "max_tokens": 512, **options}
+    return SuiteRecipe.model_validate({"schema": 1, "name": "s", "seed": "eval-s", "tasks": [task]})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (0.0, 1.0, -1, 512)),
+        ({"sampling": "model"}, (0.6, 0.95, 20, 512)),
+        ({"budget": "model"}, (0.0, 1.0, -1, 32768)),
+        ({"sampling": "model", "budget": "model"}, (0.6, 0.95, 20, 32768)),
+    ],
+)
+def test_a_task_takes_what_it_asks_for(options: dict[str, object], expected: tuple[float, float, int, int]) -> None:
+    (task,) = as_model_asks(suite(**options), CARD).tasks
+    assert (task.temperature, task.top_p, task.top_k, task.max_tokens) == expected
+
+
+def test_a_model_without_sampling_or_budget_leaves_the_suite_as_it_is() -> None:
+    asked = suite(sampling="model", budget="model", temperature=0.3)
+    assert as_model_asks(asked, None) == asked
+    (task,) = as_model_asks(asked, Sampling(temperature=1.0)).tasks
+    assert (task.temperature, task.max_tokens) == (1.0, 512)
+
+
+def test_otherwise_sampled_is_another_suite() -> None:
+    """The hash knows the values and not where they come from; what is recorded holds the values."""
+    asked = suite(sampling="model")
+    assert asked.sha256 == suite().sha256
+    effective = as_model_asks(asked, CARD)
+    assert effective.sha256 == suite(temperature=0.6, top_p=0.95, top_k=20).sha256 != asked.sha256
+    recorded = effective.model_dump(mode="json", by_alias=True)["tasks"][0]
+    assert (recorded["temperature"], recorded["top_p"], recorded["top_k"]) == (0.6, 0.95, 20)
+    assert not {"sampling", "budget"} & recorded.keys()
+
+
+@pytest.mark.parametrize("name", ["full", "code", "languages", "long-context"])
+def test_suites_for_gpus_ask_as_the_card_says(name: str) -> None:
+    assert {task.sampling for task in load_recipe(SuiteRecipe, name).tasks} == {"model"}
+
+
+def test_the_quick_suite_is_greedy_for_every_model() -> None:
+    quick = load_recipe(SuiteRecipe, "quick")
+    for name in recipe_names("models"):
+        assert as_model_asks(quick, load_recipe(ModelRecipe, name).sampling) == quick
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names("models") if name != "tiny-glm"])
+def test_every_model_for_gpus_says_how_it_is_asked(name: str) -> None:
+    assert load_recipe(ModelRecipe, name).sampling is not None
