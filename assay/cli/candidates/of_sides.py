@@ -50,7 +50,7 @@ class Side:
 
 def split_values(text: str) -> list[str]:
     """Values separated by commas; a folder that follows a URL belongs to it. A path that exists is one value, commas or not."""
-    if Path(text).exists():
+    if text and Path(text).exists():
         return [text]
     found: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
