@@ -135,7 +135,7 @@ def register_gates(chosen: ChosenGates, run_dir: Path) -> GateRecipe:
 def registered_gates(run_dir: Path) -> RegisteredGates | None:
     """What `register_gates` wrote down. None: it was never called for this run. AssayError: the file was changed since."""
     path = run_dir / REGISTERED_GATES
-    if not path.is_file():
+    if not path.exists():
         return None
     note = RegisteredGates.load(path)
     try:

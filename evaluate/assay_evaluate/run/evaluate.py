@@ -322,7 +322,7 @@ class _Evaluation:
             suite_sha256=self.suite.sha256,
             suite_recipe=self.suite.model_dump(mode="json", by_alias=True),
             fingerprint=server.fingerprint,
-            started=started.isoformat(timespec="seconds"),
+            started=started.isoformat(timespec="milliseconds"),
             seconds=round(time.monotonic() - clock, 3),
             reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
             signature=signature,

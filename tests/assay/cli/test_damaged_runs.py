@@ -15,6 +15,7 @@ from synthetic_run import make_run
 from assay.cli.gate_choice import REGISTERED_GATES, load_gates
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.base import sha256_of
 from assay.records.manifest import MANIFEST
 from assay.records.probe import probes_place
 from assay.records.run import RunRecord, SourceData
@@ -60,8 +61,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         RunRecord(model="tiny-glm", source=SourceData(location="x")).save(run_dir / "run.json")
         probed("w4a16", *CLEAN).save(probes_place(run_dir, "w4a16"))
         gates = load_gates("default", load_recipe(SuiteRecipe, "quick"))
-        note = RegisteredGates(named="default", sha256=gates.sha256, recipe=gates.model_dump(mode="json", by_alias=True))
-        note.save(run_dir / REGISTERED_GATES)
+        recipe = gates.model_dump(mode="json", by_alias=True)
+        RegisteredGates(named="default", sha256=sha256_of(recipe), recipe=recipe).save(run_dir / REGISTERED_GATES)
     return folder
 
 
