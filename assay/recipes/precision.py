@@ -16,7 +16,8 @@ from assay.records.plan import Role
 ROLES: tuple[str, ...] = get_args(Role)
 
 SchemeName = Literal[
-    "w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "mxfp4", "mxfp8", "w8a8",
+    "w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8",
+    "w8a8",
 ]  # fmt: skip
 
 _BY_ROLE: TypeAdapter[dict[Role, SchemeName]] = TypeAdapter(dict[Role, SchemeName])
@@ -53,6 +54,8 @@ class PrecisionRecipe(Recipe):
         default_factory=dict, exclude_if=lambda layers: not layers
     )
     """Layers that differ, as `0-2, 77` -> role -> its scheme there, or `bf16`: kept. The MTP block is none of them."""
+    kv_cache: Literal["fp8"] | None = Field(default=None, exclude_if=lambda dtype: dtype is None)
+    """fp8: the checkpoint asks to be served with its KV cache in E4M3, with scales of 1. None: it does not say."""
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
     """dtype -> roles. `source`: whatever dtype the source has. A role is named once, in `quantize` or here."""
     mtp: Literal["keep", "quantize", "drop"] = "keep"

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from typing import Literal
 
-from assay.records.base import Record
+from assay.records.base import Part, Record
+
+
+class Nvfp4Inputs(Part):
+    """Groups of 16 activations in the range that scheme `nvfp4` gives them; groups of zeros are left out.
+
+    num_cut_off: too large, so that the largest are cut off. num_coarse: so small that their scale has fewer bits. num_zeroed:
+    of those, the ones that become 0. largest: the largest magnitude, and the weight it enters. most_zeroed: the largest
+    share of a weight's groups, and the weight.
+    """
+
+    num_groups: int
+    num_cut_off: int
+    num_coarse: int
+    num_zeroed: int
+    largest: float
+    largest_at: str
+    most_zeroed: float
+    most_zeroed_at: str
 
 
 class Calibration(Record):
@@ -12,7 +30,8 @@ class Calibration(Record):
 
     text: the files, or how the text came about. num_tokens: that went through the model. weights: in the file. starved: weight
     -> tokens, of those that saw fewer than `min_tokens` and were left out. tokens_by_expert: least, median and most tokens that
-    a routed expert saw; None where there are none. file_sha256: what `importance_sha256` of a plan made with the file will be.
+    a routed expert saw; None where there are none. nvfp4_inputs: all inputs, in the range of scheme `nvfp4`.
+    file_sha256: what `importance_sha256` of a plan made with the file will be.
     """
 
     kind: Literal["calibration"] = "calibration"
@@ -25,6 +44,7 @@ class Calibration(Record):
     weights: int
     starved: dict[str, int]
     tokens_by_expert: tuple[int, int, int] | None
+    nvfp4_inputs: Nvfp4Inputs
     file: str
     file_sha256: str
     seconds: float

@@ -23,7 +23,7 @@ class Fingerprint(Part):
     environment: dict[str, str]
     speculation: dict[str, Any] | None
     checkpoint_flags: dict[str, Any]
-    """Flags that depend on the checkpoint's format (quantization, load-format)."""
+    """Flags that depend on the checkpoint (quantization, load-format; kv-cache-dtype where its config asks for one)."""
     emulated: bool | None
     """True: dequantized weights, BF16/FP32 arithmetic. False: native kernels. None: unquantized checkpoint or unknown."""
     kernels: tuple[str, ...]

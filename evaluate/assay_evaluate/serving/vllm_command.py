@@ -88,6 +88,8 @@ def vllm_command(
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
     checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
+    if "kv-cache-dtype" not in flags:
+        checkpoint_flags |= _kv_cache_flags(config)
     if plugin and "load-format" not in flags | checkpoint_flags:
         checkpoint_flags["load-format"] = STRICT
     flags = {name: value for name, value in sorted(flags.items()) if value is not None}
@@ -186,7 +188,7 @@ def _limit_length(flags: dict[str, Any], config: Mapping[str, Any]) -> None:
 
 def _format_flags(checkpoint: Path, config: Mapping[str, Any], profile: ProfileRecipe) -> tuple[dict[str, Any], bool | None]:
     """(flags that depend on the checkpoint's format, emulated?)."""
-    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    quantization = _quantization(config)
     if not quantization:
         return {}, None
     if not profile.emulate:
@@ -198,6 +200,18 @@ def _format_flags(checkpoint: Path, config: Mapping[str, Any], profile: ProfileR
             "use a profile with `emulate: false` on hardware that has the kernels"
         )
     return {"quantization": EMULATE, "load-format": EMULATE}, True
+
+
+def _kv_cache_flags(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's config says of the KV cache, as a flag: vLLM reads `kv_cache_scheme` for attention with heads, and
+    not for latent attention (MLA). A profile that sets `kv-cache-dtype` sets it for all checkpoints alike."""
+    scheme = _quantization(config).get("kv_cache_scheme")
+    is_fp8 = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    return {"kv-cache-dtype": "fp8"} if is_fp8 else {}
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.recipes.families import classify, family_of
 from assay.records.base import sha256_of_file
-from assay.records.calibration import Calibration
+from assay.records.calibration import Calibration, Nvfp4Inputs
+from assay_quantize.calibration.ranges import InputRange
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
@@ -38,10 +39,11 @@ BATCH_TOKENS = 4096
 
 @dataclass
 class Moments:
-    """Of one weight's inputs: sums of squares, FP64 [columns], and the tokens they are over."""
+    """Of one weight's inputs: sums of squares, FP64 [columns], the tokens they are over, and their range."""
 
     squares: Tensor
     num_tokens: int = 0
+    range: InputRange = field(default_factory=InputRange)
 
 
 class InputWatch(TorchFunctionMode):
@@ -69,6 +71,7 @@ class InputWatch(TorchFunctionMode):
             moments = self.moments.setdefault(name, Moments(torch.zeros_like(squares)))
             moments.squares += squares
             moments.num_tokens += len(rows)
+        self.moments[names[0]].range.add(rows)
 
 
 def names_of(model: torch.nn.Module) -> dict[int, tuple[str, ...]]:
@@ -138,6 +141,7 @@ def calibrate(
         weights=len(enough),
         starved=starved,
         tokens_by_expert=_by_expert(watch.moments, wanted),
+        nvfp4_inputs=_nvfp4_inputs(watch.moments),
         file=str(out),
         file_sha256=sha256_of_file(out),
         seconds=time.monotonic() - started,
@@ -183,6 +187,23 @@ def _check_out(path: Path) -> None:
             pass
     except OSError as problem:
         raise QuantizeError(f"--out {path}: cannot be written: {problem.strerror}; give the name of a file") from None
+
+
+def _nvfp4_inputs(moments: Mapping[str, Moments]) -> Nvfp4Inputs:
+    """All groups together, and the weights whose inputs fit worst."""
+    ranges = {name: one.range for name, one in moments.items() if one.range.num_groups}
+    zeroed = max(ranges, key=lambda name: ranges[name].num_zeroed / ranges[name].num_groups)
+    largest = max(ranges, key=lambda name: ranges[name].largest)
+    return Nvfp4Inputs(
+        num_groups=sum(one.num_groups for one in ranges.values()),
+        num_cut_off=sum(one.num_cut_off for one in ranges.values()),
+        num_coarse=sum(one.num_coarse for one in ranges.values()),
+        num_zeroed=sum(one.num_zeroed for one in ranges.values()),
+        largest=ranges[largest].largest,
+        largest_at=largest,
+        most_zeroed=ranges[zeroed].num_zeroed / ranges[zeroed].num_groups,
+        most_zeroed_at=zeroed,
+    )
 
 
 def _by_expert(moments: Mapping[str, Moments], wanted: Iterable[str]) -> tuple[int, int, int] | None:

@@ -17,7 +17,7 @@ from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result
 from assay_quantize.formats.casting import cast_rows, count_not_finite
-from assay_quantize.formats.schemes import module_of
+from assay_quantize.formats.schemes import SCHEMES, module_of
 from assay_quantize.plan.slabs import Slab, by_rows
 from assay_quantize.storage.buffers import Pools
 from assay_quantize.storage.direct_file import BytesLike
@@ -177,6 +177,8 @@ def _output_parts(slab: Slab, parts: Mapping[str, Array]) -> dict[str, BytesLike
     made = {f"{module}.{part}": value for part, value in parts.items()}
     if f"{module}.weight_shape" in planned:
         made[f"{module}.weight_shape"] = np.array(tensor.shape, np.int64)
+    if tensor.scheme is not None and (scale := SCHEMES[tensor.scheme].input_global_scale) is not None:
+        made[f"{module}.input_global_scale"] = np.array([scale], np.float32)
     assert made.keys() == planned.keys(), f"{tensor.name}: made {sorted(made)}, planned {sorted(planned)}"
     return {
         name: _checked_bytes(value, planned[name]) for name, value in made.items() if slab.is_first or _has_rows(planned[name])

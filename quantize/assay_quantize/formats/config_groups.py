@@ -22,11 +22,21 @@ ACTIVATIONS: Mapping[str, Mapping[str, Any] | None] = {
     "FP8_BLOCK": {"group_size": 128, "strategy": "group", "block_structure": None, "dynamic": True},
     "FP8_DYNAMIC": _PER_TOKEN,
     "NVFP4A16": None,
+    "NVFP4": {"dynamic": "local", "observer": "static_minmax"},
     "MXFP4": {"dynamic": True},
     "MXFP8": {"dynamic": True},
     "W8A8": _PER_TOKEN,
 }
 """Preset -> how activations are rounded at run time, where that differs from the weights; None: they stay in 16 bits."""
+
+KV_CACHE: Mapping[str | None, Mapping[str, Any] | None] = {
+    None: None,
+    "fp8": {
+        "num_bits": 8, "type": "float", "symmetric": True, "group_size": None, "strategy": "tensor", "block_structure": None,
+        "dynamic": False, "actorder": None, "scale_dtype": None, "zp_dtype": None, "observer": None, "observer_kwargs": {},
+    },
+}  # fmt: skip
+"""`kv_cache` of a recipe -> `kv_cache_scheme`. No scales are stored for it: vLLM takes 1, as ModelOpt's `fp8_cast` means it."""
 
 MIXED = "mixed-precision"
 """`format` of a checkpoint whose groups have formats of their own, as compressed-tensors calls it."""
@@ -49,7 +59,7 @@ def quantization_config(plan: Plan) -> dict[str, Any]:
         "transform_config": {},
         "config_groups": {f"group_{i}": _group(SCHEMES[scheme], targets[scheme]) for i, scheme in enumerate(targets)},
         "quant_method": "compressed-tensors",
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": KV_CACHE[plan.precision_recipe.get("kv_cache")],
         "format": formats.pop() if len(formats) == 1 else MIXED,
         "quantization_status": "compressed",
         "global_compression_ratio": None,

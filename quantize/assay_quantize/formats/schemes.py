@@ -6,6 +6,7 @@ A weight `w_OI` (rows O = output features, columns I = input features) becomes a
                           asymmetric: weight_zero_point I32 [ceil(O/8), I/group], packed along the rows
     float-quantized       weight F8_E4M3 [O, I], weight_scale [ceil(O/128), ceil(I/128)]; per channel [O, 1]
     nvfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale F8_E4M3 [O, I/16], weight_global_scale F32 [1]
+                          with 4-bit activations: input_global_scale F32 [1], a constant
     mxfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale U8 [O, I/32] (exponents, bias 127)
     mxfp8-quantized       weight F8_E4M3 [O, I], weight_scale U8 [O, I/32] (exponents, bias 127)
     int-quantized         weight I8 [O, I], weight_scale [O, 1]
@@ -45,6 +46,8 @@ class Scheme:
     layout: which tensors are made (the docstring of this module).
     group_size: columns that share a scale; None: all of them (one scale per row).
     block_rows: rows that share a scale.
+    input_global_scale: what activations are multiplied with before their scales are rounded to FP8, stored with every weight;
+        None: nothing is stored.
     max_relative_error: verification refuses a weight that is further from its source, as ||dequantized - source|| /
         ||source||. Normal weights come out at 0.11 (INT4 groups of 128), 0.10 (FP4), 0.03 (FP8), 0.01 (INT8); outliers
         raise it; weights of another layer give 1.41.
@@ -57,8 +60,15 @@ class Scheme:
     group_size: int | None
     block_rows: int = 1
     symmetric: bool = True
+    input_global_scale: float | None = None
     max_relative_error: float = 0.5
 
+
+INPUT_AMAX = 2688.0
+"""6 * 448, the largest magnitudes of E2M1 and E4M3: what ModelOpt takes for the range of activations where it looks at no data
+(`constant_amax` of its recipe `nvfp4_experts_only_input_scale1-kv_fp8_cast`)."""
+INPUT_GLOBAL_SCALE = 6 * 448 / INPUT_AMAX
+"""As compressed-tensors stores it, and vLLM reads it: the divisor, 1 / ModelOpt's `input_scale`. Both are 1."""
 
 SCHEMES: dict[str, Scheme] = {
     "w4a16": Scheme("W4A16", "pack-quantized", "int4", "I32", 128),
@@ -68,13 +78,14 @@ SCHEMES: dict[str, Scheme] = {
     "fp8_block": Scheme("FP8_BLOCK", "float-quantized", "plain", "F8_E4M3", 128, 128, max_relative_error=0.2),
     "fp8_channel": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, max_relative_error=0.2),
     "nvfp4a16": Scheme("NVFP4A16", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
+    "nvfp4": Scheme("NVFP4", "nvfp4-pack-quantized", "nvfp4", "U8", 16, input_global_scale=INPUT_GLOBAL_SCALE),
     "mxfp4": Scheme("MXFP4", "mxfp4-pack-quantized", "mxfp4", "U8", 32),
     "mxfp8": Scheme("MXFP8", "mxfp8-quantized", "mxfp8", "F8_E4M3", 32, max_relative_error=0.2),
     "w8a8": Scheme("W8A8", "int-quantized", "plain", "I8", None, max_relative_error=0.2),
 }
 """Scheme name of a recipe -> its row."""
 
-SHARES_GLOBAL_SCALE = frozenset({"nvfp4a16"})
+SHARES_GLOBAL_SCALE = frozenset({"nvfp4a16", "nvfp4"})
 """Schemes in which the members of a fused group must have one `weight_global_scale`: vLLM applies one to all of them."""
 
 
@@ -141,6 +152,8 @@ def output_tensors(scheme: str, name: str, shape: tuple[int, ...], dtype: str = 
             "weight_packed": ("U8", (rows, columns // 2)),
             "weight_scale": ("F8_E4M3", (rows, groups)),
         }
+        if row.input_global_scale is not None:
+            parts["input_global_scale"] = ("F32", (1,))
     elif row.layout == "mxfp4":
         parts = {"weight_packed": ("U8", (rows, columns // 2)), "weight_scale": ("U8", (rows, groups))}
     else:

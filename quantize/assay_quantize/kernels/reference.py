@@ -87,7 +87,10 @@ def quantize_weight(
             scale, zero_point = search_scales(w_OI, low, high, scheme, args, from_range, stored, importance_I)
         else:
             scale, zero_point = from_range(low, high)
-        return _compress(scale, zero_point, w_OI, scheme, global_scale)
+        made = _compress(scale, zero_point, w_OI, scheme, global_scale)
+    if (of_inputs := SCHEMES[scheme].input_global_scale) is not None:
+        made["input_global_scale"] = torch.tensor([of_inputs], device=w_OI.device)
+    return made
 
 
 def _min_max(
@@ -186,7 +189,7 @@ def quantize_rows(
     importance = None if importance_I is None else torch.tensor(importance_I, device=device)
     made = quantize_weight(w, scheme, global_scale_amax=shared, observer=observer, importance_I=importance)
     error = _row_errors(made, w, scheme)
-    parts = {name: to_numpy(part) for name, part in made.items() if name != "weight_shape"}
+    parts = {name: to_numpy(part) for name, part in made.items() if name not in ("weight_shape", "input_global_scale")}
     return QuantizedRows(parts, error.squared_error, error.squared_norm)
 
 

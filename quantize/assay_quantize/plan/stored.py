@@ -17,7 +17,9 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import SCALE_LEAVES, declared_block, declared_quantization
 from assay_quantize.formats.schemes import SCHEMES, module_of
 
-_PARTS = frozenset({"weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale", *SCALE_LEAVES})
+_PARTS = frozenset(
+    {"weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale", *SCALE_LEAVES}
+)
 _CODES = {"I32": 8, "U8": 2}
 """Dtype of packed 4-bit weights -> codes per element."""
 
@@ -43,6 +45,7 @@ class StoredModel:
     """All weights of one checkpoint.
 
     what: its name in a sentence. native_fp8: vLLM loads it with its own FP8 method and not with that of compressed-tensors.
+    kv_cache: dtype of the KV cache where the profile says none: `fp8` if the checkpoint asks for it.
     """
 
     what: str
@@ -50,6 +53,7 @@ class StoredModel:
     config: dict[str, Any]
     weights: tuple[StoredWeight, ...]
     native_fp8: bool = False
+    kv_cache: str = "auto"
 
 
 def stored_by(plan: Plan) -> StoredModel:
@@ -67,7 +71,8 @@ def stored_by(plan: Plan) -> StoredModel:
         elif tensor.outputs:
             weights[tensor.name] = StoredWeight(tensor.name, tensor.shape, num_bytes)
     whole = (weight._replace(num_bytes=weight.num_bytes + scales.get(name, 0)) for name, weight in weights.items())
-    return StoredModel(f"precision {plan.precision}", plan.family, plan.config, tuple(whole))
+    kv_cache = str(plan.precision_recipe.get("kv_cache") or "auto")
+    return StoredModel(f"precision {plan.precision}", plan.family, plan.config, tuple(whole), kv_cache=kv_cache)
 
 
 def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:
@@ -83,7 +88,9 @@ def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:
             weights.append(StoredWeight(name, header.shape, header.num_bytes))
     weights += [_put_together(f"{module}.weight", parts, block_rows) for module, parts in modules.items()]
     declared = declared_quantization(checkpoint.config) or {}
-    return StoredModel(what, family, checkpoint.config, tuple(weights), native_fp8=declared.get("quant_method") == "fp8")
+    native_fp8 = declared.get("quant_method") == "fp8"
+    kv_cache = "fp8" if declared.get("kv_cache_scheme") else "auto"
+    return StoredModel(what, family, checkpoint.config, tuple(weights), native_fp8, kv_cache)
 
 
 def _put_together(name: str, parts: Mapping[str, TensorHeader], block_rows: int) -> StoredWeight:

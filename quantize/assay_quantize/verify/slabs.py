@@ -119,6 +119,12 @@ class SlabChecks:
         shape = None
         if (stored_shape := outputs.pop("weight_shape", None)) is not None and begin == 0:
             shape = tuple(self._stored(stored_shape, 0, stored_shape.num_bytes).view(np.int64).tolist())
+        if (of_inputs := outputs.pop("input_global_scale", None)) is not None and begin == 0:
+            (stored_scale,) = self._stored(of_inputs, 0, of_inputs.num_bytes).view(np.float32).tolist()
+            if stored_scale != (wanted := SCHEMES[tensor.scheme].input_global_scale):
+                return SlabFindings(
+                    problem=f"its input_global_scale is {stored_scale:g}; scheme {tensor.scheme} stores {wanted:g}"
+                )
         parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in outputs.items()}
         scales = {}
         for part in SCALES:

@@ -31,7 +31,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.checkpoint.stamps import data_of_files
-from assay_quantize.formats.schemes import SOURCE_DTYPES, module_of
+from assay_quantize.formats.schemes import SCHEMES, SOURCE_DTYPES, module_of
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.storage.hash_files import hash_file
@@ -91,11 +91,22 @@ def verify(
         hashes=hashes, workers=workers or default_workers(), on_progress=on_progress,
     )  # fmt: skip
     if plan is not None and config is not None:
+        _note_input_range(plan, findings)
         check_fused_scales(plan, folder, stored, findings)
         check_config(plan, config, findings)
         check_ignore(plan, config, findings)
     _check_mtp(config, stored, findings)
     return _verification(folder, source, manifest, files, plan, stored, findings, time.monotonic() - started)
+
+
+def _note_input_range(plan: Plan, findings: Findings) -> None:
+    """What no look at the weights can show of a scheme that rounds activations by a constant."""
+    fixed = sorted({t.scheme for t in plan.tensors if t.scheme and SCHEMES[t.scheme].input_global_scale is not None})
+    if fixed:
+        findings.not_checked.append(
+            f"activations against the constant range that scheme {', '.join(fixed)} gives them: no data was run; "
+            "`assay calibrate` counts, on a model that fits into memory, what lies outside"
+        )
 
 
 def num_bytes_of(folder: Path) -> int:

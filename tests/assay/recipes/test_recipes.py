@@ -43,6 +43,8 @@ PRECISION_SHA256 = {
     "fp8-channel": "e1b24f3539e83573379924aae6e9254657bfc0aa539b9c0f279931d4d7a1a2fd",
     "mxfp4": "2186a563dedfbfdabdb4d733309e56f523604125d309d87222612c5acd5aa1c3",
     "mxfp8": "9e37b48e11be95570632415c12fb9060475af2650393268e285beb4421f7beb3",
+    "nvfp4": "f9746bda5613d3bd887a9025555ed2990b5c4af799ee3addc401856fb8c059c2",
+    "nvfp4-fp8-attention": "f009dd3048511d5077fc22b46adfafcf56efe1649ec83ebcce5a88a41c3082b0",
     "nvfp4a16": "20ab6ed9cb9b8a9238898e0748c61a388421b3d947495bade71647ffbf244162",
     "nvfp4a16-mse": "8222baee6b8b4baa2ec9c13fbb5a7ce03599040144e2752fcbd720ef6d6576d3",
     "w4a16": "6e78421f33f2377612a7da267ca338037993445c456a295991307c63bb055f9d",
@@ -162,8 +164,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
          "max_model_len, num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
         ("precisions", "w4a16", ["scheme"], "schema_",
-         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, extends, keep, layers, mtp, name, "
-         "observer, quantize, schema, scheme"),
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, "
+         "extends, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme"),
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
@@ -252,8 +254,8 @@ EVERYTHING_WRONG = {
         "schema: 1\nname: wrong\nschem: w4a16\nquantize: [attention, dense_mpl, shared_expert, router]\n"
         "keep: {bf17: [embedding, mtp, router_bias], fp32: [norm], source: [lm_head, lm_head]}\nmtp: yes\n",
         [
-            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, extends, keep, layers, mtp, name, "
-            "observer, quantize, schema, scheme",
+            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, "
+            "extends, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme",
             "quantize.1: Input should be 'embedding', 'lm_head', 'norm', 'attention', 'indexer', 'dense_mlp', 'shared_expert', "
             "'routed_expert', 'router', 'router_bias' or 'mtp' (got 'dense_mpl'); did you mean 'dense_mlp'?",
             "keep.bf17: Input should be 'source', 'bf16' or 'fp32' (got 'bf17'); did you mean 'bf16'?",
@@ -355,8 +357,8 @@ def test_the_recipes_in_the_documentation_are_valid_and_agree(tmp_path: Path) ->
     files = [tmp_path / f"{yaml.safe_load(block)['name']}.yaml" for block in blocks]
     for file, block in zip(files, blocks, strict=True):
         file.write_text(block)
-    kinds: tuple[type[Recipe], ...] = (SuiteRecipe, GateRecipe, PrecisionRecipe)
-    suite, gates, _ = (load_recipe(kind, str(file)) for kind, file in zip(kinds, files, strict=True))
+    kinds: tuple[type[Recipe], ...] = (SuiteRecipe, GateRecipe, PrecisionRecipe, PrecisionRecipe)
+    suite, gates, *_ = (load_recipe(kind, str(file)) for kind, file in zip(kinds, files, strict=True))
     assert isinstance(suite, SuiteRecipe) and isinstance(gates, GateRecipe) and suite.gates == str(files[1])
     assert {gate.task: gate.max_drop for gate in gates_on(gates, suite).gates if isinstance(gate, ScoreGate)} == {
         "my-stories": 0.01

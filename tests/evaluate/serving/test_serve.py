@@ -381,6 +381,21 @@ def test_emulation_only_for_quantized_checkpoints_and_only_when_asked(profile: P
     assert command_for(checkpoint, own, Serving()).checkpoint_flags == {}
 
 
+def test_a_checkpoint_is_served_with_the_kv_cache_that_it_asks_for(profile: ProfileRecipe, tmp_path: Path) -> None:
+    """vLLM reads a config's scheme only for attention with heads. The flag is the checkpoint's own: the reference keeps its."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    native = profile.model_copy(update={"emulate": False})
+    asks = write_config(tmp_path, quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": scheme})
+    command = command_for(asks, native, Serving())
+    assert command.checkpoint_flags == {"load-format": "assay-strict", "kv-cache-dtype": "fp8"}
+    assert "kv-cache-dtype" not in command.flags
+    for_all = native.model_copy(update={"vllm": {"kv-cache-dtype": "bfloat16"}})
+    assert command_for(asks, for_all, Serving()).flags["kv-cache-dtype"] == "bfloat16"
+    assert command_for(asks, for_all, Serving()).checkpoint_flags == {"load-format": "assay-strict"}
+    silent = write_config(tmp_path, quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": None})
+    assert command_for(silent, native, Serving()).checkpoint_flags == {"load-format": "assay-strict"}
+
+
 def test_without_the_plugin_vllm_loads_as_it_does_by_itself(profile: ProfileRecipe, tmp_path: Path) -> None:
     """Its check refuses whole quantized checkpoints (GLM-5's draft, NVFP4A16): only our loader knows the exemptions."""
 

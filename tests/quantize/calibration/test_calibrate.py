@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command_line import Run
+from compressed_tensors.quantization import QuantizationArgs
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_checkpoints import dequantized, fuse_experts, make_tiny_glm4_moe, store_as_fp8
@@ -27,6 +28,7 @@ from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.kernels import dequantize_weight
 from assay_quantize.plan.planner import make_plan
+from assay_vllm.fake_quant import fake_quantize
 
 pytestmark = pytest.mark.slow
 
@@ -204,3 +206,24 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path
         QuantizeError, match=r"calibrating takes the whole model, 0\.0 GB as it runs here, and 0\.0 GB are free"
     ):
         calibrate(source, tmp_path / "w", Text(), model_name="tiny", device="cpu")
+
+
+# ------------------------------------------------------------------------------------------------ the range of NVFP4
+def test_activations_of_the_trained_model_in_the_constant_range_of_nvfp4(tmp_path: Path, words: Path) -> None:
+    """Nothing is cut off; what is small is counted as the plugin's arithmetic loses it, and costs little."""
+    made = calibrate(TRAINED, tmp_path / "w.safetensors", Text((words,)), model_name="tiny", num_tokens=256, length=256,
+                     min_tokens=1, device="cpu")  # fmt: skip
+    found = made.nvfp4_inputs
+    assert (found.num_cut_off, found.largest < 2688) == (0, True)
+    assert found.num_zeroed <= found.num_coarse < found.num_groups
+    inputs = inputs_by_hand(TRAINED, AutoTokenizer.from_pretrained(TRAINED)(WORDS)["input_ids"][:256])
+    args = QuantizationArgs(num_bits=4, type="float", symmetric=True, group_size=16, strategy="tensor_group", dynamic="local",
+                            scale_dtype=torch.float8_e4m3fn)  # fmt: skip
+    error = {"constant": 0.0, "best": 0.0}
+    norm = 0.0
+    for x in (x for name, x in inputs.items() if ".mlp." in name and len(x)):
+        for how, scale in (("constant", torch.ones(1)), ("best", (2688 / x.abs().max()).reshape(1))):
+            error[how] += float((fake_quantize(x, args, global_scale=scale) - x).square().sum())
+        norm += float(x.square().sum())
+    relative = {how: (squared / norm) ** 0.5 for how, squared in error.items()}
+    assert relative["constant"] < 1.1 * relative["best"] < 0.12, (relative, found)

@@ -71,6 +71,13 @@ def calibrate(
     if made.tokens_by_expert is not None:
         least, median, most = made.tokens_by_expert
         shown.print(f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)")
+    found = made.nvfp4_inputs
+    shown.print(
+        f"activations in the constant range of nvfp4: {found.num_cut_off / found.num_groups:.2%} of the groups are cut off "
+        f"(largest {found.largest:.4g} of 2688, {escape(found.largest_at)}), "
+        f"{found.num_coarse / found.num_groups:.2%} have a coarse scale, "
+        f"{found.num_zeroed / found.num_groups:.2%} become 0 (most: {found.most_zeroed:.2%}, {escape(found.most_zeroed_at)})"
+    )
     if made.starved:
         names = ", ".join(f"{name} ({count})" for name, count in list(made.starved.items())[:SHOWN])
         more = f" and {len(made.starved) - SHOWN:,} more" if len(made.starved) > SHOWN else ""
