@@ -19,6 +19,9 @@ from assay_reports.schema import Limit
 GENERATED_KINDS = ("arithmetic", "needle", "tools")
 
 
+E8M0 = "VLLM_USE_DEEP_GEMM_E8M0"
+
+
 def find_limits(run: Run) -> tuple[Limit, ...]:
     """Every limit whose condition holds, in the order of `LIMITS`."""
     found = ((key, function(run)) for key, function in LIMITS.items())
@@ -127,6 +130,21 @@ def emulated(run: Run) -> str | None:
     return labels and (
         f"{labels} ran emulated (dequantized weights, plain arithmetic): this scores the number format, not a kernel that "
         "would be deployed, and says nothing about its speed or its bugs."
+    )
+
+
+def second_rounding(run: Run) -> str | None:
+    """vLLM's `requant_weight_ue8m0_inplace`: with the variable at its default, 1, it changes what was in the files."""
+    labels = _labels(
+        m
+        for m in run.measurements
+        if m.fingerprint.emulated is False
+        and "gpus" in m.fingerprint.hardware
+        and m.fingerprint.environment.get(E8M0, "1") != "0"
+    )
+    return labels and (
+        f"{labels} ran with {E8M0} on: weights in FP8 blocks that DeepGEMM takes are rounded once more when they are loaded, "
+        "to scales that are powers of two. A divergence from such a reference holds that rounding of the reference, too."
     )
 
 
@@ -318,6 +336,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "gates_not_before": gates_not_before,
     "emulated": emulated,
     "quantized_reference": quantized_reference,
+    "second_rounding": second_rounding,
     "sample_sizes": sample_sizes,
     "one_seed": one_seed,
     "measurement_notes": measurement_notes,

@@ -374,6 +374,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("gates_not_before", False, registered("f" * 64)),
         ("emulated", True, fingerprint(emulated=False)),
         ("quantized_reference", True, relabelled("fp8", "fp32")),
+        ("second_rounding", False, fingerprint(emulated=False, hardware={"gpus": "8x NVIDIA B200 (192 GB)"})),
         ("sample_sizes", True, tasks(items=())),
         ("one_seed", True, lambda run: replaced(run, measurements=())),
         ("one_seed", True, tasks(num_samples=4)),
@@ -413,6 +414,13 @@ def test_a_limit_is_there_only_while_its_condition_holds(
     run = load_run(run_dir)
     assert (key in {limit.key for limit in find_limits(run)}) is is_there
     assert (key in {limit.key for limit in find_limits(flip(run))}) is not is_there
+
+
+def test_weights_as_they_are_stored_are_rounded_once(run_dir: Path) -> None:
+    on_h200 = fingerprint(
+        emulated=False, hardware={"gpus": "8x NVIDIA H200 (151 GB)"}, environment={"VLLM_USE_DEEP_GEMM_E8M0": "0"}
+    )
+    assert "second_rounding" not in {limit.key for limit in find_limits(on_h200(load_run(run_dir)))}
 
 
 def test_every_limit_is_flipped_by_a_test() -> None:

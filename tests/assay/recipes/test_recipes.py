@@ -300,7 +300,8 @@ EVERYTHING_WRONG = {
             "tasks.2.swe: filter '(' is not a regular expression (missing ), unterminated subpattern at position 0)",
             "tasks.3.kind: must be one of arithmetic, needle, lm_eval, ruler, tools, swe (got 'nedle'); did you mean 'needle'?",
             "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: budget, kind, languages, "
-            "lengths_tokens, max_tokens, name, num_items, num_needles, num_samples, sampling, temperature, thinking_tokens, top_k, top_p",
+            "lengths_tokens, max_tokens, name, num_items, num_needles, num_samples, sampling, temperature, thinking_tokens, "
+            "top_k, top_p",
             "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",
             "tasks.3.needle.max_tokens: Input should be greater than or equal to 1 (got '0')",
             "two tasks are called a; names are keys of the results",

@@ -37,7 +37,8 @@ def test_a_reply_as_long_as_the_context_is_refused(reference: Candidate) -> None
         check_context(suite(65536), reference, profile(), Serving())
     assert str(error.value) == (
         f"suite full: task aime lets a reply have 65,536 tokens, and {reference.checkpoint} is served with a context of 40,960 "
-        "for prompt and reply together (profile p); lower max_tokens in the suite, or raise max-model-len if the model allows more"
+        "for prompt and reply together (profile p); lower max_tokens in the suite, or raise max-model-len if the model allows "
+        "more"
     )
 
 

@@ -1,0 +1,162 @@
+"""docs/models.md, made from the recipes: which model, profile and precision go together, and why the others do not.
+
+    PYTHONPATH=.:quantize:tests/support/quantization .venv/bin/python tests/support/quantization/models_page.py
+
+Names and shapes are the true ones (`hollow.py`); rules and sizes are those of `assay_quantize.plan`.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import hollow
+
+from assay.recipes.families import family_of
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe, context_tokens
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.plan.fits import fit_on
+from assay_quantize.plan.parallel import misfits, ranks_of
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.stored import StoredModel, stored_by, stored_in
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+CONTEXTS = {
+    "deepseek-v3": 163_840, "glm-4.5-air": 131_072, "glm-4.7": 202_752, "glm-5": 202_752, "glm-5.2": 1_048_576,
+    "qwen3-30b-a3b": 40_960, "qwen3-next-80b-a3b": 262_144,
+}  # fmt: skip
+"""`max_position_embeddings` of the published config.json."""
+HEAD = """# Models, GPUs and precisions
+
+Made from `recipes/` by `tests/support/quantization/models_page.py`; a test fails when it is out of date. Sizes are of
+one GPU, in GiB, from the true shapes of each model: weights as tensor parallelism splits them, and the tokens of KV
+cache for which the rest has room, 8 GiB of workspace taken off. Arithmetic, not a measurement. A cell is in a recipe
+only if groups and blocks end where the part of a GPU ends, and one sequence of the whole context fits.
+
+Kimi-K2 has no recipe: its tokenizer is a Python program that comes with the checkpoint (`tokenization_kimi.py`), and
+assay runs, copies and publishes no code from the hub.
+
+## What the recipes hold
+
+`compared`: the reference fits, so candidates are held against it. `deployed`: only candidates fit; they can be served there.
+
+| model | profile | | checkpoint | weights | KV tokens | context |
+|---|---|---|---|---|---|---|
+"""
+REST = """
+## What they do not hold, and why
+
+| model | profile | why |
+|---|---|---|
+"""
+NOT_NEEDED = "not needed: four GPUs of this kind hold it, and a machine of eight has four"
+
+
+class Cell(NamedTuple):
+    """One checkpoint on one profile."""
+
+    model: str
+    profile: str
+    use: str
+    checkpoint: str
+    weight_bytes: int
+    kv_tokens: int
+    context: int
+    problem: str | None
+
+
+def models() -> list[str]:
+    """Recipes for GPUs."""
+    return [name for name in recipe_names("models") if name in hollow.MODELS]
+
+
+def gpu_profiles() -> list[str]:
+    return [name for name in recipe_names("profiles") if load_recipe(ProfileRecipe, name).hardware.device == "cuda"]
+
+
+class Stored:
+    """Checkpoints of one model, made when they are asked for."""
+
+    def __init__(self, model: str) -> None:
+        self.recipe = load_recipe(ModelRecipe, model)
+        with tempfile.TemporaryDirectory() as folder:
+            self._source = open_checkpoint(hollow.hollow_shapes(Path(folder) / "source", model))
+            release = open_checkpoint(hollow.hollow_shapes(Path(folder) / "release", model, release=True))
+        reference = stored_in(release, family_of(release.config), "reference")
+        self._known = {"reference": hollow.at_true_size(reference, model)}
+
+    def of(self, precision: str) -> StoredModel:
+        if precision not in self._known:
+            plan = make_plan(self._source, load_recipe(PrecisionRecipe, precision), model="m", family=self.recipe.family)
+            self._known[precision] = hollow.at_true_size(stored_by(plan), self.recipe.name)
+        return self._known[precision]
+
+    def cell(self, profile_name: str, use: str, precision: str) -> Cell:
+        profile, model = load_recipe(ProfileRecipe, profile_name), self.of(precision)
+        fit = fit_on(model, profile)
+        config = {"max_position_embeddings": CONTEXTS[self.recipe.name]}
+        context = context_tokens(config, profile, self.recipe.serving) or 0
+        wrong = misfits(model, ranks_of(profile))
+        problem = None
+        if wrong:
+            first = wrong[0]
+            what = f"{first.role} {first.projection} has {first.width:g} {first.side} a GPU"
+            problem = f"{precision}: {what}, and {first.unit} share a scale"
+        elif not fit.holds(context):
+            problem = f"{precision}: {gib(fit.weight_bytes)} of {gib(fit.usable_bytes)} usable, no room for {context:,} tokens"
+        return Cell(self.recipe.name, profile_name, use, precision, fit.weight_bytes, fit.kv_tokens, context, problem)
+
+
+@functools.cache
+def stored_of(name: str) -> Stored:
+    return Stored(name)
+
+
+def default_cells() -> Iterator[Cell]:
+    for name in models():
+        stored = stored_of(name)
+        for profile in stored.recipe.profiles:
+            for precision in ("reference", *stored.recipe.on_profile(profile).precisions):
+                yield stored.cell(profile, "compared", precision)
+        for profile in stored.recipe.deployment_profiles:
+            for precision in stored.recipe.on_profile(profile).precisions:
+                yield stored.cell(profile, "deployed", precision)
+
+
+def left_out() -> Iterator[tuple[str, str, str]]:
+    """(model, profile, why) of every profile that a recipe does not name."""
+    for name in models():
+        stored = stored_of(name)
+        named = {*stored.recipe.profiles, *stored.recipe.deployment_profiles}
+        for profile in gpu_profiles():
+            if profile not in named:
+                cells = [stored.cell(profile, "", one) for one in ("reference", *stored.recipe.precisions)]
+                why = [one.problem for one in cells if one.problem is not None]
+                yield (
+                    name,
+                    profile,
+                    "; ".join(why) or NOT_NEEDED,
+                )
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.0f}"
+
+
+def page() -> str:
+    rows = (
+        f"| {one.model} | {one.profile} | {one.use} | {one.checkpoint} | {gib(one.weight_bytes)} | {one.kv_tokens:,} | "
+        f"{one.context:,} |\n"
+        for one in default_cells()
+    )
+    return HEAD + "".join(rows) + REST + "".join(f"| {model} | {profile} | {why} |\n" for model, profile, why in left_out())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
