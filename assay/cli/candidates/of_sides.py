@@ -196,7 +196,12 @@ def _label(side: Side, server: Server | None) -> str:
     if side.label is not None or side.folder is not None:
         return side.label or folder_name(side.folder or Path())
     assert server is not None and server.root is not None, "a side is a folder or a server"
-    return safe_name(server.root.rstrip("/").removesuffix("/checkpoint"))
+    return _name_of(server.root)
+
+
+def _name_of(root: str) -> str:
+    """The end of what a server says it loaded: a folder's name, as `folder_name` has it, or that of a model of the hub."""
+    return safe_name(root.rstrip("/").removesuffix("/checkpoint").rpartition("/")[2])
 
 
 def _known_by(server: Server | None) -> Target:
@@ -207,7 +212,7 @@ def _known_by(server: Server | None) -> Target:
         if recipe.source.hub == server.root:
             return Target(recipe, recipe.source)
     location = Location(hub=server.root)
-    return Target(_unknown_model(safe_name(server.root.rstrip("/").removesuffix("/checkpoint")), location), location)
+    return Target(_unknown_model(_name_of(server.root), location), location)
 
 
 def _unknown_model(name: str, location: Location) -> ModelRecipe:

@@ -10,7 +10,7 @@ from command_errors import one_error
 from given_servers import given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.cli.candidates.of_sides import Side, parse_sides, split_values
+from assay.cli.candidates.of_sides import Side, _name_of, parse_sides, split_values
 from assay.errors import AssayError
 from assay.recipes.profile import GivenServer
 from assay.records.measurement import Measurement
@@ -88,6 +88,18 @@ def test_given_on_the_command_line_with_a_key(run: Run, monkeypatch: pytest.Monk
         assert code == 0 and "w4a16: measured already" in again, again
     assert key not in out + err + again
     assert not [path for path in Path("runs").rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [
+        ("/runs/tiny-glm/w4a16/checkpoint", "w4a16"), ("/models/GLM-5/", "GLM-5"), ("zai-org/GLM-5", "GLM-5"),
+        ("model", "model"),
+        ("../..", "model-5ec1f7e7"),
+    ],
+)  # fmt: skip
+def test_what_a_server_alone_is_called(root: str, name: str) -> None:
+    assert _name_of(root) == name
 
 
 def test_labels_of_a_target_that_have_no_server(run: Run) -> None:
