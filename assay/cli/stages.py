@@ -54,6 +54,8 @@ def precisions_for(
     reference = aim.recipe.reference.precision
     first = [reference] if with_reference and reference is not None else []
     named = [*first, *([one] if one else several or aim.recipe.precisions)]
+    for note in aim.notes if one is None and several is None else ():
+        say(f"note: {note}")
     found: dict[str, tuple[str, PrecisionRecipe]] = {}
     for text in named:
         recipe = load_recipe(PrecisionRecipe, text)
@@ -68,6 +70,7 @@ def precisions_for(
 
 def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
     from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+    from assay_quantize.plan.fitting import with_what_fits
     from assay_quantize.plan.planner import make_plan
 
     location = aim.location
@@ -81,7 +84,10 @@ def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
         checkpoint = open_hub_checkpoint(location.hub, location.revision)
     for note in checkpoint.notes:
         say(f"note: {note}")
-    return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
+    try:
+        return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
+    except PlanError as problem:
+        raise with_what_fits(problem, checkpoint, recipe.name) from None
 
 
 def estimate_for(made: Plan, hardware: str) -> Estimate:

@@ -1,7 +1,7 @@
 """TARGET of a command line -> a model recipe and the checkpoint it is about.
 
 A target is the name of a model recipe, a checkpoint folder, or a Hugging Face id. A folder or id without a recipe gets one made
-from its config.json: same precisions and reference as tiny-glm, the quick suite, speculation if it carries an MTP head.
+from its config.json: precisions and reference of tiny-glm, or what fits its shapes instead; speculation if it has an MTP head.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import safe_name, shown
@@ -22,6 +22,9 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.run import folder_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 from assay.safetensors_index import tensor_names
+
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.checkpoint import Checkpoint
 
 REASONING_PARSERS: dict[str, str] = {
     "glm4_moe": "glm45",
@@ -45,6 +48,8 @@ class Target:
     location: Location
     typed: str = ""
     """As it stands on the command line, for messages that say what to type."""
+    notes: tuple[str, ...] = ()
+    """What was chosen for a checkpoint without a recipe because of its shapes."""
 
     def on_profile(self, profile: ProfileRecipe) -> Target:
         """The target with the precisions that its recipe has for a profile."""
@@ -74,10 +79,8 @@ def _target_of(text: str) -> Target:
         if not folder.is_dir():
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
         config = read_json_object(folder, "config.json")
-        return Target(
-            _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder),
-            Location(path=str(folder)),
-        )
+        recipe = _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder)
+        return _fitted(Target(recipe, Location(path=str(folder))))
     return _hub_target(text)
 
 
@@ -143,7 +146,7 @@ def _hub_target(hub_id: str) -> Target:
             return Target(recipe, recipe.source)
     location = Location(hub=hub_id)
     found = open_hub_checkpoint(hub_id)
-    return Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location)
+    return _fitted(Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location), found)
 
 
 def _from_repository(location: Location) -> Location:
@@ -186,6 +189,34 @@ def _recipe_for(
             num_speculative_tokens=1 if mtp_block(config, tensors).num_layers else None,
         ),
     )  # fmt: skip
+
+
+def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
+    """The target with precisions that fit the shapes of the checkpoint; which and why is in its recipe's description too.
+
+    checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
+    """
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.plan.fitting import choose_fitting
+
+    recipe = aim.recipe
+    try:
+        opened = checkpoint or open_checkpoint(Path(str(recipe.source.path)))
+        chosen = choose_fitting(opened, recipe.precisions)
+    except AssayError:
+        return aim
+    notes = [
+        f"precision {one.precision or 'none'} in place of {one.wanted}: {one.why_not}"
+        for one in chosen
+        if one.precision != one.wanted
+    ]
+    fits = {one.wanted: one.precision for one in chosen}
+    changed = {
+        "precisions": tuple(one.precision for one in chosen if one.precision is not None),
+        "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),
+        "description": " ".join([recipe.description, *(f"{note}." for note in notes)]),
+    }
+    return replace(aim, recipe=recipe.model_copy(update=changed), notes=tuple(notes)) if notes else aim
 
 
 def _thinks(folder: Path) -> bool:

@@ -106,6 +106,20 @@ def _check_layers_named(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None
             )
 
 
+def check_shapes_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
+    """PlanError naming the first weight whose shape does not fit the recipe; nothing else of a plan is looked at."""
+    family = family_of(checkpoint.config)
+    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
+    weights = (name for name in checkpoint.tensors if name not in companions.weight_of)
+    classified = {name: classify(family, name, checkpoint.config) for name in weights}
+    carried = carried_weights(checkpoint, classified, companions, recipe)
+    actions = {
+        name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
+        for name, what in classified.items()
+    }
+    _check_shapes(family, checkpoint, classified, actions)
+
+
 def _check_recipe(recipe: PrecisionRecipe) -> None:
     if "lm_head" in recipe.quantize:
         raise PlanError(

@@ -136,8 +136,8 @@ def test_source_that_is_quantized_already(run: Run, source: Path) -> None:
 
 
 def test_precision_that_is_not_there(run: Run, source: Path) -> None:
-    message = one_error(run("quantize", source, "--precision", "nvfp4", "--out", "made"))
-    assert message.startswith("no precision recipe called 'nvfp4'; did you mean nvfp4a16? known: fp8, ")
+    message = one_error(run("quantize", source, "--precision", "nvfp4a61", "--out", "made"))
+    assert message.startswith("no precision recipe called 'nvfp4a61'; did you mean nvfp4a16? known: fp8, ")
     assert not Path("made").exists()
 
 

@@ -1,0 +1,65 @@
+"""A hidden size of 576 has no groups of 128. A model by path gets precisions that fit; a precision that is named is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Run
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.cli.stages import precisions_for
+from assay.cli.targets import resolve_target
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.engine.quantize import quantize
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.verify.verify import verify
+
+HERE = "model.layers.0.mlp.gate_proj.weight: shape [256, 576] does not fit scheme"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hidden size 576, four experts, an MTP layer."""
+    return make_tiny_glm4_moe(tmp_path_factory.mktemp("fitting") / "odd", hidden=576, num_layers=2, num_experts=4, num_heads=9)
+
+
+def test_precisions_are_chosen_by_what_divides(folder: Path) -> None:
+    aim = resolve_target(str(folder))
+    assert aim.recipe.precisions == ("fp8-channel", "w4a16-g32", "nvfp4a16")
+    assert aim.recipe.reference.precision == "fp8-channel"
+    first, second = aim.notes
+    assert first.startswith(f"precision fp8-channel in place of fp8: {HERE} fp8_block: 576 columns are not a multiple")
+    assert second.startswith(f"precision w4a16-g32 in place of w4a16: {HERE} w4a16: 576 columns are not a multiple")
+    assert first in aim.recipe.description and second in aim.recipe.description
+
+
+def test_shapes_that_fit_change_nothing(tmp_path: Path) -> None:
+    aim = resolve_target(str(make_tiny_glm4_moe(tmp_path / "even")))
+    assert (aim.recipe.precisions, aim.notes) == (("fp8", "w4a16", "nvfp4a16"), ())
+    assert aim.recipe.description == "Made from the config of even."
+
+
+@pytest.mark.parametrize("precision", ["fp8-channel", "w4a16-g32", "nvfp4a16"])
+def test_what_was_chosen_is_planned_quantized_and_verified(folder: Path, tmp_path: Path, precision: str) -> None:
+    plan = make_plan(open_checkpoint(folder), load_recipe(PrecisionRecipe, precision), model="odd", family=None)
+    quantize(plan, folder, tmp_path / "out", device="cpu")
+    found = verify(tmp_path / "out", source=folder, workers=1)
+    assert (found.damages, plan.mtp_layers) == ((), (2,))
+
+
+def test_the_choice_is_printed_and_a_named_precision_is_insisted_on(
+    run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aim = resolve_target(str(folder))
+    assert list(precisions_for(aim, None, None, with_reference=True)) == ["fp8-channel", "w4a16-g32", "nvfp4a16"]
+    assert "note: precision w4a16-g32 in place of w4a16:" in " ".join(capsys.readouterr().err.split())
+    assert list(precisions_for(aim, "w4a16", None, with_reference=False)) == ["w4a16"]
+    assert capsys.readouterr().err == ""
+    code, _, said = run("plan", folder, "-p", "w4a16")
+    assert code == 2
+    assert HERE in " ".join(said.split()) and said.rstrip().endswith("; precision w4a16-g32 fits this checkpoint")
+    code, _, said = run("plan", folder, "-p", "w4a16-g32")
+    assert (code, "in place of" in said) == (0, False)
