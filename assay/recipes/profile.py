@@ -68,6 +68,11 @@ class ProfileRecipe(Recipe):
     endpoints: dict[str, GivenServer] = Field(default_factory=dict)
     """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """`vllm`, with names as vLLM's documentation has them: `max_model_len` and `--max-model-len` are `max-model-len`."""
+        return {name.removeprefix("--").replace("_", "-"): value for name, value in self.vllm.items()}
+
 
 # ------------------------------------------------------------------------------------------------ addresses
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"})
@@ -106,5 +111,5 @@ def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: S
     """
     text = config.get("text_config")
     own = (text if isinstance(text, dict) else config).get("max_position_embeddings")
-    asked = profile.vllm.get("max-model-len") or serving.max_model_len
+    asked = profile.flags.get("max-model-len") or serving.max_model_len
     return min((length for length in (own, asked) if isinstance(length, int)), default=None)

@@ -14,10 +14,14 @@ from pathlib import Path
 import hollow
 import pytest
 import torch
+import yaml
 from command_errors import one_error, perturbed
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
+from assay.cli.targets import resolve_target
+from assay.recipes.load import load_recipe, recipes_dir
+from assay.recipes.profile import ProfileRecipe
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan
 from assay.records.verification import Verification
@@ -219,6 +223,22 @@ def test_run_refuses_what_the_gpus_cannot_share(run: Run, tmp_path: Path, monkey
         "shared_expert gate_proj, shared_expert up_proj, routed_expert down_proj, routed_expert gate_proj, routed_expert "
         "up_proj; what fits: one scale per row (fp8-channel), or a profile with tensor-parallel-size 4"
     )
+    assert not Path("runs").exists()
+
+
+def test_quantize_for_a_profile(run: Run, tmp_path: Path) -> None:
+    """The precisions that the recipe has for it, whatever this machine is; a bad one is refused before anything is written."""
+    hollow.hollow_model(tmp_path / "glm", "glm-4.7")
+    recipe = yaml.safe_load((recipes_dir() / "models" / "glm-4.7.yaml").read_text())
+    recipe |= {"name": "mine", "source": {"path": str(tmp_path / "glm")}, "precisions": ["w4a16"]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    message = one_error(run("quantize", tmp_path / "mine.yaml", "--profile", "8xh200"))
+    assert message.startswith("precision w4a16 cannot be served on profile 8xh200: ")
+    recipe |= {"precisions_on": {"8xrtx-pro-6000": ["w4a16-channel"]}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    aim = resolve_target(str(tmp_path / "mine.yaml"))
+    assert aim.on_profile(load_recipe(ProfileRecipe, "8xrtx-pro-6000")).recipe.precisions == ("w4a16-channel",)
+    assert aim.on_profile(load_recipe(ProfileRecipe, "4xh200")).recipe.precisions == ("w4a16",)
     assert not Path("runs").exists()
 
 
