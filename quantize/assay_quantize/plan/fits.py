@@ -69,8 +69,8 @@ def fits(model: StoredModel) -> list[Fit]:
 def fit_on(model: StoredModel, profile: ProfileRecipe) -> Fit:
     """A profile must say how much memory a GPU has."""
     assert profile.hardware.memory_bytes_each is not None, profile.name
-    utilization = float(profile.vllm.get("gpu-memory-utilization", 0.9))
-    kv_dtype = str(profile.vllm.get("kv-cache-dtype", model.kv_cache))
+    utilization = float(profile.flags.get("gpu-memory-utilization", 0.9))
+    kv_dtype = str(profile.flags.get("kv-cache-dtype", model.kv_cache))
     ranks = ranks_of(profile)
     return Fit(
         profile=profile.name,

@@ -62,8 +62,7 @@ class Misfit(NamedTuple):
 
 def ranks_of(profile: ProfileRecipe) -> Ranks:
     """As a profile's flags say."""
-    flags = {name.removeprefix("--").replace("_", "-"): value for name, value in profile.vllm.items()}
-    return Ranks(int(flags.get("tensor-parallel-size") or 1), bool(flags.get("enable-expert-parallel")))
+    return Ranks(int(profile.flags.get("tensor-parallel-size") or 1), bool(profile.flags.get("enable-expert-parallel")))
 
 
 def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit]:

@@ -43,7 +43,7 @@ def test_a_reply_as_long_as_the_context_is_refused(reference: Candidate) -> None
 
 
 @pytest.mark.parametrize(
-    ("vllm", "max_model_len", "context"), [({}, 32768, 32768), ({"max-model-len": 8192}, 32768, 8192), ({}, 99999, 40960)]
+    ("vllm", "max_model_len", "context"), [({}, 32768, 32768), ({"max_model_len": 8192}, 32768, 8192), ({}, 99999, 40960)]
 )
 def test_the_context_is_the_profiles_before_the_models(
     reference: Candidate, vllm: dict[str, int], max_model_len: int, context: int

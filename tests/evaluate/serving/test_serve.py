@@ -364,6 +364,13 @@ def test_profile_wins_over_model_and_lengths_are_lowered(profile: ProfileRecipe,
     assert "--speculative-config" not in command_for(checkpoint, chosen, serving).arguments
 
 
+def test_the_models_context_is_served_where_the_profile_says_nothing(profile: ProfileRecipe, tmp_path: Path) -> None:
+    checkpoint, serving = write_config(tmp_path, max_position_embeddings=1_048_576), Serving(max_model_len=202_752)
+    silent, own = (profile.model_copy(update={"vllm": flags}) for flags in ({}, {"max-model-len": 4096}))
+    assert command_for(checkpoint, silent, serving).flags["max-model-len"] == 202_752
+    assert command_for(checkpoint, own, serving).flags["max-model-len"] == 4096
+
+
 def test_emulation_only_for_quantized_checkpoints_and_only_when_asked(profile: ProfileRecipe, tmp_path: Path) -> None:
     native = profile.model_copy(update={"emulate": False})
     checkpoint = write_config(tmp_path, quantization_config={"quant_method": "compressed-tensors"})
