@@ -19,7 +19,7 @@ from assay.cli.targets import Target, resolve_target, url_in
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import Location, ModelRecipe, Serving
+from assay.recipes.model import Location, ModelRecipe
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, problem_with
 from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
@@ -216,10 +216,12 @@ def _known_by(server: Server | None) -> Target:
 
 
 def _unknown_model(name: str, location: Location) -> ModelRecipe:
-    """A model of which nothing is known but its name: asked in the usual way. It is only evaluated, so it needs no family."""
+    """A model of which nothing is known but its name: asked in the usual way.
+
+    It is neither quantized nor served here, so it has no family and no reference of its own.
+    """
     return ModelRecipe.model_construct(
-        schema_version=1, name=name, description="Known by its server only.", source=location, suite="quick", gates="default",
-        serving=Serving(),
+        schema_version=1, name=name, description="Known by its server only.", source=location, precisions=(), suite="quick",
     )  # fmt: skip
 
 
