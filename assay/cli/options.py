@@ -148,14 +148,18 @@ RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", help="Name of the run's folder under --runs; default: the model's, and what tells it apart."),
+    typer.Option(
+        "--name", help="Name of the run's folder under --runs. Default: the model's name, plus what tells it from other runs."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")]
 
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, help="Threads; default: every core this process may use. With Ray: of one shard, 4 at most."
+        "--workers",
+        min=1,
+        help="Threads. Default: every core this process may use. With Ray: threads for one shard, at most 4.",
     ),
 ]
 
@@ -191,29 +195,29 @@ OutFolderOption = Annotated[
     Path | None,
     typer.Option(
         "--out", metavar="DIR",
-        help="Folder of all that is written. Default: the run that the checkpoint belongs to, else a new temporary folder.",
+        help="Folder for all that is written. Default: the run that the checkpoint belongs to, else a new temporary folder.",
     ),
 ]  # fmt: skip
 LabelOption = Annotated[
     str | None,
     typer.Option(
-        "--label", help="Name of the result; default: the checkpoint's precision, or the server's name for its model."
+        "--label", help="Name of the result. Default: the checkpoint's precision, or the server's name for its model."
     ),
 ]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Folder of the run that the result belongs to.")]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Of a URL: the model's name there; default: the first listed.")
+    str | None, typer.Option("--model", help="With a URL: the model's name there. Default: the first that the server lists.")
 ]
 ApiKeyOption = Annotated[
     str | None,
     typer.Option(
-        "--api-key-env", metavar="VARIABLE", help="Of a URL: environment variable that holds its key, sent as a bearer token."
+        "--api-key-env", metavar="VARIABLE", help="With a URL: environment variable that holds its key, sent as a bearer token."
     ),
 ]
 RunnerOption = Annotated[
     str,
     typer.Option(
         "--runner", metavar="local|ray", callback=choice("local", "ray"),
-        help="Who makes the shards. local: threads on this machine; ray: a Ray cluster (docs/clusters.md).",
+        help="What makes the shards. local: threads on this machine; ray: a Ray cluster (docs/clusters.md).",
     ),
 ]  # fmt: skip

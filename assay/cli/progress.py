@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from assay.quantities import size
 from assay.records.plan import Plan
 
 LOG_INTERVAL_S = 10.0
@@ -59,7 +60,7 @@ class ByteProgress:
             elif elapsed_s >= self._next_line_s:
                 self._next_line_s = elapsed_s + LOG_INTERVAL_S
                 self._console.print(
-                    f"{self._label:10} {self._done_bytes / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB, "
+                    f"{self._label:10} {size(self._done_bytes)} of {size(self._total_bytes)}, "
                     f"{self._speed(elapsed_s)}, {tensor}",
                     markup=False,
                 )
@@ -69,13 +70,13 @@ class ByteProgress:
             self._bar.stop()
 
     def _speed(self, elapsed_s: float) -> str:
-        """`1.23 GB/s, 0:12:34 left`; empty until something was worked on."""
+        """`1.2 GB/s, 0:12:34 left`; empty until something was worked on."""
         worked_bytes = self._done_bytes - self._before_bytes
         if worked_bytes == 0 or elapsed_s == 0:
             return "checking"
         rate = worked_bytes / elapsed_s
         left_s = int(max(0, self._total_bytes - self._done_bytes) / rate)
-        return f"{rate / 1e9:.2f} GB/s, {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left"
+        return f"{size(round(rate))}/s, {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left"
 
 
 class ShardProgress(ByteProgress):

@@ -8,10 +8,13 @@ inside the commands, so that `assay --help` needs neither torch nor lm-eval.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
 from assay.cli.commands.about.doctor import doctor
@@ -36,9 +39,45 @@ from assay.cli.terminal import say, say_error
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 
+VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+"""What --help shows for the value of an option that names none. A flag takes no value."""
+
+
+SINGLE_LINE_END = re.compile(r"(?<!\n)\n(?!\n)")
+
+
+class Command(TyperCommand):
+    """A command whose --help shows `TARGET` and `--json`, where typer would show `{TARGET}` and `--json <bool>`."""
+
+    def __init__(self, *args: Any, help: str | None = None, **options: Any) -> None:
+        """help: a docstring; its paragraphs are set to the width of the terminal, not broken where the source is."""
+        super().__init__(*args, help=help and SINGLE_LINE_END.sub(" ", help), **options)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_params(self, ctx: Any) -> Any:
+        return named_values(super().get_params(ctx))
+
+
+class AllCommands(Commands):
+    """The group of all commands, with the same --help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return named_values(super().get_params(ctx))
+
+
+def named_values(params: Any) -> Any:
+    """The parameters of a command; an option without a metavar takes it from VALUES."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.metavar is None:
+            param.metavar = VALUES.get(param.type_descriptor.annotation)
+    return params
+
+
 app = typer.Typer(
     name="assay",
-    cls=Commands,
+    cls=AllCommands,
     help="Quantize a mixture-of-experts checkpoint for vLLM, and measure what was lost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -80,20 +119,20 @@ def _root(
 ) -> None: ...
 
 
-app.command()(run)
-app.command()(plan)
-app.command()(quantize)
-app.command()(verify)
-app.command()(calibrate)
-app.command()(serve)
-app.command()(evaluate)
-app.command()(probe)
-app.command()(lever)
-app.command()(locate)
-app.command()(status)
-app.command()(compare)
-app.command()(gate)
-app.command()(report)
-app.command()(card)
-app.command()(doctor)
-app.command("recipes")(list_recipes)
+app.command(cls=Command)(run)
+app.command(cls=Command)(plan)
+app.command(cls=Command)(quantize)
+app.command(cls=Command)(verify)
+app.command(cls=Command)(calibrate)
+app.command(cls=Command)(serve)
+app.command(cls=Command)(evaluate)
+app.command(cls=Command)(probe)
+app.command(cls=Command)(lever)
+app.command(cls=Command)(locate)
+app.command(cls=Command)(status)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(gate)
+app.command(cls=Command)(report)
+app.command(cls=Command)(card)
+app.command(cls=Command)(doctor)
+app.command("recipes", cls=Command)(list_recipes)

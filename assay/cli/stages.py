@@ -17,6 +17,7 @@ from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
+from assay.quantities import size
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
@@ -211,7 +212,7 @@ def quantize_one(
             on_progress=progress,
         )
     made.save(plan_path)
-    sizes = f"{manifest.bytes_in / 1e9:.3f} GB -> {manifest.bytes_out / 1e9:.3f} GB in {manifest.seconds:.0f} s"
+    sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
     out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
     result = verify_one(folder, None if options.stream_from else source)
     result.save(record_path)

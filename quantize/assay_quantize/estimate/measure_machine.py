@@ -35,7 +35,7 @@ def calibrate(plan: Plan, folder: Path) -> tuple[Machine, CoreRates]:
     Raises OSError when nothing can be written to `folder`.
     """
     read, write, copy_in, copy_out = _disk_rates(folder)
-    name = f"this machine ({default_workers()} cores)"
+    name = f"this machine, {default_workers()} cores"
     disk = f"its disk measured with a file of {DISK_BYTES >> 20} MiB in {folder}"
     machine = Machine(name, default_workers(), read, write, None, disk)
     return machine, _core_rates(plan, copy_in, copy_out)

@@ -32,9 +32,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_fit_table(rows))
     shares = ", ".join(sorted({f"{row.utilization:.0%}" for row in rows}))
     console.print(
-        f"Of one GPU. usable: {shares} of its memory (gpu-memory-utilization). left: for the KV cache, with "
-        f"{gigabytes(WORKSPACE_BYTES)} of workspace taken off. fit: the cache of one sequence of {KV_TOKENS:,} tokens too. "
-        "KV tokens: all sequences together. splits: groups end where the part of a GPU ends. An estimate."
+        f"Estimated, for each GPU. usable: {shares} of its memory (gpu-memory-utilization). left: for the KV cache, after the "
+        f"weights and {gigabytes(WORKSPACE_BYTES)} of workspace. fit: whether the cache holds {KV_TOKENS:,} tokens. "
+        "KV tokens: what the cache holds, and its dtype (auto: the model's). splits: no if tensor parallelism on so many GPUs "
+        "would cut through a quantization group, which vLLM refuses."
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import typer
 from command_errors import one_error
 from command_line import Run
 
 from assay.cli.options import several
+from assay.cli.root import SINGLE_LINE_END, app
 from assay.cli.targets import url_in
 from assay.recipes.load import recipe_names
 from assay.records.lever import LeverName
@@ -81,6 +84,16 @@ def test_help_shows_the_choices(run: Run, command: str, option: str, kind: str, 
     code, out, _ = run(command, "--help")
     line = next(line for line in out.splitlines() if option in line)
     assert code == 0 and ", ".join(recipe_names(kind)) in line
+
+
+@pytest.mark.parametrize("command", list(typer.main.get_command(app).commands))
+def test_help_has_no_signs_of_the_parser(run: Run, command: str) -> None:
+    """`TARGET`, not `{TARGET}`; a flag takes no value; a paragraph has no line break of the source."""
+    code, out, _ = run(command, "--help")
+    usage = next(line for line in out.splitlines() if "Usage:" in line)
+    assert code == 0 and not set("{}") & set(usage) and "[[" not in usage
+    assert not re.search(r"--\S+ .*<(bool|str|int|float|path|list)", out)
+    assert not SINGLE_LINE_END.search(typer.main.get_command(app).commands[command].help or "")
 
 
 def test_names_on_the_command_line_are_those_of_the_tables() -> None:

@@ -9,7 +9,7 @@ from assay.cli.terminal import emit, escape, results
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """What this machine can do, what is missing, how to get it. Exit 1 when something needed is missing."""
+    """Show what this machine can do, what is missing and how to get it. Exit 1 when something needed is missing."""
     from assay.cli.commands.about.examine import examine
 
     findings = examine()

@@ -8,7 +8,7 @@ from assay.recipes.load import KINDS, load_recipe, recipe_names
 
 
 def list_recipes(as_json: JsonOption = False) -> None:
-    """Names of all recipes that ship with assay. With --json: kind -> name -> description."""
+    """List the recipes that ship with assay. With --json: kind -> name -> description."""
     if as_json:
         emit(
             {

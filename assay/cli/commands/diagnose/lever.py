@@ -51,12 +51,13 @@ def lever(
             "--levers",
             metavar="NAME,...",
             callback=choices(*get_args(LeverName)),
-            help=f"One or several of: {', '.join(get_args(LeverName))}. Default: all; of a URL those that need no restart.",
+            help=f"One or several of: {', '.join(get_args(LeverName))}. Default: all; with a URL those that need no restart.",
         ),
     ] = None,
     requests: Annotated[int, typer.Option("--requests", min=2, help="Requests, each asked twice under every setting.")] = 48,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, help="Requests in flight; default 16, of a checkpoint its profile's.")
+        int | None,
+        typer.Option("--concurrency", min=1, help="Requests in flight. Default: 16; for a checkpoint its profile's."),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")] = 96,
     seed: Annotated[
@@ -71,10 +72,10 @@ def lever(
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Which serving parameter a failure depends on: each is changed by itself. Exit 1 if requests failed.
+    """Find the serving parameter that a failure depends on, by changing one at a time. Exit 1 if requests failed.
 
-    A checkpoint is served anew under every setting; of a URL only what a request can change is tried. If requests fail, the
-    fewest that still do are sought, and a script that shows the failure without assay is written.
+    A checkpoint is served anew under every setting; with a URL, only settings of requests are tried. If requests fail, they are
+    reduced to the fewest that still fail, and a script that shows the failure without assay is written.
     """
     from assay_evaluate.diagnosis.levers.search import LeverSettings
 

@@ -35,11 +35,11 @@ def locate(
     ctx: typer.Context,
     a: Annotated[str, SideArgument],
     b: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="What A is compared with: a checkpoint or a URL as well.")
+        str | None, typer.Argument(metavar="B", help="What A is compared with: likewise a checkpoint or a URL.")
     ] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Compare the tensor-parallel ranks of A.")] = False,
     tensor_parallel: Annotated[
-        int | None, typer.Option("--tensor-parallel", min=1, help="Ranks of servers started here; default: 1, with --ranks 2.")
+        int | None, typer.Option("--tensor-parallel", min=1, help="Ranks of servers started here. Default: 1; with --ranks: 2.")
     ] = None,
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts that both sides read.")] = 8,
     profile: ProfileOption = None,
@@ -50,7 +50,7 @@ def locate(
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The first layer, expert and rank in which two servers, two precisions or the ranks of one differ. Exit 1 if any does."""
+    """Find the first layer, expert and rank in which servers, precisions or the ranks of one server differ. Exit 1 if any do."""
     from assay_evaluate.diagnosis.locate.locate import Side, locate_ranks, locate_servers, write_remedy
 
     if ranks == (b is not None):

@@ -69,12 +69,11 @@ def probe(
     requests: Annotated[int, typer.Option("--requests", min=2, help="Replies whose log-probabilities are examined.")] = 48,
     garble: Annotated[
         int,
-        typer.Option(
-            "--garble", min=1, help="Replies of the garble scan; a fault of 4 in 10,000 requests shows itself in 7,500."
-        ),
+        typer.Option("--garble", min=1, help="Replies of the garble scan. To see a fault of 4 in 10,000 requests takes 7,500."),
     ] = 256,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, help="Requests in flight; default 16, of a checkpoint its profile's.")
+        int | None,
+        typer.Option("--concurrency", min=1, help="Requests in flight. Default: 16; for a checkpoint its profile's."),
     ] = None,
     long_tokens: Annotated[int, typer.Option("--long-tokens", min=1, help="Tokens of long prompts.")] = 768,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")] = 160,
@@ -85,7 +84,9 @@ def probe(
     temperature: Annotated[
         float,
         typer.Option(
-            "--temperature", min=0, help="Of the garble scan; above 0 a model's habits are harder to tell from faults."
+            "--temperature",
+            min=0,
+            help="Temperature of the garble scan; above 0, a model's habits are harder to tell from faults.",
         ),
     ] = 0.0,
     expected_acceptance: Annotated[

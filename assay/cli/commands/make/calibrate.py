@@ -26,7 +26,7 @@ def calibrate(
             "--text",
             metavar="FILE,...",
             callback=several,
-            help="Plain text, or .jsonl with text, prompt or messages. Default: the model's own, sampled at temperature 1.",
+            help="Plain text, or .jsonl with text, prompt or messages. Default: text that the model samples at temperature 1.",
         ),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens that go through the model.")] = 65_536,
@@ -35,14 +35,19 @@ def calibrate(
         int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer tokens are left out, and named.")
     ] = 64,
     device: Annotated[
-        str, typer.Option("--device", help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.")
+        str,
+        typer.Option(
+            "--device",
+            metavar="auto|cpu|cuda-untested",
+            help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.",
+        ),
     ] = "auto",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the model's own text.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON on stdout.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the model's own text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")] = False,
 ) -> None:
-    """Mean squared input of every weight, by channel, from the model at work in transformers; it must fit into memory whole.
+    """Run the model in transformers and record the mean squared input of every weight, by channel. It must fit into memory.
 
-    `assay quantize -p w4a16-mse --importance FILE` then rounds the channels best that carry most.
+    `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs most carefully.
     """  # fmt: skip
     from assay.cli.stages import device_of
     from assay.cli.targets import local_checkpoint, resolve_target

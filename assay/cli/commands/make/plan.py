@@ -31,13 +31,13 @@ def plan(
         str | None,
         typer.Option(
             "--hardware",
-            help="Hours and bytes on a machine, extrapolated: workstation, server, cloud, 8xh200, 8xb200, `this` (measures two "
-            "seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB per second).",
+            help="Estimate hours and bytes of quantizing on a machine: workstation, server, cloud, 8xh200, 8xb200, `this` "
+            "(measured for two seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB per second).",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
+    """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
 
     With --json and --hardware: an object with the keys `plan` and `estimate`.
     """

@@ -46,7 +46,7 @@ def quantize(
     precisions: PrecisionsOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the new checkpoint; default RUNS/MODEL/PRECISION/checkpoint."),
+        typer.Option("--out", help="Folder of the new checkpoint. Default: RUNS/MODEL/PRECISION/checkpoint."),
     ] = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
@@ -73,7 +73,7 @@ def quantize(
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory", help="Bound of this process's memory, e.g. 1.5GiB, 800MB; default 2GiB, 8GiB with cuda-untested."
+            "--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB, with cuda-untested 8GiB."
         ),
     ] = None,
     importance: Annotated[
@@ -85,12 +85,12 @@ def quantize(
             "--stream-from",
             metavar="hub",
             callback=choice("hub"),
-            help="hub: download a shard, quantize it, delete it; two shards of the source on disk at most.",
+            help="hub: download a shard, quantize it, delete it; at most two shards of the source are on disk.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make quantized checkpoints, shard by shard, and verify each. Killed at any point, the same command goes on from there."""
+    """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
     from assay.cli.targets import resolve_target
 
     if out is not None:

@@ -14,16 +14,21 @@ from assay.cli.terminal import emit, print_verification, results
 
 def verify(
     checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a quantized checkpoint.")],
-    source: Annotated[Path | None, typer.Option("--source", help="Folder of the checkpoint it was made from.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--source", help="Folder of the checkpoint it was made from. Kept tensors are then compared byte for byte."
+        ),
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Threads; default: the cores this process may use.")
+        int | None, typer.Option("--workers", min=1, help="Threads. Default: every core this process may use.")
     ] = None,
     hashes_only: Annotated[
-        bool, typer.Option("--hashes-only", help="Files, headers, config and hashes, but not the contents of tensors.")
+        bool, typer.Option("--hashes-only", help="Check files, headers, config and hashes, but not the contents of tensors.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Reopen a quantized checkpoint and trust nothing. Exit 1 names every tensor that is wrong."""
+    """Reopen a quantized checkpoint and check everything anew. Exit 1 names every tensor that is wrong."""
     result = verify_one(checkpoint, source, workers=workers, contents=not hashes_only)
     if as_json:
         emit(result)

@@ -36,7 +36,7 @@ def evaluate(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TARGET]",
+            metavar="TARGET",
             autocompletion=completes("models"),
             help="A model recipe's name, a checkpoint folder, or a Hugging Face id.",
         ),
@@ -46,19 +46,19 @@ def evaluate(
         typer.Option(
             "--reference",
             metavar="[LABEL=]DIR|URL|URL,DIR",
-            help="Any two checkpoints: what is compared with. A folder, or the URL of a vLLM server that runs already; behind "
-            "a comma, the folder that it serves.",
+            help="Without TARGET: the checkpoint to compare with. A folder, or the URL of a vLLM server that runs already; "
+            "after a comma, the folder that it serves.",
         ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option("--candidate", metavar="[LABEL=]DIR|URL|URL,DIR", help="Any two checkpoints: one or several to judge."),
+        typer.Option("--candidate", metavar="[LABEL=]DIR|URL|URL,DIR", help="Without TARGET: a checkpoint to judge; can be repeated."),
     ] = None,
     api_key_env: ApiKeyOption = None,
     same_weights: Annotated[
         bool,
         typer.Option(
-            "--same-weights", help="Two of the servers that run already may have the same weights: one setup against another."
+            "--same-weights", help="Allow two of the given servers to have the same weights, to compare one setup with another."
         ),
     ] = False,
     precisions: PrecisionsOption = None,
@@ -75,17 +75,18 @@ def evaluate(
         ),
     ] = False,
     swe_slice: Annotated[
-        str | None, typer.Option("--slice", help="SWE-bench: Python's slice over the instances sorted by id, 0:50.")
+        str | None, typer.Option("--slice", help="SWE-bench: a slice of the instances sorted by id, e.g. 0:50.")
     ] = None,
     swe_filter: Annotated[
-        str | None, typer.Option("--filter", help="SWE-bench: instances whose id begins with a match of this expression.")
+        str | None,
+        typer.Option("--filter", help="SWE-bench: only instances whose id begins with a match of this regular expression."),
     ] = None,
     swe_repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="SWE-bench: trajectories per instance.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the reference and every candidate alike, measure, judge; report and cards are written from the records.
+    """Serve the reference and every candidate alike, measure and judge them, and write report and cards.
 
-    Exits 0 when everything was measured, whatever the verdicts: `assay gate` is the one that fails.
+    Exits 0 when everything was measured, whatever the verdicts; `assay gate` exits 1 unless all are PASS.
     """
     from assay.cli.candidates.of_sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
     from assay.cli.candidates.of_target import of_target

@@ -37,13 +37,13 @@ def run(
     runner: RunnerOption = "local",
     workers: WorkersOption = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Bound of the quantizer's memory, e.g. 1.5GiB, 800MB; default 2GiB.")
+        str | None, typer.Option("--memory", help="Most memory the quantizer may use, e.g. 1.5GiB or 800MB. Default: 2GiB.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Everything: make and verify every precision, measure the reference and each of them, judge, write report and cards.
+    """Do everything: make and verify every precision, measure it against the reference, judge, write report and cards.
 
-    A second run finds what is done and makes the rest. Exit 1 unless every candidate is PASS, as of `assay gate`.
+    The same command again does only what is missing. Exit 1 unless every candidate is PASS.
     """
     from assay.cli.candidates.of_sides import given_endpoints, profile_of
     from assay.cli.candidates.of_target import check_candidates, of_target

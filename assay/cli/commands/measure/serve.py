@@ -16,14 +16,14 @@ def serve(
     target: TargetArgument,
     profile: ProfileOption = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1; default: a free one.")
+        int | None, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1. Default: a free one.")
     ] = None,
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a checkpoint with vLLM in the foreground, exactly as an evaluation does. Ctrl-C stops it.
 
-    With --json: where it answers, its log and its fingerprint, once it is ready.
+    With --json: its URL, log and fingerprint, once it is ready.
     """
     import time
 

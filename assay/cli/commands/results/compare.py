@@ -37,7 +37,7 @@ def compare(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Two runs side by side: scores of both, and what was lost from the first to the second where questions were the same.
+    """Show two runs side by side: both scores, and what was lost from the first to the second on the same questions.
 
     Says what differs in models, questions and serving. Gives no verdict; exits 0.
     """

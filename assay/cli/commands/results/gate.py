@@ -31,7 +31,7 @@ def gate(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Verdicts from the records of a run. Exit 1 unless every candidate is PASS."""
+    """Judge a run again, from its records. Exit 1 unless every candidate is PASS."""
     run_dir = find_run(run, runs)
     measurements = load_measurements(run_dir)
     report = judge_and_write(gates_of_run(run_dir, measurements, gates), run_dir, measurements)

@@ -11,7 +11,7 @@ from assay.cli.terminal import emit, escape, results
 
 
 def report(run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
-    """Write report/{index.html,report.json,report.md} of a run again, from its records only. With --json: report.json."""
+    """Write report/{index.html,report.json,report.md} of a run again, from its records only. --json prints report.json."""
     from assay_reports.report import write_report
 
     run_dir = find_run(run, runs)

@@ -21,13 +21,13 @@ def status(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", autocompletion=complete_run, help="A run's folder, or its name under --runs. Default: all runs."
+            metavar="RUN", autocompletion=complete_run, help="A run's folder, or its name under --runs. Default: all runs."
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """What of a run is made, verified, measured, judged, missing and in work. Starts nothing.
+    """Show what of a run is made, verified, measured and judged, what is missing, and which commands are at work.
 
     With --json: the record of the run; without RUN a list of them.
     """
