@@ -48,7 +48,7 @@ def test_a_path_with_a_comma_is_one_value(tmp_path: Path, monkeypatch: pytest.Mo
     ("words", "said"),
     [
         (("quantize", "x", "--precisions", "fp8,w4a61"), "no precision recipe called 'w4a61'; did you mean w4a16? known: "),
-        (("quantize", "x", "--precision", "nvfp4"), "no precision recipe called 'nvfp4'; did you mean nvfp4a16? known: "),
+        (("quantize", "x", "--precision", "nvfp4a61"), "no precision recipe called 'nvfp4a61'; did you mean nvfp4a16? known: "),
         (("plan", "x", "-p", "fp9"), "no precision recipe called 'fp9'; did you mean fp8? known: "),
         (("evaluate", "x", "--suite", "quik"), "no suite recipe called 'quik'; did you mean quick? known: "),
         (("evaluate", "x", "--precisions", "w4a17"), "no precision recipe called 'w4a17'; did you mean w4a16? known: "),

@@ -50,7 +50,7 @@ def locate(
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the first layer, expert and rank in which servers, precisions or the ranks of one server differ. Exit 1 if any do."""
+    """Find the first layer, expert and rank in which two servers, precisions or ranks differ. Exit 1 if any do."""
     from assay_evaluate.diagnosis.locate.locate import Side, locate_ranks, locate_servers, write_remedy
 
     if ranks == (b is not None):

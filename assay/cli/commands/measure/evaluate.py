@@ -52,7 +52,7 @@ def evaluate(
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option("--candidate", metavar="[LABEL=]DIR|URL|URL,DIR", help="Without TARGET: a checkpoint to judge; can be repeated."),
+        typer.Option("--candidate", metavar="[LABEL=]DIR|URL|URL,DIR", help="Without TARGET: a checkpoint to judge."),
     ] = None,
     api_key_env: ApiKeyOption = None,
     same_weights: Annotated[
