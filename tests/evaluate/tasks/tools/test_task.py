@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_server import Scripted
+from given_servers import scaled_logits
 from tool_server import PARSER_MISSING, ToolServer, as_call, solve
 
 from assay.errors import MeasureError
@@ -129,7 +131,8 @@ class World:
     @contextmanager
     def start(self, spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[ToolServer]:
         name = spec.checkpoint.name
-        with ToolServer(self.reply[name], **{"max_model_len": 16_000, **self.options}) as server:
+        logits = functools.partial(scaled_logits, 1.0 if name == "fp8" else 1.1)
+        with ToolServer(self.reply[name], **{"max_model_len": 16_000, "logits": logits, **self.options}) as server:
             server.fingerprint = self.foresee(spec)
             self.servers.setdefault(name, []).append(server)
             yield server
@@ -149,7 +152,7 @@ class World:
     def asked(self, name: str) -> list[dict[str, Any]]:
         """Bodies of the items asked, in the order in which they came."""
         bodies = [body for server in self.servers[name] for path, body in server.requests if path.startswith("/v1")]
-        return [body for body in bodies if body["messages"][-1]["content"] in WHERE]
+        return [body for body in bodies if "messages" in body and body["messages"][-1]["content"] in WHERE]
 
 
 @pytest.fixture
