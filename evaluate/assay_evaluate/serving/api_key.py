@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 
 from assay.errors import AssayError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def bearer(variable: str | None, asked_by: str) -> dict[str, str]:
@@ -15,6 +18,11 @@ def bearer(variable: str | None, asked_by: str) -> dict[str, str]:
     """
     if variable is None:
         return {}
+    if not _NAME.fullmatch(variable):  # perhaps the key itself, which is not repeated
+        raise AssayError(
+            f"{asked_by}: takes the name of an environment variable (letters, digits, underscores), not the key itself; "
+            "export the key, and give the variable's name"
+        )
     key = os.environ.get(variable)
     if not key:
         raise AssayError(f"{asked_by} {variable}: no such environment variable, or it is empty; export it first")

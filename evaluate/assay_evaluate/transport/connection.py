@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from assay.errors import ServeError
-from assay.foreign_text import one_line, shown
+from assay.foreign_text import MOST_SHOWN, one_line, shown
 from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import message_in, read_json
 from assay_evaluate.transport.incoming import Incoming, too_large
@@ -162,7 +162,11 @@ class Connection:
             return response, found
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: of a chunk's size below 0
             self.close()
-            raise TransportError(self._hide_text(f"{type(error).__name__}: {shown(str(error).strip())}")) from None
+            # hidden before it is cut: half a key is one as well
+            raise TransportError(f"{type(error).__name__}: {shown(self._hide_text(str(error).strip()))}") from None
+        except UnusableReply as error:
+            self.close()
+            raise UnusableReply(shown(self._hide_text(str(error)), 2 * MOST_SHOWN)) from None
         except BaseException:
             self.close()
             raise
@@ -212,7 +216,7 @@ class Connection:
 def _content(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
     encoding = response.headers.get("Content-Encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
-        raise UnusableReply(f"Compressed: the reply is compressed ({shown(encoding)}), which was not asked for")
+        raise UnusableReply(f"Compressed: the reply is compressed ({encoding}), which was not asked for")
     if (response.length or 0) > most_bytes:
         raise too_large(most_bytes)
     pieces = []

@@ -59,7 +59,11 @@ def test_what_values_mean(tmp_path: Path) -> None:
             "http://me:hunter2@b:1",
             "--candidate: the URL for b holds a user or password, which records",
         ),
-        ("http://a:1", "http://b:1/?key=1", "--candidate: 'http://b:1/?key=1' has something behind its path; write it as"),
+        (
+            "http://a:1",
+            "http://b:1/?key=1",
+            "--candidate: 'http://b:1/' has something behind its path (`?` or `#`); write it as",
+        ),
     ],
 )
 def test_values_that_mean_nothing(reference: str, candidate: str, message: str) -> None:

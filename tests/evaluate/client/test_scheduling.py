@@ -15,7 +15,7 @@ from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError, RecipeError, ServeError, UnreachableError
 from assay.recipes.load import load_recipe
-from assay.recipes.profile import GivenServer, ProfileRecipe
+from assay.recipes.profile import GivenServer, ProfileRecipe, problem_with
 from assay_evaluate.asking.dialect import CHAT, Dialect
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import WINDOW, Client
@@ -101,7 +101,10 @@ def test_several_servers_of_a_label_serve_as_one(tmp_path: Path) -> None:
         ("urls: ['http://b', 'http://a', 'http://B:80/v1/']", "endpoints.fp8: `urls` names one server twice"),
         ("url: 'ftp://a'", "endpoints.fp8: 'ftp://a' is no URL of a server; write it as http://HOST:PORT"),
         ("url: 'http://a:x'", "endpoints.fp8: 'http://a:x' is no URL; write it as http://HOST:PORT"),
-        ("url: 'http://a/?key=1'", r"endpoints.fp8: .* has something behind its path; write it as http://HOST:PORT"),
+        (
+            "url: 'http://a/?key=1'",
+            r"endpoints.fp8: 'http://a/' has something behind its path \(`\?` or `#`\); write it as http://HOST:PORT",
+        ),
     ],
 )
 def test_servers_are_named_in_one_way(tmp_path: Path, urls: str, message: str) -> None:
@@ -109,6 +112,18 @@ def test_servers_are_named_in_one_way(tmp_path: Path, urls: str, message: str) -
     path.write_text(f"schema: 1\nname: mine\nhardware: {{device: cpu}}\nendpoints: {{fp8: {{{urls}}}}}\n")
     with pytest.raises(RecipeError, match=f"mine.yaml: {message}$"):
         load_recipe(ProfileRecipe, str(path))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hunter2@a:8000", "http://me:hunter2 x@a", "http://me:hunter2@a:99999", "http://me:hunter2@",
+        "ftp://me:hunter2@a", "http://a?api_key=hunter2", "http://a/#hunter2",
+    ],
+)  # fmt: skip
+def test_what_may_be_a_key_in_an_address_is_not_repeated(url: str) -> None:
+    problem = problem_with(url)
+    assert problem is not None and "hunter2" not in problem
 
 
 def test_a_password_in_an_address_is_refused_unseen(tmp_path: Path) -> None:

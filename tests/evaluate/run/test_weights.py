@@ -148,6 +148,9 @@ def test_two_labels_on_one_server_are_refused_before_anything_is_asked(tmp_path:
 def test_places_of_servers() -> None:
     assert server_place("http://A.example/v1") == server_place("http://a.example:80/") == ("a.example", 80, "")
     assert server_place("https://a.example") == ("a.example", 443, "")
+    for here in ("127.1", "0x7f000001", "[0:0:0:0:0:0:0:1]", "[::ffff:7f00:1]", "LOCALHOST.", "0.0.0.0"):
+        assert server_place(f"http://{here}:8000") == ("localhost", 8000, "")
+    assert server_place("http://127.0.0.2:8000") != server_place("http://127.0.0.1:8000")
     assert server_place("http://a.example/fp8/v1") != server_place("http://a.example/w4a16/v1")
 
 

@@ -26,6 +26,9 @@ def test_a_key_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) 
     assert bearer(None, "--api-key-env") == {}
     with pytest.raises(AssayError, match=r"^--api-key-env NOT_THERE: no such environment variable, or it is empty; export it"):
         bearer("NOT_THERE", "--api-key-env")
+    with pytest.raises(AssayError, match=r"^--api-key-env: takes the name of an environment variable") as caught:
+        bearer(KEY, "--api-key-env")
+    assert KEY not in str(caught.value)
     for wrong in (f"{KEY}\n", f"{KEY} {KEY}", f"{KEY}\u00e9"):
         monkeypatch.setenv("OF_THE_SERVER", wrong)
         with pytest.raises(AssayError, match=r"^--api-key-env OF_THE_SERVER: its value has a space") as caught:

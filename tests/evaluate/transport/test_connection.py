@@ -319,6 +319,14 @@ def test_a_status_line_that_repeats_the_key() -> None:
     assert "[hidden]" in str(failed.value) and KEY not in str(failed.value)
 
 
+@pytest.mark.parametrize("head", [f"{'x' * 185}{KEY}\r\n", f"HTTP/1.1 200 OK\r\nContent-Encoding: {KEY}\r\n\r\n"])
+def test_no_part_of_the_key_is_in_an_error(head: str) -> None:
+    """Neither a half, where the message is cut, nor the whole, where a header is refused."""
+    with RawServer(head.encode()) as server, pytest.raises(TransportError) as failed:
+        get_once(server.base_url, "/", total_s=20, headers={"Authorization": f"Bearer {KEY}"})
+    assert "[hidden]" in str(failed.value) and KEY[:8] not in str(failed.value)
+
+
 def test_a_short_key_is_not_searched_for_in_replies() -> None:
     """`--api-key token` and a reply with token_ids: what was measured stays as it came."""
     body = b'{"token_ids": [1]}'
