@@ -68,7 +68,7 @@ class Signature(Part):
     """Mean |difference| in nats between asking the prompts one by one and all at once: what batches change by themselves."""
 
     def distance(self, other: Signature) -> float:
-        """Mean |difference| of all log-probabilities, in nats; infinity if texts, tokenizers or likeliest tokens are others."""
+        """Mean |difference| of all log-probabilities, in nats; infinity if texts or tokenizers are others."""
         if self.prompts_sha256 != other.prompts_sha256:
             return math.inf
         return mean_difference(self.prompts, other.prompts)
@@ -83,7 +83,10 @@ class Signature(Part):
 
 
 def mean_difference(ours: tuple[SignedPrompt, ...], theirs: tuple[SignedPrompt, ...]) -> float:
-    """Over all that both have, in nats; infinity if they have nothing in common, or another tokenizer."""
+    """Over all that both have, and of likeliest tokens that one does not list the least it can be, in nats.
+
+    Infinity if they have nothing in common, or another tokenizer.
+    """
     if [one.token_ids for one in ours] != [one.token_ids for one in theirs]:
         return math.inf
     found = [abs(a - b) for one, other in zip(ours, theirs, strict=True) for a, b in _pairs(one, other)]
@@ -94,6 +97,15 @@ def _pairs(one: SignedPrompt, other: SignedPrompt) -> Iterator[tuple[float, floa
     values = [*zip(one.logprobs, other.logprobs, strict=True)]
     values += [(one.next[token], other.next[token]) for token in one.next.keys() & other.next.keys()]
     yield from ((a, b) for a, b in values if a is not None and b is not None)
+    yield from _missing(one.next, other.next)
+    yield from _missing(other.next, one.next)
+
+
+def _missing(ours: dict[str, float | None], theirs: dict[str, float | None]) -> Iterator[tuple[float, float]]:
+    """Of tokens that only we list: they are no likelier there than the last of their list, so that far apart at least."""
+    known = [value for value in theirs.values() if value is not None]
+    last = min(known, default=math.inf)
+    yield from ((value, last) for token, value in ours.items() if token not in theirs and value is not None and value > last)
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -13,10 +13,11 @@ from assay.errors import MeasureError
 from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
-from assay_evaluate.client.client import Endpoint, NotMeasured
-from assay_evaluate.client.sending import TRY_AGAIN
+from assay_evaluate.client.client import MISCONFIGURED, Endpoint, NotMeasured
+from assay_evaluate.client.sending import COME_LATER, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
+from assay_evaluate.transport.foreign_json import text_of
 
 PROMPTS = (
     "The harbour master closed his ledger, looked out at the grey water and said that the ferry would not sail before",
@@ -34,6 +35,8 @@ NUM_NEXT = (20, 5, 1)
 PAUSES_S = (1.0, 4.0)
 """Before a request that was not answered is sent again."""
 TIMEOUT_S = 600.0
+ANSWERS_NOTHING = MISCONFIGURED | COME_LATER | {502, 503, 504}
+"""HTTP statuses that say nothing about log-probabilities."""
 AskPrompt = Callable[[str, Mapping[str, Any]], HttpReply]
 
 
@@ -94,18 +97,23 @@ def _sign(ask: AskPrompt, prompt: str, form: Mapping[str, Any]) -> SignedPrompt:
 
 
 def _ask(endpoint: Endpoint, url: str, prompt: str, form: Mapping[str, Any]) -> HttpReply:
-    """MeasureError: the server cannot be reached."""
+    """MeasureError: the server cannot be reached, or answers no request at all."""
     body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 1, **sampling(0.0, None), **form}
     for seconds in (*PAUSES_S, None):
         try:
             reply = post_once(url, COMPLETIONS, body, total_s=TIMEOUT_S, headers=endpoint.headers)
             if seconds is None or reply.status not in TRY_AGAIN:
-                return reply
+                break
         except TransportError as error:
             if seconds is None:
                 raise MeasureError(f"{url}: cannot be asked for its signature: {error}; run again when it answers") from None
         time.sleep(seconds)
-    raise AssertionError("the last attempt returns or raises")
+    if reply.status in ANSWERS_NOTHING:
+        key = "; is its key the right one?" if reply.status in {401, 403} else ""
+        raise MeasureError(
+            f"{url}: cannot be asked for its signature: {COMPLETIONS}: HTTP {reply.status}: {reply.message}{key}"
+        )
+    return reply
 
 
 def _read(reply: HttpReply) -> SignedPrompt:
@@ -118,7 +126,7 @@ def _read(reply: HttpReply) -> SignedPrompt:
         return SignedPrompt(
             token_ids=tuple(int(token) for token, _ in tokens),
             logprobs=tuple(_number(entry["logprob"]) for _, entry in tokens),
-            next={str(token): _number(value) for token, value in following.items()},
+            next={str(text_of(token)): _number(value) for token, value in following.items()},
         )
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
         return SignedPrompt(token_ids=(), logprobs=(), next={})

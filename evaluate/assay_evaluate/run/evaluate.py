@@ -310,6 +310,7 @@ class _Evaluation:
         if self.suite.probes is not None and not is_noise_floor:
             # Before the measurement is written: with it, the run counts as done.
             self.probe(self.suite.probes, label, server, checkpoint)
+            self.end(one, server, signature)  # of probes as well
         measurement = Measurement(
             model=self.model,
             label=label,

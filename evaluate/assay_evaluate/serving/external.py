@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from assay.records.manifest import load_manifest
 from assay.records.serving import Fingerprint
 from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in
+from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in, text_of
 
+PAUSES_S = (1.0, 4.0)
+"""Before a server that is busy, or away for a moment, is asked again who it is."""
+BUSY = frozenset({408, 429, 500, 502, 503, 504})
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -43,8 +47,13 @@ def meet_server(
     """
     base_url = root_url(url)
     what = f"the server of {label}"
-    model = list_models(base_url, what=what, headers=headers)[0]
-    root = str(model.get("root") or model["id"])
+    model, *more = list_models(base_url, what=what, headers=headers)
+    root = _root(model)
+    if others := sorted({_root(one) for one in more if one.get("parent") is None} - {root}):  # with a parent: an adapter
+        raise ServeError(
+            f"{label}: {url} lists several models ({', '.join(map(shown, [root, *others]))}), and nothing says which is meant; "
+            "give the address of a server that has one"
+        )
     if checkpoint is not None and (why := why_another(root, checkpoint)) is not None:
         raise ServeError(
             f"{label}: {url} says that it serves {shown(root)}, not {checkpoint}: {why}; start it on that checkpoint"
@@ -68,14 +77,31 @@ def meet_server(
     return External(base_url, model["id"], root, model["max_model_len"], fingerprint)
 
 
+def _root(model: Mapping[str, Any]) -> str:
+    return str(text_of(str(model.get("root") or model["id"])))
+
+
 def _system_fingerprint(base_url: str, model: str, headers: Mapping[str, str] | None) -> str | None:
-    """vLLM's hash of its version, parallelism and configuration, which it tells with a reply only. None: it does not."""
+    """vLLM's hash of its version, parallelism and configuration, which it tells with a reply only. None: it does not.
+
+    UnreachableError: it is busy or away. Replies are kept under this hash: taken for None, all would be asked again.
+    """
     request = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 0}
-    try:
-        reply = post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS)
-        return fingerprint_in(reply.json()) if reply.status == 200 else None
-    except (TransportError, NotJson, AttributeError):
-        return None
+    for seconds in (*PAUSES_S, None):
+        try:
+            reply = post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS)
+            if reply.status not in BUSY:
+                return fingerprint_in(reply.json()) if reply.status == 200 else None
+            said = f"HTTP {reply.status}: {reply.message}"
+        except UnusableReply:
+            return None
+        except TransportError as error:
+            said = str(error)
+        except (NotJson, AttributeError):
+            return None
+        if seconds is not None:
+            time.sleep(seconds)
+    raise UnreachableError(f"{base_url}/v1/completions: no reply ({said}); run again when the server answers")
 
 
 def why_another(root: str, checkpoint: Path) -> str | None:
@@ -133,10 +159,15 @@ def list_models(base_url: str, *, what: str, headers: Mapping[str, str] | None =
 
 def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> str | None:
     """vLLM's version as the server tells it. None: it is not vLLM, or a gateway stands in front of it."""
-    try:
-        return shown(get(base_url, "/version", what=what, headers=headers).json()["version"])
-    except (ServeError, NotJson, LookupError, TypeError):
-        return None
+    for seconds in (*PAUSES_S, None):
+        try:
+            return shown(get(base_url, "/version", what=what, headers=headers).json()["version"])
+        except UnreachableError:  # perhaps for a moment
+            if seconds is not None:
+                time.sleep(seconds)
+        except (ServeError, NotJson, LookupError, TypeError):
+            break
+    return None
 
 
 def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> HttpReply:

@@ -18,13 +18,16 @@ from assay.errors import MeasureError, ServeError
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, server_place
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
+from assay.records.probe import ProbeSettings
 from assay.records.serving import Signature, SignedPrompt
+from assay_evaluate.asking import signature
 from assay_evaluate.asking.signature import PROMPTS, take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal, _unpack
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.external import why_another
+from assay_evaluate.serving.server import Server
 
 PROFILE = ProfileRecipe(schema=1, name="given", hardware=Hardware(device="cpu"))
 SUITE = SuiteRecipe.model_validate(
@@ -129,6 +132,32 @@ def test_signatures_are_compared_by_what_both_have(theirs: SignedPrompt, agrees:
     assert not one.agrees_with(other.model_copy(update={"prompts_sha256": "y"}))
 
 
+def test_likeliest_tokens_that_only_one_lists_are_apart() -> None:
+    """One token a prompt, and no log-probabilities of prompts: what is left in common may be alike by chance."""
+    shared = SignedPrompt(token_ids=(), logprobs=(), next={"1": -0.001})
+    one, other = (SignedPrompt(token_ids=(), logprobs=(), next=top) for top in ({"7": -0.5}, {"9": -1.5}))
+    ours, theirs = (Signature(prompts_sha256="x", prompts=(shared, side), noise=0.0) for side in (one, other))
+    assert ours.distance(theirs) == theirs.distance(ours) == 0.5  # of two: 0, and at least 1
+    assert not ours.agrees_with(theirs)
+
+
+@pytest.mark.parametrize(("status", "more"), [(401, "; is its key the right one?"), (404, ""), (429, ""), (503, "")])
+def test_a_server_that_answers_nothing_is_not_told_to_give_log_probabilities(
+    status: int, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(FakeServer):
+        def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            return status, {"error": {"message": "no"}}
+
+    monkeypatch.setattr(signature, "PAUSES_S", (0.0,))
+    with Refusing() as server, pytest.raises(MeasureError) as failed:
+        take_signature(server)
+    assert not isinstance(failed.value, NotMeasured)
+    assert (
+        str(failed.value) == f"{server.base_url}: cannot be asked for its signature: /v1/completions: HTTP {status}: no{more}"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ one server, two labels
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:{port}", "http://LOCALHOST:{port}/v1/", "http://[::1]:{port}/", "https://localhost:{port}/v1"]
@@ -230,6 +259,21 @@ def test_weights_that_change_while_measured_leave_nothing_behind(tmp_path: Path)
         *_, measured = run(tmp_path, servers.by_label)
         assert candidate.count("/v1/chat/completions") - before == 6, "what was answered meanwhile is not used"
         assert measured.tasks[0].num_items == 6
+
+
+def test_weights_that_change_while_probed_leave_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SUITE", SUITE.model_copy(update={"probes": ProbeSettings()}))
+    with given_servers("fp8", "w4a16", reply=solve) as servers:
+        candidate = servers.by_label["w4a16"]
+
+        def probe(server: Server, settings: ProbeSettings, **more: Any) -> None:
+            if server.base_url == candidate.base_url:
+                turn(candidate, 1.5)
+
+        monkeypatch.setattr("assay_evaluate.run.evaluate.probe_served", probe)
+        with pytest.raises(MeasureError, match=r"^w4a16: the weights behind http://\S+ changed while it was measured"):
+            run(tmp_path, servers.by_label)
+    assert sorted(path.name for path in (tmp_path / "measurements").iterdir()) == ["fp8-repeat.json", "fp8.json"]
 
 
 def test_what_was_left_open_is_not_trusted_if_weights_are_others_now(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from fake_server import FakeServer
 from raw_server import RawServer
 
 from assay.errors import ServeError, UnreachableError
-from assay_evaluate.serving.external import find_version, get, list_models, sum_metrics
+from assay_evaluate.serving import external
+from assay_evaluate.serving.external import External, find_version, get, list_models, meet_server, sum_metrics
 
 DEEP = "[" * 100_000 + "]" * 100_000
 DIGITS = "9" * 5000
@@ -97,3 +100,60 @@ def test_a_reply_that_cannot_be_used_is_no_server_that_is_away() -> None:
 def test_metrics_that_are_no_numbers_are_left_out() -> None:
     told = 'a{x="1"} 2\na{x="2"} 3\nb many\nc_bucket{le="1"} 4\n# d 5\n' + DIGITS + " 1\nd 1e3\n"
     assert sum_metrics(told) == {"a": 5.0, "d": 1000.0}
+
+
+# ------------------------------------------------------------------------------------------------ who it is
+class Telling(FakeServer):
+    """A server with a list of models of its own, whose /version and completions are `busy` so many times."""
+
+    models: tuple[dict[str, object], ...] = ({"id": "m", "root": "/w4a16", "max_model_len": 64},)
+    system_fingerprint = "vllm-0.32.0-tp1"
+    busy = 0
+
+    def tell(self, path: str) -> tuple[int, dict[str, Any]]:
+        if path == "/version" and self.is_busy():
+            return 503, {"error": {"message": "later"}}
+        return (200, {"data": list(self.models)}) if path == "/v1/models" else super().tell(path)
+
+    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes] | None:
+        return (429, {"error": {"message": "later"}}) if self.is_busy() else super()._answer(path, body)
+
+    def is_busy(self) -> bool:
+        self.busy -= 1
+        return self.busy >= 0
+
+
+def meet(server: FakeServer) -> External:
+    return meet_server(server.base_url, label="w4a16", checkpoint=None, profile="given")
+
+
+def test_a_server_that_is_busy_for_a_moment_is_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies are kept under what it says of itself: taken for silence, all would be asked again."""
+    monkeypatch.setattr(external, "PAUSES_S", (0.0, 0.0))
+    with Telling() as server:
+        met = meet(server)
+        assert (met.fingerprint.versions, met.fingerprint.system_fingerprint) == ({"vllm": "0"}, "vllm-0.32.0-tp1")
+        server.busy = 2
+        assert meet(server) == met
+        monkeypatch.setattr(external, "find_version", lambda *_, **__: "0")
+        server.busy = 2
+        assert meet(server) == met
+        server.busy = 9
+        with pytest.raises(UnreachableError, match=r"/v1/completions: no reply \(HTTP 429: later\); run again when"):
+            meet(server)
+
+
+def test_several_models_at_one_address_are_refused() -> None:
+    first = {"id": "m", "root": "/w4a16", "max_model_len": 64}
+    with Telling() as server:
+        server.models = (first, {**first, "id": "alias"}, {"id": "lora", "root": "/lora", "parent": "m"})
+        assert (meet(server).model, meet(server).root) == ("m", "/w4a16")
+        server.models = (first, {"id": "fp8", "root": None, "max_model_len": 64})
+        with pytest.raises(ServeError, match=r"^w4a16: http\S+ lists several models \(/w4a16, fp8\), and nothing says which"):
+            meet(server)
+
+
+def test_a_root_that_is_no_unicode() -> None:
+    with Telling() as server:
+        server.models = ({"id": "m", "root": "/a\ud800b", "max_model_len": 64},)
+        assert meet(server).root == "/a\ufffdb"
