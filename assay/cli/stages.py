@@ -216,7 +216,7 @@ def quantize_one(
     out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
     result = verify_one(folder, None if options.stream_from else source)
     result.save(record_path)
-    print_verification(result, out)
+    print_verification(result, out, indent=" " * 11)
     write_first_card(folder)
     return result
 

@@ -48,17 +48,18 @@ def emit(record: Record | dict[str, Any] | list[Any]) -> None:
     print("\n".join(map(one_line, json.dumps(data, indent=1, ensure_ascii=False).split("\n"))), flush=True)
 
 
-def print_verification(result: Verification, out: Console) -> None:
+def print_verification(result: Verification, out: Console, indent: str = "") -> None:
+    """indent: before the lines that follow the line of the checkpoint that was made."""
     looked = sum(result.checks.values())
     if result.passed:
         errors = ", ".join(f"{role} {error:.4f}" for role, error in sorted(result.mean_relative_error.items()))
-        out.print(f"           verified: {looked:,} checks passed; mean weight error: {errors or 'not measured'}")
+        out.print(f"{indent}verified: {looked:,} checks passed; mean weight error: {errors or 'not measured'}")
     for damage in result.damages[:20]:
         out.print(f"[bold red]wrong[/] {escape(damage.where)}: {escape(damage.what)} ({damage.check})")
     if len(result.damages) > 20:
         out.print(f"... and {len(result.damages) - 20} more; --json lists all")
     for skipped in result.not_checked:
-        out.print(f"           not checked: {escape(skipped)}")
+        out.print(f"{indent}not checked: {escape(skipped)}")
     if not result.passed:
         count = "1 thing is" if len(result.damages) == 1 else f"{len(result.damages)} things are"
         out.print(f"[bold red]verification failed[/]: {count} wrong in {escape(result.checkpoint)}")

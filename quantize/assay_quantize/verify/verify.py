@@ -80,7 +80,7 @@ def verify(
         plan = _expected_plan(folder, manifest, config, stored, source_checkpoint, findings)
     tensors: dict[str, list[TensorPlan]] = {}
     if plan is None or config is None:
-        findings.not_checked.append("contents, scales, ignore list and MTP: there is no plan to compare with (see damages)")
+        findings.not_checked.append("contents, scales, ignore list and MTP: there is no plan to compare with")
     else:
         check_planned(plan, stored, findings, shards=source is not None)
         tensors = contents_by_shard(plan, stored) if contents else {}

@@ -20,7 +20,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
 from assay.records.base import Interval, Record
-from assay.records.calibration import Calibration
+from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.lever import LeverReport, Observation
 from assay.records.locate import LocateReport
 from assay.records.plan import Plan
@@ -40,6 +40,10 @@ LOCATED = LocateReport(
 )  # fmt: skip
 CALIBRATED = Calibration(
     model="m", source="s", text=(), num_tokens=1, length=8, min_tokens=1, weights=1, starved={}, tokens_by_expert=None,
+    nvfp4_inputs=Nvfp4Inputs(
+        num_groups=1, num_cut_off=0, num_coarse=0, num_zeroed=0,
+        largest=1.0, largest_at="w", most_zeroed=0.0, most_zeroed_at="w",
+    ),
     file="w", file_sha256="0", seconds=1.0,
 )  # fmt: skip
 
