@@ -15,6 +15,7 @@ import email.utils
 import functools
 import http.client
 import json
+import re
 import select
 import socket
 import ssl
@@ -235,9 +236,11 @@ def _address(base_url: str) -> tuple[bool, str, int | None, str]:
             raise ValueError("it has no http:// or https://, or no host")
         if parts.username is not None:
             raise ValueError("it holds a user or a password")
+        if parts.query or parts.fragment:
+            raise ValueError("it has something behind its path (`?` or `#`)")
         return parts.scheme == "https", parts.hostname, parts.port, parts.path.rstrip("/")
     except ValueError as error:
-        said = shown(base_url.rpartition("@")[2])  # what may be a password is not shown
+        said = shown(re.split(r"[?#]", base_url.rpartition("@")[2])[0])  # what may be a password is not shown
         raise ServeError(f"{said}: is no address of a server ({one_line(str(error))}); give http://HOST:PORT") from None
 
 

@@ -125,6 +125,10 @@ def test_https_with_a_certificate_that_is_checked(tmp_path: Path, monkeypatch: p
         ("ftp://host", "ftp://host: is no address of a server (it has no http://"),
         ("http://host:99999", "http://host:99999: is no address of a server (Port out of range 0-65535)"),
         ("http://", "no host"),
+        (
+            "http://host:8000?key=1",
+            "http://host:8000: is no address of a server (it has something behind its path (`?` or `#`))",
+        ),
         ("http://me:secret@host", "host: is no address of a server (it holds a user or a password)"),
     ],
 )

@@ -180,7 +180,7 @@ def _probe_url(
             "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
         )
     endpoint = find(url)
-    other = None if without_speculation is None else find(without_speculation)
+    other = None if without_speculation is None else find(url_in(without_speculation) or without_speculation)
     name = label or safe_name(endpoint.model)
     path = _new_file(place_for("probe", "probes", run=run, out=out), name, None)
     report = run_probes(
