@@ -79,7 +79,7 @@ def test_amax_and_weights_that_are_not_finite(dtype: str) -> None:
 
 def test_what_a_scheme_needs() -> None:
     assert {s: row_multiple(s) for s in SCHEMES if row_multiple(s) != 1} == {"fp8_block": 128, "w4a16_asym": 8}
-    assert {s for s in SCHEMES if needs_amax(s)} == {"nvfp4a16"}
+    assert {s for s in SCHEMES if needs_amax(s)} == {"nvfp4", "nvfp4a16"}
 
 
 def test_a_damaged_code_shows_in_the_error() -> None:
