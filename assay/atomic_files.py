@@ -24,6 +24,9 @@ def replacing(path: Path) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        # of a full disk the system names no file, of others the hidden one, which nobody knows
+        if isinstance(error, OSError) and error.filename in {None, str(partial)}:
+            error.filename = str(path)
         raise

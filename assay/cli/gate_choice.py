@@ -135,9 +135,8 @@ def register_gates(chosen: ChosenGates, run_dir: Path) -> GateRecipe:
 def registered_gates(run_dir: Path) -> RegisteredGates | None:
     """What `register_gates` wrote down. None: it was never called for this run. AssayError: the file was changed since."""
     path = run_dir / REGISTERED_GATES
-    if not path.exists():
+    if (note := RegisteredGates.load_if_there(path)) is None:
         return None
-    note = RegisteredGates.load(path)
     try:
         GateRecipe.model_validate(note.recipe)
     except ValidationError as error:

@@ -6,6 +6,7 @@ are checked while the command line is read, before anything is looked up or star
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -19,15 +20,18 @@ from assay.records.run import RUN_RECORD
 
 
 # ------------------------------------------------------------------------------------------------ several values, choices
-def several(values: Iterable[str] | None) -> list[str] | None:
+def several(values: list[str] | None) -> list[str] | None:
     """All values of an option, without doubles, in the order in which they were given. None: it was not given.
 
-    A text that is the path of something that exists is one value, whatever commas are in it.
+    A text that is the path of something that exists is one value, whatever commas are in it. AssayError: it names nothing.
     """
-    if values is None:
+    if not values:
         return None
-    parts = (part.strip() for value in values for part in ([value] if Path(value).exists() else value.split(",")))
-    return list(dict.fromkeys(part for part in parts if part)) or None
+    given = list(values)
+    parts = (part.strip() for value in given for part in ([value] if os.path.exists(value) else value.split(",")))
+    if not (named := list(dict.fromkeys(part for part in parts if part))):
+        raise AssayError(f"{shown(repr(' '.join(given)))}: names nothing; give a value, or leave the option out")
+    return named
 
 
 def one_of(param: typer.CallbackParam, value: str, allowed: Iterable[str]) -> str:
@@ -120,6 +124,13 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     return sorted(path.parent.name for path in runs.glob(f"*/{RUN_RECORD}") if path.parent.name.startswith(incomplete))
 
 
+def _folder_or_nothing(param: typer.CallbackParam, value: Path) -> Path:
+    """Nothing may be there yet; AssayError if a file is."""
+    if os.path.exists(value) and not value.is_dir():
+        raise AssayError(f"{param.opts[0]} {shown(value)}: is a file; give a folder")
+    return value
+
+
 # ------------------------------------------------------------------------------------------------ arguments and options
 TargetArgument = Annotated[
     str,
@@ -144,7 +155,7 @@ RunArgument = Annotated[
         metavar="RUN", autocompletion=complete_run, help="A run's folder (runs/tiny-glm), or a model's name under --runs."
     ),
 ]
-RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
+RunsOption = Annotated[Path, typer.Option("--runs", callback=_folder_or_nothing, help="Folder of all runs.")]
 
 NameOption = Annotated[
     str | None,

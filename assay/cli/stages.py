@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
+    from assay_reports.card import Cards
     from assay_reports.schema import Report
 
 Device = Literal["cpu", "cuda"]
@@ -369,14 +370,14 @@ def load_report(run_dir: Path) -> Report:
     return Report.load(run_dir / "report" / "report.json")
 
 
-def write_cards(run_dir: Path) -> tuple[list[Path], list[str]]:
-    """Cards of the run's checkpoints that were written, and a line, which is said, for each that was left as it is."""
+def write_cards(run_dir: Path) -> Cards:
+    """Cards of the run's checkpoints; of those that were not written it is said why."""
     from assay_reports import card
 
-    written, left = card.write_cards(run_dir)
-    for line in left:
+    cards = card.write_cards(run_dir)
+    for line in (*cards.left, *cards.failed):
         say(line)
-    return written, left
+    return cards
 
 
 def check_plans_served(plans: Iterable[Plan], aim: Target, profile: ProfileRecipe) -> None:

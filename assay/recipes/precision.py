@@ -40,6 +40,11 @@ HOW_TO_MIX = (
     '`layers` what differs in single layers: `layers: {"0-2, 77": {routed_expert: fp8_block, attention: bf16}}`'
 )
 
+TAKEN_NAMES = frozenset({"bf16", "fp16", "fp32", "source", "reference"}) | {
+    "measurements", "probes", "levers", "locate", "logs", "report"
+}  # fmt: skip
+"""Labels of checkpoints that were not made by assay, and folders of a run."""
+
 
 class PrecisionRecipe(Recipe):
     """What is quantized, with which scheme, and what is kept: by role, and by layer where layers differ."""
@@ -68,7 +73,12 @@ class PrecisionRecipe(Recipe):
     by what a calibration file says of each input channel where one is given."""
 
     def _contradictions(self) -> Iterator[str]:
-        """Each role is named once; what vLLM loads only unquantized is kept; router_bias stays exact."""
+        """A name of its own; each role is named once; what vLLM loads only unquantized is kept; router_bias stays exact."""
+        if self.name in TAKEN_NAMES or self.name.endswith(("-repeat", ".json")):
+            yield (
+                f"name {self.name!r} already means something in a run's folder, where the precision is a label and a folder; "
+                "give the recipe and its file another name"
+            )
         yield from self._contradictions_of_schemes()
         named = [*self.quantize, *(role for roles in self.keep.values() for role in roles)]
         for twice in sorted({role for role in named if named.count(role) > 1}):

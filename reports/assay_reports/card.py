@@ -66,25 +66,33 @@ def write_first_card(checkpoint: Path) -> None:
         _write(run, checkpoint.name)
 
 
-def write_cards(run_dir: Path) -> tuple[list[Path], list[str]]:
-    """Write the card of every checkpoint of the run: (paths written, a line for each that was left as it is).
+class Cards(NamedTuple):
+    """Of a run: paths written, and a line for each card that was left as it is, and for each that could not be written."""
+
+    written: list[Path]
+    left: list[str]
+    failed: list[str]
+
+
+def write_cards(run_dir: Path) -> Cards:
+    """Write the card of every checkpoint of the run.
 
     A checkpoint that another run measured later keeps that run's card.
     """
     run = load_run(run_dir)
-    written, left = [], []
+    cards = Cards([], [], [])
     for label in sorted(run.plans.keys() & run.manifests.keys()):
         path, manifest = run.checkpoints[label] / CARD, run.manifests[label]
         there = measured_in(run.checkpoints[label], manifest.checkpoint_sha256)
         ours = _measurement_of(run, label, manifest)
         if there is not None and (ours is None or there.started > ours.started):
-            left.append(f"{path}: left as it is: it is about a later measurement, suite {there.suite} at {there.started}")
+            cards.left.append(f"{path}: left as it is: it is about a later measurement, suite {there.suite} at {there.started}")
             continue
         try:
-            written.append(_write(run, label))
+            cards.written.append(_write(run, label))
         except OSError as error:
-            left.append(f"{path}: cannot be written: {error.strerror}")
-    return written, left
+            cards.failed.append(f"{path}: cannot be written: {error.strerror}")
+    return cards
 
 
 def _write(run: Run, label: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -37,6 +38,13 @@ def test_a_block_that_fails_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replacing(path):
         pass  # nothing was written
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.parametrize("named", [None, "partial", "elsewhere"])
+def test_what_the_system_refuses_names_the_file(tmp_path: Path, named: str | None) -> None:
+    with pytest.raises(OSError, match="No space left on device") as refused, replacing(tmp_path / "file.txt") as partial:
+        raise OSError(errno.ENOSPC, "No space left on device", {"partial": str(partial)}.get(named or "", named))
+    assert refused.value.filename == ("elsewhere" if named == "elsewhere" else str(tmp_path / "file.txt"))
 
 
 def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:

@@ -231,6 +231,8 @@ def _content(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
 def _address(base_url: str) -> tuple[bool, str, int | None, str]:
     """(whether it is https, host, port, path before every path). ServeError: it is no address."""
     try:
+        if not base_url.isascii() or not base_url.isprintable() or " " in base_url:
+            raise ValueError("it holds a blank or a character that no URL may hold")
         parts = urlsplit(base_url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError("it has no http:// or https://, or no host")

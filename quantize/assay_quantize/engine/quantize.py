@@ -20,6 +20,7 @@ from pathlib import Path
 
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
+from assay.quantities import size
 from assay.records.manifest import Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.file_names import JOURNAL
@@ -253,6 +254,6 @@ def _check_disk(plan: Plan, source: Path, folder: Path, done: Mapping[str, Shard
     free = shutil.disk_usage(folder).free
     if needed + SPARE_BYTES > free:
         raise QuantizeError(
-            f"{folder}: {needed / 1e9:.2f} GB are still to be written and {free / 1e9:.2f} GB are free on its disk; "
-            "free some space, or give a folder on another disk"
+            f"{folder}: {size(needed)} are still to be written, {size(SPARE_BYTES)} must stay free, and {size(free)} are free "
+            "on its disk; free some space, or give a folder on another disk"
         )

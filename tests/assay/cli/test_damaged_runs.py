@@ -94,3 +94,13 @@ def test_a_name_that_no_file_system_takes(run: Run) -> None:
             f"--name {'x' * 200}…: is 300 bytes long, 100 are allowed"
         )
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_card_that_cannot_be_written_is_no_success(run: Run, base: Path, as_json: tuple[str, ...]) -> None:
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+    place = Path("runs/tiny-glm/w4a16/checkpoint/README.md")
+    place.mkdir()
+    code, out, err = run("card", "runs/tiny-glm", *as_json)
+    assert (code, err) == (2, f"{place}: cannot be written: Is a directory\n")
+    assert "fp8/checkpoint/README.md" in out and "nvfp4a16/checkpoint/README.md" in out

@@ -30,11 +30,42 @@ from assay_evaluate.diagnosis.probes.run_probes import PROBES
         (["a,b"], ["a", "b"]),
         (["a", "b"], ["a", "b"]),
         (["a , b", "c", "b,a"], ["a", "b", "c"]),
-        ([" ,"], None),
+        (["a" * 300 + "," + "b" * 300], ["a" * 300, "b" * 300]),  # longer than a name on a disk may be
     ],
 )
 def test_commas_and_repetition_are_one_rule(given: list[str] | None, values: list[str] | None) -> None:
     assert several(given) == values
+
+
+@pytest.mark.parametrize("given", [" ,", ","])
+def test_commas_alone_do_not_mean_the_default(run: Run, given: str) -> None:
+    assert one_error(run("quantize", "x", "--precisions", given)) == (
+        f"{given!r}: names nothing; give a value, or leave the option out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        (("quantize", ""), "quantize"),
+        (("quantize", "tiny-glm", "--precisions", ""), "--precisions"),
+        (("quantize", "tiny-glm", "-p", "w4a16", "--out", ""), "--out"),
+        (("quantize", "tiny-glm", "--runs="), "--runs="),
+        (("verify", "", "--json"), "verify"),
+        (("evaluate", "--reference", "", "--candidate", "b"), "--reference"),
+        (("probe", "http://127.0.0.1:1", "--probes", ""), "--probes"),
+        (("",), "assay"),
+    ],
+)
+def test_an_empty_word_is_neither_the_working_directory_nor_the_default(run: Run, words: tuple[str, ...], after: str) -> None:
+    said = one_error(run(*words))
+    assert said == f"nothing stands after {after}: give a value, or leave it out (is a shell variable empty?)"
+
+
+@pytest.mark.parametrize("words", [("status",), ("gate", "x"), ("quantize", "tiny-glm", "-p", "w4a16")])
+def test_runs_is_a_folder(run: Run, words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert one_error(run(*words, "--runs", str(tmp_path / "file"))) == f"--runs {tmp_path / 'file'}: is a file; give a folder"
 
 
 def test_a_path_with_a_comma_is_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

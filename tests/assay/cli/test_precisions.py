@@ -107,3 +107,13 @@ def test_a_file_that_is_not_there_or_wrong(run: Run, server: GivenServers) -> No
             one_error(run(command, "tuned", "--precisions", "my/none.yaml"))
             == "my/none.yaml: cannot be read: No such file or directory"
         )
+
+
+@pytest.mark.parametrize("name", ["bf16", "reference", "fp8-repeat", "measurements", "report", "run.json"])
+def test_a_precision_is_not_called_as_something_else_of_a_run(run: Run, name: str) -> None:
+    """`bf16` would be the label of the source, `report` the folder of the report: found before hours of quantizing."""
+    assert one_error(run("quantize", "tiny-glm", "--precision", write_precision(f"my/{name}.yaml"))) == (
+        f"my/{name}.yaml: name '{name}' already means something in a run's folder, where the precision is a label and a "
+        "folder; give the recipe and its file another name"
+    )
+    assert not Path("runs").exists()

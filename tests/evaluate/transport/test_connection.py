@@ -129,6 +129,8 @@ def test_https_with_a_certificate_that_is_checked(tmp_path: Path, monkeypatch: p
             "http://host:8000?key=1",
             "http://host:8000: is no address of a server (it has something behind its path (`?` or `#`))",
         ),
+        ("http://a b", "http://a b: is no address of a server (it holds a blank or a character that no URL may hold)"),
+        ("http://host/\u00e4", "http://host/\u00e4: is no address of a server (it holds a blank or a character that no URL"),
         ("http://me:secret@host", "host: is no address of a server (it holds a user or a password)"),
     ],
 )
