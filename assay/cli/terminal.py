@@ -67,11 +67,11 @@ def print_verification(result: Verification, out: Console, indent: str = "") -> 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], out: Console) -> None:
     """A table on a terminal; in a log, whose width nobody knows, a line each, in columns. Cells are rich's markup."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     if out.is_terminal:
-        table = Table(*columns)
+        table = Table(*(Column(name, overflow="fold") for name in columns))  # a narrow terminal hides no letter
         for row in rows:
             table.add_row(*row)
         out.print(table)

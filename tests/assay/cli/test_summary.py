@@ -48,6 +48,16 @@ def test_a_table_on_a_terminal(run_dir: Path) -> None:
     assert [cell.strip() for cell in lines[4].split("│")][1:4] == ["PASS", "fp8-repeat", "9.1 MB (100 %)"]
 
 
+def test_a_narrow_terminal_hides_no_letter(run_dir: Path) -> None:
+    file = io.StringIO()
+    gates = GateReport.load(run_dir / "gates.json")
+    measurements = [Measurement.load(path) for path in (run_dir / "measurements").glob("*.json")]
+    print_summary(gates, measurements, Console(file=file, force_terminal=True, width=40, color_system=None))
+    cells = [[cell.strip() for cell in line.split("│")] for line in file.getvalue().splitlines() if "│" in line]
+    assert "".join(cell[2] for cell in cells) == "".join(gates.overall)
+    assert "…" not in file.getvalue()
+
+
 def test_limits_that_were_changed_are_named(run: Run, run_dir: Path) -> None:
     gates = GateReport.load(run_dir / "gates.json").model_copy(update={"registered_sha256": "0" * 64})
     file = io.StringIO()
