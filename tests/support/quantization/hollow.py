@@ -27,9 +27,12 @@ GLM5_CONFIG: dict[str, Any] = {
     "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "num_attention_heads": 64,
     "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
     "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "tie_word_embeddings": False,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "max_position_embeddings": 202752,
 }  # fmt: skip
 GLM52_INDEXERS = {0, 1, 2, *range(6, 78, 4)}
 """Layers of GLM-5.2 and 5.3 that have an indexer of their own; the other 57 share one (`index_topk_freq` 4, offset 3)."""
+SHARED_INDEXERS = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
 
 GLM45_AIR_CONFIG: dict[str, Any] = {
     "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "dtype": "bfloat16", "num_hidden_layers": 46,
@@ -48,10 +51,13 @@ DEEPSEEK_V3_CONFIG: dict[str, Any] = {
     "moe_intermediate_size": 2048, "vocab_size": 129280, "n_routed_experts": 256, "num_experts_per_tok": 8,
     "n_shared_experts": 1, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 8, "topk_group": 4, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "max_position_embeddings": 163840,
 }  # fmt: skip
 KIMI_K2_CONFIG: dict[str, Any] = {
     **DEEPSEEK_V3_CONFIG, "model_type": "kimi_k2", "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
-    "vocab_size": 163840, "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64,
+    "vocab_size": 163840, "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64, "n_group": 1,
+    "topk_group": 1, "max_position_embeddings": 131072,
 }  # fmt: skip
 QWEN3_30B_CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16", "num_hidden_layers": 48,
@@ -300,13 +306,13 @@ def hollow_glm5(folder: Path, *, own_indexers: bool = False) -> Path:
     """GLM-5 at full size, 282 shards. Default: 59,585 tensors, as in GLM-5.2 and 5.3 (57 layers share an indexer);
     own_indexers: 59,870 tensors, as in GLM-5 (every layer has one)."""
     indexers = set(range(78)) if own_indexers else GLM52_INDEXERS
-    extra = {} if own_indexers else {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+    extra = {} if own_indexers else SHARED_INDEXERS
     return write_hollow(folder, {**GLM5_CONFIG, **extra}, glm5_shapes(GLM5_CONFIG, indexers), shards=282)
 
 
 def hollow_glm5_fp8(folder: Path, *, shards: int = 141) -> Path:
     """The FP8 release of GLM-5.2 at full size: 118,629 tensors, 756 GB."""
-    config = {**GLM5_CONFIG, "index_topk_freq": 4, "index_skip_topk_offset": 3, "quantization_config": FP8_BLOCKS}
+    config = {**GLM5_CONFIG, **SHARED_INDEXERS, "quantization_config": FP8_BLOCKS}
     shapes, dtypes = fp8_blocks(glm5_shapes(GLM5_CONFIG, GLM52_INDEXERS))
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
 
@@ -380,7 +386,7 @@ def at_true_size(model: StoredModel, name: str) -> StoredModel:
 
 MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "glm-5": (GLM5_CONFIG, lambda config: glm5_shapes(config, set(range(config["num_hidden_layers"])))),
-    "glm-5.2": (GLM5_CONFIG, lambda config: glm5_shapes(config, {0, 1, 2})),
+    "glm-5.2": ({**GLM5_CONFIG, **SHARED_INDEXERS}, lambda config: glm5_shapes(config, {0, 1, 2})),
     "glm-4.5-air": (GLM45_AIR_CONFIG, glm4_shapes),
     "glm-4.7": (GLM47_CONFIG, lambda config: glm4_shapes(config, mtp_head=False)),
     "deepseek-v3": (DEEPSEEK_V3_CONFIG, lambda config: glm5_shapes(config, mtp_head=True)),
