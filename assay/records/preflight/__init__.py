@@ -1,0 +1,1 @@
+"""Records of what can be known before a run costs anything."""

@@ -1,0 +1,224 @@
+"""Would vLLM load this checkpoint on that profile's GPUs? Asked of its own loaders, in the serving environment, without a GPU.
+
+    record, = replay([Candidate("glm-5 w4a16", planned(plan, config_json(plan)), profile, serving)])
+    print(record.outcome, record.every_finding)
+
+The program that answers is `assay_vllm.replay`; it is installed beside vLLM like the rest of the plugin. All candidates of one
+GPU and environment are replayed by one process, one after the other: starting vLLM takes longer than most replays.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from assay.errors import AssayError
+from assay.foreign_text import one_line, shown
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
+from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPart
+from assay.safetensors_index import INDEX_NAME
+from assay_evaluate.serving.gpus import facts_of
+from assay_evaluate.serving.kernel_evidence import tail
+from assay_evaluate.serving.server import find_interpreter
+from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
+
+PACKAGES = {"flashinfer": "0.7.0.post1"}
+"""What vLLM 0.32.0 installs beside itself on a machine with CUDA, and its choices of kernels depend on."""
+CUDA = "13.0"
+"""Version of CUDA of the torch that vLLM 0.32.0 pins."""
+_LOADING_TIMEOUT_S, _START_TIMEOUT_S = 300, 300
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """A checkpoint that is not on this disk. schemes: module -> scheme of its weight, None: 16 or 32 bits; None: not known."""
+
+    config: Mapping[str, Any]
+    shards: Mapping[str, Mapping[str, tuple[str, Sequence[int]]]]
+    """Shard -> tensor -> (dtype, shape)."""
+    schemes: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint, on disk or not, and how it would be served. speculate: as in `ServerSpec`."""
+
+    name: str
+    checkpoint: Path | Unwritten
+    profile: ProfileRecipe
+    serving: Serving
+    speculate: bool = True
+
+
+def planned(plan: Plan, config: Mapping[str, Any]) -> Unwritten:
+    """The checkpoint that a plan will make. config: its config.json."""
+    shards: dict[str, dict[str, tuple[str, Sequence[int]]]] = {}
+    schemes: dict[str, str | None] = {}
+    for tensor in plan.tensors:
+        for output in tensor.outputs:
+            assert tensor.shard_out is not None, tensor.name
+            shards.setdefault(tensor.shard_out, {})[output.name] = (output.dtype, output.shape)
+        if tensor.outputs and tensor.name.endswith(".weight") and len(tensor.shape) > 1:
+            schemes[tensor.module] = tensor.scheme
+    return Unwritten(config, shards, schemes)
+
+
+def replay(
+    candidates: Sequence[Candidate],
+    *,
+    packages: Mapping[str, str] = PACKAGES,
+    on_progress: Callable[[str], None] | None = None,
+) -> tuple[Replay, ...]:
+    """One record for each candidate, in their order.
+
+    packages: installed beside vLLM on the machine that is meant. AssayError: no serving environment, a vLLM whose sources were
+    not compared with those for CUDA, an unknown GPU. What stands against a checkpoint is no error, but a finding of its record.
+    """
+    report = on_progress or (lambda line: None)
+    processes: dict[str, list[int]] = {}
+    for number, candidate in enumerate(candidates):
+        processes.setdefault(_process_key(candidate.profile), []).append(number)
+    records: dict[int, Replay] = {}
+    for numbers in processes.values():
+        group = [candidates[number] for number in numbers]
+        report(f"vLLM's loaders for {group[0].profile.hardware.gpu}: {', '.join(candidate.name for candidate in group)}")
+        records |= zip(numbers, _replay_in_one_process(group, packages), strict=True)
+    return tuple(records[number] for number in range(len(candidates)))
+
+
+def _process_key(profile: ProfileRecipe) -> str:
+    hardware = profile.hardware
+    return json.dumps(
+        [profile.interpreter, facts_of(profile), hardware.num_gpus, hardware.memory_bytes_each, profile.environment]
+    )
+
+
+def _replay_in_one_process(group: Sequence[Candidate], packages: Mapping[str, str]) -> list[Replay]:
+    with tempfile.TemporaryDirectory(prefix="assay-replay-") as temporary:
+        folder = Path(temporary)
+        commands, cells = [], []
+        for number, candidate in enumerate(group):
+            command, cell = _cell(candidate, folder / str(number))
+            commands.append(command)
+            cells.append(cell)
+        request = {"machine": _machine(group[0].profile, packages), "cells": cells}
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        _run(group, commands[0].environment, folder)
+        answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    return [
+        _record(candidate, command, cell, answer["sources"])
+        for candidate, command, cell in zip(group, commands, answer["cells"], strict=True)
+    ]
+
+
+def _machine(profile: ProfileRecipe, packages: Mapping[str, str]) -> dict[str, Any]:
+    facts = facts_of(profile)
+    return {
+        "name": facts.driver_name,
+        "capability": facts.capability,
+        "num_gpus": profile.hardware.num_gpus,
+        "memory_bytes": profile.hardware.memory_bytes_each or facts.memory_bytes,
+        "num_multiprocessors": facts.num_multiprocessors,
+        "shared_memory_bytes": facts.shared_memory_bytes,
+        "cuda": CUDA,
+        "packages": dict(packages),
+    }
+
+
+def _cell(candidate: Candidate, folder: Path) -> tuple[VllmCommand, dict[str, Any]]:
+    """(the command of its server, the cell as the program reads it). What is not on disk gets config and index in `folder`."""
+    checkpoint = candidate.checkpoint
+    cell: dict[str, Any] = {"name": candidate.name, "headers": None, "schemes": None}
+    if isinstance(checkpoint, Unwritten):
+        folder.mkdir()
+        weight_map = {name: shard for shard, tensors in checkpoint.shards.items() for name in tensors}
+        (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
+        (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+        (folder / "headers.json").write_text(json.dumps(checkpoint.shards), encoding="utf-8")
+        cell |= {"headers": str(folder / "headers.json"), "schemes": checkpoint.schemes}
+        checkpoint = folder
+    command = vllm_command(
+        checkpoint, candidate.profile, candidate.serving, speculate=candidate.speculate, port=8000, served_model_name="model"
+    )
+    arguments = command.arguments[2:]  # behind `-m vllm...`
+    return command, {**cell, "folder": str(checkpoint.resolve()), "arguments": arguments}
+
+
+def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Path) -> None:
+    """Run the program; AssayError with the end of what it printed if it gave no answer."""
+    profile = group[0].profile
+    interpreter = find_interpreter(profile)
+    if interpreter is None:
+        raise AssayError(
+            f"profile {profile.name}: no interpreter with vLLM ({profile.interpreter or '.venv-serve'}); run `make setup`"
+        )
+    words = [str(interpreter), "-m", "assay_vllm.replay", str(folder / "request.json"), str(folder / "answer.json")]
+    log = folder / "log"
+    timeout_s = _START_TIMEOUT_S + _LOADING_TIMEOUT_S * len(group)
+    try:
+        with log.open("wb") as file:
+            done = subprocess.run(
+                words, env={**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, timeout=timeout_s, check=False, cwd=folder,
+            )  # fmt: skip
+        failed = None if done.returncode == 0 else f"ended with status {done.returncode}"
+    except OSError as error:
+        failed = f"could not be started ({error.strerror})"
+    except subprocess.TimeoutExpired:
+        failed = f"was not done after {timeout_s} s"
+    if failed is not None:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+        cause = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+        raise AssayError(f"{interpreter}: the replay of vLLM's loaders {failed}: {shown(cause, 500)}\n{tail(lines)}".rstrip())
+
+
+# ------------------------------------------------------------------------------------------------ the answer
+def _record(candidate: Candidate, command: VllmCommand, cell: dict[str, Any], sources: dict[str, Any]) -> Replay:
+    """The program's answer about one candidate. vLLM's words may quote the checkpoint: what does not print is escaped."""
+    flags = {**command.flags, **command.checkpoint_flags} | ({"speculative-config": s} if (s := command.speculation) else {})
+    try:
+        return Replay(
+            checkpoint=candidate.name,
+            profile=candidate.profile.name,
+            gpu=candidate.profile.hardware.gpu or "",
+            vllm=sources["vllm"],
+            cuda_wheel=sources["wheel"],
+            different_sources=tuple(sorted({*sources["different"]} & {*sources["used"]})),
+            flags=flags,
+            undrafted=command.why_undrafted,
+            num_tensors=cell["num_tensors"],
+            num_shards=cell["num_shards"],
+            parts=tuple(
+                ReplayedPart(
+                    **{**part, "modules": tuple(Modules(**each) for each in _printable(part["modules"]))}
+                    | {"findings": _findings(part["findings"]), "layers": tuple(part["layers"] or ())}
+                )
+                for part in cell["parts"]
+            ),
+            findings=_findings(cell["findings"]),
+            asked=tuple(map(one_line, cell["asked"])),
+            cpu_s=cell["cpu_s"],
+            max_memory_bytes=cell["max_memory_bytes"],
+        )
+    except (KeyError, ValidationError) as error:
+        raise AssayError(
+            f"the replay of vLLM's loaders answers in another form than this version of assay reads ({shown(error)}); install "
+            "this version beside vLLM as well: `make setup`"
+        ) from None
+
+
+def _findings(findings: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
+    return tuple(Finding(**each) for each in _printable(findings))
+
+
+def _printable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: one_line(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]

@@ -1,0 +1,31 @@
+"""python -m assay_vllm.replay REQUEST.json ANSWER.json: exit status 0 and an answer, or a traceback and none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from assay_vllm.replay.foreseen_gpu import pretend
+from assay_vllm.replay.request import read_request
+from assay_vllm.replay.sources import check_sources, modules_used
+
+
+def main(request_path: str, answer_path: str) -> None:
+    request = read_request(Path(request_path))
+    sources = check_sources()
+    pretend(request.machine)
+
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from assay_vllm import STRICT
+    from assay_vllm.loader import StrictLoader
+    from assay_vllm.replay.cells import replay_cell
+
+    register_model_loader(STRICT)(StrictLoader)
+    answer = {"cells": [replay_cell(cell) for cell in request.cells], "sources": {**sources, "used": modules_used()}}
+    Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

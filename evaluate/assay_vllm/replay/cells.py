@@ -1,0 +1,193 @@
+"""One checkpoint, served in one way: vLLM's own configuration, then target and draft on every rank.
+
+Rank 0 loads the whole checkpoint: every name, the census of all experts, every shard boundary. The other ranks build the whole
+model, and load what lies in no layer and one layer of each kind. A kind is all that a loader can see of a layer: names, dtypes
+and shapes of its tensors, names, dtypes and shapes of the parameters that vLLM built for it. Which rank it is enters only by
+the slices that are cut from them, so two layers of a kind fare alike. With pipeline parallelism, where ranks have layers of
+their own, every rank loads all it has.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, replace, set_current_vllm_config
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.model_executor.model_loader.utils import get_draft_load_config, initialize_model
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.worker.workspace import init_workspace_manager
+
+from assay_vllm.replay import stand_ins
+from assay_vllm.replay.findings import Finding, finding_of, merged
+from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restricted, stored_shards
+from assay_vllm.replay.loading import ReplayLoader
+from assay_vllm.replay.modules import Row, check_modules, disagreement_of, stored_schemes, unused_tensors
+from assay_vllm.replay.ranks import Rank, become, ranks_of, unknown_parallelism
+from assay_vllm.replay.request import Cell
+
+
+@dataclass
+class Part:
+    """What was found about target or draft. layers: of all layers those that ranks other than 0 loaded; None: all of them."""
+
+    part: str
+    model_class: str | None = None
+    num_ranks: int = 0
+    layers: tuple[str, ...] | None = None
+    rows: list[Row] = field(default_factory=list)
+    findings: list[tuple[int, Finding]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What rank 0 found out, for the others."""
+
+    model: torch.nn.Module
+    taken: Mapping[str, Sequence[str]]
+    """Tensor of the checkpoint -> parameters that took it."""
+    converted: Collection[str]
+    """Modules that vLLM's loader dequantizes."""
+
+
+def replay_cell(cell: Cell) -> dict[str, Any]:
+    """The answer about one cell, ready for JSON. Nothing that stands against a checkpoint is raised."""
+    began = time.process_time()
+    stand_ins.asked.clear()
+    shards, findings = (planned_shards(cell.headers), []) if cell.headers is not None else stored_shards(cell.folder)
+    parts: list[Part] = []
+    if not findings:
+        config = _configured(cell, findings)
+        if config is not None:
+            parts = _replay_parts(cell, config, shards, findings)
+    return {
+        "name": cell.name,
+        "num_tensors": sum(map(len, shards.values())),
+        "num_shards": len(shards),
+        "parts": [_part_json(part) for part in parts],
+        "findings": [{**asdict(finding), "ranks": []} for finding in findings],
+        "asked": sorted(set(stand_ins.asked)),
+        "cpu_s": round(time.process_time() - began, 2),
+        "max_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    return {
+        "part": part.part,
+        "model_class": part.model_class,
+        "num_ranks": part.num_ranks,
+        "layers": part.layers,
+        "modules": [asdict(row) for row in part.rows],
+        "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merged(part.findings)],
+    }
+
+
+def _configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
+    """vLLM's config as its server makes it of the arguments; None: it refuses them."""
+    try:
+        parsed = make_arg_parser(FlexibleArgumentParser(exit_on_error=False)).parse_args([*cell.arguments])
+        parsed.skip_tokenizer_init = True
+        parsed.reasoning_parser = ""  # asks the tokenizer for its tokens
+        return AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    except SystemExit:
+        message = "vLLM's server does not take these arguments (see the lines above in the log)"
+        findings.append(Finding("arguments", message, where=None, remedy="correct `vllm:` of the profile or the model"))
+    except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
+        found = finding_of(error, None)
+        kind = "arguments" if found.kind in ("refused", "shape") else found.kind
+        findings.append(Finding(kind, found.message, where=None, remedy=found.remedy))
+    return None
+
+
+def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list[Finding]) -> list[Part]:
+    if (unknown := unknown_parallelism(config.parallel_config)) is not None:
+        findings.append(Finding("unknown", f"{unknown} is not replayed", where=None, remedy=None))
+        return []
+    schemes = stored_schemes(shards, cell.schemes)
+    parts = [Part("target")] + ([Part("draft")] if _drafts_itself(config) else [])
+    read = {part.part: shards for part in parts}
+    whole: list[Part] = []
+    taken: set[str] = set()
+    for rank in ranks_of(config.parallel_config):
+        become(rank, config.parallel_config)
+        config.compilation_config.static_forward_context.clear()
+        config.compilation_config.static_all_moe_layers.clear()
+        for part in parts:
+            part.num_ranks += 1
+            loaded = _load(config, part, rank, read[part.part], schemes)
+            taken.update(() if loaded is None else loaded.taken)
+            if rank.number > 0:
+                continue
+            if loaded is not None:
+                whole.append(part)
+                part.rows, wrong = check_modules(loaded.model, loaded.taken, schemes, loaded.converted)
+                part.findings += [(0, finding) for finding in wrong]
+            if config.parallel_config.pipeline_parallel_size == 1:
+                part.layers = layers_of_each_kind(shards, loaded)
+                read[part.part] = restricted(shards, part.layers)
+    if len(whole) == len(parts):
+        every_rank_read = {layer for part in parts for layer in part.layers or ()}
+        apart = config.parallel_config.enable_expert_parallel and every_rank_read  # then no rank takes all experts of a layer
+        findings += unused_tensors(restricted(shards, every_rank_read) if apart else shards, taken, drafts=len(parts) > 1)
+    return parts
+
+
+def _drafts_itself(config: VllmConfig) -> bool:
+    """Whether the checkpoint's own MTP block is loaded as a draft."""
+    speculative = config.speculative_config
+    return speculative is not None and speculative.draft_model_config.model == config.model_config.model
+
+
+def _load(
+    config: VllmConfig, part: Part, rank: Rank, shards: Shards, schemes: Mapping[str, str | None]
+) -> Loaded | None:  # fmt: skip
+    """Build and load one part on one rank; what vLLM or our check says against it goes into `part`. None: refused."""
+    model_config = config.model_config
+    if part.part == "draft":
+        model_config = config.speculative_config.draft_model_config
+        load_config = get_draft_load_config(config)
+        config = config.speculative_config.apply_draft_overrides(config)
+        if load_config is not config.load_config:
+            config = replace(config, load_config=load_config)
+    model = loader = None
+    torch.set_default_dtype(model_config.dtype)
+    try:
+        with set_current_vllm_config(config), stand_ins.OnMeta():
+            init_workspace_manager(torch.device("meta"))
+            model = initialize_model(vllm_config=config, model_config=model_config)
+            part.model_class = f"{type(model).__module__}.{type(model).__name__}"
+            loader = ReplayLoader(config.load_config, shards, part.layers)
+            loader.load_weights(model, model_config)
+    except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
+        tensor = None if loader is None else loader.at
+        found = finding_of(error, tensor)
+        if found.kind == "unknown tensor" and model is not None and tensor is not None:
+            fused = getattr(config.quant_config, "packed_modules_mapping", {})
+            found = disagreement_of(model, tensor, str(error.args[0]), schemes, fused) or found
+        part.findings.append((rank.number, found))
+        return None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return Loaded(model, loader.taken, loader.converted)
+
+
+def layers_of_each_kind(shards: Shards, loaded: Loaded | None) -> tuple[str, ...]:
+    """The first layer of each kind, of those that a part loads. loaded: what rank 0 made of it; None: it was refused."""
+    signature: dict[str, list[tuple[Any, ...]]] = {}
+    for tensors in shards.values():
+        for name, header in tensors.items():
+            if (found := layer_of(name)) is not None and (loaded is None or name in loaded.taken):
+                signature.setdefault(found[0], []).append((found[1], *header))
+    for name, parameter in loaded.model.named_parameters() if loaded is not None else ():
+        if (found := layer_of(name)) is not None and found[0] in signature:
+            signature[found[0]].append((found[1], str(parameter.dtype), tuple(parameter.shape)))
+    first: dict[int, str] = {}
+    for layer, parts in signature.items():
+        first.setdefault(hash(tuple(sorted(parts))), layer)
+    return tuple(first.values())

@@ -1,0 +1,183 @@
+"""How vLLM holds each module, against how its weight is stored: quantized or not, by which method, with which kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay_vllm.replay.findings import Finding
+from assay_vllm.replay.headers import Shards, layer_of
+
+_PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedFusedMoEMethod", "UnquantizedEmbeddingMethod"})
+_PARTS = frozenset({"weight_packed", "weight_scale", "weight_scale_inv", "weight_global_scale", "weight_shape", "qweight"})
+"""Names of what only a quantized weight has beside it."""
+_Key = tuple[str, str | None, str, str | None, str | None]
+_COMPUTED = "rotary_emb.inv_freq"
+"""Old checkpoints store it; vLLM computes it from the config."""
+LATER = "chosen after loading or at run time"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Modules of one kind. scheme: how the weight is stored (None: 16 or 32 bits); kernel: None and `why` if it is unknown."""
+
+    what: str
+    scheme: str | None
+    method: str
+    kernel: str | None
+    why: str | None
+    num_modules: int
+    example: str
+
+
+def stored_schemes(shards: Shards, schemes: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    """Module of the checkpoint -> scheme of its weight; without a plan `quantized` where it has scales beside it."""
+    found: dict[str, str | None] = {}
+    for tensors in shards.values():
+        for name, header in tensors.items():
+            module, _, part = name.rpartition(".")
+            if part in _PARTS:
+                found[module] = "quantized"
+            elif part == "weight" and len(header.shape) > 1:
+                found.setdefault(module, None)
+    return found if schemes is None else {module: schemes.get(module, stored) for module, stored in found.items()}
+
+
+def check_modules(
+    model: torch.nn.Module,
+    taken: Mapping[str, Iterable[str]],
+    schemes: Mapping[str, str | None],
+    converted: Collection[str] = (),
+) -> tuple[list[Row], list[Finding]]:
+    """(what there is, where vLLM and the stored weights disagree).
+
+    taken: tensor of the checkpoint -> parameters. converted: modules that vLLM's loader dequantizes, as it does the `wk` of
+    GLM-5's indexer (`_try_load_fp8_indexer_wk`).
+    """
+    modules = dict(model.named_modules())
+    scheme_of: dict[str, str | None] = {}
+    wrong: list[tuple[str, str | None, str, str]] = []
+    for tensor, parameters in taken.items():
+        stored = tensor.rpartition(".")[0]
+        if stored not in schemes:
+            continue
+        for name in {parameter.rpartition(".")[0] for parameter in parameters}:
+            method = method_of(modules[name])
+            if method is None:
+                continue
+            scheme_of[name] = schemes[stored]
+            if (schemes[stored] is None) != (method in _PLAIN) and stored not in converted:
+                wrong.append((stored, schemes[stored], name, method))
+    return _rows(modules, scheme_of), _disagreements(wrong)
+
+
+def disagreement_of(
+    model: torch.nn.Module,
+    tensor: str,
+    parameter: str,
+    schemes: Mapping[str, str | None],
+    fused: Mapping[str, Sequence[str]],
+) -> Finding | None:  # fmt: skip
+    """Why vLLM has no `parameter` (the end of a name) for `tensor`: it holds that module in another way. None: it does not.
+
+    fused: vLLM's `packed_modules_mapping`.
+    """
+    stored = tensor.rpartition(".")[0]
+    held = parameter.rpartition(".")[0]
+    parent, _, last = held.rpartition(".")
+    ends = [held, *(f"{parent}.{name}" for name, members in fused.items() if last in members)]
+    for name, module in model.named_modules():
+        if (method := method_of(module)) is None or stored not in schemes:
+            continue
+        if any(f".{name}".endswith(f".{end}") for end in ends) and (schemes[stored] is None) != (method in _PLAIN):
+            return _disagreements([(stored, schemes[stored], name, method)])[0]
+    return None
+
+
+def _disagreements(wrong: Iterable[tuple[str, str | None, str, str]]) -> list[Finding]:
+    first: dict[tuple[str | None, str], tuple[str, str]] = {}
+    count: dict[tuple[str | None, str], set[str]] = {}
+    for stored, scheme, name, method in wrong:
+        first.setdefault((scheme, method), (stored, name))
+        count.setdefault((scheme, method), set()).add(stored)
+    return [
+        Finding(
+            "quantization",
+            f"{stored} is stored {'in 16 or 32 bits' if scheme is None else f'as {scheme}'}, vLLM holds {name} with {method}",
+            where=stored,
+            remedy="correct the ignore list: it must cover what is kept and nothing else",
+            count=len(count[scheme, method]),
+        )
+        for (scheme, method), (stored, name) in first.items()
+    ]
+
+
+def unused_tensors(shards: Shards, taken: Collection[str], *, drafts: bool) -> list[Finding]:
+    """Modules of which no parameter takes anything: vLLM drops them in silence. taken: tensors that target or draft loaded.
+
+    drafts: whether the draft was loaded as well. If not, a layer of which nothing is taken is the MTP block.
+    """
+    used = {name.rpartition(".")[0] for name in taken}
+    layers = {found[0] for name in taken if (found := layer_of(name)) is not None}
+    unused: dict[str, None] = {}
+    for tensors in shards.values():
+        for name in tensors:
+            module, found = name.rpartition(".")[0], layer_of(name)
+            of_a_draft = name.startswith("mtp.") or (found is not None and found[0] not in layers)
+            if module not in used and (drafts or not of_a_draft) and not name.endswith(_COMPUTED):
+                unused[module] = None
+    if not unused:
+        return []
+    first, *others = unused
+    message = f"stored, but no parameter of vLLM takes it: {first}{f' and {len(others)} more modules' if others else ''}"
+    return [Finding("unused tensor", message, where=first, remedy=None, count=len(unused))]
+
+
+# ------------------------------------------------------------------------------------------------ methods and kernels
+def _rows(modules: Mapping[str, torch.nn.Module], scheme_of: Mapping[str, str | None]) -> list[Row]:
+    seen: dict[_Key, list[str]] = {}
+    key: _Key
+    for name, module in modules.items():
+        if (attention := getattr(module, "attn_backend", None)) is not None:
+            key = ("attention", None, type(module).__name__, str(attention.get_name()), None)
+        elif (method := method_of(module)) is not None and name in scheme_of:
+            kernel = kernel_of(module)
+            key = (_what(module), scheme_of[name], method, kernel, LATER if kernel is None else None)
+        else:
+            continue
+        seen.setdefault(key, []).append(name)
+    return [Row(*key, num_modules=len(names), example=names[0]) for key, names in seen.items()]
+
+
+def _what(module: torch.nn.Module) -> str:
+    name = type(module).__name__
+    if "Experts" in name or "MoE" in name:
+        return "experts"
+    return "embedding" if "Embedding" in name or "LMHead" in name else "linear"
+
+
+def method_of(module: torch.nn.Module) -> str | None:
+    """vLLM's quantization method of a module, the scheme where the method is one for all; None: the module has none."""
+    method = getattr(module, "quant_method", None)
+    if method is None or not hasattr(method, "create_weights"):
+        return None
+    scheme = getattr(module, "scheme", None)
+    return type(scheme if scheme is not None else method).__name__
+
+
+def kernel_of(module: torch.nn.Module) -> str | None:
+    """The kernel that vLLM's oracle chose while it built the module; None: it has not chosen yet."""
+    holder = getattr(module, "scheme", None) or module.quant_method
+    backends = [value for name, value in vars(holder).items() if name.endswith("_backend") and value is not None]
+    experts = getattr(holder, "experts_cls", None)
+    if backends:
+        name = getattr(backends[0], "name", str(backends[0]))
+        return name if experts is None else f"{name} ({experts.__name__})"
+    kernels: list[Any] = [
+        value for name, value in vars(holder).items() if "kernel" in name or name in ("fp8_linear", "w8a8_block_fp8_linear")
+    ]
+    named = [kernel for kernel in kernels if type(kernel).__module__.startswith("vllm.")]
+    return type(named[0]).__name__ if named else None

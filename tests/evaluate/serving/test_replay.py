@@ -1,0 +1,269 @@
+"""vLLM's GPU loaders, replayed on true shapes: what is whole loads on every rank, what is broken is named with what to do.
+
+vLLM, its classes for GPUs and our loader are real; the checkpoints are hollow: true widths, few layers and experts, no data.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hollow
+import pytest
+
+from assay.errors import AssayError
+from assay.recipes.load import load_recipe
+from assay.recipes.model import ModelRecipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.preflight.replay import Replay
+from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
+from assay_evaluate.serving.server import find_interpreter
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.formats.config_groups import config_json
+from assay_quantize.plan.planner import make_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.serve]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+MODELS = {"glm-5": 8, "glm-4.7": 4, "deepseek-v3": 8, "qwen3-30b-a3b": 2, "qwen3-next-80b-a3b": 4}
+"""A model of each family -> the most tensor-parallel ranks on which its W4A16 loads."""
+MTP_EXPERT = "model.layers.4.mlp.experts.2.down_proj.weight"
+
+MORE = {"stray": "model.layers.1.stray.weight", "one expert more": "model.layers.1.mlp.experts.4.gate_proj.weight_packed"}
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The serving environment's, with the plugin of this checkout."""
+    real = find_interpreter(None)
+    assert real is not None, "no .venv-serve here: run `make setup`"
+    path = tmp_path_factory.mktemp("bin") / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY}/evaluate exec {real.absolute()} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    return {model: hollow.hollow_model(folder / model, model) for model in MODELS}
+
+
+def profile(interpreter: str, name: str = "8xh200", ranks: int = 8, **flags: Any) -> ProfileRecipe:
+    recipe = load_recipe(ProfileRecipe, name)
+    flags = {**recipe.vllm, "tensor-parallel-size": ranks, "max-model-len": 4096, **flags}
+    return recipe.model_copy(update={"interpreter": interpreter, "vllm": flags})
+
+
+def quantized(source: Path, precision: str) -> Unwritten:
+    plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="m", family=None)
+    return planned(plan, config_json(plan))
+
+
+def fp8_release(source: Path) -> Unwritten:
+    """The source as its FP8 release stores it; what is on disk is told from names."""
+    config = json.loads((source / "config.json").read_text())
+    shapes, dtypes = hollow.fp8_blocks((name, header.shape) for name, header in open_checkpoint(source).tensors.items())
+    tensors = {name: (dtypes.get(name, hollow.dtype_of(name)), shape) for name, shape in shapes}
+    return Unwritten({**config, "quantization_config": hollow.FP8_BLOCKS}, {"model.safetensors": tensors})
+
+
+def without(checkpoint: Unwritten, *names: str) -> Unwritten:
+    shards = {s: {n: header for n, header in tensors.items() if n not in names} for s, tensors in checkpoint.shards.items()}
+    return replace(checkpoint, shards=shards)
+
+
+def with_ignore(checkpoint: Unwritten, ignore: list[str]) -> Unwritten:
+    config = json.loads(json.dumps(checkpoint.config))
+    config["quantization_config"]["ignore"] = ignore
+    return replace(checkpoint, config=config)
+
+
+@pytest.fixture(scope="module")
+def said(interpreter: str, sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Replay]:
+    """Case -> record. One process for all."""
+    cases = [*whole(interpreter, sources), *broken(interpreter, sources, tmp_path_factory.mktemp("cut"))]
+    return {record.checkpoint: record for record in replay(cases)}
+
+
+def whole(interpreter: str, sources: dict[str, Path]) -> Iterator[Candidate]:
+    for model, ranks in MODELS.items():
+        serving, on = load_recipe(ModelRecipe, model).serving, profile(interpreter, ranks=ranks)
+        yield Candidate(f"{model} source", sources[model], on, serving)
+        for precision in ("w4a16", "nvfp4a16"):
+            yield Candidate(f"{model} {precision}", quantized(sources[model], precision), on, serving)
+    glm5 = load_recipe(ModelRecipe, "glm-5").serving
+    yield Candidate("glm-5 FP8", fp8_release(sources["glm-5"]), profile(interpreter), glm5)
+    experts = profile(interpreter, ranks=4, **{"enable-expert-parallel": True})
+    yield Candidate("experts apart", quantized(sources["glm-5"], "w4a16"), experts, glm5)
+
+
+def broken(interpreter: str, sources: dict[str, Path], folder: Path) -> Iterator[Candidate]:
+    glm5, glm47, qwen3 = (load_recipe(ModelRecipe, name).serving for name in ("glm-5", "glm-4.7", "qwen3-30b-a3b"))
+    on = profile(interpreter, ranks=2)
+    w4a16 = quantized(sources["glm-5"], "w4a16")
+    ignore = list(w4a16.config["quantization_config"]["ignore"])
+    yield Candidate("groups", quantized(sources["glm-4.7"], "w4a16"), profile(interpreter), glm47)
+    yield Candidate("blocks", quantized(sources["glm-4.7"], "fp8"), profile(interpreter), glm47)
+    yield Candidate("expert groups", quantized(sources["qwen3-30b-a3b"], "w4a16"), profile(interpreter, ranks=4), qwen3)
+    yield Candidate("MTP expert", without(w4a16, MTP_EXPERT), on, glm5)
+    yield Candidate("head", without(w4a16, "lm_head.weight"), on, glm5)
+    yield Candidate("half fused", with_ignore(w4a16, [*ignore, r"re:.*\.q_a_proj$"]), on, glm5)
+    yield Candidate("ignored experts", with_ignore(w4a16, [*ignore, r"re:.*\.mlp\.experts\..*"]), on, glm5)
+    yield Candidate("forgotten MTP", with_ignore(w4a16, [pattern for pattern in ignore if "layers" not in pattern]), on, glm5)
+    for name, tensor in MORE.items():
+        with_one_more = quantized(sources["qwen3-30b-a3b"], "w4a16")
+        more = {**with_one_more.shards, "more.safetensors": {tensor: ("BF16", (768, 2048))}}
+        yield Candidate(name, replace(with_one_more, shards=more), on, qwen3)
+    shutil.copytree(sources["glm-5"], folder / "glm-5")
+    cut = folder / "glm-5" / "model-00002-of-00003.safetensors"
+    with cut.open("r+b") as file:
+        file.truncate(cut.stat().st_size - 1)
+    yield Candidate("cut", folder / "glm-5", on, glm5)
+    yield Candidate("arguments", w4a16, profile(interpreter, **{"kv-cache-dtype": "fp7"}), glm5)
+    yield Candidate("pieces of context", w4a16, profile(interpreter, ranks=2, **{"decode-context-parallel-size": 2}), glm5)
+
+
+def findings(record: Replay) -> list[tuple[str, str | None, tuple[int, ...]]]:
+    return [(finding.kind, finding.where, finding.ranks) for finding in record.every_finding]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("what", ["source", "w4a16", "nvfp4a16"])
+def test_a_model_of_each_family_loads_on_every_rank(said: dict[str, Replay], model: str, what: str) -> None:
+    record = said[f"{model} {what}"]
+    assert findings(record) == []
+    assert (record.outcome, record.asked) == ("PASS", ())
+    drafts = [] if model == "qwen3-30b-a3b" else ["draft"]
+    assert [(part.part, part.num_ranks) for part in record.parts] == [(part, MODELS[model]) for part in ("target", *drafts)]
+
+
+def test_sources_are_those_of_the_cuda_wheel(said: dict[str, Replay]) -> None:
+    """The two that differ are asked for the version of the distribution only."""
+    record = said["glm-5 w4a16"]
+    assert record.cuda_wheel == "vllm-0.32.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    assert record.different_sources == ("_version.py", "platforms/__init__.py")
+
+
+def test_model_classes_are_those_for_nvidia(said: dict[str, Replay]) -> None:
+    assert [part.model_class for part in said["glm-5 w4a16"].parts] == [
+        "vllm.models.deepseek_v32.nvidia.model.DeepseekV32ForCausalLM", "vllm.models.deepseek_v32.nvidia.mtp.DeepseekV32MTP",
+    ]  # fmt: skip
+
+
+def test_every_rank_loads_a_layer_of_each_kind(said: dict[str, Replay]) -> None:
+    """GLM-5: dense layers and layers with experts; Qwen3-Next: linear and full attention; the draft has one layer."""
+    layers = {name: [part.layers for part in said[f"{name} w4a16"].parts] for name in ("glm-5", "qwen3-next-80b-a3b")}
+    assert layers == {
+        "glm-5": [("model.layers.0", "model.layers.3"), ("model.layers.4",)],
+        "qwen3-next-80b-a3b": [("model.layers.0", "model.layers.3"), ("mtp.layers.0",)],
+    }
+
+
+def test_what_vllm_dequantizes_while_it_loads_is_no_disagreement(said: dict[str, Replay]) -> None:
+    """`indexer.wk` of an FP8 release goes into a plain `wk_weights_proj`."""
+    assert findings(said["glm-5 FP8"]) == []
+    methods = {(row.scheme, row.method) for row in said["glm-5 FP8"].parts[0].modules if row.what == "linear"}
+    assert methods == {("quantized", "Fp8LinearMethod"), (None, "UnquantizedLinearMethod")}
+
+
+def test_experts_apart(said: dict[str, Replay]) -> None:
+    assert findings(said["experts apart"]) == []
+    assert [part.num_ranks for part in said["experts apart"].parts] == [4, 4]
+
+
+def test_groups_that_do_not_divide_what_a_rank_holds(said: dict[str, Replay]) -> None:
+    everywhere = tuple(range(8))
+    assert findings(said["groups"]) == [("group size", "model.layers.3.mlp.shared_experts.down_proj", everywhere)]
+    assert said["groups"].every_finding[0].remedy == (
+        "one rank holds 192, in groups of 128: 2 times fewer tensor-parallel ranks, or groups of at most 64, or this role in "
+        "16 bits"
+    )
+    assert findings(said["blocks"]) == [("group size", "model.layers.3.mlp.shared_experts.gate_up_proj", everywhere)]
+    assert findings(said["expert groups"]) == [("group size", "model.layers.0.mlp.experts", (0, 1, 2, 3))]
+
+
+def test_what_is_missing(said: dict[str, Replay]) -> None:
+    assert findings(said["MTP expert"]) == [("missing expert", MTP_EXPERT, (0, 1))] * 2, "target and draft read that shard"
+    assert findings(said["head"]) == [("missing tensor", "lm_head.weight", (0, 1))]
+
+
+def test_ignore_lists_that_do_not_say_what_was_done(said: dict[str, Replay]) -> None:
+    assert findings(said["half fused"]) == [("ignore list", "model.layers.0.self_attn.fused_qkv_a_proj", (0, 1))]
+    assert findings(said["ignored experts"]) == [("quantization", "model.layers.3.mlp.experts.0.down_proj", (0, 1))]
+    assert said["ignored experts"].every_finding[0].message == (
+        "model.layers.3.mlp.experts.0.down_proj is stored as w4a16, vLLM holds model.layers.3.mlp.experts.routed_experts with "
+        "UnquantizedFusedMoEMethod"
+    )
+    assert findings(said["forgotten MTP"]) == [("quantization", "model.layers.4.self_attn.q_a_proj", (0, 1))]
+
+
+def test_tensors_that_nothing_takes(said: dict[str, Replay]) -> None:
+    assert findings(said["stray"]) == [("unknown tensor", MORE["stray"], (0, 1))]
+    assert findings(said["one expert more"]) == [("unused tensor", "model.layers.1.mlp.experts.4.gate_proj", ())]
+
+
+def test_a_shard_that_was_cut_short(said: dict[str, Replay]) -> None:
+    assert findings(said["cut"]) == [("shard", "model-00002-of-00003.safetensors", ())]
+
+
+def test_what_vllm_does_not_take_and_what_is_not_replayed(said: dict[str, Replay]) -> None:
+    assert findings(said["arguments"]) == [("arguments", None, ())]
+    assert findings(said["pieces of context"]) == [("unknown", None, ())]
+    assert said["pieces of context"].outcome == "UNKNOWN"
+
+
+KERNELS = {
+    "8xh200": {
+        ("attention", None, "FLASHMLA_SPARSE"), ("experts", "w4a16", "MARLIN (MarlinExperts)"),
+        ("linear", "w4a16", "MacheteLinearKernel"), ("linear", "w4a16", "MarlinLinearKernel"),
+    },
+    "8xb200": {
+        ("attention", None, "FLASHINFER_MLA_SPARSE"), ("experts", "w4a16", "MARLIN (MarlinExperts)"),
+        ("linear", "w4a16", "MarlinLinearKernel"),
+    },
+    "8xrtx-pro-6000": {
+        ("attention", None, "FLASHINFER_MLA_SPARSE_SM120"), ("experts", "w4a16", "MARLIN (MarlinExperts)"),
+        ("linear", "w4a16", "MarlinLinearKernel"),
+    },
+}  # fmt: skip
+"""Of the target of GLM-5 W4A16: what vLLM 0.32.0 chooses on each profile."""
+
+
+@pytest.mark.parametrize("name", ["8xb200", "8xrtx-pro-6000"])
+def test_kernels_follow_the_gpu(interpreter: str, sources: dict[str, Path], said: dict[str, Replay], name: str) -> None:
+    assert chosen(said["glm-5 w4a16"]) == KERNELS["8xh200"]
+    serving = load_recipe(ModelRecipe, "glm-5").serving
+    candidate = Candidate("glm-5", quantized(sources["glm-5"], "w4a16"), profile(interpreter, name), serving)
+    (record,) = replay([candidate])
+    assert (record.outcome, chosen(record)) == ("PASS", KERNELS[name])
+
+
+def chosen(record: Replay) -> set[tuple[str, str | None, str]]:
+    return {(row.what, row.scheme, row.kernel) for row in record.parts[0].modules if row.kernel is not None}
+
+
+def test_a_model_at_full_count(interpreter: str, tmp_path: Path) -> None:
+    """GLM-5: 78 + 1 layers, 256 experts, 282 shards whose boundaries run through layers; far less memory than weights."""
+    source = hollow.hollow_glm5(tmp_path / "glm-5", own_indexers=True)
+    serving = load_recipe(ModelRecipe, "glm-5").serving
+    (record,) = replay([Candidate("glm-5", quantized(source, "w4a16"), profile(interpreter), serving)])
+    assert (findings(record), record.num_tensors, record.num_shards) == ([], 176_318, 282)
+    assert [part.layers for part in record.parts] == [("model.layers.0", "model.layers.3"), ("model.layers.78",)]
+    assert record.max_memory_bytes < 4e9
+
+
+def test_no_gpu_no_replay(interpreter: str, sources: dict[str, Path]) -> None:
+    serving = load_recipe(ModelRecipe, "glm-5").serving
+    on = load_recipe(ProfileRecipe, "cpu-emulated")
+    with pytest.raises(AssayError, match=r"profile cpu-emulated: names no GPU"):
+        replay([Candidate("x", sources["glm-5"], on, serving)])
+    odd = profile(interpreter)
+    odd = odd.model_copy(update={"hardware": odd.hardware.model_copy(update={"gpu": "A100"})})
+    with pytest.raises(AssayError, match=r"the replay knows H100, H200, B200, RTX PRO 6000, not A100"):
+        replay([Candidate("x", sources["glm-5"], odd, serving)])
