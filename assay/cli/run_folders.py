@@ -160,7 +160,7 @@ def folder_data(folder: Path) -> SourceData:
 # ------------------------------------------------------------------------------------------------ run.json
 def holds_records(folder: Path) -> bool:
     """Whether there is a run to report on."""
-    return (folder / "measurements").is_dir() or any(folder.glob("*/plan.json"))
+    return (folder / RUN_RECORD).is_file() or (folder / "measurements").is_dir() or any(folder.glob("*/plan.json"))
 
 
 def read_run(folder: Path) -> RunRecord | None:

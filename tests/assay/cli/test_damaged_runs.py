@@ -104,3 +104,9 @@ def test_a_card_that_cannot_be_written_is_no_success(run: Run, base: Path, as_js
     code, out, err = run("card", "runs/tiny-glm", *as_json)
     assert (code, err) == (2, f"{place}: cannot be written: Is a directory\n")
     assert "fp8/checkpoint/README.md" in out and "nvfp4a16/checkpoint/README.md" in out
+
+
+def test_a_run_that_was_only_begun_is_a_run(run: Run) -> None:
+    """An evaluation was interrupted before its first measurement; `status` lists it."""
+    RunRecord(model="m", source=SourceData(location="x")).save(Path("runs/begun/run.json"))
+    assert one_error(run("gate", "begun")) == "runs/begun: nothing was measured yet; run `assay evaluate` first"
