@@ -42,6 +42,8 @@ SMALLEST_DIFFERENCE = 1e-3
 """Nats. Up to here two signatures agree even if neither server showed any noise of its own."""
 TIMES_NOISE = 3.0
 """Signatures agree up to so many times the noise of the noisier side (docs/decisions/ has the measurements)."""
+MOST_NOISE = 0.1
+"""Nats. A server with more differs from itself about as much as other weights would: its signature shows nothing."""
 
 
 class SignedPrompt(Part):

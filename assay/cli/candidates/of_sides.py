@@ -76,7 +76,9 @@ def parse_side(option: str, text: str, endpoints: Mapping[str, GivenServer], api
     found = None if Path(text).exists() else _LABELLED.fullmatch(text)
     label, what = (found[1], found[2]) if found else (None, text)
     address, _, folder = what.partition(",")
-    if (url := url_in(address)) is None:
+    if (url := url_in(address)) is None and "://" in address and not Path(what).exists():
+        url = address  # of another scheme: the next check says so without repeating what may be a password
+    if url is None:
         return _served_at(Side(label, Path(what)), endpoints)
     if endpoints:
         raise AssayError(f"{option}: a URL, and the profile has `endpoints`; say where the servers are in one place")

@@ -17,7 +17,7 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.recipes.profile import server_place
 from assay.records.base import sha256_of
-from assay.records.serving import Signature
+from assay.records.serving import MOST_NOISE, Signature
 from assay_evaluate.asking.signature import apart, take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal
@@ -27,11 +27,17 @@ from assay_evaluate.serving.server import Server
 
 
 def sign_given(label: str, server: Server) -> Signature:
-    """MeasureError: without log-probabilities nothing shows whose weights answer."""
+    """MeasureError: without log-probabilities, or with noisy ones, nothing shows whose weights answer."""
     try:
-        return take_signature(server)
+        signature = take_signature(server)
     except NotMeasured as error:
         raise MeasureError(f"{label}: {server.base_url}: nothing shows which weights answer: {error}") from None
+    if signature.noise > MOST_NOISE:
+        raise MeasureError(
+            f"{label}: {server.base_url}: nothing shows which weights answer: asked twice, its log-probabilities differ by "
+            f"{signature.noise:.2g} nats, where {MOST_NOISE:g} are taken; `assay probe {server.base_url}` looks for the cause"
+        )
+    return signature
 
 
 # ------------------------------------------------------------------------------------------------ before anything is asked

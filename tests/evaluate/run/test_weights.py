@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal, _unpack
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
+from assay_evaluate.run.weights import sign_given
 from assay_evaluate.serving.external import why_another
 from assay_evaluate.serving.server import Server
 
@@ -85,6 +87,15 @@ def test_the_same_weights_sign_alike_though_bits_differ_and_others_do_not() -> N
     assert ours.prompts != theirs.prompts and ours.noise > 0
     assert 0 < ours.distance(theirs) <= ours.tolerance(theirs) and ours.agrees_with(theirs)
     assert ours.distance(others) > ours.tolerance(others) and not others.agrees_with(ours)
+
+
+def test_a_server_that_differs_from_itself_cannot_show_its_weights() -> None:
+    with Forgetful(logits=noisy(1.0, 2.0)) as server, pytest.raises(MeasureError) as caught:
+        sign_given("fp8", server)
+    assert re.fullmatch(
+        r"fp8: http://127.0.0.1:\d+: nothing shows which weights answer: asked twice, its log-probabilities differ by [0-9.]+ "
+        r"nats, where 0.1 are taken; `assay probe http://127.0.0.1:\d+` looks for the cause", str(caught.value)
+    )  # fmt: skip
 
 
 def test_a_signature_is_what_the_server_gives() -> None:
