@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ FILES = {
     "run.json": ("status", "quantize"),
     "measurements/w4a16.json": ("status", "gate", "report", "card", "compare"),
     "gates.json": ("status", "report", "card", "compare"),
-    REGISTERED_GATES: ("gate",),
+    REGISTERED_GATES: ("gate", "report", "card"),
     "w4a16/plan.json": ("report", "card"),
     "w4a16/verify.json": ("status", "report", "card"),
     f"w4a16/checkpoint/{MANIFEST}": ("status", "report", "card"),
@@ -86,6 +87,16 @@ def test_one_line_names_the_file(run: Run, base: Path, file: str, damage: str) -
         assert one_error(run(command, *words)).startswith(f"{path}: "), command
     if file == "run.json":
         assert run("status")[1].count(f"damaged: {path}: ") == 1
+
+
+def test_what_the_gate_refuses_is_not_shown(run: Run, base: Path) -> None:
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+    path = Path("runs/tiny-glm", REGISTERED_GATES)
+    path.write_text(re.sub(r'"max_drop": [0-9.]+', '"max_drop": 0.9', path.read_text(), count=1))
+    for command in ("gate", "report", "card"):
+        assert one_error(run(command, "runs/tiny-glm")) == (
+            f"{path}: was changed after the gates were registered; put the file back, or measure under another --name"
+        )
 
 
 def test_a_name_that_no_file_system_takes(run: Run) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from assay.cli.gate_choice import registered_gates
 from assay.cli.options import JsonOption, RunArgument, RunsOption
 from assay.cli.run_folders import find_run
 from assay.cli.stages import write_cards
@@ -17,7 +18,9 @@ def card(run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption 
 
     With --json: paths that were written, and a line for each card that was left as it is. Exit 2 if one cannot be written.
     """
-    cards = write_cards(find_run(run, runs))
+    run_dir = find_run(run, runs)
+    registered_gates(run_dir)  # what `assay gate` refuses is not shown either
+    cards = write_cards(run_dir)
     if as_json:
         emit({"written": [str(path) for path in cards.written], "left": [*cards.left, *cards.failed]})
     else:

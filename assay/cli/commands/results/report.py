@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from assay.cli.gate_choice import registered_gates
 from assay.cli.options import JsonOption, RunArgument, RunsOption
 from assay.cli.run_folders import find_run
 from assay.cli.stages import load_report
@@ -15,6 +16,7 @@ def report(run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOptio
     from assay_reports.report import write_report
 
     run_dir = find_run(run, runs)
+    registered_gates(run_dir)  # what `assay gate` refuses is not shown either
     page = write_report(run_dir)
     if as_json:
         emit(load_report(run_dir))
