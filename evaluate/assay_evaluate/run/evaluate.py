@@ -118,7 +118,7 @@ class _Evaluation:
     known: dict[str, Known] = field(default_factory=dict)
     """Of labels with servers of their own."""
     signed: dict[str, tuple[str, Signature]] = field(default_factory=dict)
-    """Of those measured here: label -> (which checkpoint, signature)."""
+    """Of those measured, now or by an earlier run: label -> (which checkpoint, signature)."""
     notes: dict[str, str] = field(default_factory=dict)
     """Label -> what the report must say of its weights."""
 
@@ -194,6 +194,8 @@ class _Evaluation:
         )
         if not same:
             return None
+        if found.signature is not None:
+            self.signed[one.label] = checkpoint, found.signature
         self.on_progress(f"{label}: measured already")
         return found
 

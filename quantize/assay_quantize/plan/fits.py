@@ -6,6 +6,7 @@ cache by the kind of attention, and an allowance for everything else. An estimat
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -62,25 +63,34 @@ class Fit:
 def fits(model: StoredModel) -> list[Fit]:
     """One row per GPU profile, smallest machine first."""
     profiles = [load_recipe(ProfileRecipe, name) for name in recipe_names("profiles")]
-    rows = [fit_on(model, profile) for profile in profiles if profile.hardware.memory_bytes_each]
+    split = functools.cache(lambda ranks: _split(model, ranks))  # many profiles have as many ranks
+    rows = [_fit(model, profile, split(ranks_of(profile))) for profile in profiles if profile.hardware.memory_bytes_each]
     return sorted(rows, key=lambda row: (row.usable_bytes * row.num_gpus, row.profile))
 
 
 def fit_on(model: StoredModel, profile: ProfileRecipe) -> Fit:
     """A profile must say how much memory a GPU has."""
+    return _fit(model, profile, _split(model, ranks_of(profile)))
+
+
+def _split(model: StoredModel, ranks: Ranks) -> tuple[int, bool]:
+    """(bytes of weights on one rank, whether groups and blocks end where its part ends)."""
+    return rank_bytes(model, ranks), not misfits(model, ranks)
+
+
+def _fit(model: StoredModel, profile: ProfileRecipe, split: tuple[int, bool]) -> Fit:
     assert profile.hardware.memory_bytes_each is not None, profile.name
     utilization = float(profile.flags.get("gpu-memory-utilization", 0.9))
     kv_dtype = str(profile.flags.get("kv-cache-dtype", model.kv_cache))
-    ranks = ranks_of(profile)
     return Fit(
         profile=profile.name,
         num_gpus=profile.hardware.num_gpus,
         utilization=utilization,
         kv_dtype=kv_dtype,
         usable_bytes=int(profile.hardware.memory_bytes_each * utilization),
-        weight_bytes=rank_bytes(model, ranks),
-        kv_bytes_per_token=kv_bytes_per_token(model, KV_BYTES.get(kv_dtype, 2), ranks.tensor_parallel),
-        splits=not misfits(model, ranks),
+        weight_bytes=split[0],
+        kv_bytes_per_token=kv_bytes_per_token(model, KV_BYTES.get(kv_dtype, 2), ranks_of(profile).tensor_parallel),
+        splits=split[1],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_server import FakeServer, Scripted, plain_logits
+from given_servers import scaled_logits
 from small_suite import ANSWERS, SERVING, SUITE, solve
 
 from assay.errors import CheckpointError, MeasureError
@@ -54,7 +56,8 @@ class World:
     @contextmanager
     def start(self, spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
         name = spec.checkpoint.name
-        with FakeServer(self.reply.get(name, solve), **self.options.get(name, {})) as server:
+        logits = functools.partial(scaled_logits, 1.0 if name == "reference" else 1.1)
+        with FakeServer(self.reply.get(name, solve), **{"logits": logits, **self.options.get(name, {})}) as server:
             server.fingerprint = self.fingerprint(spec)
             self.servers.setdefault(name, []).append(server)
             yield server
@@ -219,10 +222,12 @@ def test_death_of_the_server_loses_nothing(world: World, folders: dict[str, Path
         return solve(body)
 
     world.reply["candidate"] = reply
+    world.options["candidate"] = {"logits": functools.partial(scaled_logits, 1.0)}
     with pytest.raises(MeasureError, match="Engine core died"):
         run(world, folders)
     assert not (folders["reference"].parent / "run" / "measurements" / "w4a16.json").exists()
     disturbed = run(world, folders)[2]
+    assert disturbed.notes[0].startswith("answers as fp8 does, though their files differ")
     chats = [p for server in world.servers["candidate"] for p, _ in server.requests].count("/v1/chat/completions")
     assert 14 + 1 <= chats <= 14 + 3  # ten sums and four needles; again only what was in flight when it died
     assert len(world.servers["reference"]) == 1

@@ -205,7 +205,9 @@ def test_somebody_elses_server_is_only_asked() -> None:
     assert report.lever == "concurrency"
     untried = {effect.lever: effect.sentence for effect in report.effects if effect.effect == "not tried"}
     assert untried["kv_cache"] == "not tried: the server does not tell the size of its cache"
-    assert untried["eager"].startswith("not tried: the server is somebody else's; give a checkpoint folder")
+    assert untried["eager"] == (
+        "not tried: it needs a server with other settings; give the checkpoint folder instead of the URL"
+    )
 
 
 @pytest.mark.slow
