@@ -242,6 +242,7 @@ def test_quantize_for_a_profile(run: Run, tmp_path: Path) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_evaluate_refuses_what_the_gpus_cannot_share(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a server starts: the candidate is judged by its headers."""
     monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: EIGHT_H200)

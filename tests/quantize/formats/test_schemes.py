@@ -437,6 +437,7 @@ def test_ignore_rules_are_vllms(vllm_answers: tuple[dict[str, Any], dict[str, An
     assert {True, False, "refused"} == set(said)
 
 
+@pytest.mark.slow
 def test_quantized_or_not_is_vllms(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     asked, answers = vllm_answers
     from assay_quantize.formats.vllm_rules import ModuleKind, RuntimeModule
@@ -472,6 +473,7 @@ def strategy_of(scheme: str) -> str:
     return "block" if row.block_rows > 1 else "group"
 
 
+@pytest.mark.slow
 def test_vllm_finds_the_planned_group_of_every_module_of_a_mix(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     asked, answers = vllm_answers
     for (_, _, modules, expected), found in zip(mixes(random.Random(MIXES)), answers["mixes"], strict=True):
@@ -480,6 +482,7 @@ def test_vllm_finds_the_planned_group_of_every_module_of_a_mix(vllm_answers: tup
     assert {None, "group_0", "group_1", "group_2", "group_3"} == {one for found in answers["mixes"] for one in found}
 
 
+@pytest.mark.slow
 def test_every_config_parses_in_the_serving_environment(vllm_answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     asked, answers = vllm_answers
     for scheme, row in SCHEMES.items():

@@ -37,6 +37,8 @@ from assay_quantize.remote import hub_stream
 from assay_quantize.remote.hub_download import XET_BUFFER_BYTES, HubFiles, Stopped
 from assay_quantize.remote.hub_stream import HubStream, Need, content_time_ns, needs_of, stage_shard
 
+pytestmark = pytest.mark.slow
+
 SHARDS = 6
 
 

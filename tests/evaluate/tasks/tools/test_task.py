@@ -323,6 +323,7 @@ def test_a_server_that_cannot_is_not_measured(world: World, options: dict[str, A
     assert not [body for name in world.servers for body in world.asked(name)]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_unwell_is_an_error_not_a_score(world: World) -> None:
     world.reply["fp8"] = lambda body: Scripted("overloaded", status=503)
     with pytest.raises(MeasureError, match="HTTP 503: overloaded"):

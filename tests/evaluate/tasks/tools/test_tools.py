@@ -339,6 +339,7 @@ def test_triggers_against_the_reference() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ prompts that grow
+@pytest.mark.slow
 @pytest.mark.parametrize("can_tokenize", [True, False])
 def test_prompts_are_filled_to_their_length(tmp_path: Path, can_tokenize: bool) -> None:
     """The fullest prompt that fits, as found by trying every number of sentences."""
