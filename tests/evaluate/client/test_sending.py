@@ -117,7 +117,7 @@ def test_statuses_after_which_a_request_is_asked_again(status: int, tmp_path: Pa
 
 
 def test_a_server_says_when_to_come_again(tmp_path: Path, waits: list[Any]) -> None:
-    with RawServer(http("busy", "429 Too Many Requests", "Retry-After: 7")) as server:
+    with RawServer(http("busy", "429 Too Many Requests", "Retry-After: 7", "Connection: close")) as server:
         assert ask_once(server, tmp_path, attempts=3).error == "HTTP 429: busy"
         assert waits == [(1, 7.0), (2, 7.0)] and len(server.heads) == 3
         with Client(Address(server.base_url, "model"), max_attempts=3) as client:
