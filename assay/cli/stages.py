@@ -70,26 +70,22 @@ def precisions_for(
     return dict(found.values())
 
 
-def plan_for(aim: Target, recipe: PrecisionRecipe) -> Plan:
-    from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+def plans_for(aim: Target, recipes: Iterable[PrecisionRecipe]) -> list[Plan]:
+    """The plan of each precision; the source's headers are read once for all of them, and its notes are said once."""
+    from assay.cli.targets import open_source
     from assay_quantize.plan.fitting import with_what_fits
     from assay_quantize.plan.planner import make_plan
 
-    location = aim.location
-    checkpoint: Checkpoint
-    if location.path is not None:
-        checkpoint = open_checkpoint(Path(location.path))
-    else:
-        from assay_quantize.checkpoint.hub import open_hub_checkpoint
-
-        assert location.hub is not None
-        checkpoint = open_hub_checkpoint(location.hub, location.revision)
+    checkpoint = open_source(aim)
     for note in checkpoint.notes:
         say(f"note: {note}")
-    try:
-        return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
-    except PlanError as problem:
-        raise with_what_fits(problem, checkpoint, recipe.name) from None
+    plans = []
+    for recipe in recipes:
+        try:
+            plans.append(make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family))
+        except PlanError as problem:
+            raise with_what_fits(problem, checkpoint, recipe.name) from None
+    return plans
 
 
 def estimate_for(made: Plan, hardware: str) -> Estimate:

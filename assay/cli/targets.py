@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -50,6 +50,8 @@ class Target:
     """As it stands on the command line, for messages that say what to type."""
     notes: tuple[str, ...] = ()
     """What was chosen for a checkpoint without a recipe because of its shapes."""
+    opened: Checkpoint | None = field(default=None, compare=False, repr=False)
+    """The source by its headers, where they were read to choose the precisions; None: not read yet (`open_source`)."""
 
     def on_profile(self, profile: ProfileRecipe) -> Target:
         """The target with the precisions that its recipe has for a profile."""
@@ -202,6 +204,7 @@ def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
     recipe = aim.recipe
     try:
         opened = checkpoint or open_checkpoint(Path(str(recipe.source.path)))
+        aim = replace(aim, opened=opened)
         chosen = choose_fitting(opened, recipe.precisions)
     except AssayError:
         return aim
@@ -229,6 +232,20 @@ def _text(path: Path) -> str:
     if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
         return ""
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def open_source(aim: Target) -> Checkpoint:
+    """The source by its headers, which are read once for a target that has kept them (`Target.opened`)."""
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+    if aim.opened is not None:
+        return aim.opened
+    if aim.location.path is not None:
+        return open_checkpoint(Path(aim.location.path))
+    from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+    assert aim.location.hub is not None
+    return open_hub_checkpoint(aim.location.hub, aim.location.revision)
 
 
 def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.options import JsonOption, TargetArgument, completes, named, recipe
-from assay.cli.stages import estimate_for, plan_for
+from assay.cli.stages import estimate_for, plans_for
 from assay.cli.terminal import emit, stdout
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
@@ -44,7 +44,7 @@ def plan(
     from assay.cli.targets import resolve_target
     from assay_quantize.plan.show import print_plan
 
-    made = plan_for(resolve_target(target), load_recipe(PrecisionRecipe, precision))
+    (made,) = plans_for(resolve_target(target), [load_recipe(PrecisionRecipe, precision)])
     estimate = None if hardware is None else estimate_for(made, hardware)
     if as_json:
         emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})

@@ -21,7 +21,7 @@ from assay.cli.options import (
     recipe,
     refuse_unused,
 )
-from assay.cli.stages import check_plans_served, plan_for, precisions_for, quantize_one, quantize_options, with_importance
+from assay.cli.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, with_importance
 from assay.cli.terminal import emit, results
 from assay.cli.whole_run import quantize_in_run
 from assay.errors import PlanError
@@ -104,7 +104,7 @@ def quantize(
     if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
     # Every plan is made before the first byte is written: what cannot work fails at once.
-    plans = [with_importance(plan_for(aim, recipe), importance) for recipe in recipes.values()]
+    plans = [with_importance(made, importance) for made in plans_for(aim, recipes.values())]
     if chosen is not None:
         check_plans_served(plans, aim, chosen)
     shown = results(as_json=as_json)

@@ -20,7 +20,7 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import check_plans_served, load_report, plan_for, precisions_for, quantize_options
+from assay.cli.stages import check_plans_served, load_report, plans_for, precisions_for, quantize_options
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
@@ -62,7 +62,7 @@ def run(
         interpreter_for(chosen)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     limits = choose_gates(aim, chosen_suite, gates)
-    plans = [plan_for(aim, recipe) for recipe in recipes.values()]
+    plans = plans_for(aim, recipes.values())
     check_plans_served(plans, aim, chosen)
 
     if why_suite is not None:
