@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -124,6 +124,14 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     return sorted(path.parent.name for path in runs.glob(f"*/{RUN_RECORD}") if path.parent.name.startswith(incomplete))
 
 
+def recipe_option(*flags: str, help: str) -> Any:
+    """An option that takes one recipe: flags, the folder under recipes/ last."""
+    *names, folder = flags
+    return typer.Option(
+        *names, metavar="NAME|FILE", callback=recipe(folder), autocompletion=completes(folder), help=help
+    )  # fmt: skip
+
+
 def _folder_or_nothing(param: typer.CallbackParam, value: Path) -> Path:
     """Nothing may be there yet; AssayError if a file is."""
     if os.path.exists(value) and not value.is_dir():
@@ -182,26 +190,17 @@ PrecisionsOption = Annotated[
     ),
 ]  # fmt: skip
 SuiteOption = Annotated[
-    str | None,
-    typer.Option(
-        "--suite", metavar="NAME|FILE", callback=recipe("suites"), autocompletion=completes("suites"),
-        help=f"What is measured. {named('suites')} Default: the model's.",
-    ),
-]  # fmt: skip
+    str | None, recipe_option("--suite", "suites", help=f"What is measured. {named('suites')} Default: the model's.")
+]
 GatesOption = Annotated[
     str | None,
-    typer.Option(
-        "--gates", metavar="NAME|FILE", callback=recipe("gates"), autocompletion=completes("gates"),
-        help=f"Limits, registered before the first request. {named('gates')} Default: the suite's.",
+    recipe_option(
+        "--gates", "gates", help=f"Limits, registered before the first request. {named('gates')} Default: the suite's."
     ),
-]  # fmt: skip
+]
 ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile", metavar="NAME|FILE", callback=recipe("profiles"), autocompletion=completes("profiles"),
-        help=f"How vLLM is run. {named('profiles')} Default: from the hardware.",
-    ),
-]  # fmt: skip
+    str | None, recipe_option("--profile", "profiles", help=f"How vLLM is run. {named('profiles')} Default: from the hardware.")
+]
 OutFolderOption = Annotated[
     Path | None,
     typer.Option(
@@ -225,6 +224,14 @@ ApiKeyOption = Annotated[
         "--api-key-env", metavar="VARIABLE", help="With a URL: environment variable that holds its key, sent as a bearer token."
     ),
 ]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option("--concurrency", min=1, help="Requests in flight. Default: 16; for a checkpoint its profile's."),
+]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")]
+SeedOption = Annotated[
+    str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
+]  # fmt: skip
 RunnerOption = Annotated[
     str,
     typer.Option(

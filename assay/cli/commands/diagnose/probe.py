@@ -14,13 +14,16 @@ from assay.cli.options import (
     CHECKPOINT_FORM,
     URL_FORM,
     ApiKeyOption,
+    ConcurrencyOption,
     JsonOption,
     LabelOption,
+    MaxTokensOption,
     ModelOption,
     OutFolderOption,
     ProfileOption,
     RunOption,
     RunsOption,
+    SeedOption,
     UrlOrTargetArgument,
     choices,
     refuse_unused,
@@ -71,12 +74,9 @@ def probe(
         int,
         typer.Option("--garble", min=1, help="Replies of the garble scan. To see a fault of 4 in 10,000 requests takes 7,500."),
     ] = 256,
-    concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", min=1, help="Requests in flight. Default: 16; for a checkpoint its profile's."),
-    ] = None,
+    concurrency: ConcurrencyOption = None,
     long_tokens: Annotated[int, typer.Option("--long-tokens", min=1, help="Tokens of long prompts.")] = 768,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")] = 160,
+    max_tokens: MaxTokensOption = 160,
     abort_share: Annotated[
         float,
         typer.Option("--abort-share", min=0, max=0.9, help="Share of the garble scan's requests that are broken off midway."),
@@ -106,9 +106,7 @@ def probe(
     run: RunOption = None,
     runs: RunsOption = Path("runs"),
     out: OutFolderOption = None,
-    seed: Annotated[
-        str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
-    ] = "eval-probe",
+    seed: SeedOption = "eval-probe",
     lever: Annotated[str | None, typer.Option("--lever", hidden=True, callback=_is_another_command)] = None,
     as_json: JsonOption = False,
 ) -> None:

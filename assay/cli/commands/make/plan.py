@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, TargetArgument, completes, named, recipe
+from assay.cli.options import JsonOption, TargetArgument, named, recipe_option
 from assay.cli.stages import estimate_for, plans_for
 from assay.cli.terminal import emit, stdout
 from assay.recipes.load import load_recipe
@@ -16,17 +16,7 @@ from assay.recipes.precision import PrecisionRecipe
 
 def plan(
     target: TargetArgument,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            "-p",
-            metavar="NAME|FILE",
-            callback=recipe("precisions"),
-            autocompletion=completes("precisions"),
-            help=named("precisions"),
-        ),
-    ],
+    precision: Annotated[str, recipe_option("--precision", "-p", "precisions", help=named("precisions"))],
     hardware: Annotated[
         str | None,
         typer.Option(

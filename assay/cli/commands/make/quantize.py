@@ -16,9 +16,8 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
     choice,
-    completes,
     named,
-    recipe,
+    recipe_option,
     refuse_unused,
 )
 from assay.cli.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, with_importance
@@ -34,12 +33,10 @@ def quantize(
     target: TargetArgument,
     precision: Annotated[
         str | None,
-        typer.Option(
+        recipe_option(
             "--precision",
             "-p",
-            metavar="NAME|FILE",
-            callback=recipe("precisions"),
-            autocompletion=completes("precisions"),
+            "precisions",
             help=f"One precision, without the reference. {named('precisions')} With --out, the checkpoint goes there.",
         ),
     ] = None,
@@ -61,11 +58,9 @@ def quantize(
     runner: RunnerOption = "local",
     profile: Annotated[
         str | None,
-        typer.Option(
+        recipe_option(
             "--profile",
-            metavar="NAME|FILE",
-            callback=recipe("profiles"),
-            autocompletion=completes("profiles"),
+            "profiles",
             help="For GPUs of this profile: the recipe's precisions for it, and an error if it cannot serve them.",
         ),
     ] = None,
