@@ -1,8 +1,8 @@
 """The `assay` command. Thin: resolves TARGET, calls one stage, prints its record.
 
-Exit codes: 0 = done and passed, 1 = done and failed (a verdict, a verification), 2 = could not (usage, input, machine).
-Results go to stdout, progress and notes to stderr; with `--json` stdout holds the record and nothing else. Stages are imported
-inside the commands, so that `assay --help` needs neither torch nor lm-eval.
+Exit codes: 0 = done and passed, 1 = done and failed (a verdict, a verification, a preflight), 2 = could not (usage, input,
+machine). Results go to stdout, progress and notes to stderr; with `--json` stdout holds the record and nothing else. Stages are
+imported inside the commands, so that `assay --help` needs neither torch nor lm-eval.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from assay.cli.commands.diagnose.locate import locate
 from assay.cli.commands.diagnose.probe import probe
 from assay.cli.commands.make.calibrate import calibrate
 from assay.cli.commands.make.plan import plan
+from assay.cli.commands.make.preflight import preflight
 from assay.cli.commands.make.quantize import quantize
 from assay.cli.commands.make.verify import verify
 from assay.cli.commands.measure.evaluate import evaluate
@@ -123,6 +124,7 @@ def _root(
 
 
 app.command(cls=Command)(run)
+app.command(cls=Command)(preflight)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(quantize)
 app.command(cls=Command)(verify)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from assay.cli.targets import Target
     from assay_evaluate.run.candidate import Candidate
+    from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
     from assay_reports.card import Cards
@@ -73,19 +74,22 @@ def precisions_for(
 def plans_for(aim: Target, recipes: Iterable[PrecisionRecipe]) -> list[Plan]:
     """The plan of each precision; the source's headers are read once for all of them, and its notes are said once."""
     from assay.cli.targets import open_source
-    from assay_quantize.plan.fitting import with_what_fits
-    from assay_quantize.plan.planner import make_plan
 
     checkpoint = open_source(aim)
     for note in checkpoint.notes:
         say(f"note: {note}")
-    plans = []
-    for recipe in recipes:
-        try:
-            plans.append(make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family))
-        except PlanError as problem:
-            raise with_what_fits(problem, checkpoint, recipe.name) from None
-    return plans
+    return [plan_for(aim, checkpoint, recipe) for recipe in recipes]
+
+
+def plan_for(aim: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) -> Plan:
+    """The plan of one precision. PlanError: what does not fit, and the precision that would, where shapes are the problem."""
+    from assay_quantize.plan.fitting import with_what_fits
+    from assay_quantize.plan.planner import make_plan
+
+    try:
+        return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
+    except PlanError as problem:
+        raise with_what_fits(problem, checkpoint, recipe.name) from None
 
 
 def estimate_for(made: Plan, hardware: str) -> Estimate:

@@ -248,6 +248,18 @@ def open_source(aim: Target) -> Checkpoint:
     return open_hub_checkpoint(aim.location.hub, aim.location.revision)
 
 
+def open_released(release: Location) -> Checkpoint:
+    """A published reference by its headers, which may be quantized in any way."""
+    if release.path is not None:
+        from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+        return open_checkpoint(Path(release.path), allow_quantized=True)
+    from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+    assert release.hub is not None
+    return open_hub_checkpoint(release.hub, release.revision, allow_quantized=True)
+
+
 def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:
     """What the source is called in a run: its dtype, or `source` when it is published in FP8."""
     if config.get("quantization_config"):

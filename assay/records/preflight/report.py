@@ -10,11 +10,13 @@ from assay.records.base import Part, Record
 from assay.records.preflight.replay import Outcome
 
 CheckName = Literal[
-    "disk", "memory", "split", "loading", "tokenizer", "data sets", "environment", "context", "sampling", "cost", "power",
+    "hardware", "plan", "disk", "memory", "split", "loading", "tokenizer", "data sets", "environment", "context", "sampling",
+    "cost", "power",
 ]  # fmt: skip
-"""`disk`: one sum of everything that will be written; `memory`: weights, KV cache and workspace of one GPU; `split`: groups and
-blocks against tensor parallelism; `loading`: vLLM's own loaders (`Replay`); `environment`: driver, CUDA, compilers, packages
-of the server; `context`: `max-model-len` against the suite's lengths and budgets; `sampling`: against the model's card."""
+"""`hardware`: the GPUs of the profile; `plan`: whether a precision can be made of the source; `disk`: one sum of all that
+will be written; `memory`: weights, KV cache and workspace of one GPU; `split`: groups and blocks against tensor parallelism;
+`loading`: vLLM's own loaders (`Replay`); `environment`: driver, CUDA, compilers, packages of the server; `context`:
+`max-model-len` against the suite's lengths and budgets; `sampling`: against the model's card."""
 
 
 class Check(Part):

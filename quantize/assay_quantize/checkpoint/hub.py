@@ -59,15 +59,17 @@ class HubFile(NamedTuple):
     content: str
 
 
-def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
+def open_hub_checkpoint(hub_id: str, revision: str = "main", *, allow_quantized: bool = False) -> Checkpoint:
     """The checkpoint `hub_id` at `revision`, from its headers.
 
+    allow_quantized: also open what cannot be a source, its tensors as they are stored (to judge how it would be served).
     Raises CheckpointError in one line: no such model, gated, offline, no safetensors, quantized already.
     """
     hub = Repository(hub_id, revision)
     files = sorted(hub.files)
     config = parse_json_object(f"{hub_id}: config.json", hub.read_small("config.json"))
-    check_config_readable(hub_id, config)
+    if not allow_quantized:
+        check_config_readable(hub_id, config)
     if not any(name.endswith(".safetensors") for name in files):
         raise CheckpointError(f"{hub_id}: has no *.safetensors; take a release in safetensors")
     index = None
@@ -75,7 +77,8 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main") -> Checkpoint:
         index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.read_small(INDEX_NAME))
     made = assemble(hub_id, None, config, index, files, hub.shard_headers)
     data = {shard: hub.files[shard].content for shard in made.shards}
-    return replace(as_source(made), revision=hub.commit, data=data)
+    made = replace(made, revision=hub.commit, data=data)
+    return made if allow_quantized else as_source(made)
 
 
 class Repository:

@@ -88,8 +88,8 @@ def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
 def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
-        "calibrate", "card", "compare", "doctor", "evaluate", "gate", "lever", "locate", "plan", "probe", "quantize", "recipes",
-        "report", "run", "serve", "status", "verify",
+        "calibrate", "card", "compare", "doctor", "evaluate", "gate", "lever", "locate", "plan", "preflight", "probe",
+        "quantize", "recipes", "report", "run", "serve", "status", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")
@@ -100,7 +100,8 @@ def test_readme_names_no_command_that_does_not_exist() -> None:
     readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
     known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
     assert (
-        set(re.findall(r"assay (plan|quantize|verify|serve|evaluate|doctor|gate|report|card|probe|choose)\b", readme)) <= known
+        set(re.findall(r"assay (preflight|plan|quantize|verify|serve|evaluate|doctor|gate|report|card|probe|choose)\b", readme))
+        <= known
     )
 
 

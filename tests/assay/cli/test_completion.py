@@ -26,6 +26,7 @@ def asked(words: str) -> dict[str, str]:
     [
         ("assay sta", ["status"]),
         ("assay plan tiny-g", ["tiny-glm"]),
+        ("assay preflight glm-5 --profile 8xh", ["8xh200"]),
         ("assay run tiny-glm --suite ", recipe_names("suites")),
         ("assay run tiny-glm --precisions fp8,w4a16-ms", ["fp8,w4a16-mse"]),
         ("assay evaluate --profile 8xh", ["8xh200"]),

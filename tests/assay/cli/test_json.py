@@ -24,6 +24,7 @@ from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.lever import LeverReport, Observation
 from assay.records.locate import LocateReport
 from assay.records.plan import Plan
+from assay.records.preflight.report import PreflightReport
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_evaluate.verdicts.run_comparison import RunComparison
@@ -87,6 +88,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]] = {
     "run": (("source", "--precisions", "w4a16", "--suite", "quick"), Report, (0, 1)),
+    "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),
     "plan": (("source", "-p", "w4a16"), Plan, (0,)),
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
     "verify": (("made",), Verification, (0,)),

@@ -1,0 +1,115 @@
+"""`assay preflight`: everything that can be known of a run before it costs anything. Gathers the checks of the stages.
+
+A check is a function from the planned run to `Check` records. To add one: a function here that hands a stage what it needs of
+the run, and its place in `CHECKS`. What it cannot find out is an AssayError, and becomes one UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from assay.cli.candidates.planned import PlannedRun
+from assay.cli.terminal import escape
+from assay.errors import AssayError
+from assay.foreign_text import one_line
+from assay.quantities import size
+from assay.records.preflight.report import Check, CheckName, PreflightReport
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def preflight(run: PlannedRun, on_progress: Callable[[str], None]) -> PreflightReport:
+    """All checks of a run, in their order. on_progress: is told what takes longer than a moment."""
+    started = time.monotonic()
+    checks = [check for name, look in CHECKS for check in _looked(name, look, run, on_progress)]
+    return PreflightReport(
+        model=run.aim.recipe.name,
+        source=run.source.location,
+        profile=run.profile.name,
+        suite=run.suite.name,
+        precisions=tuple(one.label for one in run.checkpoints if one.location is None),
+        checks=tuple(checks),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _looked(name: CheckName, look: Look, run: PlannedRun, on_progress: Callable[[str], None]) -> list[Check]:
+    try:
+        return list(look(run, on_progress))
+    except AssayError as error:
+        detail = one_line(str(error).partition("\n")[0])
+        return [Check(check=name, subject=None, outcome="UNKNOWN", detail=f"could not be looked at: {detail}")]
+
+
+# ------------------------------------------------------------------------------------------------ the checks
+def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Whether the GPUs of the profile are here. A profile that was named may be for another machine."""
+    from assay_evaluate.serving.hardware import describe_hardware, find_gpus, fits, needs
+
+    if not run.is_served_here:
+        return
+    here = describe_hardware()
+    there = f"this machine has {here.get('gpus', 'no GPU')}, {here['cores']} cores, {here['memory']}"
+    if fits(run.profile.hardware, find_gpus()):
+        yield Check(check="hardware", subject=run.profile.name, outcome="PASS", detail=there)
+        return
+    detail = f"profile {needs(run.profile)}; {there}"
+    if run.named:
+        detail += "; disk and environment are those of this machine, the rest is for the machine that the profile names"
+        remedy = f"run it again on {run.profile.name} before `make quantize eval`"
+        yield Check(check="hardware", subject=run.profile.name, outcome="UNKNOWN", detail=detail, remedy=remedy)
+        return
+    remedy = f"--profile {run.profile.name} checks the run for that machine; known profiles: `assay recipes`"
+    yield Check(check="hardware", subject=run.profile.name, outcome="FAIL", detail=detail, remedy=remedy)
+
+
+def check_plans(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Whether every precision can be made of the source."""
+    for one in run.checkpoints:
+        if one.plan is not None:
+            made = f"{len(one.plan.tensors):,} tensors, {size(one.plan.bytes_in)} -> {size(one.plan.bytes_out)}"
+            yield Check(check="plan", subject=one.label, outcome="PASS", detail=made)
+        elif one.problem is not None:
+            what, _, remedy = one.problem.rpartition("; ")
+            other = "leave it out (--precisions), or take another precision"
+            detail, remedy = (one_line(what), one_line(remedy)) if what else (one_line(remedy), other)
+            yield Check(check="plan", subject=one.label, outcome="FAIL", detail=detail, remedy=remedy)
+
+
+Look = Callable[[PlannedRun, Callable[[str], None]], Iterable[Check]]
+"""A check: the planned run, and who is told what takes long."""
+CHECKS: tuple[tuple[CheckName, Look], ...] = (
+    ("hardware", check_hardware),
+    ("plan", check_plans),
+)
+"""In the order in which they are made and shown: first what takes no time."""
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+MARKS = {"PASS": "[green]PASS   [/]", "FAIL": "[red]FAIL   [/]", "UNKNOWN": "[yellow]UNKNOWN[/]"}
+
+
+def show(report: PreflightReport, out: Console) -> None:
+    """A line for each check, what to do below it, and a summary."""
+    widths = [max([len(text) for text in texts], default=0) for texts in _columns(report)]
+    for check in report.checks:
+        words = f"{check.check:{widths[0]}} {check.subject or '':{widths[1]}}"
+        out.print(f"{MARKS[check.outcome]} {escape(words)} {escape(check.detail)}")
+        if check.remedy is not None:
+            out.print(f"{' ' * (9 + sum(widths))} -> {escape(check.remedy)}")
+    out.print(escape(summary(report)))
+
+
+def _columns(report: PreflightReport) -> tuple[list[str], list[str]]:
+    return [check.check for check in report.checks], [check.subject or "" for check in report.checks]
+
+
+def summary(report: PreflightReport) -> str:
+    """`preflight of glm-5 on 8xh200, suite full: 2 FAIL, 1 UNKNOWN, 14 PASS in 34 s`."""
+    counts = Counter(check.outcome for check in report.checks)
+    found = ", ".join(f"{counts[one]} {one}" for one in ("FAIL", "UNKNOWN", "PASS") if counts[one])
+    return f"preflight of {report.model} on {report.profile}, suite {report.suite}: {found} in {report.seconds:.0f} s"
