@@ -19,6 +19,9 @@ from assay.errors import AssayError, CheckpointError
 MAX_JSON_BYTES = 200_000_000
 """Longest config or index that is read; GLM-5's index has 6 MB."""
 
+MAX_RECORD_BYTES = 2_000_000_000
+"""Longest record that is read; GLM-5's plan has 60 MB."""
+
 
 def stays_inside(path: Path, folder: Path) -> bool:
     """Whether `path`, links followed, lies in `folder`, or in the blobs of the same Hugging Face cache entry."""
@@ -41,6 +44,21 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
         os.close(descriptor)
         raise CheckpointError(f"{path}: is no regular file (a pipe, a device or a folder); put the file itself there")
     return open(descriptor, "rb")
+
+
+def read_record(path: Path) -> bytes:
+    """The bytes of one of our records, in a folder that others may write to.
+
+    AssayError: a pipe, a device or a folder lies there, or far more than a record has. OSError like `open`.
+    """
+    # O_NONBLOCK: opening a pipe that nobody writes to must not wait
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise AssayError(f"{path}: is no regular file (a pipe, a device or a folder), so no record; move it away")
+        if found.st_size > MAX_RECORD_BYTES:
+            raise AssayError(f"{path}: {found.st_size:,} bytes, a record has at most {MAX_RECORD_BYTES:,}; move it away")
+        return file.read(MAX_RECORD_BYTES)
 
 
 def open_ours(path: str, flags: int, what: str) -> int:

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import typer
+
+from assay.cli.options import refuse_unused
 from assay.cli.run_lock import locked_run
 from assay.cli.targets import run_name
 from assay.cli.terminal import console, escape
@@ -122,6 +125,18 @@ def find_run(run: str, runs: Path) -> Path:
     raise AssayError(
         f"{run}: no run of that name; runs in {runs}: {', '.join(there) or 'none'}; `make quantize eval` makes one"
     )
+
+
+def named_run(ctx: typer.Context, run: str, runs: Path) -> Path:
+    """`find_run`; AssayError if --runs was given though `run` is itself the folder of a run."""
+    refuse_runs(ctx, run)
+    return find_run(run, runs)
+
+
+def refuse_runs(ctx: typer.Context, *named: str) -> None:
+    """AssayError if --runs was given, and every one of `named` is the folder of a run."""
+    if all(holds_records(Path(run)) for run in named):
+        refuse_unused(ctx, "with the folder of a run", "runs")
 
 
 def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:

@@ -20,6 +20,7 @@ from assay.records.measurement import Measurement
 from assay.records.run import RUN_RECORD, RunRecord
 from assay.records.verdict import GateReport, Status
 from assay.records.verification import Verification
+from assay.safe_files import open_ours
 
 
 class CheckpointStatus(Part):
@@ -44,6 +45,8 @@ class CheckpointStatus(Part):
     """What the suite asked for and was not measured -> why."""
     num_replies: int
     """In the journal, of the same bytes."""
+    tasks_without_verdict: tuple[str, ...]
+    """Scored, and NOT MEASURED for the gate all the same: too many replies were cut off, say."""
     verdict: Status | None
     reason: str | None
 
@@ -144,9 +147,7 @@ def _checkpoint(
 ) -> CheckpointStatus:
     folder = run_dir / label / "checkpoint"
     manifest = load_manifest(folder)
-    sha256 = (
-        manifest.checkpoint_sha256 if manifest is not None else measured.checkpoint_sha256 if measured is not None else None
-    )
+    sha256 = _sha256(manifest, measured)
     judged = gates is not None and label in gates.overall
     return CheckpointStatus(
         label=label,
@@ -160,9 +161,15 @@ def _checkpoint(
         num_tasks_scored=None if measured is None else sum(task.accuracy is not None for task in measured.tasks),
         not_measured={} if measured is None else measured.not_measured,
         num_replies=0 if sha256 is None else replies.get(sha256, 0),
+        tasks_without_verdict=() if gates is None or measured is None else _without_verdict(gates, measured),
         verdict=gates.overall[label] if gates is not None and judged else None,
         reason=gates.reasons.get(label) if gates is not None and judged else None,
     )
+
+
+def _without_verdict(gates: GateReport, measured: Measurement) -> tuple[str, ...]:
+    open_gates = {one.gate for one in gates.verdicts if (one.candidate, one.status) == (measured.label, "NOT MEASURED")}
+    return tuple(task.task for task in measured.tasks if task.accuracy is not None and f"score {task.task}" in open_gates)
 
 
 def _sha256(manifest: Manifest | None, measured: Measurement | None) -> str | None:
@@ -221,8 +228,8 @@ def _at_work(folder: Path, made: Iterable[str]) -> list[WorkStatus]:
 def is_held(path: Path) -> bool:
     """Whether another process holds the exclusive lock of a file. The lock is asked for and given back at once."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
+        descriptor = open_ours(str(path), os.O_RDONLY, "lock")
+    except (OSError, AssayError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -18,6 +18,10 @@ from assay.records.verification import Verification
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
+LOG_WIDTH = 1000
+"""Columns of a file or a pipe: none of our tables is wider, so none is folded."""
+
+
 def escape(text: str) -> str:
     """One line for rich to print as it is: neither markup nor control codes."""
     return in_rich(text)
@@ -33,14 +37,12 @@ def say_error(text: str) -> None:
     console.print("[bold red]error:[/] " + "\n".join(map(escape, text.split("\n"))))
 
 
-def stdout(*, soft_wrap: bool = False) -> Console:
-    """For the tables and lines that are a command's result."""
-    return Console(highlight=False, soft_wrap=soft_wrap, emoji=False)
-
-
 def results(*, as_json: bool = False) -> Console:
-    """For results that come one by one; with --json stderr, for stdout is the record's. In a log a line is never folded."""
-    return console if as_json else stdout(soft_wrap=not stdout().is_terminal)
+    """For a command's result; with --json stderr, for stdout is the record's. In a file or a pipe no line is ever folded."""
+    if as_json:
+        return console
+    out = Console(highlight=False, emoji=False)
+    return out if out.is_terminal else Console(highlight=False, emoji=False, soft_wrap=True, width=LOG_WIDTH)
 
 
 def emit(record: Record | dict[str, Any] | list[Any]) -> None:

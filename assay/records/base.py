@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from assay.atomic_files import replacing
 from assay.errors import AssayError
+from assay.safe_files import read_record
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -71,7 +72,7 @@ class Record(Part):
     def load(cls, path: Path) -> Self:
         """Read a record back; `AssayError` names the file and the first thing that is wrong."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_record(path))
         except FileNotFoundError:
             raise AssayError(f"{path}: no such file (a {cls.__name__.lower()} record was expected)") from None
         except OSError as error:

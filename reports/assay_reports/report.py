@@ -29,6 +29,8 @@ def write_report(run_dir: Path) -> Path:
         raise AssayError(f"{run_dir}: the reference was not measured; `assay evaluate` measures it first")
     report = build_report(run)
     folder = run_dir / "report"
+    if folder.is_symlink():
+        raise AssayError(f"{folder}: is a link, and a report is written into its run only; delete the link")
     report.save(folder / "report.json")
     write_text_atomically(folder / "report.md", render_markdown(report))
     page = folder / "index.html"

@@ -78,6 +78,14 @@ def test_verify_fails_with_exit_1_and_names_the_tensor(run: Run, source: Path) -
     assert code == 1 and "model-00002-of-00002.safetensors" in out and "verification failed" in out
 
 
+def test_python_m_assay_is_the_command_and_a_pipe_folds_no_line(source: Path) -> None:
+    words = [sys.executable, "-m", "assay", "plan", str(source), "--precision", "w4a16"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    ignored, explained = (line for line in done.stdout.splitlines() if line.startswith(("ignore: ", "Estimated, ")))
+    assert ignored.endswith(r"re:.*layers\.3\..*$") and explained.endswith("which vLLM refuses.")
+
+
 def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
     code, out, _ = run("plan", source, "--precision", "w4a16")
     assert code == 0 and "routed_expert" in out and "MTP" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -31,6 +32,12 @@ def write(data: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(data)
 
 
+def make_a_pipe(path: Path) -> None:
+    """That nobody writes to."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 def make_a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -38,7 +45,7 @@ def make_a_folder(path: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": truncate, "empty": write(b""), "a list": write(b"[]"), "not UTF-8": write(b'{"model": "\xff"}'),
-    "nested": write(b"[" * 100_000), "a folder": make_a_folder,
+    "nested": write(b"[" * 100_000), "a folder": make_a_folder, "a pipe": make_a_pipe,
 }  # fmt: skip
 FILES = {
     "run.json": ("status", "quantize"),
@@ -69,14 +76,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [(file, damage) for file in FILES for damage in ("truncated", "not UTF-8", "a folder")]
+    [(file, damage) for file in FILES for damage in ("truncated", "not UTF-8", "a folder", "a pipe")]
     + [("measurements/w4a16.json", damage) for damage in ("empty", "a list", "nested")],
 )
 def test_one_line_names_the_file(run: Run, base: Path, file: str, damage: str) -> None:
     shutil.copytree(base, ".", dirs_exist_ok=True)
     path = Path("runs/tiny-glm", file)
     DAMAGES[damage](path)
-    if (file, damage) == (f"w4a16/checkpoint/{MANIFEST}", "a folder"):
+    if file == f"w4a16/checkpoint/{MANIFEST}" and damage in {"a folder", "a pipe"}:
         return  # as of a checkpoint that is not finished
     for command in FILES[file]:
         words: tuple[object, ...] = ("runs/tiny-glm",)
@@ -121,3 +128,22 @@ def test_a_run_that_was_only_begun_is_a_run(run: Run) -> None:
     """An evaluation was interrupted before its first measurement; `status` lists it."""
     RunRecord(model="m", source=SourceData(location="x")).save(Path("runs/begun/run.json"))
     assert one_error(run("gate", "begun")) == "runs/begun: nothing was measured yet; run `assay evaluate` first"
+
+
+@pytest.mark.parametrize("name", [".lock", "w4a16/checkpoint/assay_journal.jsonl", "journal.db"])
+def test_a_pipe_in_place_of_a_lock_or_a_journal_makes_nobody_wait(run: Run, base: Path, name: str) -> None:
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+    Path("runs/tiny-glm/w4a16/checkpoint", MANIFEST).unlink()
+    os.mkfifo(Path("runs/tiny-glm", name))
+    code, out, err = run("status", "tiny-glm")
+    assert (code, err) == (0, "") and "in work" not in out
+
+
+def test_a_report_is_written_into_its_run_only(run: Run, base: Path) -> None:
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+    Path("elsewhere").mkdir()
+    Path("runs/tiny-glm/report").symlink_to(Path("elsewhere").resolve())
+    assert one_error(run("report", "tiny-glm")) == (
+        "runs/tiny-glm/report: is a link, and a report is written into its run only; delete the link"
+    )
+    assert list(Path("elsewhere").iterdir()) == []

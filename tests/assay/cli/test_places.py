@@ -15,6 +15,7 @@ from command_errors import one_error
 from command_line import Run
 from fake_server import FakeServer
 from probe_stub import StubServer
+from raw_server import RawServer
 
 from assay.records.run import folder_name
 
@@ -145,6 +146,19 @@ def test_what_a_folder_is_called(tmp_path: Path, path: str, name: str) -> None:
     assert folder_name(tmp_path / path) == name
 
 
+# ------------------------------------------------------------------------------------------------ keys
+def test_locate_sends_the_key_with_every_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_SERVER", "sk-1234567890")
+    body = '{"data": [{"id": "m"}]}'  # what the workers answer is another matter
+    with RawServer(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()) as server:
+        said = one_error(run("locate", server.base_url, server.base_url, "--api-key-env", "OF_THE_SERVER"))
+    assert "the answer of watch_activations is not what this version of assay gives" in said
+    assert [head.split()[1] for head in server.heads][:2] == ["/v1/models", "/collective_rpc"]
+    assert all("Authorization: Bearer sk-1234567890" in head for head in server.heads) and "sk-" not in said
+    said = one_error(run("locate", URL, "--ranks", "--api-key-env", "NOT_THERE"))
+    assert said.startswith("--api-key-env NOT_THERE: no such environment variable")
+
+
 # ------------------------------------------------------------------------------------------------ options of other forms
 URL, HERE = "http://127.0.0.1:9", "glm"
 BY_URL = "not used with a URL, whose server runs already; leave"
@@ -197,6 +211,7 @@ BY_FOLDER = "not used with a checkpoint, which is served here"
             ("locate", URL, URL, "--profile", "8xh200", "--tensor-parallel", "2"),
             f"--tensor-parallel and --profile are {BY_URL} them out",
         ),
+        (("locate", HERE, "--ranks", "--api-key-env", "K"), f"--api-key-env is {BY_FOLDER}; leave it out"),
         (
             ("locate", HERE, "--ranks", "--remedy", "x"),
             "--remedy is not used unless B is a checkpoint folder, whose precision could be changed; leave it out",

@@ -15,6 +15,7 @@ from assay.cli.run_lock import locked_run
 from assay.cli.status import RunStatus
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord, SourceData
+from assay.records.verdict import GateReport
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies
 from assay_quantize.checkpoint.file_names import JOURNAL
 
@@ -90,6 +91,33 @@ def test_what_is_in_work_and_a_precision_nobody_made(run: Run) -> None:
     ]  # fmt: skip
     _, out, _ = run("status", "tiny-glm")
     assert "in work" not in out
+
+
+def test_a_scored_task_that_the_gate_calls_not_measured_is_named(run: Run, run_dir: Path) -> None:
+    """A score that cannot be believed is none for the gate, though every item was scored."""
+    path = run_dir / "gates.json"
+    gates = GateReport.load(path)
+    verdicts = [
+        one.model_copy(update={"status": "NOT MEASURED"}) if one.gate == "score needle" else one for one in gates.verdicts
+    ]
+    gates.model_copy(update={"verdicts": tuple(verdicts)}).save(path)
+    measured = run_dir / "measurements/w4a16.json"
+    Measurement.load(measured).model_copy(update={"not_measured": {"acceptance": "nothing was drafted"}}).save(measured)
+    _, out, _ = run("status", "tiny-glm")
+    assert "2 of 2 tasks, without acceptance, no verdict on needle  PASS" in out
+    found = RunStatus.model_validate_json(run("status", "tiny-glm", "--json")[1])
+    assert {one.label: one.tasks_without_verdict for one in found.checkpoints} == {
+        "fp8": (), **dict.fromkeys(("w4a16", "nvfp4a16", "bf16", "fp8-repeat"), ("needle",)),
+    }  # fmt: skip
+
+
+def test_runs_is_refused_where_run_is_a_folder(run: Run, run_dir: Path) -> None:
+    for command in ("status", "gate", "report", "card"):
+        assert one_error(run(command, "runs/tiny-glm", "--runs", "elsewhere")) == (
+            "--runs is not used with the folder of a run; leave it out"
+        )
+    assert one_error(run("compare", "runs/tiny-glm", "runs/tiny-glm", "--runs", "x")).startswith("--runs is not used with")
+    assert "are the same run" in one_error(run("compare", "tiny-glm", "runs/tiny-glm", "--runs", "runs"))
 
 
 def test_all_runs_and_one_of_them_damaged(run: Run, run_dir: Path) -> None:

@@ -10,7 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from assay.cli.options import URL_FORM, JsonOption, OutFolderOption, ProfileOption, refuse_unused
+from assay.cli.options import (
+    CHECKPOINT_FORM,
+    URL_FORM,
+    ApiKeyOption,
+    JsonOption,
+    OutFolderOption,
+    ProfileOption,
+    refuse_unused,
+)
 from assay.cli.places import place_for, run_holding
 from assay.cli.stages import profile_for
 from assay.cli.targets import Target, local_checkpoint, resolve_target, url_in
@@ -43,6 +51,7 @@ def locate(
     ] = None,
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts that both sides read.")] = 8,
     profile: ProfileOption = None,
+    api_key_env: ApiKeyOption = None,
     remedy: Annotated[
         Path | None,
         typer.Option("--remedy", metavar="DIR", help="Write the proposed precision recipe into this folder, if there is one."),
@@ -52,11 +61,15 @@ def locate(
 ) -> None:
     """Find the first layer, expert and rank in which two servers, precisions or ranks differ. Exit 1 if any do."""
     from assay_evaluate.diagnosis.locate.locate import Side, locate_ranks, locate_servers, write_remedy
+    from assay_evaluate.serving.api_key import bearer
 
     if ranks == (b is not None):
         raise AssayError("say two things to compare (assay locate A B), or one and --ranks")
     if all(url_in(text) for text in (a, b) if text is not None):
         refuse_unused(ctx, URL_FORM, "profile", "tensor_parallel")
+    if not any(url_in(text) for text in (a, b) if text is not None):
+        refuse_unused(ctx, CHECKPOINT_FORM, "api_key_env")
+    headers = bearer(api_key_env, "--api-key-env")
     if b is None or url_in(b):
         refuse_unused(ctx, "unless B is a checkpoint folder, whose precision could be changed", "remedy")
     targets = {name: _checkpoint_of(text) for name, text in (("a", a), ("b", b)) if text is not None and not url_in(text)}
@@ -68,7 +81,7 @@ def locate(
 
     def side(name: str, text: str) -> Side:
         if name not in targets:
-            return Side(text, url=url_in(text))
+            return Side(text, url=url_in(text), headers=headers)
         assert place is not None
         aim, folder = targets[name]
         return Side(

@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.options import JsonOption, TargetArgument, named, recipe_option
 from assay.cli.stages import estimate_for, plans_for
-from assay.cli.terminal import emit, stdout
+from assay.cli.terminal import emit, results
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 
@@ -39,7 +39,7 @@ def plan(
     if as_json:
         emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})
         return
-    out = stdout()
+    out = results()
     print_plan(made, out)
     if estimate is not None:
         from assay_quantize.estimate.show import print_estimate

@@ -8,17 +8,17 @@ import typer
 
 from assay.cli.gate_choice import registered_gates
 from assay.cli.options import JsonOption, RunArgument, RunsOption
-from assay.cli.run_folders import find_run
+from assay.cli.run_folders import named_run
 from assay.cli.stages import write_cards
 from assay.cli.terminal import emit, escape, results
 
 
-def card(run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
+def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
     """Write the model card (README.md) of every checkpoint of a run again, from its records only.
 
     With --json: paths that were written, and a line for each card that was left as it is. Exit 2 if one cannot be written.
     """
-    run_dir = find_run(run, runs)
+    run_dir = named_run(ctx, run, runs)
     registered_gates(run_dir)  # what `assay gate` refuses is not shown either
     cards = write_cards(run_dir)
     if as_json:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from assay import quantities
 from assay.cli.options import JsonOption, RunsOption, complete_run
-from assay.cli.run_folders import find_run
+from assay.cli.run_folders import find_run, refuse_runs
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results
 from assay.errors import AssayError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def compare(
+    ctx: typer.Context,
     first: Annotated[
         str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run's folder, or a model's name under --runs.")
     ],
@@ -43,6 +44,7 @@ def compare(
     """
     from assay_evaluate.verdicts.run_comparison import compare_runs
 
+    refuse_runs(ctx, first, second)
     folders = find_run(first, runs), find_run(second, runs)
     if folders[0].resolve() == folders[1].resolve():
         raise AssayError(f"{first} and {second} are the same run, {folders[0]}; name two")

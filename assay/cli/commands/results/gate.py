@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.gate_choice import gates_of_run
 from assay.cli.options import JsonOption, RunArgument, RunsOption, completes, named, recipe
-from assay.cli.run_folders import find_run
+from assay.cli.run_folders import named_run
 from assay.cli.stages import judge_and_write, load_measurements
 from assay.cli.summary import print_summary
 from assay.cli.terminal import emit, results
@@ -17,6 +17,7 @@ from assay.cli.whole_run import passed
 
 
 def gate(
+    ctx: typer.Context,
     run: RunArgument,
     gates: Annotated[
         str | None,
@@ -32,7 +33,7 @@ def gate(
     as_json: JsonOption = False,
 ) -> None:
     """Judge a run again, from its records. Exit 1 unless every candidate is PASS."""
-    run_dir = find_run(run, runs)
+    run_dir = named_run(ctx, run, runs)
     measurements = load_measurements(run_dir)
     report = judge_and_write(gates_of_run(run_dir, measurements, gates), run_dir, measurements)
     if as_json:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
 from assay.cli.gate_choice import registered_gates
 from assay.cli.options import JsonOption, RunArgument, RunsOption
-from assay.cli.run_folders import find_run
+from assay.cli.run_folders import named_run
 from assay.cli.stages import load_report
 from assay.cli.terminal import emit, escape, results
 
 
-def report(run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
+def report(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
     """Write report/{index.html,report.json,report.md} of a run again, from its records only. --json prints report.json."""
     from assay_reports.report import write_report
 
-    run_dir = find_run(run, runs)
+    run_dir = named_run(ctx, run, runs)
     registered_gates(run_dir)  # what `assay gate` refuses is not shown either
     page = write_report(run_dir)
     if as_json:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from assay import quantities
 from assay.cli.options import JsonOption, RunsOption, complete_run
+from assay.cli.run_folders import refuse_runs
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results, say
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def status(
+    ctx: typer.Context,
     run: Annotated[
         str | None,
         typer.Argument(
@@ -35,6 +37,7 @@ def status(
 
     out = results()
     if run is not None:
+        refuse_runs(ctx, run)
         found = status_of(run, runs)
         if as_json:
             emit(found)
@@ -88,7 +91,8 @@ def _measured(one: CheckpointStatus) -> str:
     if one.measured is None:
         return f"begun, {one.num_replies:,} replies" if one.num_replies else "no"
     without = f", without {', '.join(one.not_measured)}" if one.not_measured else ""
-    return f"{one.num_tasks_scored} of {one.num_tasks} tasks{without}"
+    undecided = f", no verdict on {', '.join(one.tasks_without_verdict)}" if one.tasks_without_verdict else ""
+    return f"{one.num_tasks_scored} of {one.num_tasks} tasks{without}{undecided}"
 
 
 # ------------------------------------------------------------------------------------------------ all runs

@@ -49,6 +49,8 @@ class Side:
 
     label: str
     url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request to `url`: an authorization, say."""
     checkpoint: Path | None = None
     profile: ProfileRecipe | None = None
     serving: Serving = field(default_factory=Serving)
@@ -119,7 +121,8 @@ def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watche
     """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
     if side.url is not None:
         base_url = root_url(side.url)
-        yield Watched(base_url, list_models(base_url, what="the server")[0]["id"])
+        model = list_models(base_url, what="the server", headers=side.headers)[0]["id"]
+        yield Watched(base_url, model, side.headers)
         return
     assert side.checkpoint is not None and side.profile is not None
     flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
