@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,13 +157,12 @@ def test_dead_server_stops_with_its_log_and_loses_nothing(tmp_path: Path) -> Non
             server.die()
         return Scripted("fine")
 
-    started = time.monotonic()
     with FakeServer(reply) as server, Journal(tmp_path / "j.db") as journal:
         with Client(server, journal, WHO, concurrency=2) as client, pytest.raises(MeasureError, match="Engine core died"):
             client.ask(requests(50))
         assert 4 <= journal.count("answered") <= 5  # one more may have been in flight
         assert journal.count("failed") == 0
-    assert time.monotonic() - started < 5  # not fifty times every retry
+        assert len(server.requests) < 50  # what had not been asked yet is not asked any more
 
 
 @pytest.mark.parametrize("status", [401, 404])

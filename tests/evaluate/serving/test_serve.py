@@ -227,7 +227,6 @@ def test_death_before_ready_is_told_with_cause_and_log(
 ) -> None:
     log_path = tmp_path / "dead.log"
     spec = make_spec(tiny_glm, profile, log_path, interpreter=fake_python(tmp_path, body))
-    started = time.monotonic()
     with pytest.raises(ServeError) as caught, serve(spec):
         pass
     status, cause = {
@@ -238,7 +237,6 @@ def test_death_before_ready_is_told_with_cause_and_log(
     first, second, *_ = str(caught.value).splitlines()
     assert first == f"vLLM stopped before it was ready (exit status {status}): {cause}"
     assert second == f"  last lines of {log_path}:"
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 """GLM-5 at full count through the engine: 59,585 tensors, 282 shards, 1.5 TB of holes; killed half-way and resumed.
 
 Only the reading, rounding and writing of weights is left out (hollow_engine.py says where), so what is measured is
-everything else: planning, cutting into slabs, scheduling, journal, resume, index, manifest.
+everything else: planning, cutting into slabs, scheduling, journal, resume, index, manifest. Its time:
+benchmarks/glm5_overhead.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -37,18 +37,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hollow_glm5(tmp_path_factory.mktemp("hollow") / "glm-5")
 
 
-def run(source: Path, out_folder: Path, *arguments: object) -> tuple[subprocess.CompletedProcess[str], float]:
-    """The child, ended; and the CPU seconds it took, also when it was killed."""
-    before = os.times()
-    done = subprocess.run(
+def run(source: Path, out_folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The child, ended."""
+    return subprocess.run(
         [sys.executable, ENGINE, source, out_folder, "nvfp4a16", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=600,
     )
-    after = os.times()
-    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-    return done, cpu_s
 
 
 def journaled(out_folder: Path) -> list[ShardRecord]:
@@ -59,14 +55,14 @@ def journaled(out_folder: Path) -> list[ShardRecord]:
 
 def test_a_hollow_glm_5_is_killed_half_way_and_resumed(source: Path, tmp_path: Path) -> None:
     out_folder = tmp_path / "out"
-    killed, first_s = run(source, out_folder, SLABS_BEFORE_THE_KILL)
+    killed = run(source, out_folder, SLABS_BEFORE_THE_KILL)
     assert killed.returncode == -9, killed.stderr
     before = {record.name: record for record in journaled(out_folder)}
     assert len(journaled(out_folder)) == len(before)
     assert 100 < len(before) < 200, "the kill was to land in the middle"
     assert not (out_folder / "config.json").exists() and not (out_folder / "assay_manifest.json").exists()
 
-    resumed, second_s = run(source, out_folder)
+    resumed = run(source, out_folder)
     assert resumed.returncode == 0, resumed.stderr
     seen: dict[str, Any] = json.loads(resumed.stdout)
     assert (seen["tensors"], seen["shards"]) == (59_585, NUM_SHARDS)
@@ -81,10 +77,9 @@ def test_a_hollow_glm_5_is_killed_half_way_and_resumed(source: Path, tmp_path: P
     index = json.loads((out_folder / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {record.name for record in manifest.shards}
 
-    assert first_s + second_s < 60, f"{first_s:.0f} + {second_s:.0f} s of CPU"
     assert seen["peak_bytes"] < 10**9, f"{seen['peak_bytes'] / 1e6:.0f} MB"
 
-    again, _ = run(source, out_folder)
+    again = run(source, out_folder)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["slabs"] == 0, "finished, and made again"
 

@@ -447,7 +447,7 @@ finally:
     ],
 )
 def test_planning_glm5_stays_within_its_promise(tmp_path: Path, make: Callable[[Path], Path], summary: str) -> None:
-    """`assay plan` of 1.5 TB: below 500 MB, nothing heavy imported, each header read once. Its time: benchmarks/planning.py."""
+    """`assay plan` of 1.5 TB: below 500 MB, nothing heavy imported, each header read once (time: benchmarks/)."""
     environment = {**os.environ, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
     folder = make(tmp_path / "glm-5")
     done = subprocess.run(
