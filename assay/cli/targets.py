@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import safe_name, shown
-from assay.recipes.families import family_of
+from assay.recipes.families import family_of, names_of
 from assay.recipes.load import load_recipe, recipe_names, recipes_dir
-from assay.recipes.model import Family, Location, ModelRecipe, Reference, Serving
+from assay.recipes.model import Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
 from assay.records.run import folder_name
@@ -25,15 +25,6 @@ from assay.safetensors_index import tensor_names
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
-
-REASONING_PARSERS: dict[str, str] = {
-    "glm4_moe": "glm45",
-    "glm_moe_dsa": "glm45",
-    "deepseek_v3": "deepseek_r1",
-    "qwen3_moe": "qwen3",
-    "qwen3_next": "deepseek_r1",
-}
-"""Family -> vLLM's reasoning parser, used for a model without a recipe whose chat template has a thinking section."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _URL = re.compile(r"https?://.*", re.IGNORECASE)
@@ -172,7 +163,7 @@ def _recipe_for(
     tensors: their names; None: there are none yet.
     """
     try:
-        family = cast(Family, family_of(config))
+        family = family_of(config)
     except PlanError as problem:
         raise PlanError(f"{folder or location.hub}/{problem}") from None
     return ModelRecipe(
@@ -187,7 +178,7 @@ def _recipe_for(
         suite="full",
         profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
         serving=Serving(
-            reasoning_parser=REASONING_PARSERS[family] if folder is not None and _thinks(folder) else None,
+            reasoning_parser=names_of(family).reasoning_parser if folder is not None and _thinks(folder) else None,
             num_speculative_tokens=1 if mtp_block(config, tensors).num_layers else None,
         ),
     )  # fmt: skip

@@ -62,3 +62,15 @@ class Recipe(Section):
 def beside(folder: Path, named: str) -> str:
     """The recipe that a file in `folder` calls `named`: a name stays, the path of a YAML file is relative to `folder`."""
     return str(folder / named) if named.endswith((".yaml", ".yml")) else named
+
+
+def recipes_dir() -> Path:
+    """The folder `recipes/`: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent.parent
+    inside = package / "_recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
+
+
+def recipe_names(kind: str) -> list[str]:
+    """Names of the recipes of one kind that ship with assay, sorted."""
+    return sorted(path.stem for path in (recipes_dir() / kind).glob("*.yaml"))

@@ -1,39 +1,23 @@
 """How each architecture names its tensors: name -> role, fused group, MTP block; and the modules vLLM must leave alone.
 
-A family is a table of *forms*: names with `{expert}` for the expert's number, inside `model.layers.{layer}.` or outside. A
-name has exactly one form (a dictionary look-up) or it is a PlanError that names the nearest form known. Names follow the
-published checkpoints; `fused` and what can be quantized follow vLLM 0.32 (`glm4_moe`, `glm4_moe_mtp`, `deepseek_v2`,
-`deepseek_mtp`, `models/deepseek_v32`, `qwen3_moe`, `qwen3_next`, `qwen3_next_mtp`). Imports neither torch nor vllm.
+A family is a file of `recipes/families/` (`family.py`): a table of *forms*, names with `{expert}` for the expert's number,
+inside a decoder layer, in the MTP block or outside. A name has exactly one form (a dictionary look-up) or it is a PlanError
+that names the nearest form known. Imports neither torch nor vllm.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from assay.errors import PlanError
-
-
-@dataclass(frozen=True)
-class Form:
-    """One name of a family.
-
-    kind: `linear`: a 2-D weight that vLLM can hold quantized. `plain`: a weight that vLLM applies to or looks up by
-        activations but loads only unquantized, so the ignore list must cover it. `bare`: the same, and vLLM builds its layer
-        without a quantization config, so that the ignore list has no say. `vector`: norms, biases and other small things.
-    fused: last component of the vLLM parameter into which this weight is loaded together with others, in this order.
-    split: what a rank of tensor parallelism holds. `rows`: a part of the outputs (vLLM's ColumnParallelLinear, vocabulary).
-        `kv_rows`: the same by key-value heads, which are repeated once there are more ranks than heads. `columns`: a part of
-        the inputs (RowParallelLinear). `whole`: everything.
-    """
-
-    part: str
-    kind: Literal["linear", "plain", "bare", "vector"] = "vector"
-    fused: str | None = None
-    split: Literal["rows", "kv_rows", "columns", "whole"] = "whole"
+from assay.recipes.base import recipe_names, recipes_dir
+from assay.recipes.family import FamilyBlock, FamilyRecipe, Form
+from assay.recipes.load import load_recipe
 
 
 class Classified(NamedTuple):
@@ -56,157 +40,64 @@ class Classified(NamedTuple):
 
 @dataclass(frozen=True)
 class FamilyNames:
-    """Forms of one family.
+    """Forms of one family, its blocks' and its own.
 
-    layer: inside a decoder layer. mtp_layer: more names, only inside an MTP layer `model.layers.{num_hidden_layers}`.
-    mtp: whole names outside `model.layers`, for families whose MTP block is called `mtp.*`. mtp_required: without these an
-    MTP block is incomplete. head and embedding of the block are optional: vLLM shares the model's own.
+    outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
+    MTP layer `model.layers.{num_hidden_layers}`. mtp: whole names outside the layers, for families whose MTP block is called
+    `mtp.*`. mtp_required: without these an MTP block is incomplete.
     """
 
+    name: str
     architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    reasoning_parser: str
+    num_experts_keys: tuple[str, ...]
+    outside: Mapping[str, Form]
     layer: Mapping[str, Form]
-    mtp_layer: Mapping[str, Form] = field(default_factory=dict)
-    mtp: Mapping[str, Form] = field(default_factory=dict)
-    mtp_required: tuple[str, ...] = ()
-    num_experts_keys: tuple[str, ...] = ("n_routed_experts", "num_local_experts")
+    mtp_layer: Mapping[str, Form]
+    mtp: Mapping[str, Form]
+    mtp_required: tuple[str, ...]
 
 
-def _rows(part: str, fused: str | None = None) -> Form:
-    return Form(part, "linear", fused, "rows")
+def family_names() -> list[str]:
+    """The families that ship with assay, sorted."""
+    return recipe_names("families")
 
 
-def _columns(part: str) -> Form:
-    return Form(part, "linear", split="columns")
+@functools.cache
+def names_of(family: str) -> FamilyNames:
+    """The names of a family; its files are read once. RecipeError: no such family, or its files are wrong."""
+    recipe = load_recipe(FamilyRecipe, family)
+    parts: list[FamilyBlock] = [*(load_recipe(FamilyBlock, block) for block in recipe.blocks), recipe]
+    outside, layer, mtp_layer, mtp = (
+        {name: form for forms in tables for name, form in forms.items()}
+        for tables in (
+            [part.outside for part in parts],
+            [part.layer for part in parts],
+            [part.mtp.layer for part in parts],
+            [part.mtp.outside for part in parts],
+        )
+    )
+    return FamilyNames(
+        name=recipe.name,
+        architectures=recipe.architectures,
+        model_types=(recipe.name, *recipe.model_types),
+        reasoning_parser=recipe.reasoning_parser,
+        num_experts_keys=recipe.num_experts,
+        outside=outside,
+        layer=layer,
+        mtp_layer=mtp_layer,
+        mtp=mtp,
+        mtp_required=tuple(name for part in parts for name in part.mtp.required),
+    )
 
 
-def _whole(part: str, fused: str | None = None) -> Form:
-    return Form(part, "linear", fused)
+def _families_with(word: str) -> Iterator[FamilyNames]:
+    """Families in whose files `word` stands: the others need not be read through."""
+    for family in family_names():
+        if word in (recipes_dir() / "families" / f"{family}.yaml").read_text(encoding="utf-8"):
+            yield names_of(family)
 
-
-def _mlp(prefix: str, part: str) -> dict[str, Form]:
-    return {
-        f"{prefix}.gate_proj.weight": _rows(part, "gate_up_proj"),
-        f"{prefix}.up_proj.weight": _rows(part, "gate_up_proj"),
-        f"{prefix}.down_proj.weight": _columns(part),
-    }
-
-
-_TOP = {
-    "model.embed_tokens.weight": Form("embedding", "plain", split="rows"),
-    "model.norm.weight": Form("norm"),
-    "lm_head.weight": Form("lm_head", "plain", split="rows"),
-}
-_LAYER_NORMS = {"input_layernorm.weight": Form("norm"), "post_attention_layernorm.weight": Form("norm")}
-_MOE = {
-    "mlp.gate.weight": Form("router", "bare"),
-    **_mlp("mlp", "dense_mlp"),
-    **_mlp("mlp.experts.{expert}", "routed_expert"),
-}
-_ROUTER_BIAS = {"mlp.gate.e_score_correction_bias": Form("router_bias")}
-_GQA = {
-    "self_attn.q_proj.weight": _rows("attention", "qkv_proj"),
-    "self_attn.k_proj.weight": Form("attention", "linear", "qkv_proj", "kv_rows"),
-    "self_attn.v_proj.weight": Form("attention", "linear", "qkv_proj", "kv_rows"),
-    "self_attn.o_proj.weight": _columns("attention"),
-    "self_attn.q_proj.bias": Form("attention"),
-    "self_attn.k_proj.bias": Form("attention"),
-    "self_attn.v_proj.bias": Form("attention"),
-    "self_attn.q_norm.weight": Form("norm"),
-    "self_attn.k_norm.weight": Form("norm"),
-}
-_MLA = {
-    "self_attn.q_proj.weight": _rows("attention"),  # only where q_lora_rank is null
-    "self_attn.q_a_proj.weight": _whole("attention", "fused_qkv_a_proj"),
-    "self_attn.kv_a_proj_with_mqa.weight": _whole("attention", "fused_qkv_a_proj"),
-    "self_attn.q_b_proj.weight": _rows("attention"),
-    "self_attn.kv_b_proj.weight": _rows("attention"),
-    "self_attn.o_proj.weight": _columns("attention"),
-    "self_attn.q_a_proj.bias": Form("attention"),
-    "self_attn.kv_a_proj_with_mqa.bias": Form("attention"),
-    "self_attn.o_proj.bias": Form("attention"),
-    "self_attn.q_a_layernorm.weight": Form("norm"),
-    "self_attn.kv_a_layernorm.weight": Form("norm"),
-    "self_attn.rotary_emb.inv_freq": Form("attention"),  # some DeepSeek-V3 descendants store it; vLLM skips it
-}
-_INDEXER = {
-    "self_attn.indexer.wq_b.weight": _whole("indexer"),
-    # vLLM fuses these two into one layer that has no quantization config
-    "self_attn.indexer.wk.weight": Form("indexer", "bare", "wk_weights_proj"),
-    "self_attn.indexer.weights_proj.weight": Form("indexer", "bare", "wk_weights_proj"),
-    "self_attn.indexer.k_norm.weight": Form("norm"),
-    "self_attn.indexer.k_norm.bias": Form("norm"),
-}
-_GATED_DELTA_NET = {
-    "linear_attn.in_proj_qkvz.weight": _rows("attention"),
-    # decay and gate of the recurrence: 64 rows, and vLLM's FP8-block layer cannot hold it
-    "linear_attn.in_proj_ba.weight": Form("attention", "plain", split="rows"),
-    "linear_attn.out_proj.weight": _columns("attention"),
-    "linear_attn.conv1d.weight": Form("attention", "plain", split="rows"),
-    "linear_attn.A_log": Form("attention"),
-    "linear_attn.dt_bias": Form("attention"),
-    "linear_attn.norm.weight": Form("norm"),
-}
-_INLINED_MTP = {
-    "eh_proj.weight": Form("mtp_projection", "bare"),  # a bare nn.Linear in vLLM: packed, it is a KeyError
-    "enorm.weight": Form("norm"),
-    "hnorm.weight": Form("norm"),
-    "shared_head.norm.weight": Form("norm"),
-    "shared_head.head.weight": Form("lm_head", "plain", split="rows"),
-    "embed_tokens.weight": Form("embedding", "plain", split="rows"),
-}
-_INLINED_REQUIRED = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight")
-_QWEN_MTP = {
-    "mtp.fc.weight": Form("mtp_projection", "plain", split="rows"),
-    "mtp.norm.weight": Form("norm"),
-    "mtp.pre_fc_norm_embedding.weight": Form("norm"),
-    "mtp.pre_fc_norm_hidden.weight": Form("norm"),
-}
-_QWEN_EXPERT_KEYS = ("num_experts", "num_local_experts")
-
-NAMES: dict[str, FamilyNames] = {
-    "glm4_moe": FamilyNames(
-        ("Glm4MoeForCausalLM",),
-        {**_LAYER_NORMS, **_GQA, **_MOE, **_ROUTER_BIAS, **_mlp("mlp.shared_experts", "shared_expert")},
-        mtp_layer=_INLINED_MTP,
-        mtp_required=_INLINED_REQUIRED,
-    ),
-    "glm_moe_dsa": FamilyNames(
-        ("GlmMoeDsaForCausalLM",),
-        {**_LAYER_NORMS, **_MLA, **_INDEXER, **_MOE, **_ROUTER_BIAS, **_mlp("mlp.shared_experts", "shared_expert")},
-        mtp_layer=_INLINED_MTP,
-        mtp_required=_INLINED_REQUIRED,
-    ),
-    "deepseek_v3": FamilyNames(
-        ("DeepseekV3ForCausalLM",),  # Kimi-K2 too
-        {**_LAYER_NORMS, **_MLA, **_MOE, **_ROUTER_BIAS, **_mlp("mlp.shared_experts", "shared_expert")},
-        mtp_layer=_INLINED_MTP,
-        mtp_required=_INLINED_REQUIRED,
-    ),
-    "qwen3_moe": FamilyNames(
-        ("Qwen3MoeForCausalLM",),
-        # vLLM hands its quantization config to this router: it is a linear like any other there
-        {**_LAYER_NORMS, **_GQA, **_MOE, "mlp.gate.weight": Form("router", "plain")},
-        num_experts_keys=_QWEN_EXPERT_KEYS,
-    ),
-    "qwen3_next": FamilyNames(
-        ("Qwen3NextForCausalLM",),
-        {
-            **_LAYER_NORMS,
-            **_GQA,
-            **_GATED_DELTA_NET,
-            **_MOE,
-            **_mlp("mlp.shared_expert", "shared_expert"),
-            "mlp.shared_expert_gate.weight": Form("router", "bare"),
-        },
-        mtp=_QWEN_MTP,
-        mtp_required=tuple(_QWEN_MTP),
-        num_experts_keys=_QWEN_EXPERT_KEYS,
-    ),
-}  # fmt: skip
-"""Family -> its names."""
-
-MODEL_TYPES: dict[str, str] = {**{family: family for family in NAMES}, "kimi_k2": "deepseek_v3"}
-"""`model_type` of config.json -> family."""
 
 EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The weights of one expert, in every family."""
@@ -225,20 +116,28 @@ def family_of(config: Mapping[str, Any]) -> str:
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
     model_type = config.get("model_type")
     what = architecture or f"model_type {model_type!r}"
-    supported = ", ".join(name for names in NAMES.values() for name in names.architectures)
     if isinstance(config.get("text_config"), dict):
         raise PlanError(
-            f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {supported}"
+            f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
         )
-    by_architecture = {name: family for family, names in NAMES.items() for name in names.architectures}
-    family = by_architecture.get(architecture or "") or (MODEL_TYPES.get(str(model_type)) if architecture is None else None)
+    family = _family_called(architecture, str(model_type))
     if family is not None and num_experts(family, config) > 0:
         return family
     if not any(count_of(key, config.get(key)) for key in _EXPERT_COUNT_KEYS):
         raise PlanError(
-            f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {supported}"
+            f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {_supported()}"
         )
-    raise PlanError(f"config.json: architecture {what} is not known; supported: {supported}")
+    raise PlanError(f"config.json: architecture {what} is not known; supported: {_supported()}")
+
+
+def _family_called(architecture: str | None, model_type: str) -> str | None:
+    if architecture is None:
+        return next((names.name for names in _families_with(model_type) if model_type in names.model_types), None)
+    return next((names.name for names in _families_with(architecture) if architecture in names.architectures), None)
+
+
+def _supported() -> str:
+    return ", ".join(name for family in family_names() for name in names_of(family).architectures)
 
 
 _EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
@@ -263,7 +162,7 @@ def count_of(key: str, value: Any) -> int:
 
 def num_experts(family: str, config: Mapping[str, Any]) -> int:
     """Routed experts per MoE layer; 0 if the config does not say."""
-    return next((n for key in NAMES[family].num_experts_keys if (n := count_of(key, config.get(key)))), 0)
+    return next((n for key in names_of(family).num_experts_keys if (n := count_of(key, config.get(key)))), 0)
 
 
 def num_hidden_layers(config: Mapping[str, Any]) -> int:
@@ -292,7 +191,7 @@ def split_layer(name: str) -> InLayer | None:
 
 def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
     """What the tensor called `name` is. PlanError names tensor, family and the nearest known form."""
-    names = NAMES[family]
+    names = names_of(family)
     layer, expert, inside, form = _find(names, name, num_hidden_layers(config))
     if form is None:
         raise PlanError(_unknown(family, name, config))
@@ -305,7 +204,7 @@ def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
 
 def form_of(family: str, name: str, config: Mapping[str, Any]) -> Form:
     """The form of the tensor called `name`; PlanError as `classify`."""
-    form = _find(NAMES[family], name, num_hidden_layers(config))[3]
+    form = _find(names_of(family), name, num_hidden_layers(config))[3]
     if form is None:
         raise PlanError(_unknown(family, name, config))
     return form
@@ -316,7 +215,7 @@ def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int |
     at = split_layer(name)
     if at is None:
         inside = name in names.mtp
-        return None, None, inside, names.mtp.get(name) if inside else _TOP.get(name)
+        return None, None, inside, names.mtp.get(name) if inside else names.outside.get(name)
     root, layer, rest = at
     expert = None
     if in_expert := _IN_EXPERT.fullmatch(rest):
@@ -332,12 +231,12 @@ def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int |
 
 def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
     at, layers = split_layer(name), num_hidden_layers(config)
-    if at and at.root == "model" and at.layer >= layers and not NAMES[family].mtp_layer:
+    if at and at.root == "model" and at.layer >= layers and not names_of(family).mtp_layer:
         return (
             f"{name}: layer {at.layer} is beyond the {layers} layers of config.json, and family {family} has no MTP "
             "block there; correct num_hidden_layers, or the checkpoint is of another family"
         )
-    if at and at.root == "model" and at.rest in NAMES[family].mtp_layer:
+    if at and at.root == "model" and at.rest in names_of(family).mtp_layer:
         return (
             f"{name}: belongs in an MTP layer, but layer {at.layer} is one of the {layers} layers of config.json; "
             "correct num_hidden_layers"
@@ -349,8 +248,8 @@ def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
 
 def forms(family: str) -> dict[str, Form]:
     """Every full form of a family -> what it is. `{layer}` stands for a layer's number, `{expert}` for an expert's."""
-    names = NAMES[family]
-    found = {**_TOP, **names.mtp}
+    names = names_of(family)
+    found = {**names.outside, **names.mtp}
     found |= {f"model.layers.{{layer}}.{rest}": form for rest, form in {**names.layer, **names.mtp_layer}.items()}
     if names.mtp:
         found |= {f"mtp.layers.{{layer}}.{rest}": form for rest, form in names.layer.items()}
@@ -371,7 +270,7 @@ def ignore_patterns(
     is anchored in front only, so every pattern is closed with `$`, its dots escaped. Where a family has a role
     that this checkpoint lacks, the pattern matches nothing; the planner drops it.
     """
-    names = NAMES[family]
+    names = names_of(family)
     patterns = [r"re:(.*\.)?lm_head$", r"re:(.*\.)?embed_tokens$"]
     kept: dict[str, list[str]] = {}
     for name, form in names.layer.items():

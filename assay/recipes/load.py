@@ -11,14 +11,17 @@ from typing import Any, TypeVar
 import yaml
 
 from assay.errors import RecipeError, did_you_mean
-from assay.recipes.base import Recipe
+from assay.recipes.base import Recipe, recipe_names, recipes_dir
 from assay.recipes.defaults import EXTENDS, MAX_DEPTH, with_defaults
+from assay.recipes.family import FamilyBlock, FamilyRecipe
 from assay.recipes.gate import GateRecipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.problems import problems_in
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+
+__all__ = ["KINDS", "load_recipe", "parse_recipe", "recipe_file", "recipe_names", "recipes_dir"]
 
 R = TypeVar("R", bound=Recipe)
 
@@ -28,19 +31,13 @@ KINDS: dict[str, type[Recipe]] = {
     "profiles": ProfileRecipe,
     "suites": SuiteRecipe,
     "gates": GateRecipe,
+    "families": FamilyRecipe,
 }
-
-
-def recipes_dir() -> Path:
-    """The folder `recipes/`: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parent.parent
-    inside = package / "_recipes"
-    return inside if inside.is_dir() else package.parent / "recipes"
-
-
-def recipe_names(kind: str) -> list[str]:
-    """Names of the recipes of one kind that ship with assay, sorted."""
-    return sorted(path.stem for path in (recipes_dir() / kind).glob("*.yaml"))
+"""Folder of `recipes/` -> what a file of it is."""
+_FOLDERS: dict[str, type[Recipe]] = {**KINDS, "families/blocks": FamilyBlock}
+_ONE_OF = {"families": "family", "families/blocks": "block of names"}
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's is ten times as fast, and is not on every machine."""
 
 
 def load_recipe(kind: type[R], name_or_path: str) -> R:
@@ -62,14 +59,15 @@ def parse_recipe(kind: type[R], path: Path) -> R:
 
 def recipe_file(kind: type[Recipe], name_or_path: str) -> Path:
     """The file of the shipped recipe of that name, or the YAML file, which is not looked at. RecipeError: no such name."""
-    folder = next(folder for folder, model in KINDS.items() if model is kind)
+    folder = next(folder for folder, model in _FOLDERS.items() if model is kind)
     if Path(name_or_path).suffix in {".yaml", ".yml"}:
         return Path(name_or_path)
     path = recipes_dir() / folder / f"{name_or_path}.yaml"
     if Path(name_or_path).name != name_or_path or not path.is_file():
         known = recipe_names(folder)
         hint = did_you_mean(name_or_path, known)
-        raise RecipeError(f"no {folder[:-1]} recipe called {name_or_path!r}; {hint}known: {', '.join(known)}")
+        what = _ONE_OF.get(folder, f"{folder[:-1]} recipe")
+        raise RecipeError(f"no {what} called {name_or_path!r}; {hint}known: {', '.join(known)}")
     return path
 
 
@@ -107,7 +105,7 @@ def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path
 
 def _read(path: Path) -> dict[Any, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticKnownError
 
-from assay.recipes.base import Recipe, Section, beside
+from assay.recipes.base import Recipe, Section, beside, recipe_names
 
-Family = Literal["glm4_moe", "glm_moe_dsa", "deepseek_v3", "qwen3_moe", "qwen3_next"]
+
+def _known_family(name: str) -> str:
+    if name not in (known := recipe_names("families")):
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, known))})
+    return name
+
+
+FamilyName = Annotated[str, AfterValidator(_known_family)]
 
 
 class Location(Section):
@@ -65,7 +73,8 @@ class ModelRecipe(Recipe):
     """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
 
     source: Location
-    family: Family
+    family: FamilyName
+    """That of the checkpoint's config.json."""
     reference: Reference
     precisions: tuple[str, ...]
     """Candidates made by default."""

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import EXPERT_PROJECTIONS, NAMES, count_of, family_of, num_experts, num_hidden_layers, split_layer
+from assay.recipes.families import (
+    EXPERT_PROJECTIONS,
+    count_of,
+    family_of,
+    names_of,
+    num_experts,
+    num_hidden_layers,
+    split_layer,
+)
 
 CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Where a config may say how many MTP layers there are; the first is the one that vLLM reads of all our families."""
@@ -82,7 +90,7 @@ def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str])
     return [
         name
         for name, place in at.items()
-        if name in NAMES[family].mtp or (place is not None and place.root == root and place.layer >= first)
+        if name in names_of(family).mtp or (place is not None and place.root == root and place.layer >= first)
     ]
 
 
@@ -114,7 +122,7 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
     root, first = _place(family, config)
     rests = _by_layer(names)
     stored = [layer for at, layer in rests if at == root and layer >= first]
-    beside = sorted(NAMES[family].mtp.keys() & set(names))
+    beside = sorted(names_of(family).mtp.keys() & set(names))
     declared = declared_layers(config)
     # not declared, vLLM builds one layer for what lies beside the layers
     count = max(len(stored), int(bool(beside))) if declared is None else declared
@@ -135,7 +143,8 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
         else:
             yield MtpProblem(prefix, "is declared in config.json (MTP), but no shard holds any tensor of it", COMPLETE)
     if count:
-        yield from (_missing(name) for name in sorted(NAMES[family].mtp_required) if NAMES[family].mtp and name not in beside)
+        required = names_of(family).mtp_required if names_of(family).mtp else ()
+        yield from (_missing(name) for name in sorted(required) if name not in beside)
 
 
 def _problems_of_layer(
@@ -144,8 +153,8 @@ def _problems_of_layer(
     experts = num_experts(family, config)
     wanted = _like(have, [found for (at, layer), found in rests.items() if at == "model" and layer < num_hidden_layers(config)])
     wanted |= {f"mlp.experts.{expert}.{part}.weight" for expert in range(experts) for part in EXPERT_PROJECTIONS}
-    if not NAMES[family].mtp:
-        wanted |= set(NAMES[family].mtp_required)
+    if not names_of(family).mtp:
+        wanted |= set(names_of(family).mtp_required)
     for rest in sorted(wanted - have):
         yield _missing(f"{prefix}.{rest}")
     numbers = {rest.split(".")[2] for rest in have if rest.startswith("mlp.experts.")}
@@ -175,7 +184,7 @@ def _missing(name: str) -> MtpProblem:
 
 def _place(family: str, config: Mapping[str, Any]) -> tuple[str, int]:
     """(what stands in front of `.layers`, number of the first MTP layer)."""
-    return ("mtp", 0) if NAMES[family].mtp else ("model", num_hidden_layers(config))
+    return ("mtp", 0) if names_of(family).mtp else ("model", num_hidden_layers(config))
 
 
 def _by_layer(names: Iterable[str]) -> dict[tuple[str, int], set[str]]:

@@ -1,4 +1,4 @@
-"""How vLLM names the modules into which a family's weights are loaded; all of it follows from the tables in `families.py`."""
+"""How vLLM names the modules into which a family's weights are loaded; all of it follows from the family's table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from assay.recipes.families import NAMES
+from assay.recipes.families import family_names, names_of
 
 _IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.(?:mtp_block\.)?(?P<rest>.+)$")
 _SUFFIXES = re.compile(r"\.(residual|sum)$")
@@ -28,7 +28,7 @@ def packed_modules(family: str) -> Mapping[str, tuple[str, ...]]:
 
 def _fused(family: str, kinds: set[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
-    for name, form in NAMES[family].layer.items():
+    for name, form in names_of(family).layer.items():
         if form.fused is not None and form.kind in kinds:
             found.setdefault(form.fused, {})[name.split(".")[-2]] = None
     return {fused: tuple(members) for fused, members in found.items()}
@@ -57,7 +57,7 @@ def role_of(name: str) -> str | None:
 def _roles_outside() -> dict[str, str]:
     """Name of a module outside the layers, without what stands in front -> role."""
     roles = {"embed_tokens": "embedding", "norm": "norm", "lm_head": "lm_head", "logits_processor": "lm_head"}
-    return roles | {name.rpartition(".")[0]: "mtp" for names in NAMES.values() for name in names.mtp}
+    return roles | {name.rpartition(".")[0]: "mtp" for names in map(names_of, family_names()) for name in names.mtp}
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def _roles_in_layer() -> dict[str, str]:
     """Name of a module behind the layer's number -> role. A parent has the role of its linear weights, if they have one."""
     roles: dict[str, str] = {}
     of_children: dict[str, set[str]] = {}
-    for names in NAMES.values():
+    for names in map(names_of, family_names()):
         # weights first: a router's bias has another role than the router
         for name, form in sorted(names.layer.items(), key=lambda item: not item[0].endswith(".weight")):
             module = name.rpartition(".")[0]

@@ -13,7 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from assay.recipes.families import EXPERT_PROJECTIONS, Form, form_of
+from assay.recipes.families import EXPERT_PROJECTIONS, form_of
+from assay.recipes.family import Form
 from assay.recipes.runtime_names import packed_modules
 
 ModuleKind = Literal["linear", "experts", "lm_head", "embedding", "plain"]

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import Form, form_of
+from assay.recipes.families import form_of
+from assay.recipes.family import Form
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.formats.vllm_rules import EXPERT
 from assay_quantize.plan.stored import StoredModel, StoredWeight

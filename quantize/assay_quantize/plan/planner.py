@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from assay.errors import PlanError
-from assay.recipes.families import NAMES, Classified, classify, family_of, ignore_patterns, num_hidden_layers
+from assay.recipes.families import Classified, classify, family_of, ignore_patterns, names_of, num_hidden_layers
 from assay.recipes.mtp import stored_layers
 from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
@@ -42,7 +42,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     classified = {
         name: classify(found, name, checkpoint.config) for name in checkpoint.tensors if name not in companions.weight_of
     }
-    mtp_layers = () if NAMES[found].mtp else stored_layers(found, checkpoint.config, classified)
+    mtp_layers = () if names_of(found).mtp else stored_layers(found, checkpoint.config, classified)
     check_layers(checkpoint.location, found, classified, checkpoint.config)
     if recipe.mtp != "drop":
         check_mtp(checkpoint.location, found, classified, checkpoint.config)

@@ -8,10 +8,14 @@ from typing import Any
 
 import hollow
 import pytest
+import yaml
 from safetensors import safe_open
 
-from assay.errors import PlanError
-from assay.recipes.families import NAMES, Classified, classify, family_of, forms, ignore_patterns
+from assay.errors import PlanError, RecipeError
+from assay.recipes.base import recipes_dir
+from assay.recipes.families import Classified, classify, family_names, family_of, forms, ignore_patterns, names_of
+from assay.recipes.family import FamilyBlock, FamilyRecipe
+from assay.recipes.load import load_recipe
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "vocab_size": 128, "num_hidden_layers": 3}
 GLM_SMALL = {**SMALL, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_shared_experts": 1}
@@ -183,7 +187,8 @@ def test_family_of_each_model(model: str) -> None:
     assert family_of(hollow.MODELS[model][0]) == expected[model]
 
 
-SUPPORTED = "Glm4MoeForCausalLM, GlmMoeDsaForCausalLM, DeepseekV3ForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM"
+FILES = sorted((recipes_dir() / "families").glob("*.yaml"))
+SUPPORTED = ", ".join(name for file in FILES for name in yaml.safe_load(file.read_text())["architectures"])
 
 
 @pytest.mark.parametrize(
@@ -239,12 +244,12 @@ def test_ignore_patterns_of_the_usual_precision() -> None:
     )
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", family_names())
 @pytest.mark.parametrize("quantized", [QUANTIZED, ("routed_expert",), ("attention",), (*QUANTIZED, "indexer")])
 @pytest.mark.parametrize("mtp", ["keep", "quantize", "drop"])
 def test_ignore_patterns_are_closed_and_hit_only_their_layer(family: str, quantized: tuple[str, ...], mtp: Any) -> None:
     """The classic mistakes: `layers.1.` that hits layers 10 to 19, `mlp.gate` that hits `mlp.gate_proj`."""
-    patterns = ignore_patterns(family, quantized, mtp=mtp, mtp_layers=(1,) if NAMES[family].mtp_layer else ())
+    patterns = ignore_patterns(family, quantized, mtp=mtp, mtp_layers=(1,) if names_of(family).mtp_layer else ())
     for pattern in patterns:
         assert pattern.startswith("re:")
         assert pattern.endswith("$")
@@ -253,9 +258,53 @@ def test_ignore_patterns_are_closed_and_hit_only_their_layer(family: str, quanti
     def ignored(module: str) -> bool:
         return any(re.match(pattern[3:], module) for pattern in patterns)
 
-    for name, form in NAMES[family].layer.items():
+    for name, form in names_of(family).layer.items():
         module = f"model.layers.10.{name.replace('{expert}', '3')}".rpartition(".")[0]
         if form.kind == "linear":
             assert ignored(module) == (form.part not in quantized), module
         if form.kind in ("plain", "bare"):
             assert ignored(module), module
+
+
+# ------------------------------------------------------------------------------------------------ files
+def test_a_familys_own_names_follow_those_of_its_blocks_or_replace_them() -> None:
+    """Qwen3-MoE's router is a linear of vLLM's, unlike the one of block `moe`, and keeps its place."""
+    own = yaml.safe_load((recipes_dir() / "families" / "qwen3_moe.yaml").read_text())
+    blocks = [yaml.safe_load((recipes_dir() / "families/blocks" / f"{name}.yaml").read_text()) for name in own["blocks"]]
+    names = [name for block in blocks for name in block.get("layer", {})]
+    assert list(names_of("qwen3_moe").layer) == names
+    assert names_of("qwen3_moe").layer["mlp.gate.weight"].kind == "plain"
+    assert names_of("glm4_moe").layer["mlp.gate.weight"].kind == "bare"
+
+
+def test_a_family_without_architecture_goes_by_its_model_type() -> None:
+    assert family_of({"model_type": "kimi_k2", "n_routed_experts": 8}) == "deepseek_v3"
+    assert family_of({"model_type": "qwen3_moe", "num_experts": 8}) == "qwen3_moe"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("layer:\n  a.weight: {role: atention}\n", "layer.a.weight.role: Input should be 'embedding', 'lm_head', 'norm', "
+         "'attention', 'indexer', 'dense_mlp', 'shared_expert', 'routed_expert', 'router', 'router_bias' or 'mtp_projection' "
+         "(got 'atention'); did you mean 'attention'?"),
+        ("layer:\n  a.weight: {role: attention, knd: linear}\n",
+         "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
+        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, layer, "
+         "model_types, mtp, name, num_experts, outside, reasoning_parser, schema"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:
+    (file := tmp_path / "mine.yaml").write_text(
+        f"schema: 1\nname: mine\narchitectures: [A]\nreasoning_parser: x\nnum_experts: [n]\n{text}"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(FamilyRecipe, str(file))
+    assert str(caught.value) == f"{file}: {problem}"
+
+
+def test_an_unknown_family_or_block_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="no family called 'qwen3_nxt'; did you mean qwen3_next\\? known: "):
+        names_of("qwen3_nxt")
+    with pytest.raises(RecipeError, match="no block of names called 'gqaa'; did you mean gqa\\? known: "):
+        load_recipe(FamilyBlock, "gqaa")

@@ -242,7 +242,7 @@ EVERYTHING_WRONG = {
             "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
             "include_source, name, precisions, precisions_on, profiles, reference, sampling, schema, serving, source, suite",
             "schema: Input should be 1 (got '2')",
-            "family: Input should be 'glm4_moe', 'glm_moe_dsa', 'deepseek_v3', 'qwen3_moe' or 'qwen3_next' (got 'glm4')",
+            f"family: Input should be {', '.join(map(repr, recipe_names('families')))} (got 'glm4')",
             "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",
             "precisions: Input should be a list (got 'w4a16')",
             "serving.num_speculative_tokens: Input should be a valid integer, unable to parse string as an integer "

@@ -12,7 +12,7 @@ import hollow
 import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.recipes.families import NAMES, forms
+from assay.recipes.families import family_names, forms, names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import packed_modules
@@ -24,7 +24,7 @@ from assay_quantize.plan.planner import make_plan
 pytestmark = pytest.mark.serve
 
 DRAFT_TOKENS = 2
-ARCHITECTURES = {architecture: family for family, names in NAMES.items() for architecture in names.architectures}
+ARCHITECTURES = {architecture: family for family in family_names() for architecture in names_of(family).architectures}
 
 
 VLLM_SAYS = Path(__file__).resolve().parents[2] / "support" / "quantization" / "vllm_says.py"

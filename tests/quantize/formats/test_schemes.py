@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
-from assay.recipes.families import NAMES, classify, forms, ignore_patterns
+from assay.recipes.families import classify, family_names, forms, ignore_patterns, names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import packed_modules
@@ -342,14 +342,14 @@ def modules_of(family: str, config: dict[str, Any]) -> list[str]:
 
 def mixes(rng: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, list[str]], list[Any], list[str | None]]]:
     """(quantization_config, fused, vLLM's modules, the scheme of each), random recipes for every family."""
-    for family in NAMES:
+    for family in family_names():
         config = {"num_hidden_layers": 10, **FAMILY_CONFIG.get(family, {})}
         modules = modules_of(family, config)
         fused = {name: list(parts) for name, parts in packed_modules(family).items()}
         for _ in range(6):
             recipe = random_mix(rng)
             tensors = [tensor_of(family, f"{module}.weight", config, recipe) for module in modules]
-            mtp_layers = [] if NAMES[family].mtp else [10]
+            mtp_layers = [] if names_of(family).mtp else [10]
             patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=mtp_layers)
             ignore = patterns + kept_in_some_layers(tensors)
             plan = SimpleNamespace(tensors=tensors, ignore=ignore, precision="", source="", precision_recipe={})
@@ -390,7 +390,7 @@ def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, An
     names = ["lm_head", *(f"{root}.layers.{i}.{m}" for root in ("model", "mtp") for i in (1, 10) for m in MODULES)]
     names += [f"model.layers.1.{m}" for m in ("self_attn.qkv_proj", "self_attn.fused_qkv_a_proj", "mlp.gate_up_proj", "head")]
     ignored, quantized = [], []
-    for family in NAMES:
+    for family in family_names():
         fused = {name: list(parts) for name, parts in packed_modules(family).items()}
         config = {"num_hidden_layers": 10, **FAMILY_CONFIG.get(family, {})}
         runtime = runtime_modules(family, modules_of(family, config), config)

@@ -1,0 +1,76 @@
+"""Families: how one architecture names its tensors, as a file; and blocks of names that several families share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from assay.recipes.base import Recipe, Section, beside
+
+Part = Literal[
+    "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
+    "router_bias", "mtp_projection",
+]  # fmt: skip
+"""What a tensor is for: the roles of a precision without `mtp`, which says where a tensor lies; `mtp_projection`: `eh_proj`."""
+
+
+class Form(Section):
+    """One name of a family.
+
+    kind: `linear`: a 2-D weight that vLLM can hold quantized. `plain`: a weight that vLLM applies to or looks up by
+        activations but loads only unquantized, so the ignore list must cover it. `bare`: the same, and vLLM builds its layer
+        without a quantization config, so that the ignore list has no say. `vector`: norms, biases and other small things.
+    fused: last component of the vLLM parameter into which this weight is loaded together with others, in this order.
+    split: what a rank of tensor parallelism holds. `rows`: a part of the outputs (vLLM's ColumnParallelLinear, vocabulary).
+        `kv_rows`: the same by key-value heads, which are repeated once there are more ranks than heads. `columns`: a part of
+        the inputs (RowParallelLinear). `whole`: everything.
+    """
+
+    part: Part = Field(alias="role")
+    kind: Literal["linear", "plain", "bare", "vector"] = "vector"
+    fused: str | None = None
+    split: Literal["rows", "kv_rows", "columns", "whole"] = "whole"
+
+
+class MtpNames(Section):
+    """The MTP block. Its layers have the names of decoder layers as well."""
+
+    layers: str | None = None
+    """What stands in front of the number of an MTP layer: `mtp.layers`, counted from 0. None: MTP layers follow the decoder
+    layers and go on with their numbers."""
+    layer: dict[str, Form] = Field(default_factory=dict)
+    """More names behind the number of a layer, only inside MTP layers."""
+    outside: dict[str, Form] = Field(default_factory=dict)
+    """Whole names of the block outside its layers."""
+    required: tuple[str, ...] = ()
+    """Without these the block is incomplete. Head and embedding of the block are none of them: vLLM shares the model's own."""
+
+
+class FamilyBlock(Recipe):
+    """Names that several families share: `recipes/families/blocks/NAME.yaml`."""
+
+    outside: dict[str, Form] = Field(default_factory=dict)
+    """Whole names, outside the layers and the MTP block."""
+    layer: dict[str, Form] = Field(default_factory=dict)
+    """Names behind the number of a decoder layer; `{expert}` stands for an expert's number."""
+    mtp: MtpNames = MtpNames()
+
+
+class FamilyRecipe(FamilyBlock):
+    """How one architecture names its tensors. Names of its own replace or follow those of its blocks."""
+
+    architectures: tuple[str, ...]
+    """Of config.json."""
+    model_types: tuple[str, ...] = ()
+    """`model_type` of config.json, where it names no architecture, beside the family's own name."""
+    reasoning_parser: str
+    """vLLM's, used for a model without a recipe whose chat template has a thinking section."""
+    num_experts: tuple[str, ...]
+    """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
+    blocks: tuple[str, ...] = ()
+    """Names of shared blocks, or YAML files relative to the family's, in the order in which their names follow each other."""
+
+    def found_from(self, folder: Path) -> Self:
+        return self.model_copy(update={"blocks": tuple(beside(folder, one) for one in self.blocks)})
