@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -43,8 +43,10 @@ class FamilyNames:
     """Forms of one family, its blocks' and its own.
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
-    MTP layer `model.layers.{num_hidden_layers}`. mtp: whole names outside the layers, for families whose MTP block is called
-    `mtp.*`. mtp_required: without these an MTP block is incomplete.
+    MTP layer. mtp: whole names of an MTP block outside its layers. mtp_required: without these an MTP block is incomplete.
+    layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
+    layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
+    table. kept, runtime: as in `FamilyRecipe`.
     """
 
     name: str
@@ -57,6 +59,18 @@ class FamilyNames:
     mtp_layer: Mapping[str, Form]
     mtp: Mapping[str, Form]
     mtp_required: tuple[str, ...]
+    layers: str
+    mtp_layers: str | None
+    experts: str
+    projections: tuple[str, ...]
+    kept: tuple[str, ...]
+    runtime: Mapping[str, str]
+
+    def runtime_name(self, module: str) -> str:
+        """What vLLM calls a module of the checkpoint, before it fuses any."""
+        for part, theirs in self.runtime.items():
+            module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", theirs, module)
+        return module
 
 
 def family_names() -> list[str]:
@@ -78,6 +92,7 @@ def names_of(family: str) -> FamilyNames:
             [part.mtp.outside for part in parts],
         )
     )
+    of_experts = [name for name in layer if "{expert}" in name and name.endswith(".weight")]
     return FamilyNames(
         name=recipe.name,
         architectures=recipe.architectures,
@@ -89,6 +104,12 @@ def names_of(family: str) -> FamilyNames:
         mtp_layer=mtp_layer,
         mtp=mtp,
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
+        layers=recipe.layers,
+        mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
+        experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
+        projections=tuple(name.split(".")[-2] for name in of_experts),
+        kept=recipe.kept,
+        runtime={name: theirs for part in parts for name, theirs in part.runtime.items()},
     )
 
 
@@ -99,11 +120,9 @@ def _families_with(word: str) -> Iterator[FamilyNames]:
             yield names_of(family)
 
 
-EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""The weights of one expert, in every family."""
-
-_IN_LAYER = re.compile(r"(model|mtp)\.layers\.(0|[1-9]\d*)\.(.+)")
-_IN_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d*)\.(.+)")
+_NUMBERED = re.compile(r"(.+?)\.(0|[1-9]\d*)\.(.+)")
+"""What stands in front of the first number in a name, the number, and what stands behind it."""
+_KEPT, _KEPT_WEIGHT = Form(role="other"), Form(role="other", kind="plain")
 
 
 # ------------------------------------------------------------------------------------------------ configs
@@ -116,13 +135,13 @@ def family_of(config: Mapping[str, Any]) -> str:
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
     model_type = config.get("model_type")
     what = architecture or f"model_type {model_type!r}"
-    if isinstance(config.get("text_config"), dict):
-        raise PlanError(
-            f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
-        )
     family = _family_called(architecture, str(model_type))
     if family is not None and num_experts(family, config) > 0:
         return family
+    if text_of(config) is not config:
+        raise PlanError(
+            f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
+        )
     if not any(count_of(key, config.get(key)) for key in _EXPERT_COUNT_KEYS):
         raise PlanError(
             f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {_supported()}"
@@ -138,6 +157,12 @@ def _family_called(architecture: str | None, model_type: str) -> str | None:
 
 def _supported() -> str:
     return ", ".join(name for family in family_names() for name in names_of(family).architectures)
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model: `text_config` of a multimodal model, else all of it."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 _EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
@@ -162,21 +187,22 @@ def count_of(key: str, value: Any) -> int:
 
 def num_experts(family: str, config: Mapping[str, Any]) -> int:
     """Routed experts per MoE layer; 0 if the config does not say."""
-    return next((n for key in names_of(family).num_experts_keys if (n := count_of(key, config.get(key)))), 0)
+    text = text_of(config)
+    return next((n for key in names_of(family).num_experts_keys if (n := count_of(key, text.get(key)))), 0)
 
 
 def num_hidden_layers(config: Mapping[str, Any]) -> int:
     """Decoder layers without MTP; PlanError if the config does not say."""
-    layers = count_of("num_hidden_layers", config.get("num_hidden_layers"))
+    got = text_of(config).get("num_hidden_layers")
+    layers = count_of("num_hidden_layers", got)
     if not layers:
-        got = config.get("num_hidden_layers")
         raise PlanError(f"config.json: num_hidden_layers must be a positive number of layers, got {got!r}")
     return layers
 
 
 # ------------------------------------------------------------------------------------------------ names
 class InLayer(NamedTuple):
-    """`model.layers.3.mlp.gate.weight` -> ("model", 3, "mlp.gate.weight"); the root is `mtp` in `mtp.layers`."""
+    """`model.layers.3.mlp.gate.weight` -> ("model.layers", 3, "mlp.gate.weight"); the root is `mtp.layers` in an MTP block."""
 
     root: str
     layer: int
@@ -184,8 +210,8 @@ class InLayer(NamedTuple):
 
 
 def split_layer(name: str) -> InLayer | None:
-    """Where in the model a tensor lies; None: in no layer."""
-    found = _IN_LAYER.fullmatch(name)
+    """Where in the model a tensor lies, by the first number in its name; None: there is none."""
+    found = _NUMBERED.fullmatch(name)
     return None if found is None else InLayer(found[1], int(found[2]), found[3])
 
 
@@ -213,35 +239,44 @@ def form_of(family: str, name: str, config: Mapping[str, Any]) -> Form:
 def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int | None, bool, Form | None]:
     """(layer, expert, inside the MTP block, form) of a name; form None: not known."""
     at = split_layer(name)
-    if at is None:
-        inside = name in names.mtp
-        return None, None, inside, names.mtp.get(name) if inside else names.outside.get(name)
-    root, layer, rest = at
-    expert = None
-    if in_expert := _IN_EXPERT.fullmatch(rest):
-        expert, rest = int(in_expert[1]), f"mlp.experts.{{expert}}.{in_expert[2]}"
-    form = names.layer.get(rest)
-    if root == "mtp":
-        return layer, expert, True, form if names.mtp else None
-    inside = layer >= layers
+    if at is None or at.root not in (names.layers, names.mtp_layers):
+        return _find_outside(names, name, at)
+    expert, form = None, names.layer.get(at.rest)
+    if form is None and (in_expert := _NUMBERED.fullmatch(at.rest)):
+        expert, form = int(in_expert[2]), names.layer.get(f"{in_expert[1]}.{{expert}}.{in_expert[3]}")
+    inside = at.root == names.mtp_layers or at.layer >= layers
     if inside:
-        form = None if not names.mtp_layer else form or names.mtp_layer.get(rest)
-    return layer, expert, inside, form
+        has_block = at.root == names.mtp_layers or (names.mtp_layers is None and bool(names.mtp_layer))
+        form = form or names.mtp_layer.get(at.rest) if has_block else None
+    return at.layer, expert, inside, form
+
+
+def _find_outside(names: FamilyNames, name: str, at: InLayer | None) -> tuple[int | None, int | None, bool, Form | None]:
+    """As `_find`, of what is in no layer: a whole name, one that is the same but for a number, or of a module that is kept."""
+    if name in names.mtp:
+        return None, None, True, names.mtp[name]
+    if name in names.outside:
+        return None, None, False, names.outside[name]
+    if at is not None and (numbered := f"{at.root}.{{layer}}.{at.rest}") in names.mtp:
+        return at.layer, None, True, names.mtp[numbered]
+    kept = any(name.startswith(f"{module}.") for module in names.kept)
+    return None, None, False, (_KEPT_WEIGHT if name.endswith(".weight") else _KEPT) if kept else None
 
 
 def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
     at, layers = split_layer(name), num_hidden_layers(config)
-    if at and at.root == "model" and at.layer >= layers and not names_of(family).mtp_layer:
+    names = names_of(family)
+    if at and at.root == names.layers and at.layer >= layers and (names.mtp_layers or not names.mtp_layer):
         return (
             f"{name}: layer {at.layer} is beyond the {layers} layers of config.json, and family {family} has no MTP "
             "block there; correct num_hidden_layers, or the checkpoint is of another family"
         )
-    if at and at.root == "model" and at.rest in names_of(family).mtp_layer:
+    if at and at.root == names.layers and at.rest in names.mtp_layer:
         return (
             f"{name}: belongs in an MTP layer, but layer {at.layer} is one of the {layers} layers of config.json; "
             "correct num_hidden_layers"
         )
-    numberless = re.sub(r"\.experts\.\d+\.", ".experts.{expert}.", re.sub(r"\.layers\.\d+\.", ".layers.{layer}.", name))
+    numberless = re.sub(r"\.\d+\.", ".{expert}.", re.sub(r"\.\d+\.", ".{layer}.", name, count=1))
     near = difflib.get_close_matches(numberless, forms(family), 1, cutoff=0.0)
     return f"{name}: family {family} has no such tensor; nearest known form: {near[0]}; unknown tensors are never guessed"
 
@@ -250,9 +285,10 @@ def forms(family: str) -> dict[str, Form]:
     """Every full form of a family -> what it is. `{layer}` stands for a layer's number, `{expert}` for an expert's."""
     names = names_of(family)
     found = {**names.outside, **names.mtp}
-    found |= {f"model.layers.{{layer}}.{rest}": form for rest, form in {**names.layer, **names.mtp_layer}.items()}
-    if names.mtp:
-        found |= {f"mtp.layers.{{layer}}.{rest}": form for rest, form in names.layer.items()}
+    inlined = names.mtp_layer if names.mtp_layers is None else {}
+    found |= {f"{names.layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **inlined}.items()}
+    if names.mtp_layers is not None:
+        found |= {f"{names.mtp_layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **names.mtp_layer}.items()}
     return found
 
 
@@ -271,23 +307,53 @@ def ignore_patterns(
     that this checkpoint lacks, the pattern matches nothing; the planner drops it.
     """
     names = names_of(family)
-    patterns = [r"re:(.*\.)?lm_head$", r"re:(.*\.)?embed_tokens$"]
+    outside = {module.rpartition(".")[2] for module in _unquantizable(names.outside)} | {"lm_head", "embed_tokens"}
+    patterns = [rf"re:(.*\.)?{leaf}$" for leaf in sorted(outside, reverse=True)]
     kept: dict[str, list[str]] = {}
     for name, form in names.layer.items():
         if form.kind in ("plain", "bare") or (form.kind == "linear" and form.part not in quantized):
-            parent, _, leaf = name.removesuffix(".weight").rpartition(".")
-            kept.setdefault(parent, []).append(leaf)
+            module = name.removesuffix(".weight")
+            for one in dict.fromkeys((module, names.runtime_name(module))):
+                parent, _, leaf = one.rpartition(".")
+                kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():
         where = re.escape(parent).replace(r"\{expert\}", r"\d+")
-        patterns.append(rf"re:.*\.{where}\.{leaves[0] if len(leaves) == 1 else '(' + '|'.join(leaves) + ')'}$")
+        patterns.append(rf"re:.*\.{where}\.{_one_of(leaves)}$")
+    patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in names.kept]
     if mtp != "drop":
         patterns += _mtp_patterns(names, mtp == "quantize", sorted(mtp_layers))
     return tuple(patterns)
 
 
+def _unquantizable(forms: Mapping[str, Form]) -> list[str]:
+    """Modules whose weight vLLM loads only unquantized."""
+    return [name.removesuffix(".weight") for name, form in forms.items() if form.kind in ("plain", "bare")]
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"({'|'.join(names)})"
+
+
 def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> list[str]:
     """The whole block when it is kept; else what vLLM never loads quantized, under vLLM's own names too."""
-    if names.mtp:
-        return [r"re:(.*\.)?mtp\.fc$"] if quantized else [r"re:(.*\.)?mtp\..*$"]
-    inside = r"(eh_proj|embed_tokens|shared_head\.head|head)" if quantized else ".*"
-    return [rf"re:.*layers\.{layer}\.{inside}$" for layer in layers]
+    inside = sorted(_unquantizable(names.mtp_layer))
+    inside += [theirs for module in inside if (theirs := names.runtime_name(module)) != module]
+    if names.mtp_layers is None:
+        which = _one_of([re.escape(module) for module in inside]) if quantized else ".*"
+        return [rf"re:.*layers\.{layer}\.{which}$" for layer in layers if inside or not quantized]
+    if quantized:
+        modules = _unquantizable(names.mtp) + [f"{names.mtp_layers}.{{layer}}.{module}" for module in inside]
+        found = [re.escape(module).replace(r"\{layer\}", r"\d+") for module in modules]
+        return [rf"re:(.*\.)?{module}$" for module in found]
+    modules = [name.rpartition(".")[0].removesuffix(".{layer}") for name in names.mtp if name.endswith(".weight")]
+    roots = {_mtp_root(module): module for module in [*modules, names.mtp_layers]}
+    whole = {root for root, module in roots.items() if root == module and f"{root}.weight" in names.mtp}
+    ends = {root: "" if root in whole else r"\..*" for root in sorted(roots)}
+    return [rf"re:(.*\.)?{re.escape(root)}{end}$" for root, end in ends.items()]
+
+
+def _mtp_root(name: str) -> str:
+    """`mtp` of `mtp.layers`, `model.mtp_block` of `model.mtp_block.0`: up to the first component that is called MTP."""
+    parts = name.split(".")
+    end = next((number for number, part in enumerate(parts, 1) if "mtp" in part), len(parts) - 1)
+    return ".".join(parts[:end])

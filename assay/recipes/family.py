@@ -11,9 +11,10 @@ from assay.recipes.base import Recipe, Section, beside
 
 Part = Literal[
     "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
-    "router_bias", "mtp_projection",
+    "router_bias", "mtp_projection", "other",
 ]  # fmt: skip
-"""What a tensor is for: the roles of a precision without `mtp`, which says where a tensor lies; `mtp_projection`: `eh_proj`."""
+"""What a tensor is for: the roles of a precision without `mtp`, which says where a tensor lies; `mtp_projection`: `eh_proj`;
+`other`: stays as it is, whatever the precision says."""
 
 
 class Form(Section):
@@ -56,6 +57,8 @@ class FamilyBlock(Recipe):
     layer: dict[str, Form] = Field(default_factory=dict)
     """Names behind the number of a decoder layer; `{expert}` stands for an expert's number."""
     mtp: MtpNames = MtpNames()
+    runtime: dict[str, str] = Field(default_factory=dict)
+    """Parts of a checkpoint's names that vLLM's modules call otherwise, whole components: `shared_head.head: head`."""
 
 
 class FamilyRecipe(FamilyBlock):
@@ -67,6 +70,10 @@ class FamilyRecipe(FamilyBlock):
     """`model_type` of config.json, where it names no architecture, beside the family's own name."""
     reasoning_parser: str
     """vLLM's, used for a model without a recipe whose chat template has a thinking section."""
+    layers: str = "model.layers"
+    """What stands in front of the number of a decoder layer: `model.language_model.layers`, `backbone.layers`."""
+    kept: tuple[str, ...] = ()
+    """Modules that stay as they are with all they hold, whatever the precision says: `model.visual`."""
     num_experts: tuple[str, ...]
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
     blocks: tuple[str, ...] = ()

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.families import (
-    EXPERT_PROJECTIONS,
     count_of,
     family_of,
     names_of,
     num_experts,
     num_hidden_layers,
     split_layer,
+    text_of,
 )
 
 CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
@@ -60,8 +60,7 @@ def mtp_block(config: Mapping[str, Any], names: Iterable[str] | None) -> MtpBloc
 
     names: of its tensors (`safetensors_index.tensor_names`); None: not known. PlanError for a count that cannot be.
     """
-    text = config.get("text_config")
-    declared = declared_layers(text if isinstance(text, dict) else config)
+    declared = declared_layers(config)
     if names is None:
         return MtpBlock(declared, None)
     try:
@@ -73,7 +72,8 @@ def mtp_block(config: Mapping[str, Any], names: Iterable[str] | None) -> MtpBloc
 
 def declared_layers(config: Mapping[str, Any]) -> int | None:
     """How many MTP layers the config says there are; None if it says nothing."""
-    return next((count_of(key, config[key]) for key in CONFIG_KEYS if config.get(key) is not None), None)
+    text = text_of(config)
+    return next((count_of(key, text[key]) for key in CONFIG_KEYS if text.get(key) is not None), None)
 
 
 def stored_layers(family: str, config: Mapping[str, Any], names: Iterable[str]) -> tuple[int, ...]:
@@ -96,6 +96,8 @@ def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str])
 
 def declaring_none(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with 0 MTP layers: under every key it has for them, else under the one that vLLM reads."""
+    if (text := text_of(config)) is not config:
+        return {**config, "text_config": declaring_none(text)}
     present = [key for key in CONFIG_KEYS if key in config]
     return {**config, **dict.fromkeys(present or CONFIG_KEYS[:1], 0)}
 
@@ -130,12 +132,12 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
         if layer >= first + count:
             what = f"holds an MTP block, but config.json declares {count} MTP layers"
             if declared is None:
-                what = f"holds an MTP block, but vLLM looks for {count} from {root}.layers.{first} on"
-            yield MtpProblem(f"{root}.layers.{layer}", what, CORRECT)
+                what = f"holds an MTP block, but vLLM looks for {count} from {root}.{first} on"
+            yield MtpProblem(f"{root}.{layer}", what, CORRECT)
     if beside and not count:
         yield MtpProblem(beside[0], "belongs to an MTP block, but config.json declares 0 MTP layers", CORRECT)
     for layer in range(first, first + count):
-        prefix, have = f"{root}.layers.{layer}", rests.get((root, layer), set())
+        prefix, have = f"{root}.{layer}", rests.get((root, layer), set())
         if have:
             yield from _problems_of_layer(family, config, prefix, have, rests)
         elif declared is None:
@@ -143,35 +145,35 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
         else:
             yield MtpProblem(prefix, "is declared in config.json (MTP), but no shard holds any tensor of it", COMPLETE)
     if count:
-        required = names_of(family).mtp_required if names_of(family).mtp else ()
+        required = names_of(family).mtp_required if names_of(family).mtp_layers else ()
         yield from (_missing(name) for name in sorted(required) if name not in beside)
 
 
 def _problems_of_layer(
     family: str, config: Mapping[str, Any], prefix: str, have: set[str], rests: Mapping[tuple[str, int], set[str]]
 ) -> Iterator[MtpProblem]:
-    experts = num_experts(family, config)
-    wanted = _like(have, [found for (at, layer), found in rests.items() if at == "model" and layer < num_hidden_layers(config)])
-    wanted |= {f"mlp.experts.{expert}.{part}.weight" for expert in range(experts) for part in EXPERT_PROJECTIONS}
-    if not names_of(family).mtp:
-        wanted |= set(names_of(family).mtp_required)
+    experts, names = num_experts(family, config), names_of(family)
+    layers = [found for (at, layer), found in rests.items() if at == names.layers and layer < num_hidden_layers(config)]
+    wanted = _like(have, layers, f"{names.experts}.0.")
+    wanted |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
+    if not names.mtp_layers:
+        wanted |= set(names.mtp_required)
     for rest in sorted(wanted - have):
         yield _missing(f"{prefix}.{rest}")
-    numbers = {rest.split(".")[2] for rest in have if rest.startswith("mlp.experts.")}
+    in_experts = f"{names.experts}."
+    numbers = {rest.removeprefix(in_experts).split(".")[0] for rest in have if rest.startswith(in_experts)}
     for expert in sorted(int(number) for number in numbers if number.isdecimal() and int(number) >= experts):
         what = f"is there, but config.json declares {experts} experts"
-        yield MtpProblem(f"{prefix}.mlp.experts.{expert}", what, "correct the config")
+        yield MtpProblem(f"{prefix}.{names.experts}.{expert}", what, "correct the config")
 
 
-def _like(have: set[str], layers: Sequence[set[str]]) -> set[str]:
+def _like(have: set[str], layers: Sequence[set[str]], expert_0: str) -> set[str]:
     """What the decoder layer most like an MTP layer holds: with experts and full attention, with an indexer if it has any."""
-    full = [rests for rests in layers if _EXPERT_0 in rests and any(rest.startswith("self_attn.") for rest in rests)]
+    moe = [rests for rests in layers if any(rest.startswith(expert_0) for rest in rests)]
+    full = [rests for rests in moe if any(rest.startswith("self_attn.") for rest in rests)]
     alike = [rests for rests in full if _has_indexer(rests) == _has_indexer(have)] or full
     nearest: set[str] = min(alike, key=lambda rests: len(rests - have), default=set())
     return set(nearest)
-
-
-_EXPERT_0 = f"mlp.experts.0.{EXPERT_PROJECTIONS[0]}.weight"
 
 
 def _has_indexer(rests: Iterable[str]) -> bool:
@@ -183,8 +185,9 @@ def _missing(name: str) -> MtpProblem:
 
 
 def _place(family: str, config: Mapping[str, Any]) -> tuple[str, int]:
-    """(what stands in front of `.layers`, number of the first MTP layer)."""
-    return ("mtp", 0) if names_of(family).mtp else ("model", num_hidden_layers(config))
+    """(what stands in front of the number of an MTP layer, the first such number)."""
+    names = names_of(family)
+    return (names.layers, num_hidden_layers(config)) if names.mtp_layers is None else (names.mtp_layers, 0)
 
 
 def _by_layer(names: Iterable[str]) -> dict[tuple[str, int], set[str]]:

@@ -68,7 +68,7 @@ def _roles_in_layer() -> dict[str, str]:
     for names in map(names_of, family_names()):
         # weights first: a router's bias has another role than the router
         for name, form in sorted(names.layer.items(), key=lambda item: not item[0].endswith(".weight")):
-            module = name.rpartition(".")[0]
+            module = names.runtime_name(name.rpartition(".")[0])
             parent = module.rpartition(".")[0].removesuffix(".{expert}")
             roles.setdefault(module, form.part)
             if form.fused is not None:
@@ -79,4 +79,5 @@ def _roles_in_layer() -> dict[str, str]:
     for parent, parts in of_children.items():
         if len(parts) == 1:
             roles.setdefault(parent, *parts)
-    return roles | {"mlp.experts.router": "router", "shared_head": "mtp", "embed_tokens": "embedding"}
+    routers = {f"{names_of(family).experts}.router": "router" for family in family_names()}
+    return roles | routers | {"shared_head": "mtp", "embed_tokens": "embedding"}

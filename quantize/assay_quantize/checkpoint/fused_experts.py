@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
+from assay.recipes.families import text_of
 from assay_quantize.checkpoint.source_format import declared_block
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.headers import TensorHeader
 
-_FUSED = re.compile(
-    r"(?P<experts>.+\.mlp\.experts)\.(?P<leaf>gate_up_proj|down_proj)(?P<rest>(\.weight)?|(\.weight|_)?_?scale\w*)"
-)
+_FUSED = re.compile(r"(?P<experts>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)(?P<rest>(\.weight)?|(\.weight|_)?_?scale\w*)")
 FUSED_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Fused parameter of transformers -> the weights of single experts in it, from the first row on."""
 
@@ -76,7 +75,8 @@ def _split(
 
 
 def _check_layout(location: str, config: Mapping[str, Any], weight: TensorHeader, leaf: str) -> None:
-    hidden, intermediate = config.get("hidden_size"), config.get("moe_intermediate_size")
+    text = text_of(config)
+    hidden, intermediate = text.get("hidden_size"), text.get("moe_intermediate_size")
     if not isinstance(hidden, int) or not isinstance(intermediate, int):
         raise CheckpointError(
             f"{location}: config.json: hidden_size and moe_intermediate_size are needed to read {weight.name}; add them"

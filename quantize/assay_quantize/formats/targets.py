@@ -14,7 +14,7 @@ from assay.recipes.families import split_layer
 from assay.records.plan import TensorPlan
 
 Place = tuple[str, int]
-"""Root and number of a layer: ("model", 3); `mtp` in `mtp.layers`."""
+"""What stands in front of a layer's number, and the number: ("model.layers", 3)."""
 
 
 def targets_by_scheme(tensors: Sequence[TensorPlan]) -> dict[str, tuple[str, ...]]:
@@ -57,7 +57,7 @@ def _patterns(places: Mapping[str, Mapping[str | None, set[Place]]], scheme: str
 
 def _layers(places: set[Place]) -> list[str]:
     roots = sorted({root for root, _ in places})
-    return [rf"(.*\.)?{root}\.layers\.{_one_of([str(n) for r, n in sorted(places) if r == root])}\." for root in roots]
+    return [rf"(.*\.)?{re.escape(root)}\.{_one_of([str(n) for r, n in sorted(places) if r == root])}\." for root in roots]
 
 
 def _escaped(parent: str) -> str:

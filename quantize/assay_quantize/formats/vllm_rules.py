@@ -13,14 +13,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from assay.recipes.families import EXPERT_PROJECTIONS, form_of
+from assay.recipes.families import FamilyNames, form_of, names_of, text_of
 from assay.recipes.family import Form
 from assay.recipes.runtime_names import packed_modules
 
 ModuleKind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
 
-EXPERT = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)$")
-SHARED_HEAD = re.compile(r"^(?P<layer>.*\.layers\.\d+)\.shared_head\.head$")
+_EXPERT = re.compile(r"(?P<experts>.+)\.\d+\.\w+")
 
 
 class RuntimeModule(NamedTuple):
@@ -61,22 +60,23 @@ def runtime_modules(family: str, modules: Iterable[str], config: Mapping[str, An
 
     config: the model's config.json (MLA fuses q_a and kv_a only when `q_lora_rank` is set).
     """
-    fused = set(packed_modules(family))
-    if config.get("q_lora_rank") is None:
+    fused, names = set(packed_modules(family)), names_of(family)
+    if text_of(config).get("q_lora_rank") is None:
         fused.discard("fused_qkv_a_proj")
     members: dict[tuple[str, ModuleKind], list[str]] = {}
     for module in modules:
         form = form_of(family, f"{module}.weight", config)
-        members.setdefault(_runtime_name(module, form, fused), []).append(module)
-    return tuple(RuntimeModule(name, kind, _judged_by(name, kind), tuple(parts)) for (name, kind), parts in members.items())
+        members.setdefault(_runtime_name(names.runtime_name(module), form, fused), []).append(module)
+    return tuple(
+        RuntimeModule(name, kind, _judged_by(names, name, kind), tuple(parts)) for (name, kind), parts in members.items()
+    )
 
 
 def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str, ModuleKind]:
-    if expert := EXPERT.match(module):
+    if form.part == "routed_expert" and (expert := _EXPERT.fullmatch(module)):
         return expert["experts"], "experts"
     if form.part == "lm_head":
-        head = SHARED_HEAD.match(module)
-        return (f"{head['layer']}.head" if head else module), "lm_head"
+        return module, "lm_head"
     if form.part == "embedding":
         return module, "embedding"
     if form.kind == "bare":
@@ -86,9 +86,9 @@ def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str,
     return module, "linear"
 
 
-def _judged_by(name: str, kind: ModuleKind) -> tuple[str, ...]:
+def _judged_by(names: FamilyNames, name: str, kind: ModuleKind) -> tuple[str, ...]:
     if kind == "experts":
-        return tuple(f"{name}.0.{projection}" for projection in EXPERT_PROJECTIONS)
+        return tuple(f"{name}.0.{projection}" for projection in names.projections)
     return (name,)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from assay.errors import PlanError
-from assay.recipes.families import EXPERT_PROJECTIONS, Classified, num_experts, num_hidden_layers, split_layer
+from assay.recipes.families import Classified, names_of, num_experts, num_hidden_layers, split_layer, text_of
 from assay.recipes.mtp import mtp_problems
 
 
@@ -30,7 +30,7 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
     kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
     for layer, names in layers.items():
         rest = {_rest(name) for name in names if classified[name].expert is None}
-        _check_experts(where, names, classified, num_experts(family, config), f"layer {layer}")
+        _check_experts(where, family, names, classified, num_experts(family, config), f"layer {layer}")
         has_experts = any(classified[name].expert is not None for name in names)
         kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in _KINDS))][layer] = rest
     for alike in kinds.values():
@@ -39,10 +39,13 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
             if lacking := sorted(union - rest):
                 other = next(number for number, names in alike.items() if lacking[0] in names)
                 raise PlanError(f"{where}: layer {layer} has no {lacking[0]}, which layer {other} has; complete the download")
-    if "model.embed_tokens.weight" not in classified or "model.norm.weight" not in classified:
-        raise PlanError(f"{where}: model.embed_tokens.weight or model.norm.weight is not there; complete the download")
-    if "lm_head.weight" not in classified and not config.get("tie_word_embeddings"):
-        raise PlanError(f"{where}: lm_head.weight is not there, and tie_word_embeddings is not set; complete the download")
+    outside = names_of(family).outside
+    needed = [name for name, form in outside.items() if form.part in ("embedding", "norm")]
+    if any(name not in classified for name in needed):
+        raise PlanError(f"{where}: {' or '.join(needed)} is not there; complete the download")
+    heads = [name for name, form in outside.items() if form.part == "lm_head" and name not in classified]
+    if heads and not (config.get("tie_word_embeddings") or text_of(config).get("tie_word_embeddings")):
+        raise PlanError(f"{where}: {heads[0]} is not there, and tie_word_embeddings is not set; complete the download")
 
 
 _KINDS = ("linear_attn.", "self_attn.", "self_attn.indexer.")
@@ -61,8 +64,10 @@ def check_mtp(where: str, family: str, names: Collection[str], config: Mapping[s
         raise PlanError(f"{where}: {first.where} {first.what}{also}; {first.mend}")
 
 
-def _check_experts(where: str, names: list[str], classified: Mapping[str, Classified], experts: int, what: str) -> None:
-    """All experts 0..n-1 with all three projections, or none at all."""
+def _check_experts(
+    where: str, family: str, names: list[str], classified: Mapping[str, Classified], experts: int, what: str
+) -> None:
+    """All experts 0..n-1 with all their projections, or none at all."""
     found: dict[int, set[str]] = defaultdict(set)
     for name in names:
         expert = classified[name].expert
@@ -73,7 +78,7 @@ def _check_experts(where: str, names: list[str], classified: Mapping[str, Classi
     if beyond := sorted(set(found) - set(range(experts))):
         raise PlanError(f"{where}: {what} has expert {beyond[0]}, config.json declares {experts} experts; correct the config")
     for expert in range(experts):
-        if lacking := [p for p in EXPERT_PROJECTIONS if p not in found.get(expert, set())]:
+        if lacking := [p for p in names_of(family).projections if p not in found.get(expert, set())]:
             raise PlanError(
                 f"{where}: {what} has no {lacking[0]} of expert {expert}; {len(found)} of {experts} experts are there; "
                 "complete the download"

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from assay.errors import PlanError
-from assay.recipes.families import form_of
+from assay.recipes.families import form_of, text_of
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe, context_tokens
@@ -118,7 +118,7 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
     head_dim, heads split over the ranks and repeated once there are more ranks than heads. Linear attention keeps a state
     per sequence and nothing per token.
     """
-    config = model.config
+    config = text_of(model.config)
     attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
     indexers = [one for one in model.weights if one.name.endswith(".self_attn.indexer.wk.weight")]
     if config.get("kv_lora_rank"):

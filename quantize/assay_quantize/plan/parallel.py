@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import form_of
+from assay.recipes.families import form_of, text_of
 from assay.recipes.family import Form
 from assay.recipes.profile import ProfileRecipe
-from assay_quantize.formats.vllm_rules import EXPERT
 from assay_quantize.plan.stored import StoredModel, StoredWeight
 
 GROUPS = {128: "w4a16", 32: "w4a16-g32", 16: "nvfp4a16"}
@@ -116,7 +115,7 @@ def _works_at(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int | N
 
 def _wrong(model: StoredModel, weight: StoredWeight, form: Form, ranks: Ranks) -> Iterator[tuple[str, float, int]]:
     """(side, width of a rank, what it must be a multiple of) of one weight; nothing if it can be split."""
-    is_expert = EXPERT.match(weight.name.removesuffix(".weight")) is not None
+    is_expert = form.part == "routed_expert"
     if form.kind != "linear" or weight.group is None or form.split == "whole":
         return
     parts = 1 if is_expert and ranks.expert_parallel else ranks.tensor_parallel
@@ -137,7 +136,7 @@ def _refines(model: StoredModel, width: float) -> bool:
     """Whether vLLM's own FP8 method takes finer blocks for the experts."""
     if not model.native_fp8 or width != int(width):
         return False
-    return math.gcd(128, int(width), int(model.config.get("hidden_size") or 0)) >= REFINED
+    return math.gcd(128, int(width), int(text_of(model.config).get("hidden_size") or 0)) >= REFINED
 
 
 def _is_let_through(model: StoredModel, form: Form, width: float, *, is_expert: bool) -> bool:
@@ -147,4 +146,5 @@ def _is_let_through(model: StoredModel, form: Form, width: float, *, is_expert: 
 
 def head_dim(config: Mapping[str, Any]) -> int:
     """Values of one attention head."""
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    text = text_of(config)
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])

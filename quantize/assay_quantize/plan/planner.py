@@ -232,7 +232,7 @@ def _matching(patterns: Iterable[str], module: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ sums
 def bytes_by_role(plan: Plan) -> dict[str, tuple[int, int, int]]:
-    """Role -> (number of tensors, bytes in, bytes out), in the order of `assay.recipes.precision.ROLES`."""
+    """Role -> (number of tensors, bytes in, bytes out), in the order of `assay.recipes.precision.ROLES`, then `other`."""
     counts: Counter[str] = Counter()
     bytes_in: Counter[str] = Counter()
     bytes_out: Counter[str] = Counter()
@@ -240,4 +240,4 @@ def bytes_by_role(plan: Plan) -> dict[str, tuple[int, int, int]]:
         counts[tensor.role] += 1
         bytes_in[tensor.role] += tensor.num_bytes
         bytes_out[tensor.role] += sum(output.num_bytes for output in tensor.outputs)
-    return {role: (counts[role], bytes_in[role], bytes_out[role]) for role in ROLES if counts[role]}
+    return {role: (counts[role], bytes_in[role], bytes_out[role]) for role in (*ROLES, "other") if counts[role]}

@@ -286,12 +286,12 @@ def test_a_family_without_architecture_goes_by_its_model_type() -> None:
     ("text", "problem"),
     [
         ("layer:\n  a.weight: {role: atention}\n", "layer.a.weight.role: Input should be 'embedding', 'lm_head', 'norm', "
-         "'attention', 'indexer', 'dense_mlp', 'shared_expert', 'routed_expert', 'router', 'router_bias' or 'mtp_projection' "
-         "(got 'atention'); did you mean 'attention'?"),
+         "'attention', 'indexer', 'dense_mlp', 'shared_expert', 'routed_expert', 'router', 'router_bias', 'mtp_projection' or "
+         "'other' (got 'atention'); did you mean 'attention'?"),
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
-        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, layer, "
-         "model_types, mtp, name, num_experts, outside, reasoning_parser, schema"),
+        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, kept, layer, "
+         "layers, model_types, mtp, name, num_experts, outside, reasoning_parser, runtime, schema"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:

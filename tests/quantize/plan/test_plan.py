@@ -19,6 +19,7 @@ from rich.console import Console
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
+from assay.recipes.families import family_names, names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import OutputTensor, Plan, TensorPlan
@@ -332,7 +333,7 @@ def _reshape(**values: Any) -> Edit:
          "model.layers.{{layer}}.mlp.experts.{{expert}}.up_proj.weight; unknown tensors are never guessed"),
         (_config(architectures=["LlamaForCausalLM"], n_routed_experts=None),
          "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
-         "Glm4MoeForCausalLM, GlmMoeDsaForCausalLM, DeepseekV3ForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM"),
+         + ", ".join(name for family in family_names() for name in names_of(family).architectures)),
     ],
 )  # fmt: skip
 def test_a_source_that_does_not_fit_is_one_line(tmp_path: Path, edit: Edit, message: str) -> None:
