@@ -1,4 +1,4 @@
-"""`--quantization assay-emulate`: which layers get fake-quantized activations, and the layer methods that do it.
+"""`--quantization assay-emulate`: which layers get fake-quantized activations or keys and values, and what does it.
 
 Which module is quantized, and how, is decided by vLLM's own CompressedTensorsConfig (targets, ignore list, fused names), so
 that the emulation covers exactly what the native path would. Weight-only modules get vLLM's plain unquantized methods: their
@@ -16,17 +16,30 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from assay_vllm import EMULATE
-from assay_vllm.fake_quant import check_supported, describe, fake_quantize
+from assay_vllm.fake_quant import check_supported, describe, fake_quantize, to_fp8
 
 
 class EmulatedConfig(CompressedTensorsConfig):
     """Reads the checkpoint's quantization_config as vLLM does; hands out dense methods."""
+
+    emulated_kv_cache: dict[str, Any] | None = None
+    """The checkpoint's `kv_cache_scheme`. vLLM itself is told of none: its CPU kernels for it need AVX-512."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmulatedConfig:
+        """As vLLM. NotImplementedError: a KV cache that is not emulated."""
+        made: EmulatedConfig = super().from_config(config)
+        made.emulated_kv_cache, made.kv_cache_scheme = made.kv_cache_scheme, None
+        if made.emulated_kv_cache is not None:
+            check_supported_kv_cache(made.emulated_kv_cache)
+        return made
 
     def get_name(self) -> str:
         return EMULATE
@@ -54,7 +67,9 @@ class EmulatedConfig(CompressedTensorsConfig):
             return EmulatedMoEMethod(layer, args, prefix)
         if isinstance(layer, ParallelLMHead) and self._input_args(layer, prefix) is not None:
             raise NotImplementedError(f"{prefix}: quantized activations of the output head cannot be emulated")
-        return None  # embeddings, head, KV cache: dense
+        if isinstance(layer, Attention | MLAAttention) and self.emulated_kv_cache is not None:
+            layer.register_forward_pre_hook(round_keys_and_values)
+        return None  # embeddings, head, attention: dense
 
     def _input_args(self, layer: torch.nn.Module, prefix: str) -> Any:
         scheme = self.get_scheme_dict(layer, prefix)
@@ -68,6 +83,31 @@ class EmulatedConfig(CompressedTensorsConfig):
         """Modules of the checkpoint that vLLM fuses into the layer `prefix`."""
         parent, _, last = prefix.rpartition(".")
         return [f"{parent}.{name}" for name in self.packed_modules_mapping.get(last, [last])]
+
+
+def check_supported_kv_cache(scheme: Mapping[str, Any]) -> None:
+    """NotImplementedError for a `kv_cache_scheme` that is not E4M3 with one scale for all."""
+    asked = tuple(scheme.get(name) for name in ("type", "num_bits", "strategy", "dynamic", "symmetric"))
+    if asked != ("float", 8, "tensor", False, True):
+        kind, bits, strategy, dynamic, _ = asked
+        how = "dynamic" if dynamic else "static"
+        raise NotImplementedError(
+            f"a KV cache in {how} {kind}{bits} per {strategy} cannot be emulated; emulated is static float8 per tensor"
+        )
+
+
+def round_keys_and_values(layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before attention: what goes into the cache, as E4M3 with scale 1 would give it back. With latent attention (MLA) these
+    are the latent vector and the rotated key. Queries stay as they are, though some kernels for GPUs round them, too."""
+    query, *cached = args[:3]
+    rounded = (x if x is None else to_fp8(x.float()).to(x.dtype) for x in cached)
+    return query, *rounded, *args[3:]
+
+
+def num_rounding_layers(model: torch.nn.Module) -> int:
+    """Attention layers whose keys and values are rounded."""
+    hooks = (getattr(module, "_forward_pre_hooks", {}).values() for module in model.modules())
+    return sum(round_keys_and_values in each for each in hooks)
 
 
 class StaticScales:

@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from assay_vllm import EMULATE, STRICT
 from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
-from assay_vllm.emulate import set_static_scales
+from assay_vllm.emulate import num_rounding_layers, set_static_scales
 from assay_vllm.exemptions import exempt_parameters
 
 logger = init_logger("vllm.assay")
@@ -102,11 +102,15 @@ class EmulatedLoader(StrictLoader):
                 "%s: %d fused projections have unequal NVFP4 global scales, which are honoured here; vLLM's kernels would "
                 "apply one scale to all. First: %s", EMULATE, len(unequal), unequal[0],
             )  # fmt: skip
+        num_rounding = num_rounding_layers(model)
+        if num_rounding and any(name.endswith((".k_scale", ".v_scale")) for name in self._stored):
+            raise ValueError("the checkpoint stores scales of its KV cache; emulated is a cache without, whose scale is 1")
         logger.info(
-            "%s: %s: %d modules dequantized to %s; activations: %s",
+            "%s: %s: %d modules dequantized to %s; activations: %s%s",
             EMULATE,
             type(model).__name__,
             dequantizer.num_modules,
             str(model_config.dtype).removeprefix("torch."),
             ", ".join(f"{count} modules {kind}" for kind, count in sorted(activations.items())) or "not quantized",
+            f"; KV cache: {num_rounding} layers float8 tensor static" if num_rounding else "",
         )

@@ -54,6 +54,10 @@ ACTIVATIONS = {
 """Schemes of a precision -> what the plugin says of activations."""
 
 
+KV_CACHE = "w4a16-kv8"
+"""w4a16 with keys and values in FP8 as well."""
+
+
 def command(folder: Path) -> VllmCommand:
     """How `assay serve` would start a server on a CPU."""
     profile, serving = load_recipe(ProfileRecipe, "cpu-emulated"), Serving(num_speculative_tokens=1)
@@ -65,8 +69,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     """What served_in_one_process.py answers, of `source` and of every precision."""
     folder, checkpoint = tmp_path_factory.mktemp("served"), open_checkpoint(TRAINED)
     commands = {"source": command(TRAINED)}
-    for name in PRECISIONS:
-        plan = make_plan(checkpoint, load_recipe(PrecisionRecipe, name), model="tiny-glm", family=None)
+    recipes = {name: load_recipe(PrecisionRecipe, name) for name in PRECISIONS}
+    recipes[KV_CACHE] = recipes["w4a16"].model_copy(update={"name": KV_CACHE, "kv_cache": "fp8"})
+    for name, recipe in recipes.items():
+        plan = make_plan(checkpoint, recipe, model="tiny-glm", family=None)
         quantize(plan, TRAINED, folder / name, device="cpu")
         commands[name] = command(folder / name)
     tokenizer = AutoTokenizer.from_pretrained(TRAINED)
@@ -120,3 +126,13 @@ def test_the_mtp_head_is_loaded_and_drafts(served: dict[str, dict[str, Any]], pr
     else:
         assert loaded == ["Glm4MoeForCausalLM", "Glm4MoeMTP"]
         assert answer["drafted"] > 150 and answer["accepted"] > 0.85 * answer["drafted"]
+
+
+def test_keys_and_values_in_fp8_are_emulated(served: dict[str, dict[str, Any]]) -> None:
+    """Of target and draft, and beside the weights: the change is more than theirs alone, and far less than another order."""
+    plain, answer = served["w4a16"], served[KV_CACHE]
+    said = [line.split("; ")[-1] for line in answer["said"] if line.startswith("assay-emulate: ")]
+    assert said == ["KV cache: 4 layers float8 tensor static", "KV cache: 1 layers float8 tensor static"]
+    change = fmean(abs(x - y) for x, y in zip(text_logprobs(answer), text_logprobs(plain), strict=True))
+    assert 0.0005 < change < 0.01
+    assert answer["drafted"] > 150 and answer["accepted"] > 0.85 * answer["drafted"]

@@ -88,7 +88,7 @@ def vllm_command(
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
     checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
-    if "kv-cache-dtype" not in flags:
+    if "kv-cache-dtype" not in flags and not emulated:  # vLLM's own kernels for it on CPUs need AVX-512; the plugin rounds
         checkpoint_flags |= _kv_cache_flags(config)
     if plugin and "load-format" not in flags | checkpoint_flags:
         checkpoint_flags["load-format"] = STRICT

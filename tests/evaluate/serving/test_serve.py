@@ -397,6 +397,8 @@ def test_a_checkpoint_is_served_with_the_kv_cache_that_it_asks_for(profile: Prof
     for_all = native.model_copy(update={"vllm": {"kv-cache-dtype": "bfloat16"}})
     assert command_for(asks, for_all, Serving()).flags["kv-cache-dtype"] == "bfloat16"
     assert command_for(asks, for_all, Serving()).checkpoint_flags == {"load-format": "assay-strict"}
+    emulated = command_for(asks, profile, Serving())
+    assert emulated.checkpoint_flags == {"load-format": "assay-emulate", "quantization": "assay-emulate"}, "the plugin rounds"
     silent = write_config(tmp_path, quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": None})
     assert command_for(silent, native, Serving()).checkpoint_flags == {"load-format": "assay-strict"}
 
