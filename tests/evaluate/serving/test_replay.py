@@ -14,6 +14,7 @@ from typing import Any
 
 import hollow
 import pytest
+from serving_interpreter import with_our_plugin
 
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe
@@ -22,14 +23,12 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Replay
 from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
-from assay_evaluate.serving.server import find_interpreter
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 MODELS = {"glm-5": 8, "glm-4.7": 4, "deepseek-v3": 8, "qwen3-30b-a3b": 2, "qwen3-next-80b-a3b": 4}
 """A model of each family -> the most tensor-parallel ranks on which its W4A16 loads."""
 MTP_EXPERT = "model.layers.4.mlp.experts.2.down_proj.weight"
@@ -39,13 +38,7 @@ MORE = {"stray": "model.layers.1.stray.weight", "one expert more": "model.layers
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The serving environment's, with the plugin of this checkout."""
-    real = find_interpreter(None)
-    assert real is not None, "no .venv-serve here: run `make setup`"
-    path = tmp_path_factory.mktemp("bin") / "python"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY}/evaluate exec {real.absolute()} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    return with_our_plugin(tmp_path_factory.mktemp("bin"))
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +248,7 @@ def test_a_model_at_full_count(interpreter: str, tmp_path: Path) -> None:
     (record,) = replay([Candidate("glm-5", quantized(source, "w4a16"), profile(interpreter), serving)])
     assert (findings(record), record.num_tensors, record.num_shards) == ([], 176_318, 282)
     assert [part.layers for part in record.parts] == [("model.layers.0", "model.layers.3"), ("model.layers.78",)]
+    assert chosen(record) == KERNELS["8xh200"], "as with four layers and four experts"
     assert record.max_memory_bytes < 4e9
 
 

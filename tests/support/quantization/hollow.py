@@ -84,12 +84,22 @@ FP8_RELEASES = ("deepseek-v3", "kimi-k2")
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CHANNEL_RELEASES = ("glm-4.5-air", "glm-4.7")
 """Model recipes whose FP8 reference was made by llm-compressor, one scale per row. GLM-4.7-FP8 is taken to be like the Air."""
+_FP8 = {"type": "float", "num_bits": 8, "symmetric": True}
 FP8_CHANNELS = {
-    "quant_method": "compressed-tensors", "format": "float-quantized",
-    "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}},
+    "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+    "ignore": ["lm_head", r"re:.*\.mlp\.gate$", r"re:.*\.eh_proj$"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"], "weights": {**_FP8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**_FP8, "strategy": "token", "dynamic": True},
+        }
+    },
 }  # fmt: skip
-IN_FP8 = re.compile(r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa)?\.weight|.*\.indexer\.(wq_b|wk)\.weight")
-"""Weights that are FP8 in these releases: every linear but `eh_proj` and `indexer.weights_proj`."""
+LISTED_RELEASES = ("qwen3-30b-a3b", "qwen3-next-80b-a3b")
+"""Model recipes whose FP8 reference lists what it keeps in `modules_to_not_convert`: vLLM would quantize their routers."""
+IN_FP8 = re.compile(r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa|_qkvz)?\.weight|.*\.indexer\.(wq_b|wk)\.weight")
+"""Weights that are FP8 in these releases: every linear but `eh_proj`, `indexer.weights_proj`, and Qwen3-Next's `in_proj_ba`
+(https://github.com/vllm-project/vllm/pull/25079)."""
 
 
 # ------------------------------------------------------------------------------------------------ names and shapes
@@ -330,35 +340,59 @@ def fp8_blocks(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
     return iter(made.items()), dtypes
 
 
-def hollow_model(folder: Path, model: str, *, layers: int = 4, experts: int = 4, shards: int = 3) -> Path:
-    """A hollow checkpoint with the true shapes of a model recipe, but fewer layers and experts; FP8 where the release is."""
+def hollow_model(
+    folder: Path,
+    model: str,
+    *,
+    layers: int = 4,
+    experts: int = 4,
+    shards: int = 3,
+    dense: int | None = None,
+    release: bool = False,
+) -> Path:
+    """A hollow checkpoint with the true shapes of a model recipe, but fewer layers and experts; FP8 where the release is.
+
+    dense: layers without experts, at the beginning; None: as many as the model has. release: the reference that the recipe
+    names, in the format in which it is published, instead of the source.
+    """
     base, shapes_of = MODELS[model]
-    config = {**base, "num_hidden_layers": layers}
-    config["num_experts" if "num_experts" in base else "n_routed_experts"] = experts
-    shapes, dtypes = shapes_of(config), {}
-    if model in FP8_RELEASES:
-        config["quantization_config"] = FP8_BLOCKS
-        shapes, dtypes = fp8_blocks(shapes)
+    config = {**base, "num_hidden_layers": layers, _experts_key(base): experts}
+    if dense is not None and "first_k_dense_replace" in base:
+        config["first_k_dense_replace"] = dense
+    shapes, dtypes = as_published(config, shapes_of(config), model, release=release)
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
 
 
 def hollow_shapes(folder: Path, model: str, *, release: bool = False) -> Path:
     """All layers of a model recipe at true shapes, with two experts a layer; `at_true_size` puts the rest into sums.
 
-    release: the reference that the recipe names, in the format in which it is published, instead of the source.
+    release: as of `hollow_model`.
     """
-    base, _ = MODELS[model]
-    config = {**base, "num_experts" if "num_experts" in base else "n_routed_experts": 2}
+    base, shapes_of = MODELS[model]
+    config = {**base, _experts_key(base): 2}
     indexers = {"glm-5": set(range(78)), "glm-5.2": GLM52_INDEXERS}
-    shapes = glm5_shapes(config, indexers[model]) if model in indexers else MODELS[model][1](config)
-    dtypes: dict[str, str] = {}
-    if model in CHANNEL_RELEASES and release:
-        shapes, dtypes = fp8_channels(shapes)
-        config["quantization_config"] = FP8_CHANNELS
-    elif model in FP8_RELEASES or release:
-        shapes, dtypes = fp8_blocks(shapes)
-        config["quantization_config"] = FP8_BLOCKS
+    every = glm5_shapes(config, indexers[model]) if model in indexers else shapes_of(config)
+    shapes, dtypes = as_published(config, every, model, release=release)
     return write_hollow(folder, config, shapes, shards=1, dtypes=dtypes)
+
+
+def _experts_key(config: dict[str, Any]) -> str:
+    return "num_experts" if "num_experts" in config else "n_routed_experts"
+
+
+def as_published(config: dict[str, Any], shapes: Shapes, model: str, *, release: bool) -> tuple[Shapes, dict[str, str]]:
+    """Names and shapes, and dtypes, of the source or the release; the latter's `quantization_config` is put into `config`."""
+    if model in CHANNEL_RELEASES and release:
+        config["quantization_config"] = FP8_CHANNELS
+        return fp8_channels(shapes)
+    if model in FP8_RELEASES or release:
+        every = list(shapes)
+        config["quantization_config"] = FP8_BLOCKS
+        if model in LISTED_RELEASES:
+            kept = [name.removesuffix(".weight") for name, shape in every if len(shape) > 1 and not IN_FP8.fullmatch(name)]
+            config["quantization_config"] = {**FP8_BLOCKS, "modules_to_not_convert": kept}
+        return fp8_blocks(iter(every))
+    return shapes, {}
 
 
 def fp8_channels(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:

@@ -1,0 +1,43 @@
+"""vLLM's loaders take every default cell of the shipped recipes, and docs/models.md says with which kernels."""
+
+from __future__ import annotations
+
+import models_page
+import models_replayed
+import pytest
+from models_replayed import Asked
+
+from assay.records.preflight.replay import Replay
+
+pytestmark = [pytest.mark.slow, pytest.mark.serve]
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[Asked, Replay]:
+    """Of default cells and of those that are out because of the split."""
+    return models_replayed.replay_all([*models_replayed.default_cells(), *models_replayed.refused(models_replayed.taken_out())])
+
+
+def test_every_default_cell_loads(said: dict[Asked, Replay]) -> None:
+    defaults = {cell: said[cell] for cell in models_replayed.default_cells()}
+    assert list(models_replayed.not_passed(defaults)) == []
+    assert {cell: record.asked for cell, record in defaults.items() if record.asked} == {}
+
+
+def test_every_model_with_an_mtp_block_drafts(said: dict[Asked, Replay]) -> None:
+    without = {cell.model for cell in models_replayed.default_cells() if len(said[cell].parts) == 1}
+    assert without == {"qwen3-30b-a3b"} and not any(record.undrafted for record in said.values())
+
+
+def test_what_was_taken_out_because_of_the_split_is_still_refused(said: dict[Asked, Replay]) -> None:
+    """But for scales of NVFP4 in linear layers: vLLM rounds their number down, and would compute with wrong ones."""
+    out = models_replayed.refused(models_replayed.taken_out())
+    kinds = {cell: {finding.kind for finding in said[cell].every_finding} for cell in out}
+    taken = {cell for cell in out if not kinds[cell]}
+    assert {cell[:1] + cell[2:] for cell in taken} == {("glm-4.5-air", "nvfp4a16")} and len(taken) == 3
+    assert len(out) > 10 and {kind for cell in out if cell not in taken for kind in kinds[cell]} == {"group size"}
+
+
+def test_the_page_is_up_to_date(said: dict[Asked, Replay]) -> None:
+    made = models_page.first_half() + models_replayed.second_half(said)
+    assert models_page.PAGE.read_text(encoding="utf-8") == made, "run tests/support/quantization/models_replayed.py"
