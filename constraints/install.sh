@@ -12,8 +12,10 @@ fail() {
   exit 2
 }
 has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; }
-gib_of() { # disk space for an environment: work takes 2.8 GiB, serve 3.4; with CUDA 8.4, and 4.1 of wheels in pip's cache
-  if [ "$1" = serve ] && has_gpu; then echo 14; else echo 4; fi
+gib_of() { # disk space to build an environment: work takes 2.8 GiB, serve 3.4
+  # With CUDA 8.6 GiB are installed, from 4 GiB of wheels that pip holds twice until it is done: in its cache and in its temporary
+  # folder (vLLM 0.24 and later: https://github.com/ls1intum/edutelligence/pull/682).
+  if [ "$1" = serve ] && has_gpu; then echo 18; else echo 4; fi
 }
 check() { # check FOLDER KIND...: the Python version, and disk space for all of them
   local folder=$1 needed_gib=0 free_gib kind

@@ -282,19 +282,17 @@ def test_a_remedy_stays_in_its_folder(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ the script of our own server
 def test_a_command_line_is_quoted(tmp_path: Path) -> None:
     """Run with a `python` that says what it was given: the words and variables, each as it was, and nothing else happens."""
-    words = ["python", "-m", "vllm", "--flag", COMMAND.replace("\x00", ""), "it's", '{"a": "$(touch pwned)"}', ""]
+    stub = tmp_path / "bin of $(touch pwned)" / "python"
+    words = [str(stub), "-m", "vllm", "--flag", COMMAND.replace("\x00", ""), "it's", '{"a": "$(touch pwned)"}', ""]
     value = "one\ntwo'$(touch pwned)"
     endpoint = ProbedEndpoint("http://127.0.0.1:1", "model", None, OFFER)
     write_bundle(tmp_path, lever_report(LINK), [], [], {}, endpoint, Setting(1), words, {"VALUE": value})
-    stub = tmp_path / "bin" / "python"
     stub.parent.mkdir()
-    stub.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['VALUE']]))\n")
+    says = "print(json.dumps([sys.argv[1:], os.environ['VALUE'], os.environ['PATH']]))"
+    stub.write_text(f"#!{sys.executable}\nimport json, os, sys\n{says}\n")
     stub.chmod(0o755)
-    environment = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["sh", tmp_path / "server.sh"], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
-    )  # fmt: skip
-    assert json.loads(done.stdout) == [words[1:], value]
+    done = subprocess.run(["sh", tmp_path / "server.sh"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert json.loads(done.stdout) == [words[1:], value, f"{stub.parent}:{os.environ['PATH']}"]
     assert not list(tmp_path.rglob("pwned"))
     assert_only_text(tmp_path / "README.md", num_headings=1)
 

@@ -99,7 +99,7 @@ def test_room_is_asked_for_everything_that_is_missing(bare: Path) -> None:
         assert done.returncode == (2 if done.stderr else 0)
         return done.stderr
 
-    assert check("work", "serve") == f"error: {bare} has 9 GiB free; 18 GiB are needed to build: work serve\n"
+    assert check("work", "serve") == f"error: {bare} has 9 GiB free; 22 GiB are needed to build: work serve\n"
     assert check("work") == ""
     (tools / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     assert check("work", "serve") == ""

@@ -84,3 +84,14 @@ def group_members(group: int) -> list[int]:
         if int(process_group) == group and state not in {"Z", "X"}:
             members.append(int(entry.name))
     return members
+
+
+def as_activated(environment: Mapping[str, str], interpreter: Path) -> dict[str, str]:
+    """`environment` with the interpreter's folder first in PATH, as in an activated environment; where PATH has it, as it is.
+
+    FlashInfer builds kernels with the `ninja` that is installed beside it, and vLLM does without FlashInfer if PATH has none
+    (vllm/utils/flashinfer.py: has_flashinfer).
+    """
+    folder = str(interpreter.absolute().parent)
+    folders = [one for one in environment.get("PATH", "").split(os.pathsep) if one]
+    return {**environment, "PATH": os.pathsep.join(folders if folder in folders else [folder, *folders])}

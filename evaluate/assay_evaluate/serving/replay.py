@@ -28,6 +28,7 @@ from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPar
 from assay.safetensors_index import INDEX_NAME
 from assay_evaluate.serving.gpus import facts_of
 from assay_evaluate.serving.kernel_evidence import tail
+from assay_evaluate.serving.process import as_activated
 from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 
@@ -167,8 +168,8 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
     try:
         with log.open("wb") as file:
             done = subprocess.run(
-                words, env={**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, timeout=timeout_s, check=False, cwd=folder,
+                words, env=as_activated({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=timeout_s, check=False, cwd=folder,
             )  # fmt: skip
         failed = None if done.returncode == 0 else f"ended with status {done.returncode}"
     except OSError as error:

@@ -28,7 +28,7 @@ from assay.records.serving import Fingerprint
 from assay_evaluate.serving.external import get, list_models, sum_metrics
 from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
-from assay_evaluate.serving.process import SupervisedProcess
+from assay_evaluate.serving.process import SupervisedProcess, as_activated
 from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
 from assay_evaluate.transport.connection import get_once, post_once
 from assay_evaluate.transport.errors import TransportError
@@ -120,7 +120,8 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
             f"run `make setup`, or: {interpreter} -m pip install --no-deps {recipes_dir().parent}"
         )
     try:
-        process = SupervisedProcess((str(interpreter), *command.arguments), command.environment, spec.log_path)
+        environment = as_activated(command.environment, interpreter)
+        process = SupervisedProcess((str(interpreter), *command.arguments), environment, spec.log_path)
     except OSError as error:
         raise ServeError(
             f"{spec.log_path}: vLLM's log cannot be written there ({error.strerror}); nothing was started"

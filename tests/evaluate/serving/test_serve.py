@@ -30,7 +30,7 @@ from assay_evaluate.serving.external import sum_metrics
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.hardware import Gpu, choose_profile, fits, parse_gpus
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in
-from assay_evaluate.serving.process import group_members
+from assay_evaluate.serving.process import as_activated, group_members
 from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, serve
 from assay_evaluate.serving.vllm_command import vllm_command
 
@@ -237,6 +237,31 @@ def test_death_before_ready_is_told_with_cause_and_log(
     first, second, *_ = str(caught.value).splitlines()
     assert first == f"vLLM stopped before it was ready (exit status {status}): {cause}"
     assert second == f"  last lines of {log_path}:"
+
+
+def test_the_server_finds_the_programs_of_its_environment(
+    tiny_glm: Path, profile: ProfileRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer runs `ninja` from PATH; an interpreter that is called by its path does not put its own folder there."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    log_path = tmp_path / "path.log"
+    ninja = tmp_path / "ninja"
+    ninja.write_text("#!/bin/sh\n")
+    ninja.chmod(0o755)
+    body = "import shutil; print(shutil.which('ninja'), os.environ['PATH'], flush=True)"
+    with pytest.raises(ServeError), serve(make_spec(tiny_glm, profile, log_path, interpreter=fake_python(tmp_path, body))):
+        pass
+    assert log_path.read_text() == f"{ninja} {tmp_path}:/usr/bin:/bin\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("/usr/bin:/bin", "/env/bin:/usr/bin:/bin"), ("/bin:/env/bin", "/bin:/env/bin"), ("", "/env/bin"), (None, "/env/bin")],
+)
+def test_a_path_that_has_the_folder_already_is_left_in_its_order(before: str | None, after: str) -> None:
+    """`/usr/bin` before `/usr/local/cuda/bin` would change which nvcc is found."""
+    environment = {"HOME": "/root"} if before is None else {"HOME": "/root", "PATH": before}
+    assert as_activated(environment, Path("/env/bin/python")) == {"HOME": "/root", "PATH": after}
 
 
 @pytest.mark.slow

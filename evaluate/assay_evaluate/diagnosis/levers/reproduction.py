@@ -24,7 +24,7 @@ from assay_evaluate.diagnosis.levers import reproduction_script
 from assay_evaluate.diagnosis.levers.search import Search, said_of
 from assay_evaluate.diagnosis.levers.settings import Setting, with_setting
 from assay_evaluate.diagnosis.probes.divergences import tokens_of
-from assay_evaluate.serving.server import ServerSpec
+from assay_evaluate.serving.server import ServerSpec, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
 
 Item = TypeVar("Item")
@@ -111,7 +111,7 @@ def command_of(spec: ServerSpec | None, setting: Setting) -> tuple[list[str] | N
         spec.checkpoint, with_setting(spec.profile, setting), spec.serving, speculate=speculate, port=spec.port or 8000,
         served_model_name=spec.served_model_name,
     )  # fmt: skip
-    return ["python", *command.arguments], command.recorded_environment
+    return [str(interpreter_for(spec.profile, spec.interpreter)), *command.arguments], command.recorded_environment
 
 
 def write_bundle(
@@ -159,7 +159,11 @@ def _server_script(command: Sequence[str] | None, environment: Mapping[str, str]
         said = ", ".join(f"{what} {shown(value)}" for what, value in told.items())
         return f"#!/bin/sh\n# assay did not start this server; it says of itself: {said}\nexit 2\n"
     variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
-    return f"#!/bin/sh\n# The server on which it failed.\n{variables}exec {shlex.join(command)}\n"
+    folder = Path(command[0]).parent
+    return (
+        "#!/bin/sh\n# The server on which it failed. In its PATH the programs of its environment (ninja) come first.\n"
+        f'export PATH={shlex.quote(str(folder))}:"$PATH"\n{variables}exec {shlex.join(command)}\n'
+    )
 
 
 def _readme(report: LeverReport, num_requests: int) -> str:
