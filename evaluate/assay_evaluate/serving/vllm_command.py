@@ -236,6 +236,11 @@ def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[
     return {**passed, **plumbing, **own}, dict(sorted(recorded.items()))
 
 
+def server_environment(profile: ProfileRecipe) -> dict[str, str]:
+    """The whole environment of a server of `profile` that is started here."""
+    return _environment(profile, os.environ)[0]
+
+
 def with_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
     """vLLM's CPU workers must be told whose core is whose on a machine of one NUMA node, or they stop at an assertion."""
     if ranks < 2 or profile.hardware.device != "cpu" or "VLLM_CPU_OMP_THREADS_BIND" in profile.environment:
