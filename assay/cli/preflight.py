@@ -16,6 +16,8 @@ from assay.cli.terminal import escape
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.quantities import size
+from assay.recipes.gate import ScoreGate
+from assay.recipes.profile import context_tokens
 from assay.records.preflight.report import Check, CheckName, PreflightReport
 
 if TYPE_CHECKING:
@@ -80,11 +82,67 @@ def check_plans(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator
             yield Check(check="plan", subject=one.label, outcome="FAIL", detail=detail, remedy=remedy)
 
 
+def check_environment(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
+    """Driver, compilers and packages of the servers."""
+    from assay_evaluate.preflight.environment import check_environment as look
+
+    configs = {one.label: one.config for one in run.checkpoints if one.config is not None}
+    return look(run.profile, configs) if run.is_served_here else ()
+
+
+def check_tokenizer(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Tokenizer, chat template and parsers: of the source, whose files the checkpoints made here get, and of the reference."""
+    from assay.cli.candidates.small_files import small_files
+    from assay_evaluate.preflight.tokenizer import check_tokenizer as look
+
+    looked_at = {"source": run.source}
+    if run.reference.headers is not None and run.reference.headers.location != run.source.location:
+        looked_at["reference"] = run.reference.headers
+    for label, checkpoint in looked_at.items():
+        yield from look(small_files(label, checkpoint), run.suite, run.profile, run.aim.recipe.serving, _required(run))
+
+
+def check_data_sets(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
+    """Data sets of the hub."""
+    from assay_evaluate.preflight.data_sets import check_data_sets as look
+
+    return look(run.suite)
+
+
+def check_context(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
+    """Prompts and replies against the context that the profile serves."""
+    from assay.cli.candidates.small_files import small_files
+    from assay_evaluate.preflight.context import check_context as look
+
+    serving = run.aim.recipe.serving
+    tokens = context_tokens(run.reference.config or run.source.config, run.profile, serving)
+    has_template = "chat-template" in serving.vllm or small_files("source", run.source).template is not None
+    return look(run.suite, tokens, _required(run), is_chat=has_template) if run.is_served_here else ()
+
+
+def _required(run: PlannedRun) -> frozenset[str]:
+    """Tasks that a required gate judges."""
+    return frozenset(gate.task for gate in run.gates.gates if isinstance(gate, ScoreGate) and gate.required)
+
+
+def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
+    """How the suite asks, against the model's card."""
+    from assay.cli.candidates.small_files import json_file
+    from assay_evaluate.preflight.sampling import check_sampling as look
+
+    return look(run.suite, run.aim.recipe, json_file(run.source, "generation_config.json"))
+
+
 Look = Callable[[PlannedRun, Callable[[str], None]], Iterable[Check]]
 """A check: the planned run, and who is told what takes long."""
 CHECKS: tuple[tuple[CheckName, Look], ...] = (
     ("hardware", check_hardware),
     ("plan", check_plans),
+    ("environment", check_environment),
+    ("tokenizer", check_tokenizer),
+    ("data sets", check_data_sets),
+    ("context", check_context),
+    ("sampling", check_sampling),
 )
 """In the order in which they are made and shown: first what takes no time."""
 

@@ -8,6 +8,7 @@ imports neither vllm nor torch.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -119,6 +120,16 @@ def check_environment(profile: ProfileRecipe, configs: Mapping[str, Mapping[str,
     if isinstance(asked, ServingEnvironment) and profile.hardware.device == "cuda" and not fits(profile.hardware, here.gpus):
         return [*_elsewhere(profile, asked, configs)]
     return [*judge(asked, here, configs, num_gpus=profile.hardware.num_gpus, emulates=profile.emulate)]
+
+
+def examine_gpus() -> Iterator[Check]:
+    """What servers need to use the GPUs of this machine, with the default serving environment; nothing where there are none."""
+    gpus, interpreter = find_gpus(), find_interpreter(None)
+    if not gpus or interpreter is None:
+        return
+    asked = ask(interpreter, os.environ)
+    checks = judge(asked, this_machine(os.environ), {}, num_gpus=len(gpus))
+    yield from (check for check in checks if check.subject != "serving environment" or check.outcome != "PASS")
 
 
 def judge(

@@ -75,7 +75,7 @@ def vllm_command(
     hidden_states: a server that gives the hidden states of every token (POST /pooling) and generates nothing.
     """
     config = read_config(checkpoint)
-    flags = _common_flags() | _serving_flags(serving) | _profile_flags(profile)
+    flags = _common_flags() | asked_flags(profile, serving)
     # vLLM's check alone refuses whole checkpoints; our load formats know what they may lack (assay_vllm/exemptions.py)
     if plugin and "load-format" not in flags:
         own = flags.get("model-loader-extra-config") or {}
@@ -146,6 +146,11 @@ def _common_flags() -> dict[str, Any]:
         "disable-uvicorn-access-log": True,
         "enable-scale-out": True,  # /inference/v1/generate: log-probabilities at a fifth of the cost of /v1/completions
     }
+
+
+def asked_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
+    """Flags that the model's recipe and the profile ask for; the profile's win. ServeError: it sets one that is not its own."""
+    return _serving_flags(serving) | _profile_flags(profile)
 
 
 def _serving_flags(serving: Serving) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.tasks.counting import prompt_counter
 from assay_evaluate.tasks.generated import run_generated
 from assay_evaluate.tasks.items import Item, needle_item
+from assay_evaluate.tasks.room import with_reply
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> 
     skipped: dict[str, str] = {}
     for length in task.lengths_tokens:
         room = session.max_model_len
-        if room is not None and length + task.max_tokens > room:
+        if room is not None and with_reply(task, length) > room:
             skipped[str(length)] = f"{length} + {task.max_tokens} tokens of reply do not fit max_model_len {room}"
             continue
         try:

@@ -77,7 +77,7 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
     notes: dict[str, None] = {}
 
     def made_items() -> Iterator[RulerItem]:
-        for cell in _cells(task):
+        for cell in cells(task):
             try:
                 items = [maker.item(cell, index) for index in range(task.num_items)]
             except (RulerError, NotMeasured) as error:
@@ -93,7 +93,8 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
     return task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
 
 
-def _cells(task: RulerTask) -> Iterator[RulerCell]:
+def cells(task: RulerTask) -> Iterator[RulerCell]:
+    """All that the task asks, before it is known what fits."""
     for name in task.tasks:
         for length_tokens in task.lengths_tokens:
             if name != GRID_TASK:
@@ -101,6 +102,16 @@ def _cells(task: RulerTask) -> Iterator[RulerCell]:
                 continue
             for depth in task.depths:
                 yield from (RulerCell(name, length_tokens, depth, language) for language in task.languages)
+
+
+def needed_tokens(task: RulerTask, style: Style, cell: RulerCell) -> int:
+    """Of prompt and reply together, at most; what needs more than the context is not measured."""
+    return cell.length_tokens - _reply_within(task, cell) + _max_tokens(task, style, cell.task)
+
+
+def _reply_within(task: RulerTask, cell: RulerCell) -> int:
+    """Tokens that the length of the cell keeps for the reply."""
+    return task.max_tokens if task.reply_within_length else cell.published_reply_tokens
 
 
 def _style(session: Session, task: RulerTask) -> Style:
@@ -137,8 +148,8 @@ class _Maker:
 
     def item(self, cell: RulerCell, index: int) -> RulerItem:
         """RulerError if it cannot be made; NotMeasured if it does not fit, or tokens cannot be counted."""
-        reply_tokens = self.task.max_tokens if self.task.reply_within_length else cell.published_reply_tokens
-        self._require_room(cell, reply_tokens)
+        reply_tokens = _reply_within(self.task, cell)
+        self._require_room(cell)
         key = {**self.made_from, "cell": dataclasses.asdict(cell), "index": index, "reply_tokens": reply_tokens}
         journal = self.session.client.journal
         kept = journal.find_items("ruler", key)
@@ -148,11 +159,8 @@ class _Maker:
         journal.keep_items("ruler", key, [saved_fields(made)])
         return made
 
-    def _require_room(self, cell: RulerCell, reply_tokens: int) -> None:
-        room, wanted = (
-            self.session.max_model_len,
-            cell.length_tokens - reply_tokens + _max_tokens(self.task, self.style, cell.task),
-        )
+    def _require_room(self, cell: RulerCell) -> None:
+        room, wanted = self.session.max_model_len, needed_tokens(self.task, self.style, cell)
         if room is not None and wanted > room:
             raise NotMeasured(
                 f"{cell.task} at {cell.length_tokens} tokens: prompt and reply need up to {wanted}, max_model_len is {room}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from check_lines import check_lines
 
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
@@ -40,10 +41,7 @@ SPARSE = {"reference": {"model_type": "glm_moe_dsa", "index_topk": 2048}}
 
 
 def lines(asked: ServingEnvironment | str | None, here: Machine = H200, configs: Any = None, num_gpus: int = 8) -> list[str]:
-    return [
-        f"{check.outcome} {check.check} {check.subject}: {check.detail}" + (f" -> {check.remedy}" if check.remedy else "")
-        for check in judge(asked, here, SPARSE if configs is None else configs, num_gpus=num_gpus)
-    ]
+    return check_lines(judge(asked, here, SPARSE if configs is None else configs, num_gpus=num_gpus))
 
 
 def failures(asked: ServingEnvironment | str | None, here: Machine = H200, configs: Any = None) -> list[str]:
@@ -203,3 +201,19 @@ def test_a_profile_for_another_machine(venv: Path, monkeypatch: pytest.MonkeyPat
     assert checks[0].detail == (
         "driver, nvcc, /dev/shm and kernel caches of 8xh200: 8x H200 of 150 GB cannot be seen: this is another machine"
     )
+
+
+def test_doctor_says_it_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are GPUs; the tables of `assay doctor` are the same checks."""
+    from assay.cli.commands.about.examine import _for_gpus
+
+    monkeypatch.setattr(environment, "find_gpus", lambda: ())
+    assert list(_for_gpus()) == []
+    monkeypatch.setattr(environment, "find_gpus", lambda: (Gpu("NVIDIA H200", 1, "535.1"),))
+    monkeypatch.setattr(environment, "find_interpreter", lambda profile: venv)
+    monkeypatch.setenv("PATH", "")
+    found = {finding.what: finding for finding in _for_gpus()}
+    assert found["ninja"].state == "missing"
+    assert found["ninja"].remedy == f"{venv} -m pip install ninja"
+    assert found["driver"].detail == "driver 535.1, and CUDA 13.0.96 of the server needs 580 or later"
+    assert found["open files"].state == "ok"

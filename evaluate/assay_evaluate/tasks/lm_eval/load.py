@@ -61,9 +61,14 @@ def load_tasks(task: LmEvalTask) -> Any:
     return loaded
 
 
+def configs_of(task: LmEvalTask) -> dict[str, dict[str, Any]]:
+    """Name -> what the index says of it, for every task behind the names, groups and tags opened. Nothing is loaded."""
+    return _configs(_manager_for(task), task.tasks)
+
+
 def count_tasks(task: LmEvalTask) -> int:
     """How many tasks are behind the names, groups and tags opened; 0 if none is known."""
-    return len(_configs(_manager_for(task), task.tasks))
+    return len(configs_of(task))
 
 
 def _manager_for(task: LmEvalTask) -> Any:

@@ -20,6 +20,7 @@ from assay_evaluate.asking.dialect import CHAT
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
+from assay_evaluate.tasks.room import with_reply
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tasks.tools.dialogue import count_prompt, fit, messages_of, prompt_counter
@@ -146,7 +147,7 @@ def _measure(session: Session, task: ToolsTask, questions: Sequence[ToolQuestion
             tokens = question.prompt_tokens
             if room is not None:
                 tokens = tokens or count(messages_of(question, 0, session.seed), question)
-                if tokens + task.max_tokens > room:
+                if with_reply(task, tokens) > room:
                     raise ValueError(f"{tokens} + {task.max_tokens} tokens of reply do not fit max_model_len {room}")
         except ValueError as error:
             skipped[cell] = str(error)

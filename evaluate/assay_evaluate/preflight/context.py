@@ -1,0 +1,73 @@
+"""Do the prompts and replies that a suite asks for fit the context with which the checkpoints are served?
+
+By the rules of the run itself (`tasks/room.py`, `tasks/ruler_task.py`): a budget that fills the context stops it, a prompt of a
+stated length that does not fit is left out. FAIL: the run is refused, or nothing is left of a task that a required gate judges.
+Where some lengths are left out the task is measured on the others: PASS, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from assay.recipes.suite import NeedleTask, RulerTask, SuiteRecipe, TaskBase, ToolsTask
+from assay.records.preflight.replay import Outcome
+from assay.records.preflight.report import Check
+from assay_evaluate.tasks.room import fills_context, with_reply
+from assay_evaluate.tasks.ruler_task import cells, needed_tokens
+
+
+def check_context(
+    suite: SuiteRecipe, context: int | None, required: Collection[str], *, is_chat: bool
+) -> Iterator[Check]:  # fmt: skip
+    """One check for each task. context: of prompt and reply together (`context_tokens`); None: nobody says. required: tasks
+    that a required gate judges. is_chat: there is a chat template; without one RULER's replies have the published lengths."""
+    if context is None:
+        detail = "neither profile nor config.json says how long prompt and reply may be together"
+        remedy = "write max-model-len into the profile's `vllm:`"
+        yield Check(check="context", subject=None, outcome="UNKNOWN", detail=detail, remedy=remedy)
+        return
+    filling = {task.name for task in fills_context(suite, context)}
+    for task in suite.tasks:
+        yield _filled(task, context) if task.name in filling else _fitting(task, context, task.name in required, is_chat)
+
+
+def _filled(task: TaskBase, context: int) -> Check:
+    detail = f"a reply may have {task.max_tokens:,} tokens, and prompt and reply together have {context:,}: the run is refused"
+    remedy = "lower max_tokens in the suite, or raise max-model-len if the model allows more"
+    return Check(check="context", subject=task.name, outcome="FAIL", detail=detail, remedy=remedy)
+
+
+def _fitting(task: TaskBase, context: int, is_required: bool, is_chat: bool) -> Check:
+    lengths = _needed(task, is_chat)
+    if not lengths:
+        detail = f"{task.max_tokens:,} tokens of reply leave {context - task.max_tokens:,} of {context:,} for a prompt"
+        return Check(check="context", subject=task.name, outcome="PASS", detail=detail)
+    left_out = [length for length, needed in lengths.items() if needed > context]
+    longest = max(lengths)
+    detail = f"prompts to {longest:,} tokens need {lengths[longest]:,} of {context:,} with their reply"
+    if not left_out:
+        return Check(check="context", subject=task.name, outcome="PASS", detail=detail)
+    remedy = f"for {longest:,} tokens lower max_tokens to {context - longest:,} in the suite, or raise max-model-len"
+    if context <= longest:
+        remedy = "raise max-model-len if the model allows more, or take the length out of the suite"
+    if len(left_out) < len(lengths):
+        detail += f": NOT MEASURED at {', '.join(f'{one:,}' for one in left_out)}, measured at the other lengths"
+        return Check(check="context", subject=task.name, outcome="PASS", detail=detail, remedy=remedy)
+    detail += ": the task is NOT MEASURED" + ("" if is_required else ", and no required gate judges it")
+    outcome: Outcome = "FAIL" if is_required else "PASS"
+    return Check(check="context", subject=task.name, outcome=outcome, detail=detail, remedy=remedy)
+
+
+def _needed(task: TaskBase, is_chat: bool) -> dict[int, int]:
+    """Stated length of a prompt -> tokens of prompt and reply, at most. Empty: the task states none."""
+    if isinstance(task, NeedleTask):
+        return {length: with_reply(task, length) for length in task.lengths_tokens}
+    if isinstance(task, ToolsTask):
+        return {length: with_reply(task, length) for length in task.prompt_tokens if length}
+    if not isinstance(task, RulerTask):
+        return {}
+    found: dict[int, int] = {}
+    for cell in cells(task):
+        style = "chat" if task.style == "auto" and is_chat else "base" if task.style == "auto" else task.style
+        found[cell.length_tokens] = max(found.get(cell.length_tokens, 0), needed_tokens(task, style, cell))
+    return found

@@ -1,0 +1,114 @@
+"""Data sets of the hub that a suite's tasks are made of: are they there, may they be read, are they in the cache?
+
+Asks the hub about each one, in parallel and for seconds; nothing is downloaded. A task without its data is NOT MEASURED hours
+later, when a reference has been loaded for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
+
+from assay.foreign_text import shown
+from assay.hub_errors import HUB_ERRORS
+from assay.recipes.suite import LmEvalTask, SuiteRecipe, SweTask
+from assay.recipes.swe import NAMED_DATASETS
+from assay.records.preflight.replay import Outcome
+from assay.records.preflight.report import Check
+from assay_evaluate.tasks.lm_eval.load import configs_of
+
+TIMEOUT_S = 10
+_LOCAL = frozenset({"json", "csv", "parquet", "text", "arrow", "pandas", "webdataset"})
+"""Builders of `datasets` that read files: they are in the suite's hash, and were read for it."""
+
+
+def check_data_sets(suite: SuiteRecipe) -> list[Check]:
+    """One check for each data set of the hub that a task needs, in the order of the tasks; none, if no task needs one."""
+    found = needed_data_sets(suite)
+    with ThreadPoolExecutor(max_workers=max(1, len(found))) as pool:
+        return [*pool.map(_look, found, found.values())]
+
+
+def needed_data_sets(suite: SuiteRecipe) -> dict[str, list[str]]:
+    """Hub id -> the suite's tasks that are made of it. RULER and the generated tasks need none, or files of one's own."""
+    found: dict[str, list[str]] = {}
+    for task in suite.tasks:
+        for name in dict.fromkeys(_of_task(task)):
+            found.setdefault(name, []).append(task.name)
+    return found
+
+
+def _of_task(task: object) -> Iterator[str]:
+    if isinstance(task, LmEvalTask):
+        yield from _of_lm_eval(configs_of(task).values())
+    elif isinstance(task, SweTask) and not task.local_paths and not Path(task.dataset).exists():
+        yield NAMED_DATASETS.get(task.dataset, task.dataset)
+
+
+def _of_lm_eval(configs: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    for config in configs:
+        path = config.get("dataset_path")
+        if isinstance(path, str) and path not in _LOCAL and not Path(path).exists():
+            yield path
+
+
+# ------------------------------------------------------------------------------------------------ one data set
+def _look(name: str, tasks: list[str]) -> Check:
+    needed = f"needed by {', '.join(tasks)}"
+    cached = is_cached(name)
+    if constants.HF_HUB_OFFLINE:
+        return _offline(name, needed, "HF_HUB_OFFLINE is set", cached)
+    try:
+        return _ask(name, needed)
+    except (GatedRepoError, RepositoryNotFoundError) as error:
+        gated = isinstance(error, GatedRepoError)
+        return _refused(name, needed) if gated else _unknown_to_the_hub(name, needed)
+    except HfHubHTTPError as error:
+        return _offline(name, needed, f"{constants.ENDPOINT} answered HTTP {error.response.status_code}", cached)
+    except HUB_ERRORS as error:
+        return _offline(name, needed, f"{constants.ENDPOINT} does not answer: {shown(error, 100)}", cached)
+
+
+def _ask(name: str, needed: str) -> Check:
+    api = HfApi()
+    info = api.dataset_info(name, timeout=TIMEOUT_S)
+    if not info.gated:
+        return _data_set(name, f"{needed}; public", "PASS")
+    api.auth_check(name, repo_type="dataset")
+    return _data_set(name, f"{needed}; gated, and open to the token that is set", "PASS")
+
+
+def _refused(name: str, needed: str) -> Check:
+    why = "no token is set" if get_token() is None else "the token that is set has not been let in"
+    remedy = f"accept its terms at {constants.ENDPOINT}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
+    return _data_set(name, f"{needed}, which could not be asked: gated, and {why}", "FAIL", remedy)
+
+
+def _unknown_to_the_hub(name: str, needed: str) -> Check:
+    detail = f"{needed}, which could not be asked: no such data set on {constants.ENDPOINT}"
+    remedy = "if it is private, hf auth login (or set HF_TOKEN); else name another in the suite"
+    return _data_set(name, detail, "FAIL", remedy)
+
+
+def _offline(name: str, needed: str, why: str, cached: Path | None) -> Check:
+    if cached is not None:
+        return _data_set(name, f"{needed}; {why}, and something of it is in {cached}", "PASS")
+    return _data_set(name, f"{needed}; {why}, and it is not in the cache", "UNKNOWN", "look again with the hub in reach")
+
+
+def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = None) -> Check:
+    return Check(check="data sets", subject=name, outcome=outcome, detail=detail, remedy=remedy)
+
+
+def is_cached(name: str) -> Path | None:
+    """Where `huggingface_hub` has files of a data set, or `datasets` a prepared copy. Not whether it is all of it."""
+    from datasets import config  # type: ignore[import-untyped]
+
+    snapshots = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset") / "snapshots"
+    prepared = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___")
+    return next((folder for folder in (snapshots, prepared) if folder.is_dir() and any(folder.iterdir())), None)
