@@ -23,9 +23,9 @@ from assay.recipes.load import recipes_dir
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
-from assay_evaluate.serving.hardware import Gpu, find_gpus, fits, needs
+from assay_evaluate.serving import hardware, server
+from assay_evaluate.serving.hardware import Gpu, fits, needs
 from assay_evaluate.serving.process import as_activated
-from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import server_environment
 
 DRIVERS: Mapping[int, int] = {12: 525, 13: 580}
@@ -114,7 +114,7 @@ def check_environment(profile: ProfileRecipe, configs: Mapping[str, Mapping[str,
     Where the profile's GPUs are not here, only the serving environment is looked at, and the rest is UNKNOWN.
     """
     environment = server_environment(profile)
-    interpreter = find_interpreter(profile)
+    interpreter = server.find_interpreter(profile)
     asked = None if interpreter is None else ask(interpreter, environment)
     here = this_machine(environment)
     if isinstance(asked, ServingEnvironment) and profile.hardware.device == "cuda" and not fits(profile.hardware, here.gpus):
@@ -124,7 +124,7 @@ def check_environment(profile: ProfileRecipe, configs: Mapping[str, Mapping[str,
 
 def examine_gpus() -> Iterator[Check]:
     """What servers need to use the GPUs of this machine, with the default serving environment; nothing where there are none."""
-    gpus, interpreter = find_gpus(), find_interpreter(None)
+    gpus, interpreter = hardware.find_gpus(), server.find_interpreter(None)
     if not gpus or interpreter is None:
         return
     asked = ask(interpreter, os.environ)
@@ -178,7 +178,7 @@ def this_machine(environment: Mapping[str, str]) -> Machine:
     cache = Path(environment.get("VLLM_CACHE_ROOT") or environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     shm = Path("/dev/shm")
     return Machine(
-        gpus=find_gpus(),
+        gpus=hardware.find_gpus(),
         has_nvidia_smi=shutil.which("nvidia-smi") is not None,
         cache=cache,
         free_cache_bytes=shutil.disk_usage(next(one for one in (cache, *cache.parents) if one.is_dir())).free,

@@ -12,8 +12,8 @@ from check_lines import check_lines
 
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
-from assay_evaluate.preflight import environment
 from assay_evaluate.preflight.environment import Machine, ServingEnvironment, ask, check_environment, judge
+from assay_evaluate.serving import hardware, server
 from assay_evaluate.serving.hardware import Gpu
 
 PYTHON = Path("/serve/bin/python")
@@ -187,7 +187,7 @@ def test_an_interpreter_that_cannot_be_asked(tmp_path: Path) -> None:
 
 def test_a_profile_for_another_machine(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is beside vLLM can be told here, the rest cannot; without ninja it is one line."""
-    monkeypatch.setattr(environment, "find_gpus", lambda: ())
+    monkeypatch.setattr(hardware, "find_gpus", lambda: ())
     monkeypatch.setenv("PATH", "")
     profile = load_recipe(ProfileRecipe, "8xh200").model_copy(update={"interpreter": str(venv)})
     checks = check_environment(profile, SPARSE)
@@ -207,10 +207,10 @@ def test_doctor_says_it_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Where there are GPUs; the tables of `assay doctor` are the same checks."""
     from assay.cli.commands.about.examine import _for_gpus
 
-    monkeypatch.setattr(environment, "find_gpus", lambda: ())
+    monkeypatch.setattr(hardware, "find_gpus", lambda: ())
     assert list(_for_gpus()) == []
-    monkeypatch.setattr(environment, "find_gpus", lambda: (Gpu("NVIDIA H200", 1, "535.1"),))
-    monkeypatch.setattr(environment, "find_interpreter", lambda profile: venv)
+    monkeypatch.setattr(hardware, "find_gpus", lambda: (Gpu("NVIDIA H200", 1, "535.1"),))
+    monkeypatch.setattr(server, "find_interpreter", lambda profile: venv)
     monkeypatch.setenv("PATH", "")
     found = {finding.what: finding for finding in _for_gpus()}
     assert found["ninja"].state == "missing"
