@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import assert_never
 
 from assay.callbacks import Say
 from assay.errors import MeasureError
@@ -28,6 +27,7 @@ from assay_evaluate.run.weights import know, named_sha256
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.tasks.cells import num_cells
 from assay_evaluate.tasks.lm_eval.load import count_tasks
 from assay_evaluate.verdicts.scores import truncation_limit
 
@@ -173,19 +173,3 @@ def _first_items(task: Task, num_items: int) -> Task:
         return task.model_copy(update={"limit": min(each, task.limit or each)})
     each = math.ceil(num_items / num_cells(task))
     return task.model_copy(update={"num_items": min(each, task.num_items)})
-
-
-def num_cells(task: ArithmeticTask | NeedleTask | RulerTask | ToolsTask) -> int:
-    """How often a task makes its `num_items`."""
-    match task:
-        case ArithmeticTask():
-            return len(task.languages)
-        case NeedleTask():
-            return len(task.languages) * len(task.lengths_tokens)
-        case RulerTask():
-            of_grid = len(task.depths) * len(task.languages)
-            return len(task.lengths_tokens) * sum(of_grid if name == "needle_grid" else 1 for name in task.tasks)
-        case ToolsTask():
-            return len(task.num_tools) * len(task.prompt_tokens) * len(task.languages)
-        case _:
-            assert_never(task)

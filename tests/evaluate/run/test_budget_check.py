@@ -176,7 +176,7 @@ def test_a_task_whose_gate_is_not_required_fails_nothing(tmp_path: Path, start: 
 @pytest.mark.parametrize("name", recipe_names("suites"))
 def test_every_suite_has_twenty_items_of_a_task_and_not_many_more(name: str) -> None:
     """`limit` counts for each of lm-eval's tasks, `num_items` for each cell."""
-    from assay_evaluate.run.budget_check import num_cells
+    from assay_evaluate.tasks.cells import num_cells
     from assay_evaluate.tasks.lm_eval.load import count_tasks
 
     suite = load_recipe(SuiteRecipe, name)
