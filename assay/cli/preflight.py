@@ -133,6 +133,32 @@ def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
     return look(run.suite, run.aim.recipe, json_file(run.source, "generation_config.json"))
 
 
+def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
+    """Requests, tokens and hours of measuring. How long it takes to quantize says `assay plan --hardware`."""
+    from assay_evaluate.preflight import cost
+    from assay_evaluate.preflight.rates import held_by, served_weights
+
+    weights = {
+        one.label: None
+        if one.stored is None
+        else served_weights(
+            one.stored.family,
+            one.stored.config,
+            ((weight.name, weight.shape, weight.num_bytes) for weight in one.stored.weights),
+            bytes_each=held_by(run.profile),
+        )
+        for one in run.checkpoints
+    }
+    return cost.check_cost(run.suite, run.profile, run.aim.recipe.serving, reference=run.reference.label, weights=weights)
+
+
+def check_power(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Whether the suite can decide."""
+    from assay_evaluate.preflight import power
+
+    yield power.check_power(run.suite, run.gates)
+
+
 Look = Callable[[PlannedRun, Callable[[str], None]], Iterable[Check]]
 """A check: the planned run, and who is told what takes long."""
 CHECKS: tuple[tuple[CheckName, Look], ...] = (
@@ -143,6 +169,8 @@ CHECKS: tuple[tuple[CheckName, Look], ...] = (
     ("data sets", check_data_sets),
     ("context", check_context),
     ("sampling", check_sampling),
+    ("cost", check_cost),
+    ("power", check_power),
 )
 """In the order in which they are made and shown: first what takes no time."""
 

@@ -27,7 +27,7 @@ from assay.errors import MeasureError, ServeError, UnreachableError
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.sending import COME_LATER, TRY_AGAIN, Received, Sender, wait_s
+from assay_evaluate.client.sending import COME_LATER, REQUEST_S, TRY_AGAIN, Received, Sender, wait_s
 from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
@@ -110,7 +110,7 @@ class Client:
         newest_first: bool = False,
         max_attempts: int = 6,
         backoff_s: float = 0.5,
-        timeout_s: float = 3600.0,
+        timeout_s: float = REQUEST_S,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         """journal, who: where replies are kept and whose they are, for `ask`, `ask_each` and `submit`. ledger: JSON lines of

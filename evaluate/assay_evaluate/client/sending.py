@@ -23,6 +23,8 @@ TRY_AGAIN = (COME_LATER | frozenset(range(500, 600))) - {501}
 LONGEST_BACKOFF_S = 30.0
 LONGEST_RETRY_AFTER_S = 120.0
 """However long the server wants to be left alone: it may name a day, or a mistake."""
+REQUEST_S = 3600.0
+"""Time of a reply that is as short as can be, and of silence within one, where nobody says otherwise."""
 SLOWEST_S_PER_TOKEN = 0.2
 """Added to a request's time for each token that it may generate. A reply is made before its first byte is sent."""
 BYTES_PER_LOGPROB = 256

@@ -162,5 +162,3 @@ def _holm(p_TD: Floats) -> Floats:
     adjusted = np.empty_like(p_TD)
     np.put_along_axis(adjusted, order, stepped, axis=0)
     return adjusted
-
-

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.errors import MeasureError
 from assay.recipes.swe import LOCAL_SUFFIXES, NAMED_DATASETS, SweOptions
@@ -20,6 +20,7 @@ OF_CURRENT_SCHEMA = ("image", "eval_script", "log_parser", "eval_type")
 EVAL_TYPES = ("pass_and_fail", "fail_only")
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DatasetRow = dict[str, Any]
+Row = TypeVar("Row")
 
 
 def load_instances(options: SweOptions) -> list[DatasetRow]:
@@ -32,14 +33,20 @@ def load_instances(options: SweOptions) -> list[DatasetRow]:
     rows.sort(key=lambda row: str(row["instance_id"]))
     if options.filter is not None:
         rows = [row for row in rows if re.match(options.filter, row["instance_id"])]
-    if options.slice is not None:
-        first, last = (int(end) if end else None for end in options.slice.split(":"))
-        rows = rows[first:last]
+    rows = sliced(rows, options.slice)
     if not rows:
         raise MeasureError(
             f"{name}: no instance is left (filter {options.filter!r}, slice {options.slice!r}); widen them"
         )  # fmt: skip
     return rows
+
+
+def sliced(rows: list[Row], text: str | None) -> list[Row]:
+    """Python's slice, as the suite writes it: `0:50`. None: all."""
+    if text is None:
+        return rows
+    first, last = (int(end) if end else None for end in text.split(":"))
+    return rows[first:last]
 
 
 def dataset_sha256(rows: Iterable[DatasetRow]) -> str:

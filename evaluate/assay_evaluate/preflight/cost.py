@@ -1,0 +1,164 @@
+"""What a run costs before it is begun: requests, tokens, hours and GPU-hours of every checkpoint, and of all of them.
+
+Every number of hours is a range: lengths of replies (`known_tasks`) and speeds (`rates`) are assumptions. A run FAILs here only
+if its requests cannot end: a reply that takes longer than its deadline is asked for again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.preflight.report import Check
+from assay_evaluate.client.sending import REQUEST_S, SLOWEST_S_PER_TOKEN
+from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
+from assay_evaluate.preflight.rates import Range, Rates, ServedWeights, rates_on
+from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT
+from assay_evaluate.preflight.workload import Load, Workload, workload_of
+
+
+@dataclass(frozen=True)
+class CheckpointCost:
+    """One checkpoint: what is asked of it, and how long that takes. gpu_hours: None on a machine without GPUs."""
+
+    label: str
+    load: Load
+    hours: Range
+    gpu_hours: Range | None
+
+
+def cost_of(
+    label: str, load: Load, weights: ServedWeights | None, profile: ProfileRecipe, serving: Serving
+) -> CheckpointCost | None:  # fmt: skip
+    """None: its weights, or the speed of the profile, are not known."""
+    rates = None if weights is None else rates_on(profile, weights, serving)
+    if rates is None:
+        return None
+    hours = _hours(load, rates)
+    gpus = profile.hardware.num_gpus
+    return CheckpointCost(label, load, hours, (gpus * hours[0], gpus * hours[1]) if gpus else None)
+
+
+def _hours(load: Load, rates: Rates) -> Range:
+    """Prompts are read and replies written by the same GPUs, one after the other at worst and at best."""
+
+    def seconds(length: float, at: int) -> float:
+        writing = length * load.output_tokens / rates.output_tokens_s[at]
+        return writing + load.prompt_tokens / rates.prompt_tokens_s[at] + rates.start_s[1 - at]
+
+    return seconds(LENGTH_RANGE[0], 1) / 3600, seconds(LENGTH_RANGE[1], 0) / 3600
+
+
+# ------------------------------------------------------------------------------------------------ the checks
+def check_cost(
+    suite: SuiteRecipe,
+    profile: ProfileRecipe,
+    serving: Serving,
+    *,
+    reference: str,
+    weights: Mapping[str, ServedWeights | None],
+) -> list[Check]:
+    """One line for each checkpoint, and one for the run.
+
+    suite: as the model asks. weights: label -> what is served, in order, the reference's too; None: not known.
+    """
+    work = workload_of(suite, serving)
+    loads = {label: work.reference if label == reference else work.candidate for label in weights}
+    costs = [cost_of(label, loads[label], weights[label], profile, serving) for label in loads]
+    known = [cost for cost in costs if cost is not None]
+    if profile.endpoints or len(known) < len(costs):
+        return [_without_speed(profile, loads, weights, work)]
+    late = [check for label, held in weights.items() if held and (check := _never_ends(suite, profile, serving, held, label))]
+    return late or [*(_line(cost, is_reference=cost.label == reference) for cost in known), _together(known, profile, work)]
+
+
+def _line(cost: CheckpointCost, *, is_reference: bool) -> Check:
+    what = "asked twice (its repeat is the noise floor), and writes the texts" if is_reference else "asked once"
+    detail = f"{what}: {tokens(cost.load)}, {_time(cost.hours, cost.gpu_hours)}"
+    return Check(check="cost", subject=cost.label, outcome="PASS", detail=detail)
+
+
+def _together(costs: list[CheckpointCost], profile: ProfileRecipe, work: Workload) -> Check:
+    hours = (sum(cost.hours[0] for cost in costs), sum(cost.hours[1] for cost in costs))
+    gpus = profile.hardware.num_gpus
+    time = _time(hours, (gpus * hours[0], gpus * hours[1]) if gpus else None)
+    load = sum((cost.load for cost in costs), Load())
+    detail = (
+        f"measuring on {profile.name}, {len(costs)} server{'s' if len(costs) > 1 else ''} started one after the other: "
+        f"{tokens(load)}, {time}; estimated from assumed lengths of replies and a roofline"
+    )
+    return _with_unknown(detail, work)
+
+
+def _without_speed(
+    profile: ProfileRecipe, loads: Mapping[str, Load], weights: Mapping[str, ServedWeights | None], work: Workload
+) -> Check:
+    load = sum(loads.values(), Load())
+    why = f"no rate is known for GPUs called {profile.hardware.gpu}"
+    if unplanned := [label for label, held in weights.items() if held is None]:
+        why = f"the weights of {', '.join(unplanned)} are not known"
+    if profile.endpoints:
+        why = "servers that run already have a speed of their own"
+    detail = f"measuring on {profile.name}: {tokens(load)}; hours unknown: {why}"
+    return _with_unknown(detail, work, outcome_known=False)
+
+
+def _with_unknown(detail: str, work: Workload, *, outcome_known: bool = True) -> Check:
+    if work.unknown:
+        detail += f"; without {', '.join(work.unknown)}: {UNKNOWN_COUNT}"
+    return Check(check="cost", subject=None, outcome="PASS" if outcome_known and not work.unknown else "UNKNOWN", detail=detail)
+
+
+def _never_ends(
+    suite: SuiteRecipe, profile: ProfileRecipe, serving: Serving, weights: ServedWeights, label: str
+) -> Check | None:  # fmt: skip
+    """FAIL if not even the fastest server that is assumed writes a task's longest reply before its request is given up."""
+    rates = rates_on(profile, weights, serving)
+    assert rates is not None, "the caller has its cost"
+    task = max(suite.tasks, key=lambda one: one.max_tokens, default=None)
+    if task is None:
+        return None
+    rate = rates.output_tokens_s[1] / profile.concurrency
+    needed, given = task.max_tokens / rate, REQUEST_S + SLOWEST_S_PER_TOKEN * task.max_tokens
+    if needed <= given:
+        return None
+    return Check(
+        check="cost",
+        subject=label,
+        outcome="FAIL",
+        detail=(
+            f"a reply of {task.max_tokens:,} tokens, which task {task.name} allows, takes {needed / 3600:,.1f} h or more at "
+            f"{rate:.2g} tokens a second for each of {profile.concurrency} requests on {profile.name}, and a request is "
+            f"given up after {given / 3600:,.1f} h"
+        ),
+        remedy="lower max_tokens in the suite, or `concurrency` in the profile, or take a faster profile",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ in words
+def tokens(load: Load) -> str:
+    """1,234 requests, 65 M prompt tokens, 12 M to 42 M output tokens."""
+    low, high = (factor * load.output_tokens for factor in LENGTH_RANGE)
+    written = f"{_short(low)} to {_short(high)} output tokens"
+    return f"{load.num_requests:,} requests, {_short(load.prompt_tokens)} prompt tokens, {written}"
+
+
+def _short(number: float) -> str:
+    """65200000 -> 65 M."""
+    for unit, scale in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
+        if number >= scale:
+            return f"{float(f'{number / scale:.2g}'):g}{unit}"
+    return f"{number:.0f}"
+
+
+def _time(hours: Range, gpu_hours: Range | None) -> str:
+    found = f"{_span(hours)} h" if hours[1] >= 2 else f"{_span((60 * hours[0], 60 * hours[1]))} minutes"
+    return found if gpu_hours is None else f"{found}, {_span(gpu_hours)} GPU-hours"
+
+
+def _span(span: Range) -> str:
+    low, high = (f"{float(f'{end:.2g}'):,g}" for end in span)
+    return f"{low} to {high}"
