@@ -7,7 +7,7 @@ from assay_evaluate.preflight.known_tasks import LM_EVAL, REPOSITORIES
 from assay_evaluate.tasks.cells import num_cells
 from assay_evaluate.tasks.swebench.dataset import sliced
 
-UNKNOWN_COUNT = "how many items it has is not known here: `assay evaluate --budget-check` counts them"
+UNKNOWN_COUNT = "how many items it has is not known here, since only the run loads its data"
 
 
 def num_items(task: TaskBase) -> int | None:
