@@ -55,7 +55,7 @@ from assay_quantize.kernels.reference import dequantize_rows, to_numpy  # noqa: 
 from assay_quantize.plan.planner import make_plan  # noqa: E402
 
 CHECKPOINT = REPOSITORY / "examples" / "tiny_glm" / "checkpoint"
-SCHEMES = ("w4a16", "w4a16_g32", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_block", "fp8_channel", "mxfp8", "w8a8")
+SCHEMES = ("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_block", "fp8_channel", "mxfp8", "w8a8")
 OBSERVERS = ("minmax", "mse", "mse + channel weights")
 UNSQUARED = "mse without w^2 (not offered)"
 BEGIN, END = "<!-- scale-search -->", "<!-- /scale-search -->"

@@ -16,8 +16,8 @@ from assay.records.plan import Role
 ROLES: tuple[str, ...] = get_args(Role)
 
 SchemeName = Literal[
-    "w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8",
-    "w8a8",
+    "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4",
+    "mxfp4", "mxfp8", "w8a8",
 ]  # fmt: skip
 
 _BY_ROLE: TypeAdapter[dict[Role, SchemeName]] = TypeAdapter(dict[Role, SchemeName])

@@ -35,16 +35,16 @@ PRECISIONS = recipe_names("precisions")
 SCHEMES = {name: " + ".join(load_recipe(PrecisionRecipe, name).schemes) for name in PRECISIONS}
 DISTANCE = {
     "w8a8": (0.001, 0.006), "mxfp8": (0.001, 0.006), "fp8_block": (0.001, 0.006), "fp8_channel": (0.001, 0.007),
-    "w4a16_g32": (0.004, 0.02), "w4a16_asym": (0.004, 0.02), "nvfp4a16": (0.004, 0.02), "w4a16": (0.004, 0.025),
-    "w4a16_channel": (0.005, 0.025), "mxfp4": (0.01, 0.035), "nvfp4": (0.004, 0.035), "fp8_block + nvfp4": (0.004, 0.035),
-    "fp8_block + w4a16": (0.004, 0.025),
+    "w4a16_g64": (0.004, 0.02), "w4a16_g32": (0.004, 0.02), "w4a16_asym": (0.004, 0.02), "nvfp4a16": (0.004, 0.02),
+    "w4a16": (0.004, 0.025), "w4a16_channel": (0.005, 0.025), "mxfp4": (0.01, 0.035), "nvfp4": (0.004, 0.035),
+    "fp8_block + nvfp4": (0.004, 0.035), "fp8_block + w4a16": (0.004, 0.025),
 }  # fmt: skip
 """Schemes of a precision -> bounds of the mean change of a token's log-probability, in nats, on prompts and on replies of
 the source. Seen: 0.003 with 8 bits, 0.008 to 0.014 with INT4 and NVFP4, 0.019 with MXFP4, which rounds activations to 4 bits as
 well."""
 _EVERY = "19 modules"  # two linears each: four attention blocks, a dense MLP, three shared experts; three layers of experts
 ACTIVATIONS = {
-    **dict.fromkeys(("w4a16", "w4a16_g32", "w4a16_channel", "w4a16_asym", "nvfp4a16"), "not quantized"),
+    **dict.fromkeys(("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym", "nvfp4a16"), "not quantized"),
     "fp8_channel": f"{_EVERY} float8 token dynamic", "fp8_block": f"{_EVERY} float8 group 128 dynamic", 
     "mxfp8": f"{_EVERY} float8 group 32 dynamic", "mxfp4": f"{_EVERY} float4 group 32 dynamic",
     "w8a8": f"{_EVERY} int8 token dynamic",

@@ -72,6 +72,7 @@ INPUT_GLOBAL_SCALE = 6 * 448 / INPUT_AMAX
 
 SCHEMES: dict[str, Scheme] = {
     "w4a16": Scheme("W4A16", "pack-quantized", "int4", "I32", 128),
+    "w4a16_g64": Scheme("W4A16", "pack-quantized", "int4", "I32", 64),
     "w4a16_g32": Scheme("W4A16", "pack-quantized", "int4", "I32", 32),
     "w4a16_channel": Scheme("W4A16", "pack-quantized", "int4", "I32", None),
     "w4a16_asym": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 128, symmetric=False),

@@ -13,7 +13,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.plan.planner import check_shapes_of
 
-INSTEAD = {"fp8": ("fp8-channel",), "w4a16": ("w4a16-g32", "w4a16-channel")}
+INSTEAD = {"fp8": ("fp8-channel",), "w4a16": ("w4a16-g64", "w4a16-g32", "w4a16-channel")}
 """Precision -> those that take its place where its blocks or groups do not divide a weight, the nearest first."""
 
 

@@ -19,7 +19,7 @@ from assay.recipes.family import Form
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.plan.stored import StoredModel, StoredWeight
 
-GROUPS = {128: "w4a16", 32: "w4a16-g32", 16: "nvfp4a16"}
+GROUPS = {128: "w4a16", 64: "w4a16-g64", 32: "w4a16-g32", 16: "nvfp4a16"}
 """Group size -> the shipped precision that has it."""
 REFINED = 32
 """The smallest block to which vLLM refines the FP8 blocks of experts (`refine_fp8_moe_block_shape`)."""

@@ -39,8 +39,8 @@ from assay_quantize.plan.tensor_plans import scheme_of
 ROOT = Path(__file__).resolve().parents[3]
 SERVE_PYTHON = ROOT / ".venv-serve" / "bin" / "python"
 RAGGED = {
-    "fp8_block": (200, 256), "fp8_channel": (70, 100), "w8a8": (70, 100), "w4a16_asym": (60, 256), "w4a16_g32": (61, 96),
-    "w4a16_channel": (61, 104),
+    "fp8_block": (200, 256), "fp8_channel": (70, 100), "w8a8": (70, 100), "w4a16_asym": (60, 256), "w4a16_g64": (61, 192),
+    "w4a16_g32": (61, 96), "w4a16_channel": (61, 104),
 }  # fmt: skip
 """Shapes that no block or pack size divides, where the scheme allows them."""
 
@@ -110,9 +110,9 @@ def test_weights_are_those_of_llm_compressor_and_of_the_table(scheme: str, dtype
 @pytest.mark.parametrize(
     ("scheme", "low", "high"),
     [
-        ("w4a16", 0.10, 0.12), ("w4a16_g32", 0.09, 0.10), ("w4a16_channel", 0.11, 0.13), ("w4a16_asym", 0.09, 0.11),
-        ("fp8_block", 0.025, 0.029), ("fp8_channel", 0.025, 0.029), ("nvfp4a16", 0.09, 0.10), ("nvfp4", 0.09, 0.10),
-        ("mxfp4", 0.10, 0.12), ("mxfp8", 0.025, 0.029), ("w8a8", 0.006, 0.009),
+        ("w4a16", 0.10, 0.12), ("w4a16_g64", 0.09, 0.11), ("w4a16_g32", 0.09, 0.10), ("w4a16_channel", 0.11, 0.13),
+        ("w4a16_asym", 0.09, 0.11), ("fp8_block", 0.025, 0.029), ("fp8_channel", 0.025, 0.029), ("nvfp4a16", 0.09, 0.10),
+        ("nvfp4", 0.09, 0.10), ("mxfp4", 0.10, 0.12), ("mxfp8", 0.025, 0.029), ("w8a8", 0.006, 0.009),
     ],
 )  # fmt: skip
 def test_dequantized_weights_are_near_their_own_source_and_far_from_another(scheme: str, low: float, high: float) -> None:
@@ -203,7 +203,7 @@ def test_a_checkpoint_is_the_one_llm_compressor_makes(precision: str, tmp_path: 
             assert all(bytes_equal(ours[f"{pair}.{projection}_proj.{part}"], value) for part, value in want.items())
 
 
-@pytest.mark.parametrize("scheme", ["w4a16_g32", "w4a16_channel"])
+@pytest.mark.parametrize("scheme", ["w4a16_g64", "w4a16_g32", "w4a16_channel"])
 def test_schemes_without_a_preset_go_through_and_verify(scheme: str, tmp_path: Path) -> None:
     from assay_quantize.engine.quantize import quantize
     from assay_quantize.verify.verify import verify

@@ -28,11 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_precisions_are_chosen_by_what_divides(folder: Path) -> None:
     aim = resolve_target(str(folder))
-    assert aim.recipe.precisions == ("fp8-channel", "w4a16-g32", "nvfp4a16")
+    assert aim.recipe.precisions == ("fp8-channel", "w4a16-g64", "nvfp4a16")
     assert aim.recipe.reference.precision == "fp8-channel"
     first, second = aim.notes
     assert first.startswith(f"precision fp8-channel in place of fp8: {HERE} fp8_block: 576 columns are not a multiple")
-    assert second.startswith(f"precision w4a16-g32 in place of w4a16: {HERE} w4a16: 576 columns are not a multiple")
+    assert second.startswith(f"precision w4a16-g64 in place of w4a16: {HERE} w4a16: 576 columns are not a multiple")
     assert first in aim.recipe.description and second in aim.recipe.description
 
 
@@ -42,7 +42,7 @@ def test_shapes_that_fit_change_nothing(tmp_path: Path) -> None:
     assert aim.recipe.description == "Made from the config of even."
 
 
-@pytest.mark.parametrize("precision", ["fp8-channel", "w4a16-g32", "nvfp4a16"])
+@pytest.mark.parametrize("precision", ["fp8-channel", "w4a16-g64", "nvfp4a16"])
 def test_what_was_chosen_is_planned_quantized_and_verified(folder: Path, tmp_path: Path, precision: str) -> None:
     plan = make_plan(open_checkpoint(folder), load_recipe(PrecisionRecipe, precision), model="odd", family=None)
     quantize(plan, folder, tmp_path / "out", device="cpu")
@@ -54,12 +54,12 @@ def test_the_choice_is_printed_and_a_named_precision_is_insisted_on(
     run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aim = resolve_target(str(folder))
-    assert list(precisions_for(aim, None, None, with_reference=True)) == ["fp8-channel", "w4a16-g32", "nvfp4a16"]
-    assert "note: precision w4a16-g32 in place of w4a16:" in " ".join(capsys.readouterr().err.split())
+    assert list(precisions_for(aim, None, None, with_reference=True)) == ["fp8-channel", "w4a16-g64", "nvfp4a16"]
+    assert "note: precision w4a16-g64 in place of w4a16:" in " ".join(capsys.readouterr().err.split())
     assert list(precisions_for(aim, "w4a16", None, with_reference=False)) == ["w4a16"]
     assert capsys.readouterr().err == ""
     code, _, said = run("plan", folder, "-p", "w4a16")
     assert code == 2
-    assert HERE in " ".join(said.split()) and said.rstrip().endswith("; precision w4a16-g32 fits this checkpoint")
-    code, _, said = run("plan", folder, "-p", "w4a16-g32")
+    assert HERE in " ".join(said.split()) and said.rstrip().endswith("; precision w4a16-g64 fits this checkpoint")
+    code, _, said = run("plan", folder, "-p", "w4a16-g64")
     assert (code, "in place of" in said) == (0, False)
