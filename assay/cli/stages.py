@@ -7,7 +7,7 @@ torch nor lm-eval.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +57,8 @@ def precisions_for(
     reference = aim.recipe.reference.precision
     first = [reference] if with_reference and reference is not None else []
     named = [*first, *([one] if one else several or aim.recipe.precisions)]
-    for note in aim.notes if one is None and several is None else ():
-        say(f"note: {note}")
+    for why in choices_of(aim, first if one or several else named, all_of_recipe=not (one or several)):
+        say(f"note: {why}")
     found: dict[str, tuple[str, PrecisionRecipe]] = {}
     for text in named:
         recipe = load_recipe(PrecisionRecipe, text)
@@ -69,6 +69,11 @@ def precisions_for(
                 "checkpoint; give one of them another name, and its file too"
             )
     return dict(found.values())
+
+
+def choices_of(aim: Target, precisions: Collection[str], *, all_of_recipe: bool) -> tuple[str, ...]:
+    """Why these precisions were chosen, where shapes forbid others. all_of_recipe: and why others are left out."""
+    return tuple(why for taken, why in aim.choices if taken in precisions or (taken is None and all_of_recipe))
 
 
 def plans_for(aim: Target, recipes: Iterable[PrecisionRecipe]) -> list[Plan]:

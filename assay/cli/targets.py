@@ -39,8 +39,9 @@ class Target:
     location: Location
     typed: str = ""
     """As it stands on the command line, for messages that say what to type."""
-    notes: tuple[str, ...] = ()
-    """What was chosen for a checkpoint without a recipe because of its shapes."""
+    choices: tuple[tuple[str | None, str], ...] = ()
+    """What was chosen for a checkpoint without a recipe because of its shapes: (precision taken, None if one is left out; a
+    sentence that says why)."""
     opened: Checkpoint | None = field(default=None, compare=False, repr=False)
     """The source by its headers, where they were read to choose the precisions; None: not read yet (`open_source`)."""
 
@@ -199,18 +200,14 @@ def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
         chosen = choose_fitting(opened, recipe.precisions)
     except AssayError:
         return aim
-    notes = [
-        f"precision {one.precision or 'none'} in place of {one.wanted}: {one.why_not}"
-        for one in chosen
-        if one.precision != one.wanted
-    ]
+    choices = tuple((one.precision, one.sentence) for one in chosen if one.sentence is not None)
     fits = {one.wanted: one.precision for one in chosen}
     changed = {
         "precisions": tuple(one.precision for one in chosen if one.precision is not None),
         "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),
-        "description": " ".join([recipe.description, *(f"{note}." for note in notes)]),
+        "description": " ".join([recipe.description, *(f"{why}." for _, why in choices)]),
     }
-    return replace(aim, recipe=recipe.model_copy(update=changed), notes=tuple(notes)) if notes else aim
+    return replace(aim, recipe=recipe.model_copy(update=changed), choices=choices) if choices else aim
 
 
 def _thinks(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from assay.cli.candidates.of_target import unused_draft_head
 from assay.cli.gate_choice import ChosenGates, describe_gates, register_gates
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.run_folders import open_run
-from assay.cli.stages import judge_and_write, load_measurements, quantize_one
+from assay.cli.stages import choices_of, judge_and_write, load_measurements, quantize_one
 from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.records.measurement import Measurement
@@ -36,7 +36,9 @@ def quantize_in_run(
     """Every plan made and verified in the run of its source: RUN/PRECISION/checkpoint."""
     made = plans[0]
     source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
-    with open_run(runs, RunRecord(model=aim.recipe.name, source=source), name=name) as run_dir:
+    made_of = [plan.precision for plan in plans]
+    choices = choices_of(aim, made_of, all_of_recipe=set(aim.recipe.precisions) <= set(made_of))
+    with open_run(runs, RunRecord(model=aim.recipe.name, source=source, choices=choices), name=name) as run_dir:
         return [quantize_one(aim, plan, run_dir / plan.precision / "checkpoint", options, out, in_run=True) for plan in plans]
 
 

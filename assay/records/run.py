@@ -65,6 +65,8 @@ class RunRecord(Record):
     reference: ReferenceCheckpoint | None = None
     suite: SuiteIdentity | None = None
     """None until something is evaluated."""
+    choices: tuple[str, ...] = ()
+    """Precisions that were chosen because of the checkpoint's shapes, in sentences. Empty: none was."""
 
     def is_about(self, other: RunRecord) -> bool:
         """Whether both are about one model and the same data, whatever the suite."""
@@ -89,6 +91,8 @@ class RunRecord(Record):
             more["source"] = other.source
         if self.reference is not None and other.reference is not None and other.reference.files is not None:
             more["reference"] = self.reference.model_copy(update={"files": other.reference.files})
+        if new := tuple(why for why in other.choices if why not in self.choices):
+            more["choices"] = self.choices + new
         return self.model_copy(update=more)
 
     @property

@@ -259,6 +259,12 @@ def acceptance_interval(run: Run) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
+def precisions_by_shape(run: Run) -> str | None:
+    if not run.choices:
+        return None
+    return f"Precisions were chosen by what the checkpoint's shapes allow: {'; '.join(run.choices)}."
+
+
 def verification_gaps(run: Run) -> str | None:
     gaps = [f"{name}: {what}" for name, record in sorted(run.verifications.items()) for what in record.not_checked]
     gaps += [f"{name}: not verified at all" for name in sorted(run.plans) if name not in run.verifications]
@@ -361,6 +367,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "unknown_kernels": unknown_kernels,
     "external_server": external_server,
     "unclean_versions": unclean_versions,
+    "precisions_by_shape": precisions_by_shape,
     "verification_gaps": verification_gaps,
     "verification_stale": verification_stale,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.probe import ProbeReport, load_probes
-from assay.records.run import plan_of, verification_of
+from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
 
@@ -40,6 +40,8 @@ class Run:
     checkpoints: dict[str, Path]
     """Folders of the checkpoints that have a plan."""
     probes: tuple[ProbeReport, ...] = ()
+    choices: tuple[str, ...] = ()
+    """As `RunRecord.choices`."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -79,7 +81,9 @@ def load_run(run_dir: Path) -> Run:
     for measurement in found:
         if measurement.label not in folders and (made := _made_elsewhere(measurement, run_dir.parent)) is not None:
             folders[measurement.label] = made
-    return _run_of(folders, found, _gates_of(run_dir / "gates.json", found), tuple(load_probes(run_dir)))
+    about = RunRecord.load_if_there(run_dir / RUN_RECORD)
+    run = _run_of(folders, found, _gates_of(run_dir / "gates.json", found), tuple(load_probes(run_dir)))
+    return replace(run, choices=about.choices if about is not None else ())
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

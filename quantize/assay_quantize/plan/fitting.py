@@ -24,6 +24,18 @@ class Chosen(NamedTuple):
     precision: str | None
     why_not: str | None
 
+    @property
+    def sentence(self) -> str | None:
+        """What was chosen and why, without what to do about it; None: what was wanted."""
+        if self.why_not is None:
+            return None
+        taken = (
+            f"precision {self.precision} in place of {self.wanted}"
+            if self.precision
+            else f"precision {self.wanted} is left out"
+        )
+        return f"{taken}: {self.why_not.partition('; ')[0]}"
+
 
 def choose_fitting(checkpoint: Checkpoint, wanted: Sequence[str]) -> list[Chosen]:
     """For each precision itself, or the first that takes its place and fits the shapes. Reads headers only."""

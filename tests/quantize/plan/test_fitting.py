@@ -7,15 +7,20 @@ from pathlib import Path
 import pytest
 from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_families import glm4_moe, make_tiny
 
 from assay.cli.stages import precisions_for
 from assay.cli.targets import resolve_target
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
+from assay.records.run import RunRecord
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
+from assay_quantize.plan.fitting import choose_fitting
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.verify import verify
+from assay_reports.limits import find_limits
+from assay_reports.run import load_run
 
 HERE = "model.layers.0.mlp.gate_proj.weight: shape [256, 576] does not fit scheme"
 
@@ -30,15 +35,39 @@ def test_precisions_are_chosen_by_what_divides(folder: Path) -> None:
     aim = resolve_target(str(folder))
     assert aim.recipe.precisions == ("fp8-channel", "w4a16-g64", "nvfp4a16")
     assert aim.recipe.reference.precision == "fp8-channel"
-    first, second = aim.notes
-    assert first.startswith(f"precision fp8-channel in place of fp8: {HERE} fp8_block: 576 columns are not a multiple")
-    assert second.startswith(f"precision w4a16-g64 in place of w4a16: {HERE} w4a16: 576 columns are not a multiple")
-    assert first in aim.recipe.description and second in aim.recipe.description
+    whys = (
+        f"precision fp8-channel in place of fp8: {HERE} fp8_block: 576 columns are not a multiple of the group size 128",
+        f"precision w4a16-g64 in place of w4a16: {HERE} w4a16: 576 columns are not a multiple of the group size 128",
+    )
+    assert aim.choices == (("fp8-channel", whys[0]), ("w4a16-g64", whys[1]))
+    assert all(why in aim.recipe.description for why in whys)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "expert", "taken"),
+    [
+        (256, 192, ("fp8-channel", "w4a16-g64", "nvfp4a16")),
+        (256, 96, ("fp8-channel", "w4a16-g32", "nvfp4a16")),
+        (256, 80, ("fp8-channel", "w4a16-channel", "nvfp4a16")),
+        (256, 72, ("fp8-channel", "w4a16-channel", None)),
+        (256, 100, ("fp8-channel", None, None)),
+    ],
+)
+def test_the_largest_group_that_divides_is_taken(
+    tmp_path: Path, hidden: int, expert: int, taken: tuple[str | None, ...]
+) -> None:  # fmt: skip
+    folder = make_tiny(tmp_path / "odd", glm4_moe(hidden_size=hidden, moe_intermediate_size=expert))
+    found = choose_fitting(open_checkpoint(folder), ("fp8", "w4a16", "nvfp4a16"))
+    assert tuple(one.precision for one in found) == taken
+    left_out = [one for one in found if one.precision is None]
+    assert all(str(one.sentence).startswith(f"precision {one.wanted} is left out: model.layers.") for one in left_out)
+    aim = resolve_target(str(folder))
+    assert aim.recipe.precisions == tuple(one for one in taken if one is not None)
 
 
 def test_shapes_that_fit_change_nothing(tmp_path: Path) -> None:
     aim = resolve_target(str(make_tiny_glm4_moe(tmp_path / "even")))
-    assert (aim.recipe.precisions, aim.notes) == (("fp8", "w4a16", "nvfp4a16"), ())
+    assert (aim.recipe.precisions, aim.choices) == (("fp8", "w4a16", "nvfp4a16"), ())
     assert aim.recipe.description == "Made from the config of even."
 
 
@@ -58,8 +87,22 @@ def test_the_choice_is_printed_and_a_named_precision_is_insisted_on(
     assert "note: precision w4a16-g64 in place of w4a16:" in " ".join(capsys.readouterr().err.split())
     assert list(precisions_for(aim, "w4a16", None, with_reference=False)) == ["w4a16"]
     assert capsys.readouterr().err == ""
+    assert list(precisions_for(aim, None, ["nvfp4a16"], with_reference=True)) == ["fp8-channel", "nvfp4a16"]
+    said = capsys.readouterr().err
+    assert "note: precision fp8-channel in place of fp8:" in " ".join(said.split()) and "w4a16" not in said
     code, _, said = run("plan", folder, "-p", "w4a16")
     assert code == 2
     assert HERE in " ".join(said.split()) and said.rstrip().endswith("; precision w4a16-g64 fits this checkpoint")
     code, _, said = run("plan", folder, "-p", "w4a16-g64")
     assert (code, "in place of" in said) == (0, False)
+
+
+def test_the_choice_is_kept_in_the_run_and_stands_in_its_report(run: Run, folder: Path, tmp_path: Path) -> None:
+    code, _, said = run("quantize", folder, "--precisions", "w4a16-g64", "--runs", tmp_path)
+    assert code == 0, said
+    choices = RunRecord.load(tmp_path / "odd" / "run.json").choices
+    assert [why.partition(":")[0] for why in choices] == [
+        "precision fp8-channel in place of fp8", "precision w4a16-g64 in place of w4a16",
+    ]  # fmt: skip
+    (said,) = (limit.text for limit in find_limits(load_run(tmp_path / "odd")) if limit.key == "precisions_by_shape")
+    assert said == f"Precisions were chosen by what the checkpoint's shapes allow: {'; '.join(choices)}."

@@ -259,7 +259,7 @@ def _write_json(path: Path, data: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------ other forms of the same model
 FP8_SCALE_SHAPES = ("block", "channel", "tensor")
-LINEARS = re.compile(r".*_proj\.weight")
+LINEARS = re.compile(r".*_proj(_with_mqa)?\.weight")
 
 
 def read_shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +73,7 @@ def run(
     if not all(record.passed for record in made):
         say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)
-    compared = of_target(aim, runs, name, precisions, endpoints)
+    compared = of_target(replace(aim, choices=()), runs, name, precisions, endpoints)  # the choices were said above
     judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name)
     if as_json:
         emit(load_report(judged.run_dir))

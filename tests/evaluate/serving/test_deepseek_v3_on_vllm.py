@@ -1,0 +1,178 @@
+"""DeepSeek-V3 in small, from its FP8 release to real servers: latent attention, grouped routing, and a draft without a head.
+
+What vLLM says, of the FP8 weights carried over and of W4A16, is held against `DeepseekV3ForCausalLM` of transformers in FP32
+with the same weights, dequantized by compressed-tensors and PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from quantized_checkpoints import dense_weight
+from safetensors.torch import save_file
+from tiny_checkpoints import read_shards
+from tiny_families import make_tiny_deepseek_v3
+from transformers import AutoModelForCausalLM
+
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
+from assay_evaluate.serving.server import ServerSpec, serve
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.engine.quantize import quantize
+from assay_quantize.formats.schemes import compressed_tensors_scheme
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.verify.verify import verify
+
+MTP = "model.layers.3."
+PROMPTS = [[5, 60, 700, 33, 21, 8, 400, 77], list(range(300, 340)), [7, 7, 7, 850, 12, 90]]
+NUM_TOKENS = 48
+NEAREST = {"w4a16": 0.002, "fp8": 0.25}
+"""Precision -> the most by which a log-probability of vLLM may differ from that of transformers, in nats, and by which a token
+that vLLM chose may be less likely than the likeliest. FP8 rounds activations too, which transformers does not."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A release, and what was quantized from it."""
+
+    release: Path
+    plans: dict[str, Plan]
+    folders: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("deepseek")
+    release = make_tiny_deepseek_v3(folder / "release")
+    plans, folders = {}, {name: folder / name for name in ("fp8", "w4a16", "nvfp4a16")}
+    for name, out in folders.items():
+        plans[name] = make_plan(open_checkpoint(release), load_recipe(PrecisionRecipe, name), model="tiny", family=None)
+        quantize(plans[name], release, out, device="cpu")
+    return Made(release, plans, folders)
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for tensors in read_shards(folder).values() for name, tensor in tensors.items()}
+
+
+# ------------------------------------------------------------------------------------------------ without a server
+@pytest.mark.parametrize("precision", ["fp8", "w4a16", "nvfp4a16"])
+def test_an_fp8_release_without_a_draft_head_is_quantized_and_verified(made: Made, precision: str) -> None:
+    plan, tensors = made.plans[precision], stored(made.folders[precision])
+    assert (plan.mtp_layers, verify(made.folders[precision], source=made.release).damages) == ((3,), ())
+    in_draft = {name.removeprefix(MTP): tensor for name, tensor in tensors.items() if name.startswith(MTP)}
+    assert not {"embed_tokens.weight", "shared_head.head.weight"} & in_draft.keys()
+    assert {tensor.dtype for tensor in in_draft.values()} == {torch.bfloat16, torch.float32}  # F32: the router's bias
+    assert sum(".experts." in name for name in in_draft) == 8 * 3
+
+
+def test_fp8_blocks_are_carried_over_bit_for_bit(made: Made) -> None:
+    """Those of `kv_a_proj_with_mqa` too, whose 576 rows end in half a block."""
+    before, after = stored(made.release), stored(made.folders["fp8"])
+    carried = [tensor for tensor in made.plans["fp8"].tensors if tensor.scheme is not None]
+    assert {tensor.action for tensor in carried} == {"keep"}
+    assert "model.layers.1.self_attn.kv_a_proj_with_mqa" in {tensor.module for tensor in carried}
+    for tensor in carried:
+        assert torch.equal(after[tensor.name].view(torch.uint8), before[tensor.name].view(torch.uint8))
+        assert torch.equal(after[f"{tensor.module}.weight_scale"], before[f"{tensor.module}.weight_scale_inv"])
+
+
+# ------------------------------------------------------------------------------------------------ served
+@dataclass(frozen=True)
+class Served:
+    """replies: tokens behind each of PROMPTS. logprobs: per prompt and position behind the first, token -> log-probability."""
+
+    replies: list[list[int]]
+    logprobs: list[list[dict[int, float]]]
+    drafted: float
+    accepted: float
+    log: str
+
+
+@pytest.fixture(scope="module", params=["w4a16", "fp8"])
+def served(request: pytest.FixtureRequest, made: Made, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Served]:
+    """(precision, what its server said); FP8 is the reference of a run."""
+    log_path = tmp_path_factory.mktemp("log") / "server.log"
+    profile, folder = load_recipe(ProfileRecipe, "cpu-emulated"), made.folders[request.param]
+    spec = ServerSpec(folder, profile, Serving(num_speculative_tokens=1), speculate=True, log_path=log_path)
+    with serve(spec) as server:
+        said = [ask(server.base_url, server.model, prompt) for prompt in PROMPTS]
+        metrics = server.metrics()
+    drafted, accepted = (metrics[f"vllm:spec_decode_num_{what}_tokens_total"] for what in ("draft", "accepted"))
+    replies, logprobs = [one[0] for one in said], [one[1] for one in said]
+    return request.param, Served(replies, logprobs, drafted, accepted, log_path.read_text(encoding="utf-8"))
+
+
+def ask(base_url: str, model: str, prompt: list[int]) -> tuple[list[int], list[dict[int, float]]]:
+    """(a greedy reply, log-probabilities of the twenty likeliest tokens behind every token of the prompt)."""
+    request: dict[str, Any] = {"model": model, "prompt": prompt, "prompt_logprobs": 20, "max_tokens": NUM_TOKENS}
+    request |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    reply = httpx.post(f"{base_url}/v1/completions", json=request, timeout=300)
+    reply.raise_for_status()
+    choice = reply.json()["choices"][0]
+    positions = [{int(token): entry["logprob"] for token, entry in at.items()} for at in choice["prompt_logprobs"][1:]]
+    return choice["token_ids"], positions
+
+
+@pytest.mark.serve
+def test_drafts_are_made_and_accepted_without_a_head_of_their_own(served: tuple[str, Served]) -> None:
+    _, said = served
+    assert said.drafted > 60 and said.accepted > 0.5 * said.drafted, f"{said.accepted} of {said.drafted} accepted"
+    absent = f"DeepSeekMTP: 1 parameters are neither stored nor used, first {MTP}shared_head.head.weight"
+    assert absent in said.log
+    assert "assay-strict: DeepSeekMTP: every parameter in use came from the checkpoint" in said.log
+
+
+@pytest.mark.serve
+def test_vllm_computes_what_transformers_computes(made: Made, served: tuple[str, Served], tmp_path: Path) -> None:
+    precision, said = served
+    own = distances(said, oracle(made.folders[precision], made.plans[precision], tmp_path / "own"))
+    assert max(own) < NEAREST[precision], own
+    changed = distances(said, oracle(made.folders[precision], made.plans[precision], tmp_path / "no bias", routed_freely=True))
+    assert min(changed) > 4 * max(own), "routing changes too little here: the comparison would prove nothing"
+
+
+def oracle(folder: Path, plan: Plan, out: Path, *, routed_freely: bool = False) -> torch.nn.Module:
+    """transformers' model in FP32 with the dequantized weights of a checkpoint. routed_freely: without the router's bias."""
+    tensors, dense = stored(folder), {}
+    schemes = {tensor.module: tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if module in schemes:
+            parts.setdefault(module, {})[part] = tensor
+        elif not name.startswith(MTP):
+            dense[name] = tensor.float() * (0 if routed_freely and name.endswith("e_score_correction_bias") else 1)
+    for module, of_module in parts.items():
+        dense[f"{module}.weight"] = dense_weight(of_module, compressed_tensors_scheme(schemes[module])).float()
+    out.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in dense.items()}, out / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "quantization_config"}))
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    shutil.rmtree(out)
+    return model
+
+
+def distances(said: Served, model: torch.nn.Module) -> tuple[float, float]:
+    """(largest difference of a log-probability, largest lag of a chosen token behind the likeliest), in nats."""
+    differences, lags = [], []
+    for prompt, reply, tops in zip(PROMPTS, said.replies, said.logprobs, strict=True):
+        assert len(reply) == NUM_TOKENS
+        with torch.no_grad():
+            logprobs_TV = torch.log_softmax(model(torch.tensor([[*prompt, *reply]])).logits[0], -1)
+        pairs = zip(logprobs_TV[: len(tops)], tops, strict=True)
+        differences += [abs(value - float(of_V[token])) for of_V, top in pairs for token, value in top.items()]
+        behind_TV = logprobs_TV[len(prompt) - 1 : -1]
+        lags += (behind_TV.max(-1).values - behind_TV[torch.arange(len(reply)), torch.tensor(reply)]).tolist()
+    return max(differences), max(lags)
