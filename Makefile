@@ -39,7 +39,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup quantize eval report card gate swe-demo swe-images doctor test test-fast check lint bench bench-quantize clean
+.PHONY: help setup quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
@@ -83,6 +83,9 @@ card: .venv/.ready ## write the model cards again, from the records
 
 doctor: .venv/.ready ## say what this machine can do and what is missing
 	@$(assay) doctor
+
+gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (docs/gpu-check.md)
+	@$(assay) gpu-check
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
 test: setup ## run every test, real vLLM servers included (under 25 minutes on two cores)

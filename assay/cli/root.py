@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperOption
 from assay import __version__
 from assay.cli.commands.about.doctor import doctor
 from assay.cli.commands.about.recipes import list_recipes
+from assay.cli.commands.diagnose.gpu_check import gpu_check
 from assay.cli.commands.diagnose.lever import lever
 from assay.cli.commands.diagnose.locate import locate
 from assay.cli.commands.diagnose.probe import probe
@@ -134,6 +135,7 @@ app.command(cls=Command)(evaluate)
 app.command(cls=Command)(probe)
 app.command(cls=Command)(lever)
 app.command(cls=Command)(locate)
+app.command("gpu-check", cls=Command)(gpu_check)
 app.command(cls=Command)(status)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(gate)

@@ -133,6 +133,22 @@ def emulated(run: Run) -> str | None:
     )
 
 
+def native_kernels(run: Run) -> str | None:
+    """What `assay gpu-check` found, where native kernels ran. It served a small model: of this one it says nothing directly."""
+    check, labels = run.gpu_check, _labels(m for m in run.measurements if m.fingerprint.emulated is False)
+    if check is None or check.gpu is None or labels is None:
+        return None
+    if any(check.gpu not in m.fingerprint.hardware.get("gpus", "") for m in run.measurements):
+        return f"Native kernels were compared with emulation on {check.gpu}, which is not the GPU that answered here."
+    found: dict[str, list[str]] = {}
+    for one in check.formats:
+        found.setdefault(one.outcome, []).append(one.precision)
+    said = "; ".join(f"{outcome}: {_and(names)}" for outcome, names in found.items())
+    return (
+        f"Native kernels were compared with emulation on one {check.gpu} and a small model only ({check.started[:10]}; {said})."
+    )
+
+
 def second_rounding(run: Run) -> str | None:
     """vLLM's `requant_weight_ue8m0_inplace`: with the variable at its default, 1, it changes what was in the files."""
     labels = _labels(
@@ -343,6 +359,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "emulated": emulated,
     "quantized_reference": quantized_reference,
     "second_rounding": second_rounding,
+    "native_kernels": native_kernels,
     "sample_sizes": sample_sizes,
     "one_seed": one_seed,
     "measurement_notes": measurement_notes,

@@ -9,6 +9,7 @@ from typing import TypeVar
 from assay.errors import AssayError
 from assay.records.base import Record
 from assay.records.comparable import check_measurements
+from assay.records.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -42,6 +43,8 @@ class Run:
     probes: tuple[ProbeReport, ...] = ()
     choices: tuple[str, ...] = ()
     """As `RunRecord.choices`."""
+    gpu_check: GpuCheck | None = None
+    """Of `assay gpu-check --run`."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -83,7 +86,8 @@ def load_run(run_dir: Path) -> Run:
             folders[measurement.label] = made
     about = RunRecord.load_if_there(run_dir / RUN_RECORD)
     run = _run_of(folders, found, _gates_of(run_dir / "gates.json", found), tuple(load_probes(run_dir)))
-    return replace(run, choices=about.choices if about is not None else ())
+    check = GpuCheck.load_if_there(run_dir / CHECK_NAME)
+    return replace(run, choices=about.choices if about is not None else (), gpu_check=check)
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from synthetic_run import MODEL, make_divergence, make_run, task_of, write_check
 
 from assay.errors import AssayError
 from assay.records.base import Interval, sha256_of
+from assay.records.gpu_check import FormatCheck, GpuCheck
 from assay.records.manifest import Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -361,6 +363,20 @@ def renamed_tasks(run: Run) -> Run:
     return each(run, change)
 
 
+def checked_on(gpu: str | None, gpus: str) -> Callable[[Run], Run]:
+    """A run with native kernels on `gpus`, and the record of a check on `gpu` (None: a self-test)."""
+    formats = tuple(
+        FormatCheck.model_validate({"precision": name, "outcome": outcome, "reasons": ()})
+        for name, outcome in (("w4a16", "PASS"), ("fp8", "PASS"), ("nvfp4a16", "FAIL"))
+    )
+    check = GpuCheck(
+        started="2026-12-01T10:00:00+00:00", seconds=500.0, hardware={}, gpu=gpu, self_test=gpu is None, model="m",
+        formats=formats, cuda_bytes=(),
+    )  # fmt: skip
+    native = fingerprint(emulated=False, hardware={"gpus": gpus})
+    return lambda run: replaced(native(run), gpu_check=check)
+
+
 ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
 
 
@@ -375,6 +391,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("emulated", True, fingerprint(emulated=False)),
         ("quantized_reference", True, relabelled("fp8", "fp32")),
         ("second_rounding", False, fingerprint(emulated=False, hardware={"gpus": "8x NVIDIA B200 (192 GB)"})),
+        ("native_kernels", False, checked_on("NVIDIA B200", "8x NVIDIA B200 (192 GB)")),
         ("sample_sizes", True, tasks(items=())),
         ("one_seed", True, lambda run: replaced(run, measurements=())),
         ("one_seed", True, tasks(num_samples=4)),
@@ -422,6 +439,30 @@ def test_weights_as_they_are_stored_are_rounded_once(run_dir: Path) -> None:
         emulated=False, hardware={"gpus": "8x NVIDIA H200 (151 GB)"}, environment={"VLLM_USE_DEEP_GEMM_E8M0": "0"}
     )
     assert "second_rounding" not in {limit.key for limit in find_limits(on_h200(load_run(run_dir)))}
+
+
+def test_the_gpu_check_is_cited_for_its_own_gpu(run_dir: Path) -> None:
+    def said(gpu: str | None, gpus: str) -> str | None:
+        limits = find_limits(checked_on(gpu, gpus)(load_run(run_dir)))
+        return next((limit.text for limit in limits if limit.key == "native_kernels"), None)
+
+    assert said("NVIDIA H200", "8x NVIDIA H200 (151 GB)") == (
+        "Native kernels were compared with emulation on one NVIDIA H200 and a small model only "
+        "(2026-12-01; PASS: w4a16 and fp8; FAIL: nvfp4a16)."
+    )
+    assert said("NVIDIA H200", "8x NVIDIA B200 (192 GB)") == (
+        "Native kernels were compared with emulation on NVIDIA H200, which is not the GPU that answered here."
+    )
+    assert said(None, "8x NVIDIA H200 (151 GB)") is None, "a self-test shows nothing about a GPU"
+
+
+def test_the_gpu_check_of_a_run_is_loaded(run_dir: Path, tmp_path: Path) -> None:
+    assert load_run(run_dir).gpu_check is None
+    whole = shutil.copytree(run_dir, tmp_path / run_dir.name)
+    check = checked_on("NVIDIA H200", "x")(load_run(run_dir)).gpu_check
+    assert check is not None
+    check.save(whole / "gpu-check.json")
+    assert load_run(whole).gpu_check == check
 
 
 def test_every_limit_is_flipped_by_a_test() -> None:

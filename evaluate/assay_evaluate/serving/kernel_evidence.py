@@ -14,7 +14,7 @@ _PREFIX = re.compile(
 )
 _KERNEL = re.compile(
     r"""^(?:
-        Using\ .*(?:backend|GEMM|linear|Experts|MoEMethod|FlashAttention\ version|KV\ cache\ format|for\ \S+\ MoE)
+        Using\ .*(?:backend|GEMM|[Ll]inear|Experts|MoEMethod|FlashAttention\ version|KV\ cache\ format|for\ \S+\ MoE)
       | Selected\ \S+\ for\ 
       | assay-emulate:
       | .*\bMarlin\b

@@ -19,6 +19,7 @@ from synthetic_run import make_fingerprint, make_measurements, make_run
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
+from assay.errors import AssayError
 from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.lever import LeverReport, Observation
@@ -73,6 +74,10 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
+def not_replayed(candidates: Any, **_: Any) -> Any:
+    raise AssayError("no interpreter with vLLM")
+
+
 STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.run.evaluate.evaluate": measures,
     "assay_evaluate.serving.server.serve": serves,
@@ -83,6 +88,8 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.diagnosis.levers.search.find_levers": returning((LEVERS, None)),
     "assay_evaluate.diagnosis.locate.locate.locate_servers": returning(LOCATED),
     "assay_quantize.calibration.calibrate.calibrate": returning(CALIBRATED),
+    "assay_evaluate.serving.replay.replay": not_replayed,
+    "assay_evaluate.diagnosis.gpu_check.widened.widen": lambda source, folder, widths: make_tiny_glm4_moe(folder),
 }
 """What needs a server, a GPU or minutes; every command is otherwise the real one."""
 
@@ -98,6 +105,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "probe": (("http://127.0.0.1:1",), None, (0,)),
     "lever": (("http://127.0.0.1:1",), LeverReport, (0,)),
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
+    "gpu-check": (("--dry-run", "--formats", "w4a16"), None, (0,)),
     "status": ((), None, (0,)),
     "compare": (("runs/tiny-glm", "others/tiny-glm"), RunComparison, (0,)),
     "gate": (("tiny-glm",), GateReport, (0, 1)),

@@ -493,6 +493,7 @@ def test_kernels_are_read_from_the_log() -> None:
         "(EngineCore pid=7) INFO 11-21 04:52:01 [__init__.py:847] Selected CutlassFP8ScaledMMLinearKernel for Fp8LinearMethod",
         "(Worker pid=7) INFO 11-21 04:52:01 [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['X'].",
         "(Worker pid=7) INFO 11-21 04:52:01 [loader.py:46] assay-emulate: Glm: 3 modules dequantized to float32",
+        "(EngineCore pid=7) INFO 11-21 04:52:01 [wNa16.py:138] Using MacheteLinearKernel for CompressedTensorsWNA16",
         "(EngineCore pid=7) INFO 11-21 04:52:01 [utils.py:347] Using LBHNC KV cache layout.",
         "(APIServer pid=7) INFO 11-21 04:52:01 [model.py:2152] Using max model len 2048",
     ]
@@ -501,6 +502,7 @@ def test_kernels_are_read_from_the_log() -> None:
         "Selected CutlassFP8ScaledMMLinearKernel for Fp8LinearMethod",
         "Using FLASH_ATTN attention backend",
         "assay-emulate: Glm: 3 modules dequantized to float32",
+        "Using MacheteLinearKernel for CompressedTensorsWNA16",
     )
 
 
