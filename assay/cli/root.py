@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
 from assay.cli.commands.about.doctor import doctor
+from assay.cli.commands.about.family import family
 from assay.cli.commands.about.recipes import list_recipes
 from assay.cli.commands.diagnose.gpu_check import gpu_check
 from assay.cli.commands.diagnose.lever import lever
@@ -143,3 +144,4 @@ app.command(cls=Command)(report)
 app.command(cls=Command)(card)
 app.command(cls=Command)(doctor)
 app.command("recipes", cls=Command)(list_recipes)
+app.command(cls=Command)(family)

@@ -62,7 +62,7 @@ def replay_cell(cell: Cell) -> dict[str, Any]:
     shards, findings = (planned_shards(cell.headers), []) if cell.headers is not None else stored_shards(cell.folder)
     parts: list[Part] = []
     if not findings:
-        config = _configured(cell, findings)
+        config = configured(cell, findings)
         if config is not None:
             parts = _replay_parts(cell, config, shards, findings)
     return {
@@ -88,7 +88,7 @@ def _part_json(part: Part) -> dict[str, Any]:
     }
 
 
-def _configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
+def configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
     """vLLM's config as its server makes it of the arguments; None: it refuses them."""
     try:
         parsed = make_arg_parser(FlexibleArgumentParser(exit_on_error=False)).parse_args([*cell.arguments])
@@ -110,7 +110,7 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
         findings.append(Finding("unknown", f"{unknown} is not replayed", where=None, remedy=None))
         return []
     schemes = stored_schemes(shards, cell.schemes)
-    parts = [Part("target")] + ([Part("draft")] if _drafts_itself(config) else [])
+    parts = [Part("target")] + ([Part("draft")] if drafts_itself(config) else [])
     read = {part.part: shards for part in parts}
     whole: list[Part] = []
     taken: set[str] = set()
@@ -120,7 +120,7 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
         config.compilation_config.static_all_moe_layers.clear()
         for part in parts:
             part.num_ranks += 1
-            loaded = _load(config, part, rank, read[part.part], schemes)
+            loaded = load_part(config, part, rank, read[part.part], schemes)
             taken.update(() if loaded is None else loaded.taken)
             if rank.number > 0:
                 continue
@@ -138,13 +138,13 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
     return parts
 
 
-def _drafts_itself(config: VllmConfig) -> bool:
+def drafts_itself(config: VllmConfig) -> bool:
     """Whether the checkpoint's own MTP block is loaded as a draft."""
     speculative = config.speculative_config
     return speculative is not None and speculative.draft_model_config.model == config.model_config.model
 
 
-def _load(
+def load_part(
     config: VllmConfig, part: Part, rank: Rank, shards: Shards, schemes: Mapping[str, str | None]
 ) -> Loaded | None:  # fmt: skip
     """Build and load one part on one rank; what vLLM or our check says against it goes into `part`. None: refused."""

@@ -28,6 +28,7 @@ from assay.records.plan import Plan
 from assay.records.preflight.report import PreflightReport
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
+from assay_evaluate.serving.family_draft import Draft
 from assay_evaluate.verdicts.run_comparison import RunComparison
 from assay_reports.schema import Report
 
@@ -90,6 +91,9 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_quantize.calibration.calibrate.calibrate": returning(CALIBRATED),
     "assay_evaluate.serving.replay.replay": not_replayed,
     "assay_evaluate.diagnosis.gpu_check.widened.widen": lambda source, folder, widths: make_tiny_glm4_moe(folder),
+    "assay_evaluate.serving.family_draft.draft_family": returning(
+        Draft("mine", "MineForCausalLM", "0.32.0", {}, "model.layers", ("num_experts",))
+    ),
 }
 """What needs a server, a GPU or minutes; every command is otherwise the real one."""
 
@@ -113,6 +117,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "card": (("tiny-glm",), None, (0,)),
     "doctor": ((), None, (0, 1)),
     "recipes": ((), None, (0,)),
+    "family": (("source",), None, (0,)),
 }
 """Command -> its words, the record that it prints (None: a list, or no record), exit codes."""
 

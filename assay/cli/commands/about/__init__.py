@@ -1,1 +1,1 @@
-"""Commands about this installation: doctor, recipes."""
+"""Commands about this installation: doctor, recipes, family."""

@@ -1,0 +1,113 @@
+"""Which module of vLLM takes each tensor of a checkpoint, and what vLLM does with it: the material of a family's table.
+
+    python -m assay_vllm.replay.describe REQUEST.json ANSWER.json
+
+The request is that of a replay with two cells: the checkpoint with plain weights, which is loaded by rank 0, and the same with
+a quantization config that quantizes every linear, which is only built. What has no quantized method there cannot have one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from assay_vllm.replay.foreseen_gpu import pretend
+from assay_vllm.replay.request import Cell, read_request
+from assay_vllm.replay.sources import check_sources
+
+
+def main(request_path: str, answer_path: str) -> None:
+    request = read_request(Path(request_path))
+    sources = check_sources()
+    pretend(request.machine)
+
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from assay_vllm import STRICT
+    from assay_vllm.loader import StrictLoader
+
+    register_model_loader(STRICT)(StrictLoader)
+    plain, quantized = request.cells
+    answer = {"vllm": sources["vllm"], **_described(plain, quantized)}
+    Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
+    """`parts`: target or draft -> its class and its tensors; `findings`: why a part could not be built or loaded."""
+    from assay_vllm.replay.cells import Part, configured, drafts_itself, load_part
+    from assay_vllm.replay.findings import Finding
+    from assay_vllm.replay.headers import planned_shards
+    from assay_vllm.replay.ranks import become, ranks_of
+
+    said: dict[str, Any] = {}
+    findings: list[Finding] = []
+    assert plain.headers is not None
+    shards = planned_shards(plain.headers)
+    config, other = configured(plain, findings), configured(quantized, findings)
+    if config is None or other is None:
+        return {"parts": said, "findings": [asdict(finding) for finding in findings]}
+    for name in ("target", "draft") if drafts_itself(config) else ("target",):
+        become(next(ranks_of(config.parallel_config)), config.parallel_config)
+        for one in (config, other):
+            one.compilation_config.static_forward_context.clear()
+            one.compilation_config.static_all_moe_layers.clear()
+        part = Part(name)
+        loaded = load_part(config, part, next(ranks_of(config.parallel_config)), shards, {})
+        findings += [finding for _, finding in part.findings]
+        if loaded is not None:
+            methods = _methods(other, name)
+            said[name] = {"model_class": part.model_class, "tensors": _tensors(loaded.model, loaded.taken, methods)}
+    return {"parts": said, "findings": [asdict(finding) for finding in findings]}
+
+
+def _methods(config: Any, part: str) -> dict[str, str]:
+    """Module -> class of its method, where every linear is to be quantized."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    from assay_vllm.replay import stand_ins
+
+    model_config = config.model_config
+    if part == "draft":
+        model_config = config.speculative_config.draft_model_config
+        config = config.speculative_config.apply_draft_overrides(config)
+    torch.set_default_dtype(model_config.dtype)
+    try:
+        with set_current_vllm_config(config), stand_ins.OnMeta():
+            model = initialize_model(vllm_config=config, model_config=model_config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return {
+        name: type(module.quant_method).__name__ for name, module in model.named_modules() if hasattr(module, "quant_method")
+    }
+
+
+def _tensors(model: Any, taken: Mapping[str, Sequence[str]], methods: Mapping[str, str]) -> dict[str, Any]:
+    """Tensor of the checkpoint -> where it goes. ranks: over how many its module is split; method: None: it has none."""
+    modules = dict(model.named_modules())
+    said = {}
+    for tensor, parameters in taken.items():
+        parameter = parameters[0]
+        owner, _, leaf = parameter.rpartition(".")
+        module = modules[owner]
+        said[tensor] = {
+            "module": owner,
+            "parameter": leaf,
+            "classes": list(_classes(module)),
+            "ranks": getattr(module, "tp_size", 1),
+            "method": methods.get(owner),
+        }
+    return said
+
+
+def _classes(module: Any) -> Iterator[str]:
+    return (kind.__name__ for kind in type(module).__mro__[:-1])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
