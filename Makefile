@@ -10,7 +10,9 @@
 #   SUITE       what is measured; see recipes/suites/      (default: quick for tiny-glm and on CPUs, full otherwise)
 #   WORKERS     threads of the quantizer                   (default: every core)
 #   MEMORY      most memory the quantizer may use          (default: 2GiB)
+#   STREAM      hub: the source is never whole on the disk (default: it is downloaded first)
 #   RUNS        folder of the results                      (default runs/)
+#   PREFLIGHT   0: quantize eval begins without `assay preflight`
 
 MODEL ?= tiny-glm
 PRECISIONS ?=
@@ -18,6 +20,8 @@ PROFILE ?=
 SUITE ?=
 WORKERS ?=
 MEMORY ?=
+STREAM ?=
+PREFLIGHT ?= 1
 RUNS ?= runs
 PYTHON ?= python3
 
@@ -26,7 +30,7 @@ export PYTHONSAFEPATH := 1
 export PYTHON
 
 # Without this, a misspelt variable on the command line (MODLE=glm-5) would be ignored.
-variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY RUNS PYTHON
+variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT PYTHON
 unknown := $(foreach name,$(filter-out $(variables) -*-command-variables-*-,$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name)))
 ifneq ($(strip $(unknown)),)
 $(error $(strip $(unknown)): no such variable; known: $(variables))
@@ -35,14 +39,16 @@ endif
 comma := ,
 space := $(subst ,, )
 assay := .venv/bin/assay
+stream := $(if $(STREAM),--stream-from $(STREAM))
+first := $(if $(and $(filter quantize,$(MAKECMDGOALS)),$(filter eval,$(MAKECMDGOALS)),$(filter-out 0,$(PREFLIGHT))),preflight-first)
 precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma),$(strip $(PRECISIONS))))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize clean
+.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize clean
 
 help: ## show this text
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,13p'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,15p'
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## build both environments, if they are missing
@@ -59,9 +65,16 @@ setup: ## build both environments, if they are missing
 	@constraints/install.sh serve .venv-serve
 	@touch $@
 
+preflight: setup ## find out what would fail, before anything is downloaded or made
+	@$(assay) preflight "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) $(stream) --runs "$(RUNS)"
+
+# The first step of `make quantize eval`: nothing is written before it, and nothing is looked at once all is made and measured.
+preflight-first: setup
+	@$(assay) preflight "$(MODEL)" --first $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) $(stream) --runs "$(RUNS)"
+
 # Together with `eval`, both environments are built side by side; `quantize` alone needs only the first.
-quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) ## make and verify every precision of MODEL
-	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(PROFILE),--profile $(PROFILE)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) --runs "$(RUNS)"
+quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) $(first) ## make and verify every precision of MODEL
+	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(PROFILE),--profile $(PROFILE)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) $(stream) --runs "$(RUNS)"
 
 eval: setup ## measure the reference and every candidate; write verdicts, report and cards
 	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"

@@ -232,6 +232,13 @@ MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=8, help="Budge
 SeedOption = Annotated[
     str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
 ]  # fmt: skip
+StreamOption = Annotated[
+    str | None,
+    typer.Option(
+        "--stream-from", metavar="hub", callback=choice("hub"),
+        help="hub: download a shard, quantize it, delete it; at most two shards of the source are on disk.",
+    ),
+]  # fmt: skip
 RunnerOption = Annotated[
     str,
     typer.Option(

@@ -7,21 +7,24 @@ the run, and its place in `CHECKS`. What it cannot find out is an AssayError, an
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from assay.cli.candidates.planned import PlannedRun
+from assay.cli.candidates.planned import PlannedRun, is_on_gpus
 from assay.cli.terminal import escape
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.quantities import size
 from assay.recipes.gate import ScoreGate
-from assay.recipes.profile import context_tokens
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.records.preflight.report import Check, CheckName, PreflightReport
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from assay_evaluate.serving.replay import Candidate
 
 
 def preflight(run: PlannedRun, on_progress: Callable[[str], None]) -> PreflightReport:
@@ -159,6 +162,70 @@ def check_power(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator
     yield power.check_power(run.suite, run.gates)
 
 
+def check_disk(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Downloads, checkpoints, staging and journal against what is free."""
+    from assay_quantize.preflight.disk import Writes
+    from assay_quantize.preflight.disk import check_disk as look
+
+    run_dir = run.run_dir
+    folders = {plan.precision: (plan, run_dir / plan.precision / "checkpoint") for plan in run.plans}
+    released = run.reference.headers if run.reference.plan is None else None
+    allowed = JOURNAL_BYTES[run.profile.hardware.device]
+    yield from look(
+        Writes(run.source, run.aim.recipe.include_source, released, folders, run_dir, allowed, run.stream_from is not None)
+    )
+
+
+def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Weights, KV cache and workspace of each GPU, for every checkpoint."""
+    from assay_quantize.preflight.memory import check_memory as look
+
+    if not is_on_gpus(run.profile):
+        return
+    recipe = run.aim.recipe
+    others = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
+    for label, model in run.stored():
+        found = look(label, model, run.profile, recipe.serving, [one for one in others if one.name != run.profile.name])
+        if found is not None:
+            yield found
+
+
+def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """Groups and blocks against tensor parallelism, for every checkpoint."""
+    from assay_quantize.preflight.split import check_split as look
+
+    if is_on_gpus(run.profile):
+        yield from (look(label, model, run.profile) for label, model in run.stored())
+
+
+def check_loading(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
+    """vLLM's own loaders, for every checkpoint."""
+    from assay_evaluate.preflight.loading import check_loading as look
+
+    if run.is_served_here:
+        yield from look(list(_to_replay(run)), run.profile, on_progress)
+
+
+def _to_replay(run: PlannedRun) -> Iterator[Candidate]:
+    from assay_evaluate.serving.replay import Candidate, Unwritten, planned
+
+    serving = run.aim.recipe.serving
+    for one in run.checkpoints:
+        if one.plan is not None:
+            assert one.config is not None
+            yield Candidate(one.label, planned(one.plan, one.config), run.profile, serving)
+        elif one.headers is not None and one.headers.folder is not None:
+            yield Candidate(one.label, one.headers.folder, run.profile, serving)
+        elif one.headers is not None:
+            shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
+            for name, header in one.headers.tensors.items():
+                shards[header.shard][name] = (header.dtype, header.shape)
+            yield Candidate(one.label, Unwritten(one.headers.config, shards), run.profile, serving)
+
+
+JOURNAL_BYTES = {"cpu": 1 * 10**9, "cuda": 10 * 10**9}
+"""Allowed for journal, logs and report. Of `full` on a GPU: 90 million tokens of text for each checkpoint, about 0.5 GB, and
+log-probabilities; not measured there."""
 Look = Callable[[PlannedRun, Callable[[str], None]], Iterable[Check]]
 """A check: the planned run, and who is told what takes long."""
 CHECKS: tuple[tuple[CheckName, Look], ...] = (
@@ -171,6 +238,10 @@ CHECKS: tuple[tuple[CheckName, Look], ...] = (
     ("sampling", check_sampling),
     ("cost", check_cost),
     ("power", check_power),
+    ("disk", check_disk),
+    ("memory", check_memory),
+    ("split", check_split),
+    ("loading", check_loading),
 )
 """In the order in which they are made and shown: first what takes no time."""
 
@@ -179,10 +250,12 @@ CHECKS: tuple[tuple[CheckName, Look], ...] = (
 MARKS = {"PASS": "[green]PASS   [/]", "FAIL": "[red]FAIL   [/]", "UNKNOWN": "[yellow]UNKNOWN[/]"}
 
 
-def show(report: PreflightReport, out: Console) -> None:
-    """A line for each check, what to do below it, and a summary."""
+def show(report: PreflightReport, out: Console, *, whole: bool = True) -> None:
+    """A line for each check, what to do below it, and a summary. whole: what passed as well."""
     widths = [max([len(text) for text in texts], default=0) for texts in _columns(report)]
     for check in report.checks:
+        if check.outcome == "PASS" and not whole:
+            continue
         words = f"{check.check:{widths[0]}} {check.subject or '':{widths[1]}}"
         out.print(f"{MARKS[check.outcome]} {escape(words)} {escape(check.detail)}")
         if check.remedy is not None:
@@ -192,6 +265,11 @@ def show(report: PreflightReport, out: Console) -> None:
 
 def _columns(report: PreflightReport) -> tuple[list[str], list[str]]:
     return [check.check for check in report.checks], [check.subject or "" for check in report.checks]
+
+
+def skipped(how: str) -> str:
+    """What is said when a run stops at its first step. how: what skips it."""
+    return f"nothing was written: the preflight failed; mend what it names, or skip it with {how}"
 
 
 def summary(report: PreflightReport) -> str:

@@ -7,7 +7,7 @@ torch nor lm-eval.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,15 +292,18 @@ def manifest_sha256(folder: Path) -> str | None:
     return None if manifest is None else manifest.checkpoint_sha256
 
 
-def profile_for(aim: Target, wanted: str | None) -> ProfileRecipe:
+def profile_for(
+    aim: Target, wanted: str | None, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+) -> ProfileRecipe:
     """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits.
 
-    AssayError: it has not, or the profile names servers that run already.
+    problem_on: why a profile cannot serve what is to be served; None: it can. AssayError: it has not, or the profile names
+    servers that run already.
     """
     from assay_evaluate.serving.hardware import choose_profile, describe_hardware, find_gpus, fits
 
     if wanted is None:
-        return choose_profile(aim.recipe)
+        return choose_profile(aim.recipe, problem_on)
     profile = load_recipe(ProfileRecipe, wanted)
     if profile.endpoints:
         raise AssayError(

@@ -56,7 +56,13 @@ def test_both_environments_are_built_side_by_side(stubbed: Path) -> None:
     assert installs(stubbed) == [
         "check work serve", "serve .venv-serve", "serve beside another", "work .venv", "work beside another"
     ]  # fmt: skip
-    assert out.splitlines() == ["assay quantize tiny-glm --runs runs", "assay evaluate tiny-glm --runs runs"]
+    steps = ["assay quantize tiny-glm --runs runs", "assay evaluate tiny-glm --runs runs"]
+    assert out.splitlines() == ["assay preflight tiny-glm --first --runs runs", *steps]
+    assert make(stubbed, "quantize", "eval", "PREFLIGHT=0")[1].splitlines() == steps
+
+
+def test_streaming_is_passed_on(stubbed: Path) -> None:
+    assert make(stubbed, "quantize", "STREAM=hub")[1] == "assay quantize tiny-glm --stream-from hub --runs runs\n"
 
 
 def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:
@@ -69,7 +75,7 @@ def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:
 def test_a_misspelt_variable_is_an_error(bare: Path) -> None:
     code, out, err = make(bare, "quantize", "MODLE=glm-5", "PRECISIONS=w4a16 fp8")
     assert (code, out) == (2, "")
-    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY RUNS PYTHON"
+    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT PYTHON"
     assert err.partition(" *** ")[2] == f"MODLE: no such variable; known: {known}.  Stop.\n"
 
 

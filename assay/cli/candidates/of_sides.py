@@ -7,7 +7,7 @@ or a label of the profile's `endpoints`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,10 +132,12 @@ def given_endpoints(profile: str | None) -> dict[str, GivenServer]:
     return {} if profile is None else load_recipe(ProfileRecipe, profile).endpoints
 
 
-def profile_of(aim: Target, wanted: str | None, *, given: bool) -> ProfileRecipe:
-    """How the checkpoints are served; of servers that run already (given), how they are asked."""
+def profile_of(
+    aim: Target, wanted: str | None, *, given: bool, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+) -> ProfileRecipe:
+    """How the checkpoints are served; of servers that run already (given), how they are asked. problem_on: as `profile_for`."""
     if not given:
-        return profile_for(aim, wanted)
+        return profile_for(aim, wanted, problem_on)
     return GIVEN if wanted is None else load_recipe(ProfileRecipe, wanted)
 
 

@@ -6,16 +6,18 @@ Reads recipes, headers and configs; those of a reference or source on the hub ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.cli.candidates.of_sides import given_endpoints, profile_of
 from assay.cli.candidates.of_target import check_candidates
-from assay.cli.gate_choice import choose_gates, suite_for
+from assay.cli.gate_choice import ChosenGates, choose_gates, suite_for
+from assay.cli.run_folders import choose_run
 from assay.cli.stages import plan_for, precisions_for
 from assay.cli.targets import Target, open_released, open_source, resolve_target, source_label
-from assay.errors import PlanError
+from assay.errors import AssayError, PlanError
 from assay.recipes.families import family_of
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
@@ -23,7 +25,9 @@ from assay.recipes.model import Location
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.measurement import Measurement
 from assay.records.plan import Plan
+from assay.records.run import RunRecord, SourceData, SuiteIdentity
 from assay_evaluate.serving.hardware import find_gpus, fits
 
 if TYPE_CHECKING:
@@ -67,25 +71,39 @@ class PlannedCheckpoint:
         except PlanError:
             return None
 
+    def problem_on(self, profile: ProfileRecipe, aim: Target) -> str | None:
+        """Why the GPUs of a profile cannot share or hold it; None: they can, or it is not known."""
+        from assay_quantize.plan.fits import check_served
+
+        try:
+            if self.stored is not None:
+                check_served(self.stored, profile, aim.recipe.serving)
+        except PlanError as problem:
+            return str(problem)
+        return None
+
 
 @dataclass(frozen=True)
 class PlannedRun:
     """What `assay run` would do with the same words.
 
-    aim: with the precisions that its recipe has for the profile. named: the user named the profile; else it is the first of the
-    recipe whose GPUs are here, or the first of all. suite: as the model asks it. gates: as they apply to the suite. source: its
-    headers. checkpoints: all that would be served, the reference first. name: of the run's folder, if the user gave one.
+    aim: with the precisions that its recipe has for the profile. named: the user named the profile. suite: as the model asks
+    it; why_suite: a line, if it is not the model's. limits: the gates, as they apply to the suite. source: its headers.
+    checkpoints: all that would be served, the reference first. name: of the run's folder, if the user gave one. stream_from:
+    `hub`, if the source is not to be downloaded whole.
     """
 
     aim: Target
     profile: ProfileRecipe
     named: bool
     suite: SuiteRecipe
-    gates: GateRecipe
+    why_suite: str | None
+    limits: ChosenGates
     source: Checkpoint
     checkpoints: tuple[PlannedCheckpoint, ...]
     runs: Path
     name: str | None
+    stream_from: str | None
 
     @property
     def reference(self) -> PlannedCheckpoint:
@@ -100,10 +118,128 @@ class PlannedRun:
         """Of every checkpoint that is made here and can be."""
         return tuple(one.plan for one in self.checkpoints if one.plan is not None)
 
+    def stored(self) -> Iterator[tuple[str, StoredModel]]:
+        """(label, weights as they are stored) of every checkpoint of which they are known."""
+        yield from ((one.label, one.stored) for one in self.checkpoints if one.stored is not None)
+
+    @functools.cached_property
+    def run_dir(self) -> Path:
+        """The folder that would hold the checkpoints."""
+        return choose_run(self.runs, self._about, self.name)[0]
+
+    @property
+    def _about(self) -> RunRecord:
+        data = SourceData(location=self.source.location, revision=self.source.revision, files=dict(self.source.data))
+        return RunRecord(model=self.aim.recipe.name, source=data)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every checkpoint is made and measured on this suite already."""
+        from assay_quantize.engine.quantize import is_complete
+
+        about = self._about.model_copy(update={"suite": SuiteIdentity(name=self.suite.name, sha256=self.suite.sha256)})
+        measurements = choose_run(self.runs, about, self.name)[0] / "measurements"
+        found = {one.label: Measurement.load_if_there(measurements / f"{one.label}.json") for one in self.checkpoints}
+        if any(one is None or one.suite_sha256 != self.suite.sha256 for one in found.values()):
+            return False
+        folders = {plan.precision: self.run_dir / plan.precision / "checkpoint" for plan in self.plans}
+        return all(is_complete(plan, folders[plan.precision]) for plan in self.plans)
+
+    @property
+    def gates(self) -> GateRecipe:
+        """As they apply to the suite."""
+        return self.limits.recipe
+
     @property
     def is_served_here(self) -> bool:
         """Whether vLLM is started for the checkpoints; no if the profile names servers that run already."""
         return not self.profile.endpoints
+
+
+class Planning:
+    """Plans and headers of one target, each made once, whatever profiles are tried. AssayError: the source cannot be read."""
+
+    def __init__(self, aim: Target, precisions: list[str] | None) -> None:
+        self.aim, self.source = aim, open_source(aim)
+        self._precisions = precisions
+        self._known: dict[str, PlannedCheckpoint] = {}
+        self._recipes: dict[tuple[str, ...], dict[str, PrecisionRecipe]] = {}
+
+    def checkpoints(self, aim: Target) -> tuple[PlannedCheckpoint, ...]:
+        """All that would be served, as `of_target` compares them. aim: on a profile, which may change its precisions."""
+        if aim.recipe.precisions not in self._recipes:  # why they were chosen is said once
+            self._recipes[aim.recipe.precisions] = precisions_for(aim, None, self._precisions, with_reference=True)
+        recipes = self._recipes[aim.recipe.precisions]
+        check_candidates(aim.recipe, recipes)
+        made = [self._of(recipe) for recipe in recipes.values()]
+        first = self._released() if aim.recipe.reference.release is not None else made.pop(0)
+        if not aim.recipe.include_source:
+            return (first, *made)
+        source = PlannedCheckpoint(source_label(self.source.config), headers=self.source, location=aim.location)
+        return (first, source, *made)
+
+    def problem_on(self, profile: ProfileRecipe) -> str | None:
+        """Why the GPUs of a profile cannot share or hold one of the checkpoints; None: they can, or it is not known."""
+        if not is_on_gpus(profile):
+            return None
+        aim = self.aim.on_profile(profile)
+        problems = (one.problem_on(profile, aim) for one in self.checkpoints(aim))
+        return next((problem for problem in problems if problem is not None), None)
+
+    def _of(self, recipe: PrecisionRecipe) -> PlannedCheckpoint:
+        if recipe.sha256 not in self._known:
+            try:
+                made = PlannedCheckpoint(recipe.name, plan=plan_for(self.aim, self.source, recipe))
+            except PlanError as problem:
+                made = PlannedCheckpoint(recipe.name, problem=str(problem))
+            self._known[recipe.sha256] = made
+        return self._known[recipe.sha256]
+
+    def _released(self) -> PlannedCheckpoint:
+        release = self.aim.recipe.reference.release
+        assert release is not None, "the caller saw to it"
+        if "release" not in self._known:
+            self._known["release"] = released(release)
+        return self._known["release"]
+
+
+def released(release: Location) -> PlannedCheckpoint:
+    """A published reference, by its headers."""
+    return PlannedCheckpoint("reference", headers=open_released(release), location=release)
+
+
+def problem_before(aim: Target, precisions: list[str] | None) -> Callable[[ProfileRecipe], str | None]:
+    """Why a profile cannot serve what a target compares, asked before anything is downloaded; None: it can, or is not known.
+
+    Headers are read when the first profile with GPUs is asked about. Where they cannot be (a hub that is out of reach), what
+    is on the disk is judged later.
+    """
+
+    @functools.cache
+    def planning() -> Planning:
+        return Planning(aim, precisions)
+
+    def problem_on(profile: ProfileRecipe) -> str | None:
+        try:
+            return planning().problem_on(profile) if is_on_gpus(profile) else None
+        except AssayError:
+            return None
+
+    return problem_on
+
+
+def check_released(aim: Target, profile: ProfileRecipe) -> None:
+    """PlanError: a published reference that is on the hub cannot be served on a profile. Reads its headers only."""
+    release = aim.recipe.reference.release
+    if release is None or release.hub is None or not is_on_gpus(profile):
+        return
+    if (problem := released(release).problem_on(profile, aim)) is not None:
+        raise PlanError(problem)
+
+
+def is_on_gpus(profile: ProfileRecipe) -> bool:
+    """Whether vLLM is started here, on GPUs."""
+    return not profile.endpoints and profile.hardware.device == "cuda"
 
 
 def planned_run(
@@ -115,45 +251,32 @@ def planned_run(
     profile: str | None = None,
     runs: Path = Path("runs"),
     name: str | None = None,
+    stream_from: str | None = None,
+    here: bool = False,
 ) -> PlannedRun:
-    """Everything that is planned before the first byte. The profile's hardware need not be here.
+    """Everything that is planned before the first byte.
 
-    AssayError: a recipe, the source or a release cannot be read, or there is nothing to compare. A precision that cannot be
-    made is no error (`PlannedCheckpoint.problem`).
+    here: the profile's hardware must be here. AssayError: it is not; a recipe, the source or a release cannot be read; there is
+    nothing to compare. A precision that cannot be made is no error (`PlannedCheckpoint.problem`).
     """
     aim = resolve_target(target)
-    chosen = load_recipe(ProfileRecipe, profile or _profile_here(aim))
-    aim = aim.on_profile(chosen)
-    recipes = precisions_for(aim, None, precisions, with_reference=True)
-    check_candidates(aim.recipe, recipes)
-    asked, _ = suite_for(aim, suite, chosen, gates)
-    limits = choose_gates(aim, asked, gates)
-    source = open_source(aim)
-    checkpoints = tuple(_in_order(aim, source, recipes.values()))
-    return PlannedRun(aim, chosen, profile is not None, asked, limits.recipe, source, checkpoints, runs, name)
-
-
-def _profile_here(aim: Target) -> str:
-    """The first of the recipe's profiles whose GPUs are here, or its first."""
-    gpus = find_gpus()
-    here = (name for name in aim.recipe.profiles if fits(load_recipe(ProfileRecipe, name).hardware, gpus))
-    return next(here, aim.recipe.profiles[0])
-
-
-def _in_order(aim: Target, source: Checkpoint, recipes: Iterable[PrecisionRecipe]) -> Iterator[PlannedCheckpoint]:
-    """As `of_target` compares them: reference, source (if the recipe wants it), candidates."""
-    made = [_planned(aim, source, recipe) for recipe in recipes]
-    if (release := aim.recipe.reference.release) is not None:
-        yield PlannedCheckpoint("reference", headers=open_released(release), location=release)
+    planning = Planning(aim, precisions)
+    if here:
+        chosen = profile_of(aim, profile, given=bool(given_endpoints(profile)), problem_on=planning.problem_on)
     else:
-        yield made.pop(0)
-    if aim.recipe.include_source:
-        yield PlannedCheckpoint(source_label(source.config), headers=source, location=aim.location)
-    yield from made
+        chosen = load_recipe(ProfileRecipe, profile) if profile is not None else _best_profile(aim, planning)
+    aim = aim.on_profile(chosen)
+    asked, why_suite = suite_for(aim, suite, chosen, gates)
+    limits = choose_gates(aim, asked, gates)
+    return PlannedRun(
+        aim, chosen, profile is not None, asked, why_suite, limits, planning.source, planning.checkpoints(aim), runs, name,
+        stream_from,
+    )  # fmt: skip
 
 
-def _planned(aim: Target, source: Checkpoint, recipe: PrecisionRecipe) -> PlannedCheckpoint:
-    try:
-        return PlannedCheckpoint(recipe.name, plan=plan_for(aim, source, recipe))
-    except PlanError as problem:
-        return PlannedCheckpoint(recipe.name, problem=str(problem))
+def _best_profile(aim: Target, planning: Planning) -> ProfileRecipe:
+    """Of the recipe's profiles the first whose GPUs are here and which holds everything, else the nearest to that."""
+    gpus = find_gpus()
+    profiles = [load_recipe(ProfileRecipe, name) for name in aim.recipe.profiles]
+    here = [one for one in profiles if fits(one.hardware, gpus)] or profiles
+    return next((one for one in here if planning.problem_on(one) is None), here[0])

@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,13 +82,28 @@ def fits(needed: Hardware, gpus: tuple[Gpu, ...]) -> bool:
     return len(alike) >= max(1, needed.num_gpus)
 
 
-def choose_profile(recipe: ModelRecipe) -> ProfileRecipe:
-    """The first of the recipe's profiles whose hardware is present; AssayError names what is here and what was looked for."""
+def choose_profile(
+    recipe: ModelRecipe, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+) -> ProfileRecipe:  # fmt: skip
+    """The first of the recipe's profiles whose hardware is present and that holds what is to be served.
+
+    problem_on: why it does not; None: it does. AssayError names what is here, what was looked for, and what does not fit.
+    """
     gpus = find_gpus()
     profiles = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
+    problems: dict[str, str] = {}
     for profile in profiles:
         if fits(profile.hardware, gpus):
-            return profile
+            problem = None if problem_on is None else problem_on(profile)
+            if problem is None:
+                return profile
+            problems[profile.name] = problem
+    if problems:
+        why = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise AssayError(
+            f"model recipe {recipe.name}: this machine has the GPUs of {', '.join(problems)}, which cannot serve it ({why}); "
+            "`assay preflight` says what would, with --profile NAME for one of them"
+        )
     here = describe_hardware()
     only_deployed = next(
         (name for name in recipe.deployment_profiles if fits(load_recipe(ProfileRecipe, name).hardware, gpus)), None

@@ -88,9 +88,14 @@ def check_parallel(model: StoredModel, profile: ProfileRecipe) -> None:
     ranks = ranks_of(profile)
     if not (found := misfits(model, ranks)):
         return
+    raise PlanError(f"{model.what} cannot be served on profile {profile.name}: {sentence(found)}; {remedy(found)}")
+
+
+def sentence(found: Sequence[Misfit]) -> str:
+    """The first in full, and what else."""
     others = [f"{one.role} {one.projection}" for one in found[1:]]
     also = f"; so {'are' if len(others) > 1 else 'is'} {', '.join(others)}" if others else ""
-    raise PlanError(f"{model.what} cannot be served on profile {profile.name}: {found[0].sentence}{also}; {remedy(found)}")
+    return f"{found[0].sentence}{also}"
 
 
 def remedy(found: Sequence[Misfit]) -> str:

@@ -98,7 +98,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 """What needs a server, a GPU or minutes; every command is otherwise the real one."""
 
 COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]] = {
-    "run": (("source", "--precisions", "w4a16", "--suite", "quick"), Report, (0, 1)),
+    "run": (("source", "--precisions", "w4a16", "--suite", "quick", "--no-preflight"), Report, (0, 1)),
     "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),
     "plan": (("source", "-p", "w4a16"), Plan, (0,)),
     "quantize": (("source", "-p", "w4a16"), None, (0,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,6 +14,7 @@ from assay.cli.options import (
     PrecisionsOption,
     ProfileOption,
     RunsOption,
+    StreamOption,
     SuiteOption,
     TargetArgument,
 )
@@ -27,6 +29,15 @@ def preflight(
     profile: ProfileOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
+    stream_from: StreamOption = None,
+    first: Annotated[
+        bool,
+        typer.Option(
+            "--first",
+            help="As the first step of a run on this machine: the profile's GPUs must be here, and nothing is looked at when "
+            "everything is made and measured already.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find out what would fail before anything is downloaded, made or served: disk, memory, vLLM's loaders and more.
@@ -35,13 +46,21 @@ def preflight(
     """
     from assay.cli.candidates.planned import planned_run
     from assay.cli.preflight import preflight as look
-    from assay.cli.preflight import show
+    from assay.cli.preflight import show, skipped
 
-    run = planned_run(target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name)
+    run = planned_run(
+        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
+        here=first,
+    )  # fmt: skip
+    if first and run.is_done:
+        say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")
+        return
     found = look(run, say)
     if as_json:
         emit(found)
     else:
-        show(found, results())
+        show(found, results(), whole=not first)
     if found.outcome == "FAIL":
+        if first:
+            say(skipped("PREFLIGHT=0"))
         raise typer.Exit(1)

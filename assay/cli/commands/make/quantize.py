@@ -13,9 +13,9 @@ from assay.cli.options import (
     PrecisionsOption,
     RunnerOption,
     RunsOption,
+    StreamOption,
     TargetArgument,
     WorkersOption,
-    choice,
     named,
     recipe_option,
     refuse_unused,
@@ -74,15 +74,7 @@ def quantize(
     importance: Annotated[
         Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
     ] = None,
-    stream_from: Annotated[
-        str | None,
-        typer.Option(
-            "--stream-from",
-            metavar="hub",
-            callback=choice("hub"),
-            help="hub: download a shard, quantize it, delete it; at most two shards of the source are on disk.",
-        ),
-    ] = None,
+    stream_from: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""

@@ -90,6 +90,7 @@ def evaluate(
     """
     from assay.cli.candidates.of_sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
     from assay.cli.candidates.of_target import of_target
+    from assay.cli.candidates.planned import check_released, problem_before
     from assay.cli.targets import resolve_target
 
     if budget_check:
@@ -110,11 +111,13 @@ def evaluate(
         raise AssayError("--same-weights: is for servers that run already; give their URLs, or leave it out")
     # What cannot work fails before checkpoints are hashed and servers started.
     aim = resolve_target(str(target)) if sides is None else model_of(sides, target)
-    chosen = profile_of(aim, profile, given=given)
+    chosen = profile_of(aim, profile, given=given, problem_on=None if sides else problem_before(aim, precisions))
     aim = aim.on_profile(chosen)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats)
     limits = choose_gates(aim, chosen_suite, gates)
+    if sides is None and not given:
+        check_released(aim, chosen)
     if sides is None:
         compared = of_target(aim, runs, name, precisions, endpoints, only_reference=budget_check)
     else:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.gate_choice import choose_gates, suite_for
 from assay.cli.options import (
     GatesOption,
     JsonOption,
@@ -17,14 +16,16 @@ from assay.cli.options import (
     ProfileOption,
     RunnerOption,
     RunsOption,
+    StreamOption,
     SuiteOption,
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import check_plans_served, load_report, plans_for, precisions_for, quantize_options
+from assay.cli.stages import check_plans_served, load_report, quantize_options
 from assay.cli.summary import print_summary
-from assay.cli.terminal import emit, results, say
+from assay.cli.terminal import console, emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
+from assay.errors import PlanError
 
 
 def run(
@@ -40,41 +41,54 @@ def run(
     memory: Annotated[
         str | None, typer.Option("--memory", help="Most memory the quantizer may use, e.g. 1.5GiB or 800MB. Default: 2GiB.")
     ] = None,
+    stream_from: StreamOption = None,
+    no_preflight: Annotated[
+        bool, typer.Option("--no-preflight", help="Begin without `assay preflight`, which stops what would fail.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Do everything: make and verify every precision, measure it against the reference, judge, write report and cards.
 
     The same command again does only what is missing. Exit 1 unless every candidate is PASS.
     """
-    from assay.cli.candidates.of_sides import given_endpoints, profile_of
-    from assay.cli.candidates.of_target import check_candidates, of_target
-    from assay.cli.targets import resolve_target
+    from assay.cli.candidates.of_target import of_target
+    from assay.cli.candidates.planned import planned_run
+    from assay.cli.preflight import preflight, show, skipped
     from assay_evaluate.serving.server import interpreter_for
 
     # What cannot work fails before the first byte is written.
-    options = quantize_options("auto", runner, workers, memory, None)
-    aim = resolve_target(target)
-    endpoints = given_endpoints(profile)
-    chosen = profile_of(aim, profile, given=bool(endpoints))
-    aim = aim.on_profile(chosen)
-    recipes = precisions_for(aim, None, precisions, with_reference=True)
-    check_candidates(aim.recipe, recipes)
-    if not endpoints:
-        interpreter_for(chosen)
-    chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
-    limits = choose_gates(aim, chosen_suite, gates)
-    plans = plans_for(aim, recipes.values())
-    check_plans_served(plans, aim, chosen)
-
-    if why_suite is not None:
-        say(why_suite)
+    options = quantize_options("auto", runner, workers, memory, None, stream_from)
+    planned = planned_run(
+        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
+        here=True,
+    )  # fmt: skip
+    if planned.is_served_here:
+        interpreter_for(planned.profile)
     out = results(as_json=as_json)
+    if not no_preflight and not planned.is_done:
+        found = preflight(planned, say)
+        failed = found.outcome == "FAIL"
+        show(found, out if failed else console, whole=False)
+        if failed:
+            if as_json:
+                emit(found)
+            say(skipped("--no-preflight"))
+            raise typer.Exit(1)
+    for one in planned.checkpoints:
+        if one.problem is not None:
+            raise PlanError(one.problem)
+    aim, plans = planned.aim, planned.plans
+    check_plans_served(plans, aim, planned.profile)
+    for note in planned.source.notes:
+        say(f"note: {note}")
+    if planned.why_suite is not None:
+        say(planned.why_suite)
     made = quantize_in_run(aim, plans, options, runs, name, out)
     if not all(record.passed for record in made):
         say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)
-    compared = of_target(replace(aim, choices=()), runs, name, precisions, endpoints)  # the choices were said above
-    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name)
+    compared = of_target(replace(aim, choices=()), runs, name, precisions, planned.profile.endpoints)  # were said above
+    judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

@@ -1,0 +1,95 @@
+"""Would vLLM load every checkpoint on the profile's GPUs? Its own loaders are asked (`serving/replay.py`), without a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from assay.errors import AssayError
+from assay.foreign_text import shown
+from assay.recipes.profile import ProfileRecipe
+from assay.records.preflight.replay import Finding, FindingKind, Replay
+from assay.records.preflight.report import Check
+from assay_evaluate.serving.replay import Candidate, replay
+from assay_evaluate.serving.server import find_interpreter
+
+_MOST_SHOWN = 400
+_REMEDIES: dict[FindingKind, str] = {
+    "arguments": "correct `vllm:` of the profile, or `serving:` of the model's recipe",
+    "group size": "a precision with smaller groups or one scale per row (`assay recipes`), or a profile with fewer GPUs",
+    "shape": "take config.json and shards of one revision; download the checkpoint again",
+    "missing tensor": "download the checkpoint again, or make it again from a whole source",
+    "missing expert": "download the checkpoint again, or make it again from a whole source",
+    "unused tensor": "take config.json and shards of one revision; download the checkpoint again",
+    "unknown tensor": "take config.json and shards of one revision; download the checkpoint again",
+    "quantization": "let `ignore` in quantization_config name what is stored in 16 bits, and nothing else",
+    "ignore list": "let `ignore` in quantization_config name all members of a fused weight, or none",
+    "kernel": "take another profile or another precision: vLLM has no kernel for this one on this GPU",
+    "shard": "download the shard again",
+    "refused": "take another profile or another precision, or a vLLM of your own (`interpreter:` of the profile)",
+}  # fmt: skip
+"""What to do where the replay knows nothing better."""
+
+
+def check_loading(
+    candidates: Sequence[Candidate], profile: ProfileRecipe, on_progress: Callable[[str], None]
+) -> Iterator[Check]:
+    """One PASS for each checkpoint, or a FAIL for each kind of thing that stands against it. UNKNOWN: nobody can be asked."""
+    if profile.hardware.device == "cpu":
+        detail = f"does not apply to {profile.name}: on a CPU, assay's plugin reads every format that assay makes"
+        yield Check(check="loading", subject=None, outcome="PASS", detail=detail)
+        return
+    if find_interpreter(profile) is None:
+        detail = "no serving environment here, whose vLLM would be asked"
+        yield Check(check="loading", subject=None, outcome="UNKNOWN", detail=detail, remedy="make setup")
+        return
+    try:
+        records = replay(candidates, on_progress=on_progress)
+    except AssayError as error:
+        detail = f"vLLM's loaders could not be asked: {shown(str(error).partition(chr(10))[0], _MOST_SHOWN)}"
+        yield Check(check="loading", subject=None, outcome="UNKNOWN", detail=detail)
+        return
+    for record in records:
+        yield from checks_of(record)
+
+
+def checks_of(record: Replay) -> Iterator[Check]:
+    """What a replay says, as lines."""
+    first: dict[FindingKind, list[Finding]] = {}
+    for finding in record.every_finding:
+        first.setdefault(finding.kind, []).append(finding)
+    if not first:
+        yield Check(check="loading", subject=record.checkpoint, outcome="PASS", detail=_loads(record))
+    for kind, findings in first.items():
+        finding, count = findings[0], sum(one.count for one in findings)
+        # vLLM's words often begin with the module or tensor
+        where = "" if finding.where is None or finding.where in finding.message else f"{finding.where}: "
+        more = f" (and {count - 1:,} more)" if count > 1 else ""
+        ranks = _ranks(finding, max((part.num_ranks for part in record.parts), default=0))
+        detail = f"{kind}: {where}{shown(finding.message, _MOST_SHOWN)}{more}{ranks}"
+        if kind == "unknown":
+            yield Check(check="loading", subject=record.checkpoint, outcome="UNKNOWN", detail=detail, remedy=finding.remedy)
+            continue
+        remedy = finding.remedy or _REMEDIES[kind]
+        yield Check(check="loading", subject=record.checkpoint, outcome="FAIL", detail=detail, remedy=remedy)
+
+
+def _ranks(finding: Finding, num_ranks: int) -> str:
+    """`, on rank 0, 3`; nothing if it does not depend on the rank."""
+    if not finding.ranks:
+        return ""
+    return ", on every rank" if len(finding.ranks) == num_ranks else f", on rank {', '.join(map(str, finding.ranks))}"
+
+
+def _loads(record: Replay) -> str:
+    """`vLLM 0.32.0 loads target and draft on 8 ranks; kernels: experts w4a16 MARLIN, ...`."""
+    parts = " and ".join(part.part for part in record.parts)
+    ranks = max(part.num_ranks for part in record.parts)
+    kernels = Counter[str]()
+    for row in (row for part in record.parts for row in part.modules):
+        if row.kernel is not None or row.scheme is not None:  # a plain linear has no kernel to choose
+            kernel = row.kernel or f"{row.method}, kernel not known"
+            kernels[f"{row.what}{'' if row.scheme is None else f' {row.scheme}'} {kernel}"] += row.num_modules
+    named = ", ".join(f"{name} ({count})" for name, count in sorted(kernels.items()))
+    undrafted = "" if record.undrafted is None else f"; no draft: {record.undrafted}"
+    return f"vLLM {record.vllm} loads {parts} on {ranks} rank{'s' if ranks > 1 else ''}{undrafted}; modules: {named}"

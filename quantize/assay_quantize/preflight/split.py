@@ -1,0 +1,19 @@
+"""Can tensor parallelism split every checkpoint? Rules of `plan/parallel.py`."""
+
+from __future__ import annotations
+
+from assay.recipes.profile import ProfileRecipe
+from assay.records.preflight.report import Check
+from assay_quantize.plan.parallel import misfits, ranks_of, remedy, sentence
+from assay_quantize.plan.stored import StoredModel
+
+
+def check_split(label: str, model: StoredModel, profile: ProfileRecipe) -> Check:
+    """One checkpoint on one profile."""
+    ranks = ranks_of(profile)
+    if not (found := misfits(model, ranks)):
+        detail = f"groups and blocks that share a scale end where the part of each of {ranks.tensor_parallel} ranks ends"
+        if ranks.tensor_parallel == 1:
+            detail = "tensor-parallel-size 1: nothing is split"
+        return Check(check="split", subject=label, outcome="PASS", detail=detail)
+    return Check(check="split", subject=label, outcome="FAIL", detail=sentence(found), remedy=remedy(found))

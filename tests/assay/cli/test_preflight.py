@@ -1,0 +1,175 @@
+"""`assay preflight`: lines, exit codes, and the first step of a run."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import hollow
+import pytest
+from command_line import Run
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.cli import preflight
+from assay.cli.candidates.planned import PlannedRun, planned_run
+from assay.errors import CheckpointError
+from assay.records.preflight.report import Check, PreflightReport
+from assay_evaluate.serving.hardware import Gpu
+
+EIGHT_H200 = tuple(Gpu("NVIDIA H200", 143_771 << 20, "580") for _ in range(8))
+MINE = ("hardware", "plan", "disk", "memory", "split")
+GLM = """schema: 1
+name: small
+description: "x"
+source: {path: SOURCE}
+family: glm4_moe
+reference: {precision: fp8}
+precisions: [w4a16]
+suite: quick
+profiles: [8xb200, 8xh200, 4xh200]
+serving: {num_speculative_tokens: 1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _only_these_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others ask the hub and the serving environment, and have tests of their own."""
+    monkeypatch.setattr(preflight, "CHECKS", tuple(one for one in preflight.CHECKS if one[0] in MINE))
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model recipe for GLM-4.7's true widths, few layers and experts."""
+    source = hollow.hollow_model(tmp_path / "source", "glm-4.7")
+    (tmp_path / "small.yaml").write_text(GLM.replace("SOURCE", str(source)))
+    return str(tmp_path / "small.yaml")
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
+    for module in ("assay_evaluate.serving.hardware", "assay.cli.candidates.planned"):
+        monkeypatch.setattr(f"{module}.find_gpus", lambda: gpus)
+
+
+def found(out: str) -> dict[tuple[str, str | None], Check]:
+    return {(check.check, check.subject): check for check in PreflightReport.model_validate_json(out).checks}
+
+
+def test_a_line_for_each_check(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, ())
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**10))
+    make_tiny_glm4_moe(Path("tuned"))
+    code, out, err = run("preflight", "tuned", "--precisions", "w4a16", "--profile", "cpu-emulated")
+    lines = out.splitlines()
+    assert (code, err, lines[0].split()[:3]) == (0, "", ["PASS", "hardware", "cpu-emulated"])
+    assert lines[1:-1] == [
+        "PASS    plan     fp8          107 tensors, 6.24 MB -> 4.47 MB",
+        "PASS    plan     w4a16        107 tensors, 6.24 MB -> 3.62 MB",
+        "PASS    disk     runs/tuned   1.01 GB still to be written (fp8 4.47 MB, w4a16 3.62 MB, journal, logs and report "
+        "(allowed) 1 GB), 10 GB free",
+    ]
+    assert lines[-1].startswith("preflight of tuned on cpu-emulated, suite quick: 4 PASS in ") and not Path("runs").exists()
+
+
+def test_a_profile_that_is_not_here(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named, it is a machine elsewhere; as the first step of a run it must be here."""
+    with_gpus(monkeypatch, ())
+    code, out, _ = run("preflight", small, "--profile", "4xh200", "--json")
+    assert (code, found(out)["hardware", "4xh200"].outcome) == (0, "UNKNOWN")
+    code, out, err = run("preflight", small, "--profile", "4xh200", "--first")
+    assert (code, out) == (2, "") and "profile 4xh200 needs 4x H200, this machine has no GPU" in err
+    code, out, _ = run("preflight", small, "--json")
+    there = found(out)
+    assert (code, there["hardware", "4xh200"].outcome) == (1, "FAIL"), "the first on which groups can be shared"
+    assert there["hardware", "4xh200"].remedy == (
+        "--profile 4xh200 checks the run for that machine; known profiles: `assay recipes`"
+    )
+
+
+def test_a_profile_that_cannot_serve_it_is_not_chosen(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, EIGHT_H200)
+    assert planned_run(small, here=True).profile.name == "4xh200", "8xh200 comes first and cannot share its groups"
+    Path(small).write_text(Path(small).read_text().replace(", 4xh200]", "]"))
+    code, _, err = run("run", small)
+    assert (code, Path("runs").exists()) == (2, False)
+    assert err.startswith(
+        "error: model recipe small: this machine has the GPUs of 8xh200, which cannot serve it (8xh200: precision fp8 cannot "
+        "be served on profile 8xh200: shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, the "
+    )
+
+
+def test_broken_groups_and_a_full_disk(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, ())
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    code, out, _ = run("preflight", small, "--profile", "8xh200")
+    lines = [line.strip() for line in out.splitlines()]
+    fails = [pair for pair in itertools.pairwise(lines) if pair[0].startswith("FAIL")]
+    assert (code, fails) == (
+        1,
+        [
+            (
+                "FAIL    disk     runs/small 19.3 GB still to be written (fp8 4.95 GB, w4a16 4.35 GB, journal, logs and report "
+                "(allowed) 10 GB), 1 kB free",
+                "-> free 19.6 GB, or put the runs on another disk (--runs DIR; make: RUNS=DIR)",
+            ),
+            (
+                "FAIL    split    fp8        shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, "
+                "the block that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); so are shared_expert "
+                "gate_proj, shared_expert up_proj, routed_expert down_proj, routed_expert gate_proj, routed_expert up_proj",
+                "-> what fits: one scale per row (fp8-channel), or a profile with tensor-parallel-size 4",
+            ),
+            (
+                "FAIL    split    w4a16      shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, "
+                "the group that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); so is routed_expert "
+                "down_proj",
+                "-> what fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), or a profile with "
+                "tensor-parallel-size 4",
+            ),
+        ],
+    )
+
+
+def test_a_precision_that_cannot_be_made(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expert of the MTP block is missing in the source."""
+    with_gpus(monkeypatch, ())
+    folder = Path(small).parent / "source"
+    config = hollow.GLM47_CONFIG | {"num_hidden_layers": 4, "n_routed_experts": 4}
+    shutil.rmtree(folder)
+    gone = "model.layers.4.mlp.experts.2.down_proj.weight"
+    shapes = ((name, shape) for name, shape in hollow.glm4_shapes(config, mtp_head=False) if name != gone)
+    hollow.write_hollow(folder, config, shapes, shards=3)
+    code, out, _ = run("preflight", small, "--profile", "4xh200", "--json")
+    assert code == 1
+    assert found(out)["plan", "w4a16"] == Check(
+        check="plan", subject="w4a16", outcome="FAIL",
+        detail=f"{folder}: {gone} is missing from the MTP block: vLLM would load it and draft noise",
+        remedy="complete the download, or take a precision with `mtp: drop`",
+    )  # fmt: skip
+
+
+def test_a_run_stops_at_its_first_step(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, EIGHT_H200)
+    monkeypatch.setattr("assay_evaluate.serving.server.interpreter_for", lambda profile: Path("python"))
+    fails = Check(check="disk", subject=None, outcome="FAIL", detail="full", remedy="free some")
+    monkeypatch.setattr(preflight, "CHECKS", (("disk", lambda run, on_progress: [fails]),))
+    code, out, err = run("run", small)
+    assert (code, Path("runs").exists()) == (1, False)
+    assert err == "nothing was written: the preflight failed; mend what it names, or skip it with --no-preflight\n"
+    assert [line.split() for line in out.splitlines()[:2]] == [["FAIL", "disk", "full"], ["->", "free", "some"]]
+    assert PreflightReport.model_validate_json(run("run", small, "--json")[1]).checks == (fails,)
+    code, out, err = run("preflight", small, "--first")
+    assert code == 1 and err.splitlines()[-1].endswith("or skip it with PREFLIGHT=0")
+
+
+def test_what_cannot_be_looked_at_is_unknown(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(run: PlannedRun, on_progress: object) -> list[Check]:
+        raise CheckpointError("org/model: gated\nand more")
+
+    with_gpus(monkeypatch, ())
+    monkeypatch.setattr(preflight, "CHECKS", (("tokenizer", look),))
+    code, out, _ = run("preflight", small, "--profile", "4xh200", "--json")
+    assert (code, list(found(out).values())) == (
+        0, [Check(check="tokenizer", subject=None, outcome="UNKNOWN", detail="could not be looked at: org/model: gated")],
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Memory and tensor parallelism, as one line each, from true shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hollow
+import pytest
+
+from assay.recipes.load import load_recipe
+from assay.recipes.model import ModelRecipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.preflight.report import Check
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.stored import StoredModel, stored_by
+from assay_quantize.preflight.memory import check_memory, problem_on
+from assay_quantize.preflight.split import check_split
+
+GLM5 = load_recipe(ModelRecipe, "glm-5").serving
+
+
+def profile(name: str) -> ProfileRecipe:
+    return load_recipe(ProfileRecipe, name)
+
+
+@pytest.fixture(scope="module")
+def glm5(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """W4A16, all layers; sums of all experts."""
+    source = open_checkpoint(hollow.hollow_shapes(tmp_path_factory.mktemp("glm") / "source", "glm-5"))
+    plan = make_plan(source, load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None)
+    return hollow.at_true_size(stored_by(plan), "glm-5")
+
+
+def test_it_fits(glm5: StoredModel) -> None:
+    found = check_memory("w4a16", glm5, profile("8xh200"), GLM5, [])
+    assert found is not None and (found.outcome, found.remedy) == ("PASS", None)
+    assert found.detail == (
+        "69.1 GiB needed, 125.7 usable on each of 8 GPUs: weights 49.3, KV cache for max-model-len 202,752 11.8, allowed for "
+        "the rest 8; 1,180,139 tokens of KV cache fit"
+    )
+
+
+def test_a_context_too_long_for_the_cache(glm5: StoredModel) -> None:
+    """GLM-5.2's own: a million tokens."""
+    long = StoredModel(glm5.what, glm5.family, {**glm5.config, "max_position_embeddings": 1_500_000}, glm5.weights)
+    found = check_memory("w4a16", long, profile("8xh200"), GLM5, [profile("8xb200"), profile("4xh200")])
+    assert found is not None and found.outcome == "FAIL"
+    assert found.detail == (
+        "144.3 GiB needed, 125.7 usable on each of 8 GPUs: weights 49.3, KV cache for max-model-len 1,500,000 87.0, allowed "
+        "for the rest 8"
+    )
+    assert found.remedy == (
+        "set `serving: {max_model_len: 1179648}` in the model's recipe (`max-model-len` in the profile wins), or take a "
+        "profile that holds it: --profile 8xb200 (not 4xh200: 191.4 GiB needed, 125.7 usable)"
+    )
+
+
+def test_it_fits_only_if_the_rest_is_small(glm5: StoredModel) -> None:
+    """The allowance was not measured, so nobody can tell."""
+    tight = StoredModel(glm5.what, glm5.family, {**glm5.config, "max_position_embeddings": 1_250_000}, glm5.weights)
+    found = check_memory("w4a16", tight, profile("8xh200"), GLM5, [])
+    assert found is not None and found.outcome == "UNKNOWN"
+    assert found.detail == (
+        "129.8 GiB needed, 125.7 usable on each of 8 GPUs: weights 49.3, KV cache for max-model-len 1,250,000 72.5, allowed "
+        "for the rest 8; it fits if the rest takes no more than 3.9 GiB"
+    )
+
+
+def test_weights_too_large(glm5: StoredModel) -> None:
+    found = check_memory("w4a16", glm5, profile("4xrtx-pro-6000"), GLM5, [profile("8xb200")])
+    assert found is not None and found.outcome == "FAIL"
+    assert found.remedy == "take a profile that holds it: --profile 8xb200"
+    assert problem_on(glm5, profile("4xrtx-pro-6000"), GLM5) == "123.6 GiB needed, 84.7 usable"
+
+
+def test_nothing_is_said_where_the_memory_is_not_known(glm5: StoredModel) -> None:
+    assert check_memory("w4a16", glm5, profile("cpu-emulated"), GLM5, []) is None
+
+
+def test_groups_that_no_rank_can_hold(tmp_path: Path) -> None:
+    source = open_checkpoint(hollow.hollow_model(tmp_path / "source", "glm-4.7"))
+    plan = make_plan(source, load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None)
+    found = check_split("w4a16", stored_by(plan), profile("8xh200"))
+    assert found == Check(
+        check="split", subject="w4a16", outcome="FAIL",
+        detail="shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, the group that shares a "
+        "scale (model.layers.3.mlp.shared_experts.down_proj.weight); so is routed_expert down_proj",
+        remedy="what fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), or a profile with "
+        "tensor-parallel-size 4",
+    )  # fmt: skip
+    found = check_split("w4a16", stored_by(plan), profile("4xh200"))
+    assert (found.outcome, found.remedy) == ("PASS", None)
+    assert found.detail == "groups and blocks that share a scale end where the part of each of 4 ranks ends"
