@@ -18,6 +18,7 @@ from assay.safe_files import open_inside, read_fully, read_json_object
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map
 from assay_quantize.checkpoint.fused_experts import split_experts
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+from assay_quantize.checkpoint.packed_weights import name_packed
 from assay_quantize.checkpoint.source_format import check_config_readable, find_companions, list_notes
 from assay_quantize.checkpoint.stamps import data_of_files
 
@@ -93,14 +94,15 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
 
 
 def as_source(checkpoint: Checkpoint) -> Checkpoint:
-    """The tensors that a plan is made for: fused experts one by one, scales checked against their weights.
+    """The tensors that a plan is made for: packed weights by their own names, fused experts one by one, scales checked.
 
     Raises CheckpointError for tensors that cannot be read (`source_format.py`, `fused_experts.py`).
     """
     where, config = checkpoint.location, checkpoint.config
-    tensors, split = split_experts(where, config, checkpoint.tensors)
+    tensors, packed = name_packed(config, checkpoint.tensors)
+    tensors, split = split_experts(where, config, tensors)
     unused = find_companions(where, config, tensors).of_activations
-    notes = [*checkpoint.notes, *split, *list_notes(config, tensors)]
+    notes = [*checkpoint.notes, *packed, *split, *list_notes(config, tensors)]
     if unused:
         notes.append(f"{len(unused):,} scales of activations ({min(unused)}, ...) are left out")
     return replace(checkpoint, tensors=tensors, notes=tuple(notes))

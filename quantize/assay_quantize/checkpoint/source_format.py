@@ -2,7 +2,8 @@
 
 Tensors are trusted, lists in config.json are not: a weight is FP8 when it is stored as FP8 and its scales lie beside it.
 Scales may be per block (`weight_scale_inv` of DeepSeek, GLM and Qwen releases, `weight_scale` of compressed-tensors), per
-channel or per tensor. Everything packed (INT4, FP4, GPTQ, AWQ) is refused: quantizing it once more would measure another model.
+channel or per tensor. Of packed weights only symmetric INT4 of compressed-tensors is read: Kimi-K2-Thinking was trained in it
+and published in nothing else. The others (FP4, GPTQ, AWQ) are refused: quantizing them once more would measure another model.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ BF16_RELEASES = {
 """Start of a model's name -> which release of it can be read."""
 
 FP8 = "F8_E4M3"
+INT4 = "INT4"
+"""What a packed INT4 weight is called here; safetensors has no such dtype."""
 FP8_FORMATS = ("float-quantized", "naive-quantized")
 """compressed-tensors formats in which an FP8 weight keeps its name and shape."""
 
@@ -35,10 +38,16 @@ SCALE_LEAVES = ("weight_scale_inv", "weight_scale")
 ACTIVATION_LEAVES = ("input_scale", "activation_scale")
 """Scales of activations, measured for another scheme."""
 
+SHAPE_LEAF = "weight_shape"
+"""Rows and columns of a packed weight."""
+
 PACKED_LEAVES = frozenset({
-    "weight_packed", "weight_global_scale", "weight_zero_point", "qweight", "qzeros", "scales", "g_idx", "weight_scale_2",
+    "weight_packed", "weight_global_scale", "weight_zero_point", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
+    "weight_scale_2",
 })  # fmt: skip
 SCALE_DTYPES = ("F32", "BF16", "F16")
+INT4_SCALE_DTYPES = ("F32", "BF16")
+"""compressed-tensors multiplies codes in the dtype of their scales: with F16 that would not be what is read."""
 DEFAULT_BLOCK = (128, 128)
 MAX_NAME_PARTS = 32
 """No module is nested deeper; what is costs nothing to compare with a list."""
@@ -47,12 +56,14 @@ MAX_NAME_PARTS = 32
 class Companions(NamedTuple):
     """Tensors that belong to a weight.
 
-    scale_of: FP8 weight -> its scales. weight_of: the same the other way, and the scales of activations -> their weight.
+    scale_of: FP8 or INT4 weight -> its scales. shape_of: INT4 weight -> what says its shape. weight_of: both the other way, and
+    the scales of activations -> their weight.
     """
 
     scale_of: dict[str, str]
     weight_of: dict[str, str]
     of_activations: frozenset[str]
+    shape_of: dict[str, str]
 
 
 # ------------------------------------------------------------------------------------------------ config.json
@@ -76,7 +87,7 @@ def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
     how = f"config.json says quant_method {_shown(method)}"
     if method == "compressed-tensors":
         kind = declared.get("format")
-        if kind in FP8_FORMATS and all(_is_fp8(group) for group in _groups(declared)):
+        if (kind in FP8_FORMATS and all(_is_fp8(group) for group in _groups(declared))) or declares_int4(config):
             return
         how += f", format {_shown(kind)}"
     raise not_readable(location, how)
@@ -90,6 +101,22 @@ def _groups(declared: Mapping[str, Any]) -> Iterable[Any]:
 def _is_fp8(group: Any) -> bool:
     weights = group.get("weights") if isinstance(group, dict) else None
     return isinstance(weights, dict) and (weights.get("type"), weights.get("num_bits")) == ("float", 8)
+
+
+def declares_int4(config: Mapping[str, Any]) -> bool:
+    """Whether config.json says that weights are packed by compressed-tensors as symmetric INT4."""
+    declared = declared_quantization(config) or {}
+    groups = list(_groups(declared))
+    is_packed = (declared.get("quant_method"), declared.get("format")) == ("compressed-tensors", "pack-quantized")
+    return is_packed and bool(groups) and all(_is_int4(group) for group in groups)
+
+
+def _is_int4(group: Any) -> bool:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return False
+    kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric"))
+    return kind == ("int", 4, True) and not weights.get("actorder") and weights.get("strategy") in ("group", "channel")
 
 
 def not_readable(location: str, how: str) -> CheckpointError:
@@ -116,15 +143,19 @@ def declared_block(location: str, config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def block_of(
-    shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[int, int]
+    dtype: str, shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[int, int]
 ) -> tuple[int, int] | None:  # fmt: skip
     """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
 
-    Per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1].
+    FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1]. INT4: [O, I/group],
+    whatever `block` says, where a group is a number of whole words.
     """
     if len(shape) != 2:
         return None
     rows, columns = shape
+    if dtype == INT4:
+        fits = len(scale_shape) == 2 and scale_shape[0] == rows and columns % (8 * scale_shape[1]) == 0
+        return (1, columns // scale_shape[1]) if fits else None
     if scale_shape == (math.ceil(rows / block[0]), math.ceil(columns / block[1])):
         return block
     if math.prod(scale_shape) == 1:
@@ -136,6 +167,7 @@ def block_of(
 def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Companions:
     """Which tensors are scales, and of which weight. CheckpointError: packed weights, scales that fit no weight."""
     scale_of: dict[str, str] = {}
+    shape_of: dict[str, str] = {}
     of_activations: dict[str, str] = {}
     block = declared_block(location, config)
     for name, header in tensors.items():
@@ -144,50 +176,61 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
             raise not_readable(location, f"{name} is {header.dtype}")
         if leaf in ACTIVATION_LEAVES:
             of_activations[name] = f"{module}.weight"
+        if leaf == SHAPE_LEAF and (packed := tensors.get(f"{module}.weight")) is not None and packed.dtype == INT4:
+            shape_of[packed.name] = name
         if leaf not in SCALE_LEAVES:
             continue
         weight = tensors.get(f"{module}.weight")
-        if weight is None or f"{module}.weight_packed" in tensors or weight.dtype not in (FP8, *SCALE_DTYPES):
+        if weight is None or f"{module}.weight_packed" in tensors or weight.dtype not in (FP8, INT4, *SCALE_DTYPES):
             stored = tensors.get(f"{module}.weight_packed", weight)
             raise not_readable(location, f"{stored.name} is {stored.dtype}" if stored else f"{name} scales no weight")
-        if weight.dtype != FP8 or weight.name in scale_of:
+        if weight.dtype not in (FP8, INT4) or weight.name in scale_of:
             other = scale_of.get(weight.name)
             what = f"has two tensors of scales, {other} and {name}" if other else f"is {weight.dtype}, but has scales ({name})"
             raise CheckpointError(f"{location}: {weight.name} {what}; the checkpoint is damaged, download it again")
         _check_scale(location, weight, header, block)
         scale_of[weight.name] = name
-    _check_fp8(location, tensors, scale_of)
+    _check_scaled(location, tensors, scale_of)
     lost = next((name for name, weight in of_activations.items() if weight not in tensors), None)
     if lost is not None:
         raise CheckpointError(f"{location}: {lost} belongs to {of_activations[lost]}, not there; complete the download")
-    weight_of = {scale: weight for weight, scale in scale_of.items()} | of_activations
-    return Companions(scale_of, weight_of, frozenset(of_activations))
+    weight_of = {of: weight for found in (scale_of, shape_of) for weight, of in found.items()} | of_activations
+    return Companions(scale_of, weight_of, frozenset(of_activations), shape_of)
 
 
 def _check_scale(location: str, weight: TensorHeader, scale: TensorHeader, block: tuple[int, int]) -> None:
-    if scale.dtype not in SCALE_DTYPES:
-        raise CheckpointError(f"{location}: {scale.name} has dtype {scale.dtype}; scales are read as {', '.join(SCALE_DTYPES)}")
-    if block_of(weight.shape, scale.shape, block) is None:
+    dtypes = INT4_SCALE_DTYPES if weight.dtype == INT4 else SCALE_DTYPES
+    if scale.dtype not in dtypes:
+        raise CheckpointError(f"{location}: {scale.name} has dtype {scale.dtype}; scales are read as {', '.join(dtypes)}")
+    if block_of(weight.dtype, weight.shape, scale.shape, block) is None and weight.dtype == INT4:
+        raise CheckpointError(
+            f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: one scale per row, "
+            "or per group of a multiple of 8 columns, is read; the checkpoint is damaged, download it again"
+        )
+    if block_of(weight.dtype, weight.shape, scale.shape, block) is None:
         raise CheckpointError(
             f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: one scale per "
             f"{block[0]} x {block[1]} block, per row or per tensor is read; check weight_block_size in config.json"
         )
 
 
-def _check_fp8(location: str, tensors: Mapping[str, TensorHeader], scale_of: Mapping[str, str]) -> None:
+def _check_scaled(location: str, tensors: Mapping[str, TensorHeader], scale_of: Mapping[str, str]) -> None:
     for name, header in tensors.items():
-        if header.dtype == FP8 and name not in scale_of:
-            lacks = f"no {' or '.join(SCALE_LEAVES)} beside it"
-            raise CheckpointError(f"{location}: {name} is FP8, but there is {lacks}; complete the download")
+        if header.dtype in (FP8, INT4) and name not in scale_of:
+            what, leaves = ("FP8", SCALE_LEAVES) if header.dtype == FP8 else (INT4, SCALE_LEAVES[1:])
+            lacks = f"no {' or '.join(leaves)} beside it"
+            raise CheckpointError(f"{location}: {name} is {what}, but there is {lacks}; complete the download")
 
 
 # ------------------------------------------------------------------------------------------------ lists that lie
 def list_notes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> tuple[str, ...]:
     """Where config.json (its list of unconverted modules above all) and the tensors disagree; the tensors are right.
 
-    A list with patterns is not compared: those of a stranger may take hours to match.
+    A list with patterns is not compared: those of a stranger may take hours to match. Neither is that of a packed source.
     """
     declared = declared_quantization(config) or {}
+    if any(header.dtype == INT4 for header in tensors.values()):
+        return ()
     if declared and not any(header.dtype == FP8 for header in tensors.values()):
         return (
             f"config.json: quant_method {_shown(declared.get('quant_method'))}, but no weight is FP8: the tensors are right",

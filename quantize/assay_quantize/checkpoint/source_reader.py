@@ -1,8 +1,8 @@
 """The weights of a source, by rows: whatever form they are stored in, a reader gets plain numbers of 16 or 32 bits.
 
-A weight stored as FP8 with scales is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the weight of one
-expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's buffer; no page of
-them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
+A weight stored as FP8 or INT4 with scales is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the weight
+of one expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's buffer; no
+page of them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from assay.records.plan import TensorPlan
 from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import block_of, declared_block
+from assay_quantize.checkpoint.source_format import INT4, block_of, declared_block
 from assay_quantize.formats.schemes import DTYPE_BYTES
 from assay_quantize.storage.past_cache import ReadAhead, Residency, has_direct
 
@@ -132,10 +132,13 @@ class SourceReader:
 
     def _dequantize(self, tensor: TensorPlan, stored: Buffer, begin: int, end: int, out: Buffer) -> None:
         # only now: numba takes a second to import, and most sources need none
-        from assay_quantize.kernels.dequantize import dequantize_rows
+        from assay_quantize.kernels.dequantize import dequantize_int4_rows, dequantize_rows
 
         shape = (end - begin, tensor.shape[1])
         scale_BG, (block_rows, block_columns) = self._scales(tensor, begin, end)
+        if tensor.dtype == INT4:
+            dequantize_int4_rows(stored.reshape(end - begin, -1), scale_BG, out.view(np.uint16).reshape(shape))
+            return
         dequantize_rows(
             stored.reshape(shape),
             scale_BG,
@@ -148,7 +151,7 @@ class SourceReader:
     def _scales(self, tensor: TensorPlan, begin: int, end: int) -> tuple[npt.NDArray[np.float32], tuple[int, int]]:
         """FP32 scales of the blocks that rows [begin, end) lie in, and how many rows and columns share one."""
         header = self.checkpoint.tensors.get(str(tensor.scale))
-        block = None if header is None else block_of(tensor.shape, header.shape, self._block)
+        block = None if header is None else block_of(tensor.dtype, tensor.shape, header.shape, self._block)
         if header is None or block is None:
             raise QuantizeError(f"{tensor.scale}: the source is no longer what the plan was made from; make a new plan")
         first, last = begin // block[0], math.ceil(end / block[0])

@@ -1,6 +1,6 @@
-"""FP8 weights back to BF16: float(w) * scale in FP32, rounded once to BF16 (to nearest, ties to even).
+"""FP8 and INT4 weights back to BF16: float(w) * scale in FP32, rounded once to BF16 (to nearest, ties to even).
 
-That is how compressed-tensors' `FP8BlockDequantizer` and its `decompress` compute it, bit for bit. One kernel for every
+That is how compressed-tensors' `FP8BlockDequantizer` and its `decompress` compute it, bit for bit. FP8 has one kernel for every
 granularity: `block_rows` x `block_columns` weights share a scale; a row of scales for each block of rows.
 """
 
@@ -30,6 +30,32 @@ def dequantize_rows(
     `out_OI`: a row is read before it is written over. NaN codes become NaN; scales must be finite. Releases the GIL.
     """
     _dequantize(stored_OI, scale_BG, block_rows, block_columns, first_row, out_OI)
+
+
+def dequantize_int4_rows(
+    packed_OP: npt.NDArray[np.uint8], scale_OG: npt.NDArray[np.float32], out_OI: npt.NDArray[np.uint16]
+) -> None:
+    """BF16 bit patterns of rows of an INT4 weight, into `out_OI`; two codes in a byte, the first in its low half, 8 added.
+
+    `packed_OP` may lie in the end of the memory of `out_OI`: a row is read before it is written over. Scales must be finite.
+    Releases the GIL.
+    """
+    _dequantize_int4(packed_OP, scale_OG, out_OI)
+
+
+@kernel
+def _dequantize_int4(packed_OP: Any, scale_OG: Any, out_OI: Any) -> None:
+    rows, num_bytes = packed_OP.shape
+    packed = np.empty(num_bytes, np.uint8)
+    group_bytes = num_bytes // scale_OG.shape[1]
+    for row in range(rows):
+        packed[:] = packed_OP[row]
+        for group in range(scale_OG.shape[1]):
+            scale = scale_OG[row, group]
+            for byte in range(group * group_bytes, (group + 1) * group_bytes):
+                low, high = np.int32(packed[byte] & 15) - 8, np.int32(packed[byte] >> 4) - 8
+                out_OI[row, 2 * byte] = f32_to_bf16(round_bf16(np.float32(low) * scale))
+                out_OI[row, 2 * byte + 1] = f32_to_bf16(round_bf16(np.float32(high) * scale))
 
 
 @kernel

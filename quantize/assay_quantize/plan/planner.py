@@ -83,7 +83,8 @@ def _tensor_plans(
     }
     _check_layers_named(checkpoint, recipe)
     _check_shapes(family, checkpoint, classified, actions)
-    shard_out = _output_shards(checkpoint, actions, {companions.scale_of[name] for name in carried})
+    beside = {of for of, weight in companions.weight_of.items() if weight in carried and of not in companions.of_activations}
+    shard_out = _output_shards(checkpoint, actions, beside)
     plans = []
     for name, header in checkpoint.tensors.items():
         out = shard_out[header.shard]
@@ -166,10 +167,13 @@ def _must_agree(done: Treatment) -> tuple[str, str | None, str | None]:
 
 # ------------------------------------------------------------------------------------------------ shards
 def _output_shards(
-    checkpoint: Checkpoint, actions: Mapping[str, Treatment], kept_scales: Collection[str]
+    checkpoint: Checkpoint, actions: Mapping[str, Treatment], kept_beside: Collection[str]
 ) -> dict[str, str | None]:  # fmt: skip
-    """Source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None)."""
-    written = [*(name for name, done in actions.items() if done.action != "drop"), *kept_scales]
+    """Source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None).
+
+    kept_beside: scales and shapes that are kept with their weight.
+    """
+    written = [*(name for name, done in actions.items() if done.action != "drop"), *kept_beside]
     alive = {checkpoint.tensors[name].shard for name in written}
     kept = sorted(alive, key=lambda shard: (not PurePosixPath(shard).stem.startswith("model"), shard))
     numbers = {shard: f"model-{i + 1:05d}-of-{len(kept):05d}.safetensors" for i, shard in enumerate(kept)}

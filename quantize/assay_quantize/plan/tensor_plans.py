@@ -1,12 +1,13 @@
 """What happens to one tensor of a source: its action, and what it becomes. Arithmetic on headers only.
 
-`keep`: the same bytes. `cast`: another float dtype. `dequantize`: FP8 to 16 or 32 bits. `quantize`. `consume`: scales that go
-into their weight. `drop`: an MTP block that is not wanted. An FP8 weight that the recipe wants in the very form it has is
-kept together with its scales: rounding it a second time could only lose.
+`keep`: the same bytes. `cast`: another float dtype. `dequantize`: FP8 or INT4 to 16 or 32 bits. `quantize`. `consume`: scales
+that go into their weight. `drop`: an MTP block that is not wanted. An FP8 or INT4 weight that the recipe wants in the very form
+it has is kept together with its scales: rounding it a second time could only lose.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Action, OutputTensor, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import FP8, Companions, block_of, declared_block
-from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, output_tensors
+from assay_quantize.checkpoint.source_format import FP8, INT4, SHAPE_LEAF, Companions, block_of, declared_block
+from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, Scheme, output_tensors
 
 FLOATS = ("BF16", "F16", "F32")
 KEEP_DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -34,7 +35,7 @@ class Treatment(NamedTuple):
 def carried_weights(
     checkpoint: Checkpoint, classified: Mapping[str, Classified], companions: Companions, recipe: PrecisionRecipe
 ) -> set[str]:
-    """FP8 weights that are stored in the scheme that the recipe wants already: in the same blocks, or with a scale per row.
+    """FP8 and INT4 weights that are stored in the scheme that the recipe wants already: in the same blocks or groups.
 
     All members of a fused group, or none of them.
     """
@@ -42,15 +43,22 @@ def carried_weights(
     wanted = {name: scheme for name, what in classified.items() if (scheme := scheme_of(what, recipe)) is not None}
     fits = set()
     for name in wanted.keys() & companions.scale_of.keys():
-        row = SCHEMES[wanted[name]]
-        if row.layout != "plain" or row.weight_dtype != FP8:
+        row, weight = SCHEMES[wanted[name]], checkpoint.tensors[name]
+        if not _is_stored_as(row, weight.dtype) or (weight.dtype == INT4 and name not in companions.shape_of):
             continue
-        shape, scale = checkpoint.tensors[name].shape, checkpoint.tensors[companions.scale_of[name]]
-        columns = shape[1] if row.group_size is None else row.group_size
-        if block_of(shape, scale.shape, block) == (row.block_rows, columns):
+        columns = weight.shape[1] if row.group_size is None else row.group_size
+        scale = checkpoint.tensors[companions.scale_of[name]]
+        if block_of(weight.dtype, weight.shape, scale.shape, block) == (row.block_rows, columns):
             fits.add(name)
     mixed = {classified[name].fused_group for name in wanted.keys() - fits} - {None}
     return {name for name in fits if classified[name].fused_group not in mixed}
+
+
+def _is_stored_as(row: Scheme, dtype: str) -> bool:
+    """Whether the codes of a scheme are those of a source's weight: FP8, or symmetric INT4."""
+    if dtype == INT4:
+        return row.layout == "int4" and row.symmetric
+    return dtype == FP8 and row.layout == "plain" and row.weight_dtype == FP8
 
 
 def _rule(found: Classified, recipe: PrecisionRecipe) -> str:
@@ -78,8 +86,8 @@ def _layer(found: Classified) -> int | None:
 def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, scale: str | None, carried: bool) -> Treatment:
     """What the recipe asks for.
 
-    Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; an FP8 weight that
-    is not quantized again becomes BF16 there.
+    Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; an FP8 or INT4
+    weight that is not quantized again becomes BF16 there.
     """
     if found.role == "mtp" and recipe.mtp == "drop":
         return Treatment("drop", header.dtype, None)
@@ -105,8 +113,11 @@ def tensor_plan(
     if done.action == "quantize":
         assert done.scheme is not None
         outputs = output_tensors(done.scheme, header.name, header.shape, done.dtype)
+    elif done.action == "keep" and header.dtype == INT4:
+        rows, columns = header.shape
+        outputs = (OutputTensor(f"{found.module}.weight_packed", "I32", (rows, columns // 8), header.num_bytes),)
     elif done.action != "drop":
-        num_bytes = header.num_bytes // DTYPE_BYTES[header.dtype] * DTYPE_BYTES[done.dtype]
+        num_bytes = math.prod(header.shape) * DTYPE_BYTES[done.dtype]
         outputs = (OutputTensor(header.name, done.dtype, header.shape, num_bytes),)
     return _plan(header, found, done.action, outputs, shard_out)._replace(
         scheme=done.scheme, fused_group=found.fused_group, scale=scale
@@ -116,7 +127,7 @@ def tensor_plan(
 def scale_plan(
     header: TensorHeader, weight: Classified, weights: Treatment, shard_out: str | None, *, of_activations: bool
 ) -> TensorPlan:
-    """The plan of scales, which follow their weight: kept with it, under the name of compressed-tensors, or consumed.
+    """The plan of scales and shapes, which follow their weight: kept with it, under compressed-tensors' names, or consumed.
 
     weights: the treatment of the weight. of_activations: scales that no precision takes over.
     """
@@ -124,6 +135,9 @@ def scale_plan(
         return _plan(header, weight, "drop", (), None)
     if of_activations or weights.action != "keep" or weights.scheme is None:
         return _plan(header, weight, "consume", (), None)
+    if header.name.endswith(f".{SHAPE_LEAF}"):
+        output = OutputTensor(header.name, header.dtype, header.shape, header.num_bytes)
+        return _plan(header, weight, "keep", (output,), shard_out)
     shape = (*header.shape, 1) if len(header.shape) == 1 else header.shape
     output = OutputTensor(f"{weight.module}.weight_scale", header.dtype, shape, header.num_bytes)
     return _plan(header, weight, "keep", (output,), shard_out)

@@ -102,10 +102,10 @@ def make_tiny_glm4_moe(
     if mtp:
         shapes |= _mtp_extras(config, num_layers)
     shapes |= {"model.norm.weight": (hidden,), "lm_head.weight": (vocab_size, hidden)}
-    tensors = _random_tensors(shapes, seed, DTYPES[dtype])
+    tensors = random_tensors(shapes, seed, DTYPES[dtype])
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", config)
-    _write_json(
+    write_json(folder / "config.json", config)
+    write_json(
         folder / "generation_config.json", {"eos_token_id": [0], "pad_token_id": 0, "do_sample": True, "temperature": 1.0}
     )
     beside = {name for name in tensors if mtp_file and name.startswith(f"model.layers.{num_layers}.")}
@@ -165,7 +165,7 @@ def _mtp_extras(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]
     return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
-def _random_tensors(shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Norms near 1, biases small, matrices of unit gain; the MTP block shares the values of embedding and head."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -217,7 +217,7 @@ def write_shards(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> Non
         return
     sizes = [t.numel() * t.element_size() for tensors in files.values() for t in tensors.values()]
     weight_map = {name: file for file, tensors in files.items() for name in tensors}
-    _write_json(
+    write_json(
         folder / "model.safetensors.index.json",
         {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(weight_map.items()))},
     )
@@ -240,7 +240,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([f"<{index}>" for index in range(tokenizer.get_vocab_size(), vocab_size)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -253,7 +253,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     )
 
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -322,7 +322,44 @@ def store_as_fp8(
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}}, "ignore": listed or [],
         }
     )  # fmt: skip
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
+    return folder
+
+
+def store_as_int4(source: Path, folder: Path, *, group_size: int = 32, packed: str = r".*\.mlp\.experts\.\d+\..*") -> Path:
+    """`source` as Kimi-K2-Thinking is published: weights that match `packed` as compressed-tensors' INT4, the rest as it is."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=group_size, symmetric=True)
+    scheme = QuantizationScheme(targets=["Linear"], format="pack-quantized", weights=args)
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    folder.mkdir()
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for file, tensors in read_shards(source).items():
+        files[file] = {}
+        for name, tensor in tensors.items():
+            if not re.fullmatch(packed, name) or not name.endswith(".weight"):
+                files[file][name] = tensor
+                continue
+            groups = tensor.unflatten(1, (-1, group_size))
+            scale, _ = calculate_qparams(groups.amin(2), groups.amax(2), args)
+            parts = compressor.compress({"weight": tensor, "weight_scale": scale.to(tensor.dtype)}, scheme)
+            module = name.removesuffix(".weight")
+            files[file] |= {f"{module}.{leaf}": part.contiguous() for leaf, part in parts.items()}
+    for path in source.iterdir():
+        if not path.name.endswith((".safetensors", ".index.json")):
+            shutil.copy(path, folder)
+    config = json.loads((source / "config.json").read_text())
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": True, "actorder": None}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": None, "weights": weights}},
+    }  # fmt: skip
+    write_json(folder / "config.json", config)
+    write_shards(folder, files)
     return folder
 
 
@@ -343,7 +380,30 @@ def dequantized(source: Path, folder: Path) -> Path:
                 made[file][name] = (tensor.float() * scale).to(torch.bfloat16)
     write_shards(folder, made)
     config = json.loads((folder / "config.json").read_text())
-    _write_json(folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"})
+    write_json(folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"})
+    return folder
+
+
+def decompressed_int4(source: Path, folder: Path) -> Path:
+    """The BF16 checkpoint that a packed INT4 one stands for, as compressed-tensors decompresses it."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    group = config.pop("quantization_config")["config_groups"]["group_0"]
+    scheme = QuantizationScheme(targets=["Linear"], format="pack-quantized", weights=group["weights"])
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    files = read_shards(folder)
+    for tensors in files.values():
+        for name in [name for name in tensors if name.endswith(".weight_packed")]:
+            module = name.removesuffix(".weight_packed")
+            leaves = ("weight_packed", "weight_scale", "weight_shape")
+            tensors[f"{module}.weight"] = compressor.decompress(
+                {leaf: tensors.pop(f"{module}.{leaf}") for leaf in leaves}, scheme
+            )["weight"]
+    write_shards(folder, files)
+    write_json(folder / "config.json", config)
     return folder
 
 
