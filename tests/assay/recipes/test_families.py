@@ -78,6 +78,13 @@ def _written_by_transformers(folder: Path, config_class: str, model_class: str, 
             {**MLA_SMALL, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8},
             lambda config: hollow.glm5_shapes(config, {0, 1, 2}),
         ),
+        (
+            "deepseek_v32",
+            ("DeepseekV32Config", "DeepseekV32ForCausalLM"),
+            {**MLA_SMALL, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8},
+            lambda config: hollow.glm5_shapes(config, {0, 1, 2}),
+        ),
+        ("glm4_moe_lite", ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM"), MLA_SMALL, hollow.glm5_shapes),
         ("deepseek_v3", ("DeepseekV3Config", "DeepseekV3ForCausalLM"), MLA_SMALL, hollow.glm5_shapes),
         ("qwen3_moe", ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"), {**QWEN_SMALL, "head_dim": 16}, hollow.qwen3_moe_shapes),
         (
@@ -181,7 +188,8 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest_form(family: str, na
 def test_family_of_each_model(model: str) -> None:
     expected = {
         "glm-5": "glm_moe_dsa", "glm-5.2": "glm_moe_dsa", "glm-4.5-air": "glm4_moe", "glm-4.7": "glm4_moe",
-        "deepseek-v3": "deepseek_v3", "kimi-k2": "deepseek_v3", "qwen3-30b-a3b": "qwen3_moe",
+        "deepseek-v3": "deepseek_v3", "deepseek-v3.2": "deepseek_v32", "kimi-k2": "deepseek_v3",
+        "kimi-k2-thinking": "deepseek_v3", "glm-4.7-flash": "glm4_moe_lite", "qwen3-30b-a3b": "qwen3_moe",
         "qwen3-next-80b-a3b": "qwen3_next",
     }  # fmt: skip
     assert family_of(hollow.MODELS[model][0]) == expected[model]

@@ -32,6 +32,8 @@ ABSENT: dict[str, dict[str, str]] = {
     "glm-4.5-air": {"self_attn.q_norm.weight": "GLM-4.7 has it", "self_attn.k_norm.weight": "GLM-4.7 has it"},
     "glm-5": {**_MLA, "shared_head.head.weight": "DeepSeek-V3 has it", "embed_tokens.weight": "DeepSeek-V3 has it"},
     "deepseek-v3": _MLA,
+    "deepseek-v3.2": _MLA,
+    "glm-4.7-flash": _MLA,
     "qwen3-30b-a3b": {**_BIASES, **_DENSE},
     "qwen3-next-80b-a3b": {**_BIASES, **_DENSE},
 }

@@ -34,6 +34,17 @@ GLM52_INDEXERS = {0, 1, 2, *range(6, 78, 4)}
 """Layers of GLM-5.2 and 5.3 that have an indexer of their own; the other 57 share one (`index_topk_freq` 4, offset 3)."""
 SHARED_INDEXERS = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
 
+GLM47_FLASH_CONFIG: dict[str, Any] = {
+    "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "dtype": "bfloat16", "attention_bias": False,
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10240, "max_position_embeddings": 202752,
+    "moe_intermediate_size": 1536, "topk_method": "noaux_tc", "norm_topk_prob": True, "num_attention_heads": 20, "n_group": 1,
+    "topk_group": 1, "n_routed_experts": 64, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1, "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+    "tie_word_embeddings": False, "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "v_head_dim": 256, "vocab_size": 154880,
+}  # fmt: skip
+"""zai-org/GLM-4.7-Flash; its MTP block has an embedding and a head of its own."""
 GLM45_AIR_CONFIG: dict[str, Any] = {
     "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "dtype": "bfloat16", "num_hidden_layers": 46,
     "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "hidden_size": 4096, "intermediate_size": 10944,
@@ -54,11 +65,25 @@ DEEPSEEK_V3_CONFIG: dict[str, Any] = {
     "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 8, "topk_group": 4, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "max_position_embeddings": 163840,
 }  # fmt: skip
+DEEPSEEK_V32_CONFIG: dict[str, Any] = {
+    **DEEPSEEK_V3_CONFIG, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_head_dim": 128,
+    "index_n_heads": 64, "index_topk": 2048, "hidden_act": "silu", "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+}  # fmt: skip
+"""deepseek-ai/DeepSeek-V3.2: DeepSeek-V3 with an indexer in every layer; norms are stored as FP32."""
 KIMI_K2_CONFIG: dict[str, Any] = {
     **DEEPSEEK_V3_CONFIG, "model_type": "kimi_k2", "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
     "vocab_size": 163840, "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64, "n_group": 1,
     "topk_group": 1, "max_position_embeddings": 131072,
 }  # fmt: skip
+KIMI_K2_THINKING_CONFIG: dict[str, Any] = {
+    **KIMI_K2_CONFIG, "max_position_embeddings": 262144, "rms_norm_eps": 1e-05, "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827, "hidden_act": "silu",
+}  # fmt: skip
+"""moonshotai/Kimi-K2-Thinking: Kimi-K2 with its routed experts in INT4."""
 QWEN3_30B_CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16", "num_hidden_layers": 48,
     "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "vocab_size": 151936, "num_experts": 128,
@@ -79,8 +104,8 @@ QWEN3_NEXT_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 """All keys of the published config.json of Qwen3-Next-80B-A3B: it says nothing of the MTP block that its index lists."""
 
-FP8_RELEASES = ("deepseek-v3", "kimi-k2")
-"""Model recipes whose source is published in FP8 only."""
+FP8_RELEASES = ("deepseek-v3", "deepseek-v3.2", "kimi-k2")
+"""Models whose source is published in FP8 only."""
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CHANNEL_RELEASES = ("glm-4.5-air", "glm-4.7")
 """Model recipes whose FP8 reference was made by llm-compressor, one scale per row. GLM-4.7-FP8 is taken to be like the Air."""
@@ -95,6 +120,20 @@ FP8_CHANNELS = {
         }
     },
 }  # fmt: skip
+FP32_NORMS = ("deepseek-v3.2",)
+"""Models whose norms are stored as FP32."""
+INT4_RELEASES = ("kimi-k2-thinking",)
+"""Models whose source is published with its routed experts in INT4 only."""
+INT4_EXPERTS = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
+    "config_groups": {"group_0": {
+        "targets": ["Linear"], "input_activations": None, "output_activations": None,
+        "weights": {"actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
+                    "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int"},
+    }},
+}  # fmt: skip
+"""`quantization_config` of Kimi-K2-Thinking and Kimi-K2.5."""
 LISTED_RELEASES = ("qwen3-30b-a3b", "qwen3-next-80b-a3b")
 """Model recipes whose FP8 reference lists what it keeps in `modules_to_not_convert`: vLLM would quantize their routers."""
 IN_FP8 = re.compile(r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa|_qkvz)?\.weight|.*\.indexer\.(wq_b|wk)\.weight")
@@ -363,6 +402,20 @@ def hollow_model(
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
 
 
+def int4_experts(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
+    """As `fp8_blocks`, for routed experts in INT4: codes in words of 32 bits, a BF16 scale for 32 columns, the shape."""
+    made: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for name, shape in shapes:
+        if ".mlp.experts." not in name:
+            made[name] = shape
+            continue
+        rows, columns = shape
+        made |= {f"{name}_packed": (rows, columns // 8), f"{name}_scale": (rows, columns // 32), f"{name}_shape": (2,)}
+        dtypes |= {f"{name}_packed": "I32", f"{name}_shape": "I32"}
+    return iter(made.items()), dtypes
+
+
 def hollow_shapes(folder: Path, model: str, *, release: bool = False) -> Path:
     """All layers of a model recipe at true shapes, with two experts a layer; `at_true_size` puts the rest into sums.
 
@@ -391,7 +444,11 @@ def as_published(config: dict[str, Any], shapes: Shapes, model: str, *, release:
         if model in LISTED_RELEASES:
             kept = [name.removesuffix(".weight") for name, shape in every if len(shape) > 1 and not IN_FP8.fullmatch(name)]
             config["quantization_config"] = {**FP8_BLOCKS, "modules_to_not_convert": kept}
-        return fp8_blocks(iter(every))
+        made, dtypes = fp8_blocks(iter(every))
+        return made, dtypes | {name: "F32" for name, _ in every if model in FP32_NORMS and "norm." in name}
+    if model in INT4_RELEASES:
+        config["quantization_config"] = INT4_EXPERTS
+        return int4_experts(shapes)
     return shapes, {}
 
 
@@ -424,7 +481,13 @@ MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "glm-4.5-air": (GLM45_AIR_CONFIG, glm4_shapes),
     "glm-4.7": (GLM47_CONFIG, lambda config: glm4_shapes(config, mtp_head=False)),
     "deepseek-v3": (DEEPSEEK_V3_CONFIG, lambda config: glm5_shapes(config, mtp_head=True)),
+    "deepseek-v3.2": (
+        DEEPSEEK_V32_CONFIG,
+        lambda config: glm5_shapes(config, set(range(config["num_hidden_layers"])), mtp_head=True),
+    ),
     "kimi-k2": (KIMI_K2_CONFIG, glm5_shapes),
+    "kimi-k2-thinking": (KIMI_K2_THINKING_CONFIG, glm5_shapes),
+    "glm-4.7-flash": (GLM47_FLASH_CONFIG, lambda config: glm5_shapes(config, mtp_head=True)),
     "qwen3-30b-a3b": (QWEN3_30B_CONFIG, qwen3_moe_shapes),
     "qwen3-next-80b-a3b": (QWEN3_NEXT_CONFIG, qwen3_next_shapes),
 }

@@ -1,0 +1,110 @@
+"""vLLM's GPU loaders, replayed for families without a recipe: hollow at true widths, and small with real weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import hollow
+import pytest
+from small_models import TINY, make_tiny_model
+
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.preflight.replay import Replay
+from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
+from assay_evaluate.serving.server import find_interpreter
+from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from assay_quantize.engine.quantize import quantize
+from assay_quantize.formats.config_groups import config_json
+from assay_quantize.plan.planner import make_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.serve]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROFILES = ("8xh200", "8xb200")
+
+
+class Case(NamedTuple):
+    """ranks: tensor parallelism. precisions: that fit on so many ranks. target, draft: classes of vLLM on NVIDIA's GPUs."""
+
+    ranks: int
+    precisions: tuple[str, ...]
+    target: str
+    draft: str | None
+
+
+CASES = {
+    "glm-4.7-flash": Case(
+        2, ("w4a16", "fp8", "nvfp4a16"), "vllm.model_executor.models.glm4_moe_lite.Glm4MoeLiteForCausalLM",
+        "vllm.model_executor.models.glm4_moe_lite_mtp.Glm4MoeLiteMTP",
+    ),
+    "deepseek-v3.2": Case(
+        8, ("w4a16", "fp8", "nvfp4a16"), "vllm.models.deepseek_v32.nvidia.model.DeepseekV32ForCausalLM",
+        "vllm.models.deepseek_v32.nvidia.mtp.DeepseekV32MTP",
+    ),
+    "kimi-k2-thinking": Case(
+        8, ("w4a16", "w4a16-g32", "fp8", "nvfp4a16"), "vllm.model_executor.models.deepseek_v2.DeepseekV3ForCausalLM", None
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Replay]:
+    """`MODEL WHAT PROFILE` -> record. One process for each profile."""
+    folder = tmp_path_factory.mktemp("families")
+    real = find_interpreter(None)
+    assert real is not None, "no .venv-serve here: run `make setup`"
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY}/evaluate exec {real.absolute()} "$@"\n')
+    python.chmod(0o755)
+    cases = []
+    for name in PROFILES:
+        recipe = load_recipe(ProfileRecipe, name)
+        for model, what, ranks, checkpoint in checkpoints(folder / name):
+            flags = {**recipe.vllm, "tensor-parallel-size": ranks, "max-model-len": 4096}
+            profile = recipe.model_copy(update={"interpreter": str(python), "vllm": flags})
+            serving = Serving(num_speculative_tokens=1 if CASES[model].draft else None)
+            cases.append(Candidate(f"{model} {what} {name}", checkpoint, profile, serving))
+    return {record.checkpoint: record for record in replay(cases)}
+
+
+def checkpoints(folder: Path) -> list[tuple[str, str, int, Path | Unwritten]]:
+    """(model, what, ranks, checkpoint): sources and what is planned at true widths, and what was made of small ones."""
+    made: list[tuple[str, str, int, Path | Unwritten]] = []
+    for model, case in CASES.items():
+        source = hollow.hollow_model(folder / model, model)
+        made.append((model, "source", case.ranks, source))
+        opened = open_checkpoint(source)
+        for precision in case.precisions:
+            plan = make_plan(opened, load_recipe(PrecisionRecipe, precision), model="m", family=None)
+            made.append((model, precision, case.ranks, planned(plan, config_json(plan))))
+        if model in TINY:
+            tiny = make_tiny_model(folder / f"tiny-{model}", model)
+            made.append((model, "made", 1, quantized(open_checkpoint(tiny), tiny, folder / f"made-{model}")))
+    return made
+
+
+def quantized(opened: Checkpoint, source: Path, made: Path) -> Path:
+    quantize(make_plan(opened, load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None), source, made, device="cpu")
+    return made
+
+
+WHAT = [
+    (model, what)
+    for model, case in CASES.items()
+    for what in ("source", *case.precisions, *(["made"] if model in TINY else []))
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("model", "what"), WHAT)
+def test_vllm_loads_it_on_every_rank(said: dict[str, Replay], model: str, what: str, profile: str) -> None:
+    record, case = said[f"{model} {what} {profile}"], CASES[model]
+    assert [(finding.kind, finding.where, finding.message) for finding in record.every_finding] == []
+    assert (record.outcome, record.asked) == ("PASS", ())
+    ranks = 1 if what == "made" else case.ranks
+    classes = [case.target] + ([case.draft] if case.draft else [])
+    assert [(part.model_class, part.num_ranks) for part in record.parts] == [(name, ranks) for name in classes]
