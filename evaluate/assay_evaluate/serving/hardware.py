@@ -52,11 +52,16 @@ def parse_gpus(csv: str, visible: str | None) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def describe_hardware() -> dict[str, str]:
     """`cpu`, `cores`, `memory`, and with GPUs `gpus`, `driver`: short texts for fingerprints and for people."""
     described = {
         "cpu": _cpu_name(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0),
+        "cores": str(num_cores()),
         "memory": f"{_memory_bytes() / 2**30:.0f} GiB",
     }
     gpus = find_gpus()

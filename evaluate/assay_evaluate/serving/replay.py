@@ -4,7 +4,8 @@
     print(record.outcome, record.every_finding)
 
 The program that answers is `assay_vllm.replay`; it is installed beside vLLM like the rest of the plugin. All candidates of one
-GPU and environment are replayed by one process, one after the other: starting vLLM takes longer than most replays.
+GPU and environment are replayed by one process, one after the other: starting vLLM takes longer than most replays. Large ones
+are divided among several.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPart
-from assay.safetensors_index import INDEX_NAME
+from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.gpus import facts_of
+from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
 from assay_evaluate.serving.process import as_activated
 from assay_evaluate.serving.server import find_interpreter
@@ -36,6 +39,10 @@ PACKAGES = {"flashinfer": "0.7.0.post1"}
 """What vLLM 0.32.0 installs beside itself on a machine with CUDA, and its choices of kernels depend on."""
 CUDA = "13.0"
 """Version of CUDA of the torch that vLLM 0.32.0 pins."""
+_LARGE_TENSORS = 100_000
+"""So many together are loaded by several processes: one core then takes longer to load them than to start vLLM (12 s)."""
+_MOST_PROCESSES = 4
+"""About 1 GB each."""
 _LOADING_TIMEOUT_S, _START_TIMEOUT_S = 300, 300
 
 
@@ -88,12 +95,33 @@ def replay(
     processes: dict[str, list[int]] = {}
     for number, candidate in enumerate(candidates):
         processes.setdefault(_process_key(candidate.profile), []).append(number)
-    records: dict[int, Replay] = {}
+    shares: list[list[int]] = []
     for numbers in processes.values():
         group = [candidates[number] for number in numbers]
         report(f"vLLM's loaders for {group[0].profile.hardware.gpu}: {', '.join(candidate.name for candidate in group)}")
-        records |= zip(numbers, _replay_in_one_process(group, packages), strict=True)
+        shares += _shares({number: _num_tensors(candidates[number]) for number in numbers})
+    records: dict[int, Replay] = {}
+    with ThreadPoolExecutor(max_workers=num_cores()) as pool:
+        answers = pool.map(lambda share: _replay_in_one_process([candidates[number] for number in share], packages), shares)
+        for share, found in zip(shares, answers, strict=True):
+            records |= zip(share, found, strict=True)
     return tuple(records[number] for number in range(len(candidates)))
+
+
+def _shares(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Candidates divided among processes that run side by side, the largest first. sizes: candidate -> number of tensors."""
+    num_processes = 1 if sum(sizes.values()) < _LARGE_TENSORS else min(len(sizes), num_cores(), _MOST_PROCESSES)
+    shares: list[list[int]] = [[] for _ in range(num_processes)]
+    for number in sorted(sizes, key=lambda number: -sizes[number]):
+        min(shares, key=lambda share: sum(sizes[one] for one in share)).append(number)
+    return shares
+
+
+def _num_tensors(candidate: Candidate) -> int:
+    checkpoint = candidate.checkpoint
+    if isinstance(checkpoint, Unwritten):
+        return sum(len(tensors) for tensors in checkpoint.shards.values())
+    return len(tensor_names(checkpoint) or ())
 
 
 def _process_key(profile: ProfileRecipe) -> str:
