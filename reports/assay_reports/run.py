@@ -9,10 +9,10 @@ from typing import TypeVar
 from assay.errors import AssayError
 from assay.records.base import Record
 from assay.records.comparable import check_measurements
-from assay.records.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
+from assay.records.preflight.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.probe import ProbeReport, load_probes
 from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
 from assay.records.verdict import GateReport, Status, Verdict

@@ -18,10 +18,10 @@ from synthetic_run import MODEL, make_divergence, make_run, task_of, write_check
 
 from assay.errors import AssayError
 from assay.records.base import Interval, sha256_of
-from assay.records.gpu_check import FormatCheck, GpuCheck
 from assay.records.manifest import Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
+from assay.records.preflight.gpu_check import FormatCheck, GpuCheck
 from assay.records.probe import ProbeResult
 from assay.records.verification import Verification
 from assay_reports import plots, text

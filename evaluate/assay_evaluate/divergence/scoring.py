@@ -6,7 +6,7 @@
     exact ids    `prompt_logprob_token_ids` (vLLM's second model runner, on GPUs): the candidate's log-probability of each of
                  the *reference's* top k, so that no id is missing from the sum because the candidate likes it less
 
-What each costs beside the bare prompts: benchmarks/divergence_cost.py.
+What each costs beside the bare prompts: benchmarks/evaluate/divergence_cost.py.
 """
 
 from __future__ import annotations

@@ -40,4 +40,4 @@ def test_what_was_taken_out_because_of_the_split_is_still_refused(said: dict[Ask
 
 def test_the_page_is_up_to_date(said: dict[Asked, Replay]) -> None:
     made = models_page.first_half() + models_replayed.second_half(said)
-    assert models_page.PAGE.read_text(encoding="utf-8") == made, "run tests/support/quantization/models_replayed.py"
+    assert models_page.PAGE.read_text(encoding="utf-8") == made, "run tests/support/models/models_replayed.py"

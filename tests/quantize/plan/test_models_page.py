@@ -26,4 +26,4 @@ def test_only_the_candidate_fits_a_profile_for_deployment() -> None:
 def test_the_first_half_of_the_page_is_up_to_date() -> None:
     """The second is what vLLM says: tests/evaluate/serving/test_models_loaded.py."""
     made = models_page.first_half()
-    assert models_page.PAGE.read_text(encoding="utf-8").startswith(made), "run tests/support/quantization/models_replayed.py"
+    assert models_page.PAGE.read_text(encoding="utf-8").startswith(made), "run tests/support/models/models_replayed.py"

@@ -25,7 +25,7 @@ from assay.cli.options import JsonOption, RunOption, choice, recipes
 from assay.cli.places import check_places, place_for
 from assay.cli.terminal import emit, escape, print_rows, results, say, say_error
 from assay.errors import AssayError
-from assay.records.gpu_check import CHECK_NAME, CudaBytes, FormatCheck, GpuCheck
+from assay.records.preflight.gpu_check import CHECK_NAME, CudaBytes, FormatCheck, GpuCheck
 from assay_evaluate.serving.gpus import GPUS
 
 if TYPE_CHECKING:

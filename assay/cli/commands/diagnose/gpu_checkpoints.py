@@ -14,8 +14,8 @@ from assay.errors import AssayError, QuantizeError
 from assay.foreign_text import one_line
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.gpu_check import CudaBytes
 from assay.records.plan import Plan
+from assay.records.preflight.gpu_check import CudaBytes
 
 if TYPE_CHECKING:
     from assay.records.preflight.replay import Replay

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import MeasureError
-from assay.records.gpu_check import ExactIds, Speed
+from assay.records.preflight.gpu_check import ExactIds, Speed
 from assay_evaluate.asking.acceptance import AcceptanceTally
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Client

@@ -18,7 +18,7 @@ from pathlib import Path
 from assay.callbacks import Say
 from assay.errors import MeasureError, ServeError
 from assay.foreign_text import one_line
-from assay.records.gpu_check import FormatCheck
+from assay.records.preflight.gpu_check import FormatCheck
 from assay.records.preflight.replay import Replay
 from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.gpu_check.asked import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from assay.records.gpu_check import ForeseenKernel, Kernels
+from assay.records.preflight.gpu_check import ForeseenKernel, Kernels
 from assay.records.preflight.replay import Replay
 
 _EXPERTS, _LINEAR = re.compile(r"\S+ \w+ MoE backend|for \w+ MoE$"), re.compile("Linear|GEMM")

@@ -8,7 +8,7 @@ import pytest
 from fake_server import FakeServer
 
 from assay.errors import MeasureError
-from assay.records.gpu_check import ExactIds
+from assay.records.preflight.gpu_check import ExactIds
 from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.gpu_check.asked import EXACT_IDS_BOUND, TOP_K, exact_ids
 

@@ -16,7 +16,7 @@ from synthetic_run import make_fingerprint
 
 from assay.callbacks import Say
 from assay.errors import ServeError
-from assay.records.gpu_check import FormatCheck
+from assay.records.preflight.gpu_check import FormatCheck
 from assay_evaluate.diagnosis.gpu_check import check as module
 from assay_evaluate.diagnosis.gpu_check.check import check_formats
 from assay_evaluate.diagnosis.gpu_check.sides import (

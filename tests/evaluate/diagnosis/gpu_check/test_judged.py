@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_run import make_fingerprint
 
-from assay.records.gpu_check import Drafts, ExactIds, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
+from assay.records.preflight.gpu_check import Drafts, ExactIds, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
 from assay_evaluate.client.exchanges import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.gpu_check.asked import Greedily

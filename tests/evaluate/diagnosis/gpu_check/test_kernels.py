@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from replayed import HOPPER, replayed
 
-from assay.records.gpu_check import ForeseenKernel, Kernels
+from assay.records.preflight.gpu_check import ForeseenKernel, Kernels
 from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, keeps_activations, names, refusal
 
 

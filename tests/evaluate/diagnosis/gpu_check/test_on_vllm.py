@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.records.gpu_check import CudaBytes, GpuCheck, Greedy
+from assay.records.preflight.gpu_check import CudaBytes, GpuCheck, Greedy
 
 
 @pytest.mark.serve

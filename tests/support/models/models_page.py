@@ -33,7 +33,7 @@ CONTEXTS = {
 """`max_position_embeddings` of the published config.json."""
 HEAD = """# Models, GPUs and precisions
 
-Made from `recipes/` by `tests/support/quantization/models_replayed.py`; tests fail when it is out of date. Sizes are of
+Made from `recipes/` by `tests/support/models/models_replayed.py`; tests fail when it is out of date. Sizes are of
 one GPU, in GiB, from the true shapes of each model: weights as tensor parallelism splits them, and the tokens of KV
 cache for which the rest has room, 8 GiB of workspace taken off. Arithmetic, not a measurement. A cell is in a recipe
 only if groups and blocks end where the part of a GPU ends, and one sequence of the whole context fits.

@@ -1,6 +1,6 @@
 """What scoring texts for divergence costs beside reading the same texts without log-probabilities; client included.
 
-    python benchmarks/divergence_cost.py --reference examples/tiny_glm/checkpoint --candidate DIR --candidate DIR
+    python benchmarks/evaluate/divergence_cost.py --reference examples/tiny_glm/checkpoint --candidate DIR --candidate DIR
 
 Every checkpoint is served as an evaluation serves it (profile cpu-emulated unless told). First, on the reference, the same
 texts through the same client and journal: bare prompts with one new token, then with the top 64 log-probabilities in each form

@@ -1,6 +1,6 @@
 """What the client costs: CPU time per request beside a bare HTTP loop, and memory over the number of items.
 
-    python benchmarks/client_overhead.py --items 100000
+    python benchmarks/evaluate/client_overhead.py --items 100000
 
 A stub server in a process of its own answers at once with a reply of 1,280 characters to a prompt of 600. The bare loops post
 the same bodies from 64 threads and parse the replies, nothing more: one shared `httpx.Client`, as one writes it; and one

@@ -1,6 +1,6 @@
 """The second half of docs/models.md: what vLLM's own loaders for GPUs say of each cell, and of those that were taken out.
 
-    PYTHONPATH=.:quantize:evaluate:tests/support/quantization .venv/bin/python tests/support/quantization/models_replayed.py
+    P=tests/support; PYTHONPATH=.:quantize:evaluate:$P/quantization:$P/models .venv/bin/python $P/models/models_replayed.py
 
 writes the page; it takes two minutes on two cores. Widths are the true ones, layers and experts are few: choices of kernels
 follow from widths, formats and the GPU. `test_replay.py` has a model at full count.

@@ -1,7 +1,7 @@
 """How long it takes to generate RULER, and whether it comes out the same: run it with a checkpoint folder.
 
-    python benchmarks/ruler_generation.py examples/tiny_glm/checkpoint --workers 2
-    python benchmarks/ruler_generation.py examples/tiny_glm/checkpoint --long
+    python benchmarks/evaluate/ruler_generation.py examples/tiny_glm/checkpoint --workers 2
+    python benchmarks/evaluate/ruler_generation.py examples/tiny_glm/checkpoint --long
 
 Prints a table in Markdown; exit code 1 if a repeated subset of the items differs from the first run.
 """

@@ -1,6 +1,6 @@
 """kill -9 of the client at ten random moments and of a real vLLM twice: what is lost, what is asked again, is the end the same.
 
-    python benchmarks/kill_vllm.py
+    python benchmarks/evaluate/kill_vllm.py
 
 tests/evaluate/client/test_kill.py does this against a scripted server in seconds; here tiny-glm answers, in minutes. A proxy
 between client and vLLM, which nobody kills, notes every request that goes in and every reply that comes out. Greedy, no
@@ -39,7 +39,7 @@ from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 
-CHECKPOINT = Path(__file__).resolve().parent.parent / "examples" / "tiny_glm" / "checkpoint"
+CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
 CLIENT_KILLS, SERVER_KILLS, CONCURRENCY = 10, 2, 8
 VOLATILE = {"started", "seconds", "requests_in_flight_share", "mean_requests_in_flight"}
 SUITE = SuiteRecipe.model_validate(
