@@ -456,7 +456,6 @@ def test_planning_glm5_stays_within_its_promise(tmp_path: Path, make: Callable[[
     )
     shutil.rmtree(folder)
     assert summary in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines() if line.startswith("│")) <= 100  # sentences are not folded here
     assert "heavy []" in done.stderr
     num_shards = re.search(r"in (\d+) shards", summary)
     assert num_shards is not None

@@ -241,6 +241,7 @@ def test_settings_become_flags_of_vllm() -> None:
     assert turned.vllm == {
         "dtype": "float32", "max-model-len": 4096, "max-logprobs": 128, "num-gpu-blocks-override": 50, "max-num-seqs": 2,
         "enable-prefix-caching": True, "enable-chunked-prefill": False, "max-num-batched-tokens": 4096, "enforce-eager": True,
+        "compilation-config": {"custom_ops": ["-rotary_embedding"]},
     }  # fmt: skip
     assert with_setting(profile, Setting(8)).vllm == profile.vllm
 
