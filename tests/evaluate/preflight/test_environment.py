@@ -32,7 +32,7 @@ WHOLE = ServingEnvironment(
 H200 = Machine(
     gpus=(Gpu("NVIDIA H200", 150_754_820_096, "580.95.05"),) * 8,
     has_nvidia_smi=True,
-    cache=Path("/root/.cache"),
+    cache=Path("/home/user/.cache"),
     free_cache_bytes=900_000_000_000,
     free_shm_bytes=1 << 34,
     open_files=1_048_576,
@@ -57,7 +57,7 @@ def test_a_whole_environment() -> None:
         "PASS environment nvcc: /usr/local/cuda/bin/nvcc (CUDA_HOME /usr/local/cuda)",
         "PASS environment FlashInfer: 0.7.0.post1, compiles its kernels at the first start",
         "PASS environment DeepGEMM: vllm.third_party.deep_gemm; the sparse attention of reference needs it",
-        "PASS environment kernel caches: 900 GB free in /root/.cache, 5 GB are allowed for",
+        "PASS environment kernel caches: 900 GB free in /home/user/.cache, 5 GB are allowed for",
         "PASS environment /dev/shm: 17.2 GB free, vLLM's workers need 168 MB and NCCL some",
         "PASS environment open files: 1,048,576 at most; vLLM asks for 65,535",
     ]
@@ -106,7 +106,7 @@ def test_compiled_kernels_need_no_compiler_but_deep_gemm_does() -> None:
         ),
         (
             {"free_cache_bytes": 10**9},
-            "FAIL environment kernel caches: 1 GB free in /root/.cache, 5 GB are allowed for "
+            "FAIL environment kernel caches: 1 GB free in /home/user/.cache, 5 GB are allowed for "
             "-> make room there, or set VLLM_CACHE_ROOT in the profile's environment",
         ),
         (

@@ -260,8 +260,8 @@ def test_the_server_finds_the_programs_of_its_environment(
 )
 def test_a_path_that_has_the_folder_already_is_left_in_its_order(before: str | None, after: str) -> None:
     """`/usr/bin` before `/usr/local/cuda/bin` would change which nvcc is found."""
-    environment = {"HOME": "/root"} if before is None else {"HOME": "/root", "PATH": before}
-    assert as_activated(environment, Path("/env/bin/python")) == {"HOME": "/root", "PATH": after}
+    environment = {"HOME": "/home/user"} if before is None else {"HOME": "/home/user", "PATH": before}
+    assert as_activated(environment, Path("/env/bin/python")) == {"HOME": "/home/user", "PATH": after}
 
 
 @pytest.mark.slow
