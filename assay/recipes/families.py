@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -43,10 +43,11 @@ class FamilyNames:
     """Forms of one family, its blocks' and its own.
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
-    MTP layer. mtp: whole names of an MTP block outside its layers. mtp_required: without these an MTP block is incomplete.
+    MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
+    without these an MTP block is incomplete. mtp_experts: whether an MTP layer has routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. kept, runtime: as in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, runtime: as in `FamilyRecipe`.
     """
 
     name: str
@@ -59,18 +60,39 @@ class FamilyNames:
     mtp_layer: Mapping[str, Form]
     mtp: Mapping[str, Form]
     mtp_required: tuple[str, ...]
+    mtp_experts: bool
     layers: str
     mtp_layers: str | None
+    mtp_runtime_layers: str | None
     experts: str
     projections: tuple[str, ...]
     kept: tuple[str, ...]
     runtime: Mapping[str, str]
 
     def runtime_name(self, module: str) -> str:
-        """What vLLM calls a module of the checkpoint, before it fuses any."""
+        """What vLLM calls a module of the checkpoint, before it fuses any; an MTP layer keeps its number."""
         for part, theirs in self.runtime.items():
             module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", theirs, module)
         return module
+
+    def is_beside_mtp_layers(self, name: str) -> bool:
+        """Whether `name` is one of `mtp`."""
+        at = split_layer(name)
+        return name in self.mtp or (at is not None and f"{at.root}.{{layer}}.{at.rest}" in self.mtp)
+
+    def runtime_namer(self, config: Mapping[str, Any]) -> Callable[[str], str]:
+        """`runtime_name` for one model, whose MTP layers may go on with the numbers of its decoder layers."""
+        if self.mtp_runtime_layers is None:
+            return self.runtime_name
+        first, root = num_hidden_layers(config), self.mtp_runtime_layers
+
+        def rename(module: str) -> str:
+            at = split_layer(module)
+            if at is not None and at.root == self.mtp_layers:
+                module = f"{root}.{first + at.layer}.{at.rest}"
+            return self.runtime_name(module)
+
+        return rename
 
 
 def family_names() -> list[str]:
@@ -104,8 +126,10 @@ def names_of(family: str) -> FamilyNames:
         mtp_layer=mtp_layer,
         mtp=mtp,
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
+        mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
+        mtp_runtime_layers=recipe.mtp.runtime_layers,
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
         projections=tuple(name.split(".")[-2] for name in of_experts),
         kept=recipe.kept,
@@ -157,6 +181,17 @@ def _family_called(architecture: str | None, model_type: str) -> str | None:
 
 def _supported() -> str:
     return ", ".join(name for family in family_names() for name in names_of(family).architectures)
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """`quantization_config` of a config.json, which some multimodal models have in their `text_config`; None: there is none."""
+    return config.get("quantization_config") or text_of(config).get("quantization_config")
+
+
+def unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` without a `quantization_config`, there and in its `text_config`."""
+    found = {key: value for key, value in config.items() if key != "quantization_config"}
+    return found if (text := text_of(config)) is config else {**found, "text_config": unquantized(text)}
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -247,7 +282,7 @@ def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int |
     inside = at.root == names.mtp_layers or at.layer >= layers
     if inside:
         has_block = at.root == names.mtp_layers or (names.mtp_layers is None and bool(names.mtp_layer))
-        form = form or names.mtp_layer.get(at.rest) if has_block else None
+        form = names.mtp_layer.get(at.rest, form) if has_block else None
     return at.layer, expert, inside, form
 
 
@@ -302,9 +337,9 @@ def ignore_patterns(
 ) -> tuple[str, ...]:
     """Patterns for `ignore` in config.json: modules that vLLM must expect unquantized.
 
-    quantized: roles that are quantized. mtp_layers: indexes of inlined MTP layers. vLLM matches `re:X` by `re.match`, which
-    is anchored in front only, so every pattern is closed with `$`, its dots escaped. Where a family has a role
-    that this checkpoint lacks, the pattern matches nothing; the planner drops it.
+    quantized: roles that are quantized. mtp_layers: numbers of MTP layers that follow the decoder layers, in the checkpoint or
+    in vLLM. vLLM matches `re:X` by `re.match`, which is anchored in front only, so every pattern is closed with `$`, its dots
+    escaped. Where a family has a role that this checkpoint lacks, the pattern matches nothing; the planner drops it.
     """
     names = names_of(family)
     outside = {module.rpartition(".")[2] for module in _unquantizable(names.outside)} | {"lm_head", "embed_tokens"}
@@ -317,12 +352,22 @@ def ignore_patterns(
                 parent, _, leaf = one.rpartition(".")
                 kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():
+        leaves = asked_of_vllm(parent, leaves)
         where = re.escape(parent).replace(r"\{expert\}", r"\d+")
         patterns.append(rf"re:.*\.{where}\.{_one_of(leaves)}$")
     patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in names.kept]
     if mtp != "drop":
         patterns += _mtp_patterns(names, mtp == "quantize", sorted(mtp_layers))
     return tuple(patterns)
+
+
+def asked_of_vllm(parent: str, leaves: Sequence[str]) -> list[str]:
+    """The last components under which vLLM looks for the scheme of these modules.
+
+    Of experts without a gate projection it also asks for one that is called None (`CompressedTensorsMoEMethod.get_moe_method`,
+    0.32), and refuses to start if that has another scheme. parent: `mixer.experts.{expert}`.
+    """
+    return [*leaves, "None"] if parent.endswith(".{expert}") and len(leaves) == 2 else list(leaves)
 
 
 def _unquantizable(forms: Mapping[str, Form]) -> list[str]:
@@ -349,7 +394,10 @@ def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> lis
     roots = {_mtp_root(module): module for module in [*modules, names.mtp_layers]}
     whole = {root for root, module in roots.items() if root == module and f"{root}.weight" in names.mtp}
     ends = {root: "" if root in whole else r"\..*" for root in sorted(roots)}
-    return [rf"re:(.*\.)?{re.escape(root)}{end}$" for root, end in ends.items()]
+    patterns = [rf"re:(.*\.)?{re.escape(root)}{end}$" for root, end in ends.items()]
+    if names.mtp_runtime_layers is not None:
+        patterns += [rf"re:(.*\.)?{re.escape(names.mtp_runtime_layers)}\.{layer}\..*$" for layer in layers]
+    return patterns
 
 
 def _mtp_root(name: str) -> str:

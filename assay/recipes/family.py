@@ -41,12 +41,18 @@ class MtpNames(Section):
     layers: str | None = None
     """What stands in front of the number of an MTP layer: `mtp.layers`, counted from 0. None: MTP layers follow the decoder
     layers and go on with their numbers."""
+    runtime_layers: str | None = None
+    """Of a block with `layers` of its own: what vLLM has in front of the number of an MTP layer, where it counts them on behind
+    the decoder layers. None: as in the checkpoint."""
     layer: dict[str, Form] = Field(default_factory=dict)
-    """More names behind the number of a layer, only inside MTP layers."""
+    """More names behind the number of a layer, only inside MTP layers; or names of `layer` that have another form there."""
     outside: dict[str, Form] = Field(default_factory=dict)
     """Whole names of the block outside its layers."""
+    experts: bool = True
+    """Whether an MTP layer has routed experts, as the decoder layers have. If not, `required` names all that it must have."""
     required: tuple[str, ...] = ()
-    """Without these the block is incomplete. Head and embedding of the block are none of them: vLLM shares the model's own."""
+    """Without these, in each layer or outside, the block is incomplete. Head and embedding are among them only where vLLM does
+    not share the model's own."""
 
 
 class FamilyBlock(Recipe):

@@ -88,7 +88,7 @@ class ModelRecipe(Recipe):
     profiles: tuple[str, ...] = ("cpu-emulated",)
     """Allowed profiles, best first; the first whose hardware is present is the default. Reference and candidates fit."""
     deployment_profiles: tuple[str, ...] = ()
-    """Profiles that the candidates fit and the reference does not: they can be served there, not compared."""
+    """Profiles that the candidates fit and the reference does not: there each is held against itself (`assay deployment`)."""
     sampling: Sampling | None = None
     """As the model's card says; tasks with `sampling: model` ask so. None: as the suite says."""
     serving: Serving = Serving()

@@ -90,7 +90,7 @@ def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str])
     return [
         name
         for name, place in at.items()
-        if name in names_of(family).mtp or (place is not None and place.root == root and place.layer >= first)
+        if names_of(family).is_beside_mtp_layers(name) or (place is not None and place.root == root and place.layer >= first)
     ]
 
 
@@ -124,7 +124,7 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
     root, first = _place(family, config)
     rests = _by_layer(names)
     stored = [layer for at, layer in rests if at == root and layer >= first]
-    beside = sorted(names_of(family).mtp.keys() & set(names))
+    beside = sorted(name for name in names if names_of(family).is_beside_mtp_layers(name))
     declared = declared_layers(config)
     # not declared, vLLM builds one layer for what lies beside the layers
     count = max(len(stored), int(bool(beside))) if declared is None else declared
@@ -145,19 +145,23 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
         else:
             yield MtpProblem(prefix, "is declared in config.json (MTP), but no shard holds any tensor of it", COMPLETE)
     if count:
-        required = names_of(family).mtp_required if names_of(family).mtp_layers else ()
-        yield from (_missing(name) for name in sorted(required) if name not in beside)
+        required = [name for name in names_of(family).mtp_required if name in names_of(family).mtp]
+        numbered = {name.replace("{layer}", str(layer)) for name in required for layer in range(first, first + count)}
+        yield from (_missing(name) for name in sorted(numbered) if name not in beside)
 
 
 def _problems_of_layer(
     family: str, config: Mapping[str, Any], prefix: str, have: set[str], rests: Mapping[tuple[str, int], set[str]]
 ) -> Iterator[MtpProblem]:
-    experts, names = num_experts(family, config), names_of(family)
-    layers = [found for (at, layer), found in rests.items() if at == names.layers and layer < num_hidden_layers(config)]
-    wanted = _like(have, layers, f"{names.experts}.0.")
-    wanted |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
-    if not names.mtp_layers:
-        wanted |= set(names.mtp_required)
+    names = names_of(family)
+    wanted = set(names.mtp_required) - names.mtp.keys()
+    # ERNIE-4.5's block has a dense MLP, though most layers of the model have experts
+    dense = not names.mtp_experts or any(form.part == "dense_mlp" and rest in have for rest, form in names.layer.items())
+    experts = 0 if dense else num_experts(family, config)
+    if names.mtp_experts:
+        layers = [found for (at, layer), found in rests.items() if at == names.layers and layer < num_hidden_layers(config)]
+        wanted |= _like(have, layers, f"{names.experts}.0.", dense=dense)
+        wanted |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
     for rest in sorted(wanted - have):
         yield _missing(f"{prefix}.{rest}")
     in_experts = f"{names.experts}."
@@ -167,10 +171,10 @@ def _problems_of_layer(
         yield MtpProblem(f"{prefix}.{names.experts}.{expert}", what, "correct the config")
 
 
-def _like(have: set[str], layers: Sequence[set[str]], expert_0: str) -> set[str]:
-    """What the decoder layer most like an MTP layer holds: with experts and full attention, with an indexer if it has any."""
-    moe = [rests for rests in layers if any(rest.startswith(expert_0) for rest in rests)]
-    full = [rests for rests in moe if any(rest.startswith("self_attn.") for rest in rests)]
+def _like(have: set[str], layers: Sequence[set[str]], expert_0: str, *, dense: bool) -> set[str]:
+    """What the decoder layer most like an MTP layer holds: experts unless `dense`, full attention, an indexer if it has any."""
+    kind = [rests for rests in layers if any(rest.startswith(expert_0) for rest in rests) != dense]
+    full = [rests for rests in kind if any(rest.startswith("self_attn.") for rest in rests)]
     alike = [rests for rests in full if _has_indexer(rests) == _has_indexer(have)] or full
     nearest: set[str] = min(alike, key=lambda rests: len(rests - have), default=set())
     return set(nearest)

@@ -22,14 +22,14 @@ def fused_members(family: str) -> Mapping[str, tuple[str, ...]]:
 
 @functools.cache
 def packed_modules(family: str) -> Mapping[str, tuple[str, ...]]:
-    """The fused modules that can be quantized: vLLM's `packed_modules_mapping`."""
-    return MappingProxyType(_fused(family, {"linear"}))
+    """The fused linears that get a quantization config: vLLM's `packed_modules_mapping`. Experts are none of them."""
+    return MappingProxyType(_fused(family, {"linear", "plain"}, experts=False))
 
 
-def _fused(family: str, kinds: set[str]) -> dict[str, tuple[str, ...]]:
+def _fused(family: str, kinds: set[str], *, experts: bool = True) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for name, form in names_of(family).layer.items():
-        if form.fused is not None and form.kind in kinds:
+        if form.fused is not None and form.kind in kinds and (experts or "{expert}" not in name):
             found.setdefault(form.fused, {})[name.split(".")[-2]] = None
     return {fused: tuple(members) for fused, members in found.items()}
 
@@ -57,7 +57,11 @@ def role_of(name: str) -> str | None:
 def _roles_outside() -> dict[str, str]:
     """Name of a module outside the layers, without what stands in front -> role."""
     roles = {"embed_tokens": "embedding", "norm": "norm", "lm_head": "lm_head", "logits_processor": "lm_head"}
-    return roles | {name.rpartition(".")[0]: "mtp" for names in map(names_of, family_names()) for name in names.mtp}
+    for names in map(names_of, family_names()):
+        theirs = {names.runtime_name(name.rpartition(".")[0]): form.part for name, form in names.outside.items()}
+        roles |= {module.rpartition(".")[2]: part for module, part in theirs.items()}
+        roles |= {name.rpartition(".")[0]: "mtp" for name in names.mtp}
+    return roles
 
 
 @functools.cache
@@ -68,14 +72,18 @@ def _roles_in_layer() -> dict[str, str]:
     for names in map(names_of, family_names()):
         # weights first: a router's bias has another role than the router
         for name, form in sorted(names.layer.items(), key=lambda item: not item[0].endswith(".weight")):
-            module = names.runtime_name(name.rpartition(".")[0])
-            parent = module.rpartition(".")[0].removesuffix(".{expert}")
-            roles.setdefault(module, form.part)
-            if form.fused is not None:
-                roles.setdefault(f"{parent}.{form.fused}", form.part)
-            if form.kind == "linear":
-                of_children.setdefault(parent, set()).add(form.part)
-        roles |= {name.rpartition(".")[0]: "mtp" for name in names.mtp_layer}
+            stored = name.rpartition(".")[0]
+            for module in (names.runtime_name(stored), stored):  # what vLLM calls one by another name may lie under this one
+                parent = module.rpartition(".")[0].removesuffix(".{expert}")
+                roles.setdefault(module, form.part)
+                if form.fused is not None:
+                    roles.setdefault(f"{parent}.{form.fused}", form.part)
+                if form.kind == "linear":
+                    of_children.setdefault(parent, set()).add(form.part)
+        # an MTP layer may hold a module of every layer in another form
+        roles |= {name.rpartition(".")[0]: "mtp" for name in names.mtp_layer if name not in names.layer}
+        if names.mtp_runtime_layers is not None:  # what lies beside the layers in the checkpoint lies in one of vLLM's
+            roles |= {name.partition(".{layer}.")[0].rpartition(".")[2]: "mtp" for name in names.mtp if ".{layer}." in name}
     for parent, parts in of_children.items():
         if len(parts) == 1:
             roles.setdefault(parent, *parts)

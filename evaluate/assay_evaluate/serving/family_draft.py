@@ -2,7 +2,7 @@
 
 What vLLM does with each tensor is read off the module that takes it (`assay_vllm.replay.describe`): whether it can be
 quantized, what it is fused with, what a rank holds. What a tensor is *for* vLLM does not say: roles are guessed by name, and
-marked so.
+marked so. Without headers the names are those that vLLM's loaders take for a config.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import json
 import re
 import subprocess
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
-from assay.recipes.families import split_layer, text_of
+from assay.recipes.families import split_layer, text_of, unquantized
 from assay.recipes.family import Form
 from assay.recipes.mtp import declared_layers
 from assay_evaluate.serving.gpus import GPUS
 from assay_evaluate.serving.replay import CUDA, PACKAGES
 from assay_evaluate.serving.server import find_interpreter
 
+Weights = Mapping[str, tuple[str, Sequence[int]]]
+"""Name -> (dtype, shape)."""
 _NUM_GPUS = 2
 _TIMEOUT_S = 900
 _EVERY_LINEAR = {
@@ -40,16 +42,16 @@ _EVERY_LINEAR = {
 _EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 
 _ROLES: tuple[tuple[str, str], ...] = (
-    (r"e_score_correction_bias|expert_bias", "router_bias"),
+    (r"e_score_correction_bias|expert_bias|router_bias", "router_bias"),
     (r"(^|\.|_)(\w*norm\w*|ln_\w+)\.(weight|bias)$", "norm"),
-    (r"(^|\.)lm_head\.|shared_head\.head", "lm_head"),
+    (r"(^|\.)lm_head\.|shared_head\.(head|output)", "lm_head"),
     (r"embed_tokens|embeddings|wte", "embedding"),
     (r"\.indexer\.", "indexer"),
     (r"eh_proj|^mtp\.fc|mtp_linear_proj|mtp.*input_proj", "mtp_projection"),
     (r"\.\{expert\}\.", "routed_expert"),
-    (r"shared_expert(s)?\.", "shared_expert"),
+    (r"shared?_expert(s)?\.", "shared_expert"),
     (r"shared_expert_gate|\.gate\.weight$|\.router\.", "router"),
-    (r"attn|attention", "attention"),
+    (r"attn|attention|mixer", "attention"),
     (r"mlp|feed_forward|ffn", "dense_mlp"),
 )
 """Pattern in a name -> role; the first that is found. A guess."""
@@ -71,69 +73,129 @@ class Draft:
     mtp_layers: str | None = None
     mtp_layer: dict[str, Form] = field(default_factory=dict)
     mtp: dict[str, Form] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    """Modules beside the language model that have layers of their own: vision towers."""
     untaken: tuple[str, ...] = ()
     """Forms of the checkpoint that no parameter of vLLM takes."""
+    doubts: tuple[str, ...] = ()
+    """What could not be told without headers, a sentence each; empty where there were some."""
 
 
-def draft_family(config: Mapping[str, Any], headers: Mapping[str, tuple[str, Sequence[int]]]) -> Draft:
-    """The draft for one checkpoint.
+@dataclass(frozen=True)
+class _Question:
+    """What vLLM is asked about one checkpoint. weights: None: there is only a config. draft: whether for an MTP block, too."""
 
-    config: its config.json. headers: name -> (dtype, shape); scales are left out, FP8 weights count as 16-bit ones.
-    AssayError: no serving environment, or vLLM does not load the checkpoint.
+    config: Mapping[str, Any]
+    weights: Weights | None
+    draft: bool
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return unquantized(self.config)
+
+    @property
+    def without_block(self) -> _Question | None:
+        """To be asked where vLLM builds nothing: a config alone may say nothing of an MTP block."""
+        is_guess = self.draft and self.weights is None and not declared_layers(self.config)
+        return replace(self, draft=False) if is_guess else None
+
+
+def draft_family(config: Mapping[str, Any], headers: Weights | None) -> Draft:
+    """The draft for one checkpoint, or for a config.json alone; as `draft_families`."""
+    return draft_families([(config, headers)])[0]
+
+
+def draft_families(checkpoints: Sequence[tuple[Mapping[str, Any], Weights | None]]) -> list[Draft]:
+    """Drafts, in the order of the checkpoints. One process answers for all: to import vLLM takes longer than most drafts.
+
+    A checkpoint is (its config.json, name -> (dtype, shape)); scales are left out, FP8 and INT4 weights count as 16-bit ones.
+    None: there is a config.json alone. AssayError: no serving environment, or vLLM does not load one of them.
     """
-    architecture = str((config.get("architectures") or [""])[0])
-    if not architecture:
+    questions = [_question(config, headers) for config, headers in checkpoints]
+    said = _run(questions)
+    guesses = {number: other for number, one in enumerate(questions) if (other := one.without_block) is not None}
+    again = [number for number in guesses if "target" not in said[number]["parts"]]
+    if again:
+        for number, answer in zip(again, _run([guesses[number] for number in again]), strict=True):
+            said[number] = answer
+    return [_draft_of(question, answer) for question, answer in zip(questions, said, strict=True)]
+
+
+def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
+    if not (config.get("architectures") or [""])[0]:
         raise AssayError("config.json names no architecture, so vLLM cannot tell its class; add `architectures`")
-    weights = {name: ("BF16" if dtype.startswith("F8") else dtype, shape) for name, (dtype, shape) in headers.items()}
-    weights = {name: header for name, header in weights.items() if not re.search(r"(_scale(_inv)?|activation_scale)$", name)}
-    said = _ask({key: value for key, value in config.items() if key != "quantization_config"}, weights)
-    return _draft(config, architecture, weights, said)
+    if headers is None:
+        return _Question(config, None, draft=True)
+    weights = {
+        name: ("BF16" if dtype.startswith("F8") or dtype == "INT4" else dtype, shape)
+        for name, (dtype, shape) in headers.items()
+        if not re.search(r"(_scale(_inv)?|activation_scale|\.weight_shape)$", name)
+    }
+    return _Question(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
+
+
+def _draft_of(question: _Question, said: Mapping[str, Any]) -> Draft:
+    if "target" not in said["parts"]:
+        why = "; ".join(one_line(str(finding["message"])) for finding in said["findings"])
+        raise AssayError(f"vLLM does not load this checkpoint, so nothing can be drafted: {shown(why, 800)}")
+    architecture = str(question.config["architectures"][0])
+    if question.weights is not None:
+        return _draft(question.config, architecture, question.weights, said)
+    named = [(name, one["ndim"]) for part in said["parts"].values() for name, one in part["tensors"].items()]
+    weights = {name: ("BF16", (1,) * ndim) for name, ndim in named}
+    doubts = _doubts(said, declared=bool(declared_layers(question.config)))
+    return replace(_draft(question.plain, architecture, weights, said), doubts=tuple(doubts))
+
+
+def _doubts(said: Mapping[str, Any], *, declared: bool) -> Iterator[str]:
+    yield (
+        "drafted from config.json alone, names are those that vLLM's loaders take; a checkpoint may lack some, store experts "
+        "in one tensor, or have others that vLLM skips"
+    )
+    if "draft" in said["parts"] and not declared:
+        yield "config.json does not say whether there is an MTP block; `mtp` is what vLLM would take of one"
+    for part, one in said["parts"].items():
+        yield from (f"no name was found for vLLM's {name} ({part})" for name in one["unknown"])
 
 
 # ------------------------------------------------------------------------------------------------ vLLM
-def _ask(config: Mapping[str, Any], weights: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any]:
-    """vLLM's answer about target and draft; without a draft where it knows none for this config."""
-    first = _run(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
-    if "target" not in first["parts"]:
-        why = "; ".join(one_line(str(finding["message"])) for finding in first["findings"])
-        raise AssayError(f"vLLM does not load this checkpoint, so nothing can be drafted: {shown(why, 800)}")
-    return first
-
-
-def _run(config: Mapping[str, Any], weights: Mapping[str, tuple[str, Sequence[int]]], *, draft: bool) -> dict[str, Any]:
+def _run(questions: Sequence[_Question]) -> list[dict[str, Any]]:
+    """vLLM's answer to each, about target and draft."""
     interpreter = find_interpreter(None)
     if interpreter is None:
         raise AssayError("no interpreter with vLLM (.venv-serve); run `make setup`")
     with tempfile.TemporaryDirectory(prefix="assay-family-") as temporary:
         folder = Path(temporary)
-        quantized = {**config, "quantization_config": _EVERY_LINEAR}
-        cells = [_cell(folder / name, of, weights, draft) for name, of in (("plain", config), ("quantized", quantized))]
+        cells = [
+            _cell(folder / f"{number}-{name}", config, one)
+            for number, one in enumerate(questions)
+            for name, config in (("plain", one.plain), ("quantized", {**one.plain, "quantization_config": _EVERY_LINEAR}))
+        ]
         request, answer = folder / "request.json", folder / "answer.json"
         request.write_text(json.dumps({"machine": _machine(), "cells": cells}), encoding="utf-8")
         words = [str(interpreter), "-m", "assay_vllm.replay.describe", str(request), str(answer)]
+        timeout_s = _TIMEOUT_S * len(questions)
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                                  timeout=_TIMEOUT_S, check=False, cwd=folder)  # fmt: skip
+                                  timeout=timeout_s, check=False, cwd=folder)  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise AssayError(f"vLLM's classes were not built after {_TIMEOUT_S} s; try again when less runs here") from None
+            raise AssayError(f"vLLM's classes were not built after {timeout_s} s; try again when less runs here") from None
         if done.returncode != 0:
             lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
             raise AssayError(f"{interpreter}: vLLM's classes could not be asked: {shown(lines[-1] if lines else '', 500)}")
-        said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-        return said
+        said = json.loads(answer.read_text(encoding="utf-8"))
+        return [{"vllm": said["vllm"], **one} for one in said["checkpoints"]]
 
 
-def _cell(
-    folder: Path, config: Mapping[str, Any], weights: Mapping[str, tuple[str, Sequence[int]]], draft: bool
-) -> dict[str, Any]:  # fmt: skip
-    """One checkpoint as the program reads it."""
+def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[str, Any]:
+    """One checkpoint as the program reads it. config: with or without quantization."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (headers := folder / "headers.json").write_text(json.dumps({"model.safetensors": weights}), encoding="utf-8")
-    return {
-        "name": folder.name, "folder": str(folder), "arguments": _arguments(folder, draft), "schemes": None,
-        "headers": str(headers),
-    }  # fmt: skip
+    cell = {"name": folder.name, "folder": str(folder), "arguments": _arguments(folder, question.draft), "schemes": None}
+    if question.weights is None:
+        return cell
+    (headers := folder / "headers.json").write_text(json.dumps({"model.safetensors": question.weights}), encoding="utf-8")
+    return {**cell, "headers": str(headers)}
 
 
 def _machine() -> dict[str, Any]:
@@ -154,12 +216,10 @@ def _arguments(folder: Path, draft: bool) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the draft
-def _draft(
-    config: Mapping[str, Any], architecture: str, weights: Mapping[str, tuple[str, Sequence[int]]], said: Mapping[str, Any]
-) -> Draft:
+def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, said: Mapping[str, Any]) -> Draft:
     target, block = (said["parts"].get(part, {"tensors": {}})["tensors"] for part in ("target", "draft"))
     num_layers = int(text_of(config).get("num_hidden_layers") or 0)
-    root = _root_of_layers(target)
+    root = str(_root_of_layers({name: one for name, one in target.items() if ".experts." in name} or target))
     made = Draft(
         name=str(config.get("model_type") or architecture),
         architecture=architecture,
@@ -169,8 +229,9 @@ def _draft(
         num_experts=tuple(key for key in _EXPERT_KEYS if text_of(config).get(key)),
     )
     untaken: dict[str, None] = {}
-    together = {of is target: Counter((one["module"], one["parameter"]) for one in of.values()) for of in (block, target)}
-    own_root = None
+    together = {of is target: _taken_together(of) for of in (block, target)}
+    own_root = _root_of_layers({name: one for name, one in block.items() if name not in target}, default=None)
+    own_root = None if own_root == root else own_root
     for name, (_, shape) in weights.items():
         part = target if name in target else block
         where, at = part.get(name), split_layer(name)
@@ -179,25 +240,48 @@ def _draft(
             untaken[key] = None
             continue
         inside = name not in target or (at is not None and at.root == root and at.layer >= num_layers)
-        form = _form(key, where, shape, alike=together[part is target][where["module"], where["parameter"]])
+        form = _form(key, where, shape, alike=len(together[part is target][where["module"], where["parameter"]]))
         if at is None:
             (made.mtp if inside else made.outside).setdefault(name, form)
         elif at.root == root and not inside:
             made.layer.setdefault(_numberless(at.rest), form)
-        elif inside:
-            own_root = own_root if at.root == root else at.root
+        elif inside and at.root in (root, own_root):
             made.mtp_layer.setdefault(_numberless(at.rest), form)
+        elif inside:
+            made.mtp.setdefault(key, form)
         else:
             made.outside.setdefault(name, form)
     for shared in made.layer.keys() & made.mtp_layer.keys():
-        del made.mtp_layer[shared]
-    return Draft(**{**vars(made), "mtp_layers": own_root, "untaken": tuple(untaken)})
+        if made.mtp_layer[shared] == made.layer[shared]:
+            del made.mtp_layer[shared]
+    kept = tuple(dict.fromkeys(_apart(name, root) for name in made.outside if split_layer(name) is not None))
+    outside = {name: form for name, form in made.outside.items() if not name.startswith(tuple(f"{one}." for one in kept))}
+    # of several MTP layers vLLM may take the first alone
+    taken = {f"{own_root}.{{layer}}.{rest}" for rest in {**made.layer, **made.mtp_layer}}
+    left = tuple(form for form in untaken if form not in taken)
+    return Draft(**{**vars(made), "outside": outside, "mtp_layers": own_root, "kept": kept, "untaken": left})
 
 
-def _root_of_layers(target: Mapping[str, Any]) -> str:
+def _taken_together(tensors: Mapping[str, Any]) -> dict[tuple[str, str], set[str]]:
+    """Parameter of vLLM -> the names that it takes, behind the layer's number; of experts without theirs."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for name, where in tensors.items():
+        at = split_layer(name)
+        found[where["module"], where["parameter"]].add(name if at is None else _numberless(at.rest))
+    return found
+
+
+def _apart(name: str, root: str) -> str:
+    """`model.visual` of `model.visual.blocks.0.norm1.weight`: up to the first component that `root` has not."""
+    parts, others = name.split("."), root.split(".")
+    same = next((i for i, (part, other) in enumerate(zip(parts, others, strict=False)) if part != other), len(others))
+    return ".".join(parts[: same + 1])
+
+
+def _root_of_layers(tensors: Mapping[str, Any], default: str | None = "model.layers") -> str | None:
     """The root that most of the tensors lie under."""
-    roots = [at.root for at in map(split_layer, target) if at is not None]
-    return max(set(roots), key=roots.count, default="model.layers")
+    roots = [at.root for at in map(split_layer, tensors) if at is not None]
+    return max(dict.fromkeys(roots), key=roots.count, default=default)
 
 
 def _numberless(rest: str) -> str:
@@ -205,10 +289,11 @@ def _numberless(rest: str) -> str:
 
 
 def _form(key: str, where: Mapping[str, Any], shape: Sequence[int], alike: int) -> Form:
-    """What vLLM does with one weight, by the module that takes it. alike: how many tensors its parameter takes."""
-    role = next((role for pattern, role in _ROLES if re.search(pattern, key)), "other")
+    """What vLLM does with one weight, by the module that takes it. alike: how many names its parameter takes."""
+    said = key.replace(".{layer}.weight", ".weight")
+    role = next((role for pattern, role in _ROLES if re.search(pattern, said)), "other")
     classes = set(where["classes"])
-    if len(shape) < 2:
+    if len(shape) < 2 or not key.endswith("weight"):
         return Form.model_validate({"role": role})
     quantizable = where["method"] is not None and not where["method"].startswith("Unquantized")
     embedding = bool(classes & {"VocabParallelEmbedding", "ParallelLMHead"})
@@ -233,7 +318,7 @@ def _split(key: str, where: Mapping[str, Any], classes: set[str]) -> str:
 def _fused(key: str, where: Mapping[str, Any], alike: int) -> str | None:
     """Last component of the module that takes other weights as well; of experts the name that vLLM has for gate and up."""
     if "{expert}" in key:
-        return "gate_up_proj" if where["parameter"].startswith("w13") else None
+        return "gate_up_proj" if alike > 1 and where["parameter"].startswith("w13") else None
     return str(where["module"]).rpartition(".")[2] if alike > 1 and "LinearBase" in where["classes"] else None
 
 
@@ -244,6 +329,7 @@ def as_yaml(draft: Draft, source: str) -> str:
         f"# Draft, made by `assay family` from {one_line(source)} and the classes of vLLM {draft.vllm}:",
         *(f"#   {part}: {model_class}" for part, model_class in draft.classes.items()),
         "# Review every role (guessed by name) and what a comment asks for; kind, split and fused are vLLM's own.",
+        *(f"# Not known without headers: {one_line(doubt)}." for doubt in draft.doubts),
         "schema: 1",
         f"name: {draft.name}",
         f"description: {draft.architecture}.",
@@ -251,6 +337,7 @@ def as_yaml(draft: Draft, source: str) -> str:
         "reasoning_parser: CHOOSE  # vLLM's name for it",
         f"num_experts: [{', '.join(draft.num_experts)}]",
         *([] if draft.layers == "model.layers" else [f"layers: {draft.layers}"]),
+        *([f"kept: [{', '.join(map(one_line, draft.kept))}]"] if draft.kept else []),
         *_section("outside", draft.outside, ""),
         *_section("layer", draft.layer, ""),
     ]
@@ -258,7 +345,7 @@ def as_yaml(draft: Draft, source: str) -> str:
         lines += ["mtp:", *([f"  layers: {draft.mtp_layers}"] if draft.mtp_layers else [])]
         lines += [*_section("layer", draft.mtp_layer, "  "), *_section("outside", draft.mtp, "  ")]
         needed = [n for n, f in {**draft.mtp, **draft.mtp_layer}.items() if f.part not in ("embedding", "lm_head")]
-        lines += [f"  required: [{', '.join(needed)}]"]
+        lines += [f"  required: {json.dumps(needed)}"]
     lines += [f"# not taken by vLLM: {one_line(name)}" for name in draft.untaken]
     return "\n".join(lines) + "\n"
 

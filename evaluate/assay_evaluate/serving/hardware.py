@@ -142,3 +142,15 @@ def _cpu_name() -> str:
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def usable_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Of this machine, or of the container that this process is in."""
+    limits = [_memory_bytes()]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (cgroup / name).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        limits += [int(text)] if text.isdecimal() else []  # `max`: none
+    return min(limits)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ServeError
+from assay.recipes.families import quantization_of
 from assay.recipes.model import Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
@@ -216,7 +217,8 @@ def _kv_cache_flags(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+    declared = quantization_of(config)
+    return declared if isinstance(declared, dict) else {}
 
 
 def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

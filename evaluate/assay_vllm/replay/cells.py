@@ -27,7 +27,7 @@ from assay_vllm.replay import stand_ins
 from assay_vllm.replay.findings import Finding, finding_of, merged
 from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restricted, stored_shards
 from assay_vllm.replay.loading import ReplayLoader
-from assay_vllm.replay.modules import Row, check_modules, disagreement_of, stored_schemes, unused_tensors
+from assay_vllm.replay.modules import Row, check_modules, cut_scales, disagreement_of, stored_schemes, unused_tensors
 from assay_vllm.replay.ranks import Rank, become, ranks_of, unknown_parallelism
 from assay_vllm.replay.request import Cell
 
@@ -113,7 +113,8 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
     parts = [Part("target")] + ([Part("draft")] if drafts_itself(config) else [])
     read = {part.part: shards for part in parts}
     whole: list[Part] = []
-    taken: set[str] = set()
+    taken: dict[str, set[str]] = {part.part: set() for part in parts}
+    cut: dict[str, list[Finding]] = {}  # of each part; ranks that hold the same layers hold parts of the same size
     for rank in ranks_of(config.parallel_config):
         become(rank, config.parallel_config)
         config.compilation_config.static_forward_context.clear()
@@ -121,7 +122,10 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
         for part in parts:
             part.num_ranks += 1
             loaded = load_part(config, part, rank, read[part.part], schemes)
-            taken.update(() if loaded is None else loaded.taken)
+            taken[part.part].update(() if loaded is None else loaded.taken)
+            if loaded is not None and (rank.number == 0 or config.parallel_config.pipeline_parallel_size > 1):
+                cut[part.part] = cut_scales(loaded.model, loaded.taken, shards)
+            part.findings += [(rank.number, finding) for finding in cut.get(part.part, ())]
             if rank.number > 0:
                 continue
             if loaded is not None:
@@ -134,7 +138,9 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
     if len(whole) == len(parts):
         every_rank_read = {layer for part in parts for layer in part.layers or ()}
         apart = config.parallel_config.enable_expert_parallel and every_rank_read  # then no rank takes all experts of a layer
-        findings += unused_tensors(restricted(shards, every_rank_read) if apart else shards, taken, drafts=len(parts) > 1)
+        findings += unused_tensors(
+            restricted(shards, every_rank_read) if apart else shards, taken["target"], taken.get("draft")
+        )
     return parts
 
 

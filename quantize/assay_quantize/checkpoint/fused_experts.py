@@ -1,7 +1,8 @@
-"""Experts stored as one 3-D tensor per layer, read as the 2-D weights of single experts: byte ranges, nothing is moved.
+"""Experts stored as 3-D tensors of a layer, read as the 2-D weights of single experts: byte ranges, nothing is moved.
 
-transformers 5 keeps `mlp.experts.gate_up_proj` [E, 2I, H], gate above up, and `mlp.experts.down_proj` [E, H, I]. vLLM loads
-the names of single experts for every family, so that is what a plan sees and what is written.
+transformers 5 keeps `mlp.experts.gate_up_proj` [E, 2I, H], gate above up, and `mlp.experts.down_proj` [E, H, I].
+Step-3.5-Flash keeps `moe.gate_proj.weight` and `moe.up_proj.weight` [E, I, H], and `moe.down_proj.weight` [E, H, I]. vLLM
+loads the names of single experts for every family, so that is what a plan sees and what is written.
 """
 
 from __future__ import annotations
@@ -18,16 +19,29 @@ if TYPE_CHECKING:
     from assay_quantize.checkpoint.headers import TensorHeader
 
 _FUSED = re.compile(r"(?P<experts>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)(?P<rest>(\.weight)?|(\.weight|_)?_?scale\w*)")
+_STACKED = re.compile(r"(?P<moe>.+\.moe)\.(?P<leaf>gate_proj|up_proj|down_proj)(?P<rest>\.weight(_scale\w*)?)")
 FUSED_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Fused parameter of transformers -> the weights of single experts in it, from the first row on."""
+_PARTS = {**FUSED_PARTS, "gate_proj": ("gate_proj",), "up_proj": ("up_proj",)}
 
 HOW_TO_SPLIT = "save the model again with one tensor per expert"
 
 
 class _Fused(NamedTuple):
+    """weight: the 3-D weight itself, of which this tensor is a part or the scales. experts: what its experts are called."""
+
     experts: str
     leaf: str
     rest: str
+    weight: str
+
+
+def _fused(name: str) -> _Fused | None:
+    if found := _FUSED.fullmatch(name):
+        return _Fused(found["experts"], found["leaf"], found["rest"], f"{found['experts']}.{found['leaf']}")
+    if found := _STACKED.fullmatch(name):
+        return _Fused(f"{found['moe']}.experts", found["leaf"], found["rest"], f"{found['moe']}.{found['leaf']}")
+    return None
 
 
 def split_experts(
@@ -37,7 +51,7 @@ def split_experts(
 
     Raises CheckpointError: a transposed layout ([E, H, 2I]), shapes that do not fit config.json, a name that is there twice.
     """
-    fused = {name: _Fused(*found.group("experts", "leaf", "rest")) for name in tensors if (found := _FUSED.fullmatch(name))}
+    fused = {name: found for name in tensors if (found := _fused(name))}
     if not fused:
         return dict(tensors), ()
     made: dict[str, TensorHeader] = {}
@@ -54,14 +68,15 @@ def split_experts(
 def _split(
     location: str, config: Mapping[str, Any], header: TensorHeader, fused: _Fused, tensors: Mapping[str, TensorHeader]
 ) -> Iterator[TensorHeader]:
-    weight = tensors.get(f"{fused.experts}.{fused.leaf}") or tensors.get(f"{fused.experts}.{fused.leaf}.weight")
+    weight = tensors.get(fused.weight) or tensors.get(f"{fused.weight}.weight")
     if weight is None:
-        raise CheckpointError(f"{location}: {header.name} has no {fused.experts}.{fused.leaf}; complete the download")
+        raise CheckpointError(f"{location}: {header.name} has no {fused.weight}; complete the download")
+    parts = _PARTS[fused.leaf]
     if header is weight:
         _check_layout(location, config, weight, fused.leaf)
-        leaf, parts = "weight", FUSED_PARTS[fused.leaf]
+        leaf = "weight"
     else:
-        leaf, parts = _check_scales(location, config, header, weight, fused), FUSED_PARTS[fused.leaf]
+        leaf = _check_scales(location, config, header, weight, fused)
     experts, rows = header.shape[0], header.shape[1]
     bytes_each = header.num_bytes // experts
     shared = rows == 1  # one scale of both halves
@@ -81,7 +96,7 @@ def _check_layout(location: str, config: Mapping[str, Any], weight: TensorHeader
         raise CheckpointError(
             f"{location}: config.json: hidden_size and moe_intermediate_size are needed to read {weight.name}; add them"
         )
-    wanted = (2 * intermediate, hidden) if leaf == "gate_up_proj" else (hidden, intermediate)
+    wanted = (hidden, intermediate) if leaf == "down_proj" else (len(_PARTS[leaf]) * intermediate, hidden)
     if len(weight.shape) == 3 and weight.shape[1:] == wanted:
         return
     if len(weight.shape) == 3 and weight.shape[1:] == wanted[::-1]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
+from assay.recipes.families import quantization_of
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.headers import TensorHeader
@@ -69,7 +70,7 @@ class Companions(NamedTuple):
 # ------------------------------------------------------------------------------------------------ config.json
 def declared_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What config.json says about a quantized source; None: nothing."""
-    declared = config.get("quantization_config")
+    declared = quantization_of(config)
     return declared if isinstance(declared, dict) else None
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from assay.errors import PlanError
+from assay.recipes.families import names_of, unquantized
 from assay.recipes.mtp import declaring_none
 from assay.records.plan import Plan
 from assay_quantize.formats.schemes import SCHEMES, Scheme
@@ -50,7 +51,7 @@ def quantization_config(plan: Plan) -> dict[str, Any]:
     One group for each scheme (`targets.py`); everything unquantized is in `ignore`, as patterns that vLLM matches at run time.
     Raises PlanError when nothing is quantized.
     """
-    targets = targets_by_scheme(plan.tensors)
+    targets = targets_by_scheme(plan.tensors, names_of(plan.family).runtime_namer(plan.config))
     if not targets:
         raise PlanError(f"precision {plan.precision}: nothing in {plan.source} is quantized; name roles under `quantize`")
     formats = {SCHEMES[scheme].format for scheme in targets}
@@ -108,7 +109,7 @@ def _weights(row: Scheme) -> dict[str, Any]:
 
 def config_json(plan: Plan) -> dict[str, Any]:
     """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if they were dropped."""
-    config = {key: value for key, value in plan.config.items() if key != "quantization_config"}
+    config = unquantized(plan.config)
     if plan.drops_mtp:
         config = declaring_none(config)
     config["quantization_config"] = quantization_config(plan)

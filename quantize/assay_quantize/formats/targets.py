@@ -1,25 +1,28 @@
 """Which scheme a module has, said as patterns: the targets of `config_groups`, and what `ignore` adds for single layers.
 
 vLLM takes the first target that matches, compressed-tensors merges all that do; so the patterns of two schemes never match the
-same module. Each is escaped and closed with `$`, because both match by `re.match`.
+same module. Each is escaped and closed with `$`, because both match by `re.match`. Where vLLM calls a module otherwise than the
+checkpoint (`rename`), there are patterns for both names.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from assay.recipes.families import split_layer
+from assay.recipes.families import asked_of_vllm, split_layer
 from assay.records.plan import TensorPlan
 
+Rename = Callable[[str], str]
+"""A module of the checkpoint -> what vLLM calls it (`FamilyNames.runtime_namer`)."""
 Place = tuple[str, int]
 """What stands in front of a layer's number, and the number: ("model.layers", 3)."""
 
 
-def targets_by_scheme(tensors: Sequence[TensorPlan]) -> dict[str, tuple[str, ...]]:
+def targets_by_scheme(tensors: Sequence[TensorPlan], rename: Rename = str) -> dict[str, tuple[str, ...]]:
     """Scheme -> targets of its config group, in the order of the schemes' names; `Linear` where there is one scheme only."""
-    places = _places(tensor for tensor in tensors if tensor.scheme is not None)
+    places = _places((tensor for tensor in tensors if tensor.scheme is not None), rename)
     schemes = sorted({scheme for found in places.values() for scheme in found if scheme is not None})
     if len(schemes) < 2:
         return dict.fromkeys(schemes, ("Linear",))
@@ -27,21 +30,22 @@ def targets_by_scheme(tensors: Sequence[TensorPlan]) -> dict[str, tuple[str, ...
     return {scheme: tuple(_patterns(found, scheme)) for scheme, found in of.items()}
 
 
-def kept_in_some_layers(tensors: Iterable[TensorPlan]) -> tuple[str, ...]:
+def kept_in_some_layers(tensors: Iterable[TensorPlan], rename: Rename = str) -> tuple[str, ...]:
     """Patterns for `ignore`: weights that are kept in some layers and quantized in others; the MTP block has its own."""
     of_layers = (t for t in tensors if t.role != "mtp" and t.action != "drop" and t.name.endswith(".weight"))
-    places = _places(t for t in of_layers if len(t.shape) == 2)
+    places = _places((t for t in of_layers if len(t.shape) == 2), rename)
     return tuple(_patterns({name: found for name, found in places.items() if len(found) > 1 and None in found}, None))
 
 
-def _places(tensors: Iterable[TensorPlan]) -> dict[str, dict[str | None, set[Place]]]:
+def _places(tensors: Iterable[TensorPlan], rename: Rename) -> dict[str, dict[str | None, set[Place]]]:
     """Name of a module inside its layer, an expert's number as `{expert}` -> scheme -> the layers where it has that."""
     places: dict[str, dict[str | None, set[Place]]] = defaultdict(lambda: defaultdict(set))
     for tensor in tensors:
-        at = split_layer(tensor.name)
-        if at is not None:
-            name = re.sub(r"\.experts\.\d+\.", ".experts.{expert}.", at.rest.removesuffix(".weight"))
-            places[name][tensor.scheme].add((at.root, at.layer))
+        stored = tensor.name.removesuffix(".weight")
+        for at in map(split_layer, (stored, rename(stored))):
+            if at is not None:
+                name = re.sub(r"\.experts\.\d+\.", ".experts.{expert}.", at.rest)
+                places[name][tensor.scheme].add((at.root, at.layer))
     return places
 
 
@@ -52,7 +56,10 @@ def _patterns(places: Mapping[str, Mapping[str | None, set[Place]]], scheme: str
         parent, _, leaf = name.rpartition(".")
         for where in [r".*\."] if len(found) == 1 else _layers(found[scheme]):
             leaves[where, parent].append(leaf)
-    return sorted(f"re:{where}{_escaped(parent)}\\.{_one_of(sorted(names))}$" for (where, parent), names in leaves.items())
+    return sorted(
+        f"re:{where}{_escaped(parent)}\\.{_one_of(asked_of_vllm(parent, sorted(names)))}$"
+        for (where, parent), names in leaves.items()
+    )
 
 
 def _layers(places: set[Place]) -> list[str]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from assay.recipes.families import FamilyNames, form_of, names_of, text_of
+from assay.recipes.families import FamilyNames, asked_of_vllm, form_of, names_of, text_of
 from assay.recipes.family import Form
 from assay.recipes.runtime_names import packed_modules
 
@@ -61,12 +61,13 @@ def runtime_modules(family: str, modules: Iterable[str], config: Mapping[str, An
     config: the model's config.json (MLA fuses q_a and kv_a only when `q_lora_rank` is set).
     """
     fused, names = set(packed_modules(family)), names_of(family)
+    rename = names.runtime_namer(config)
     if text_of(config).get("q_lora_rank") is None:
         fused.discard("fused_qkv_a_proj")
     members: dict[tuple[str, ModuleKind], list[str]] = {}
     for module in modules:
         form = form_of(family, f"{module}.weight", config)
-        members.setdefault(_runtime_name(names.runtime_name(module), form, fused), []).append(module)
+        members.setdefault(_runtime_name(rename(module), form, fused), []).append(module)
     return tuple(
         RuntimeModule(name, kind, _judged_by(names, name, kind), tuple(parts)) for (name, kind), parts in members.items()
     )
@@ -88,7 +89,7 @@ def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str,
 
 def _judged_by(names: FamilyNames, name: str, kind: ModuleKind) -> tuple[str, ...]:
     if kind == "experts":
-        return tuple(f"{name}.0.{projection}" for projection in names.projections)
+        return tuple(f"{name}.0.{leaf}" for leaf in asked_of_vllm("experts.{expert}", names.projections))
     return (name,)
 
 
@@ -103,12 +104,10 @@ def group_of(
     """
     if module.kind == "plain":
         return None
-    verdicts = {is_ignored(name, ignore, fused) for name in module.judged_by}
-    if len(verdicts) > 1:
+    ignored = {name: is_ignored(name, ignore, fused) for name in module.judged_by}
+    groups = {name: None if ignored[name] else _group_of_name(name, module.kind, targets, fused) for name in module.judged_by}
+    if len(set(groups.values())) > 1 and any(ignored.values()):
         raise MixedSchemes(f"the ignore list covers only some projections of {module.name}; vLLM refuses to start")
-    if verdicts.pop():
-        return None
-    groups = {name: _group_of_name(name, module.kind, targets, fused) for name in module.judged_by}
     if len(set(groups.values())) > 1:
         said = ", ".join(f"{name} by {group}" for name, group in groups.items())
         raise MixedSchemes(

@@ -43,7 +43,7 @@ class Fit:
     weight_bytes: int
     kv_bytes_per_token: int
     splits: bool
-    """Whether groups and blocks end where a rank's part ends (`parallel.py`)."""
+    """Whether every rank has whole heads, groups and blocks (`parallel.py`)."""
 
     @property
     def free_bytes(self) -> int:
@@ -74,7 +74,7 @@ def fit_on(model: StoredModel, profile: ProfileRecipe) -> Fit:
 
 
 def _split(model: StoredModel, ranks: Ranks) -> tuple[int, bool]:
-    """(bytes of weights on one rank, whether groups and blocks end where its part ends)."""
+    """(bytes of weights on one rank, whether it has whole heads, groups and blocks)."""
     return rank_bytes(model, ranks), not misfits(model, ranks)
 
 
@@ -104,7 +104,7 @@ def _rank_bytes(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int:
     if form.split == "whole" or not weight.shape:
         return weight.num_bytes
     if form.split == "kv_rows":
-        rows = max(weight.shape[0] / ranks.tensor_parallel, head_dim(model.config))
+        rows = max(weight.shape[0] / ranks.tensor_parallel, head_dim(model.config, weight.name))
         return math.ceil(weight.num_bytes * rows / weight.shape[0])
     return math.ceil(weight.num_bytes / ranks.tensor_parallel)  # experts too: whole ones, or a part of each
 
@@ -114,20 +114,21 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
 
     Latent attention (MLA) keeps `kv_lora_rank + qk_rope_head_dim` values per layer on *every* rank; with an indexer and FP8
     it is vLLM's `fp8_ds_mla`: FP8 latents, an F32 scale per 128 of them, BF16 rope (656 bytes at 512 + 64). The indexer keeps
-    one FP8 key with its F32 scale (`DeepseekV32IndexerCache`: 132 bytes at 128). Grouped-query attention keeps 2 x heads x
-    head_dim, heads split over the ranks and repeated once there are more ranks than heads. Linear attention keeps a state
-    per sequence and nothing per token.
+    one FP8 key with its F32 scale (`DeepseekV32IndexerCache`: 132 bytes at 128). Grouped-query attention keeps what `k_proj`
+    and `v_proj` make, heads split over the ranks and repeated once there are more ranks than heads; layers with a sliding
+    window are counted like the others. Linear attention and Mamba keep a state per sequence and nothing per token.
     """
     config = text_of(model.config)
-    attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
     indexers = [one for one in model.weights if one.name.endswith(".self_attn.indexer.wk.weight")]
     if config.get("kv_lora_rank"):
+        attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
         latent, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
         sparse_fp8 = bool(indexers) and value_bytes == 1
         per_layer = latent + latent // 128 * 4 + 2 * rope if sparse_fp8 else (latent + rope) * value_bytes
         return len(attending) * per_layer + sum(one.shape[0] + 4 for one in indexers)
-    heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
-    return len(attending) * 2 * math.ceil(heads / ranks) * head_dim(config) * value_bytes
+    of_heads = [one for one in model.weights if one.name.endswith((".k_proj.weight", ".v_proj.weight"))]
+    heads = ((one.shape[0], head_dim(config, one.name)) for one in of_heads)
+    return sum(math.ceil(rows / width / ranks) * width for rows, width in heads) * value_bytes
 
 
 def check_served(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:

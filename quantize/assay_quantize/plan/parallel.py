@@ -1,8 +1,10 @@
-"""Can tensor parallelism split this checkpoint? Groups and blocks that share a scale must end where a rank's part ends.
+"""Can tensor parallelism split this checkpoint? Every rank needs whole heads, and groups and blocks that share a scale must end
+where a rank's part ends.
 
-vLLM raises otherwise, rank by rank and after the weights were moved: `verify_group_size_divides_partition` and
+vLLM 0.32 raises otherwise, of heads at start (`ModelConfig.verify_with_parallel_config`; key-value heads: the attention
+classes), of groups and blocks rank by rank and after the weights were moved: `verify_group_size_divides_partition` and
 `validate_fp8_block_shape` (linears), `CompressedTensorsWNA16MoEMethod.create_weights` and `validate_fp8_block_shape_moe`
-(experts), all of vLLM 0.32. Here it is arithmetic over names and shapes, before the first byte. What a rank holds of each
+(experts). Here it is arithmetic over names and shapes, before the first byte. What a rank holds of each
 weight stands in the family's table (`Form.split`). Kernels have rules of their own, which are not known here.
 """
 
@@ -14,13 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import form_of, text_of
+from assay.recipes.families import count_of, form_of, text_of
 from assay.recipes.family import Form
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.plan.stored import StoredModel, StoredWeight
 
 GROUPS = {128: "w4a16", 64: "w4a16-g64", 32: "w4a16-g32", 16: "nvfp4a16"}
 """Group size -> the shipped precision that has it."""
+_HEADS = {
+    "num_attention_heads": ("attention heads", False),
+    "num_key_value_heads": ("key-value heads", True),
+    "linear_num_key_heads": ("key heads of linear attention", False),
+    "linear_num_value_heads": ("value heads of linear attention", False),
+}
+"""Key of config.json -> what it counts, and whether vLLM repeats these heads once there are more ranks."""
 REFINED = 32
 """The smallest block to which vLLM refines the FP8 blocks of experts (`refine_fp8_moe_block_shape`)."""
 
@@ -52,12 +61,30 @@ class Misfit(NamedTuple):
     works_at: int | None
 
     @property
+    def short(self) -> str:
+        return f"{self.role} {self.projection}"
+
+    @property
     def sentence(self) -> str:
         more = f" and {self.num_weights - 1:,} more" if self.num_weights > 1 else ""
         return (
-            f"{self.role} {self.projection}: {self.width:g} {self.side} on each of {self.ranks} ranks are not a multiple of "
+            f"{self.short}: {self.width:g} {self.side} on each of {self.ranks} ranks are not a multiple of "
             f"{self.unit}, the {'block' if self.blocks else 'group'} that shares a scale ({self.first}{more})"
         )
+
+
+class UnevenHeads(NamedTuple):
+    """Heads that the ranks cannot share. short: of which kind. key: of config.json. works_at: as in `Misfit`."""
+
+    short: str
+    key: str
+    num_heads: int
+    ranks: int
+    works_at: int | None
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.num_heads} {self.short} ({self.key}) cannot be shared by {self.ranks} ranks"
 
 
 def ranks_of(profile: ProfileRecipe) -> Ranks:
@@ -65,8 +92,27 @@ def ranks_of(profile: ProfileRecipe) -> Ranks:
     return Ranks(int(profile.flags.get("tensor-parallel-size") or 1), bool(profile.flags.get("enable-expert-parallel")))
 
 
-def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit]:
-    """What vLLM would refuse, one entry per role, projection and width; empty: it can be split."""
+def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit | UnevenHeads]:
+    """What vLLM would refuse: heads, then one entry per role, projection and width; empty: it can be split."""
+    return [*uneven_heads(model.config, ranks), *_misfitting(model, ranks)]
+
+
+def uneven_heads(config: Mapping[str, Any], ranks: Ranks) -> list[UnevenHeads]:
+    """Attention heads must be divided by the ranks; key-value heads must be, or divide them, and are repeated then.
+
+    Latent attention (MLA) keeps no heads in its cache, and ignores their number.
+    """
+    text, wrong = text_of(config), []
+    for key, (kind, may_repeat) in _HEADS.items():
+        heads = 0 if may_repeat and text.get("kv_lora_rank") else count_of(key, text.get(key))
+        fitting = [n for n in range(ranks.tensor_parallel, 0, -1) if heads % n == 0 or (may_repeat and n % heads == 0)]
+        if ranks.tensor_parallel not in fitting:
+            works_at = next((n for n in fitting if ranks.tensor_parallel % n == 0), None)
+            wrong.append(UnevenHeads(kind, key, heads, ranks.tensor_parallel, works_at))
+    return wrong
+
+
+def _misfitting(model: StoredModel, ranks: Ranks) -> list[Misfit]:
     found: dict[tuple[str, str, str, float, int], list[StoredWeight]] = defaultdict(list)
     for weight in model.weights:
         if len(weight.shape) != 2 or not weight.name.endswith(".weight"):
@@ -91,25 +137,32 @@ def check_parallel(model: StoredModel, profile: ProfileRecipe) -> None:
     raise PlanError(f"{model.what} cannot be served on profile {profile.name}: {sentence(found)}; {remedy(found)}")
 
 
-def sentence(found: Sequence[Misfit]) -> str:
+def sentence(found: Sequence[Misfit | UnevenHeads]) -> str:
     """The first in full, and what else."""
-    others = [f"{one.role} {one.projection}" for one in found[1:]]
+    others = [one.short for one in found[1:]]
     also = f"; so {'are' if len(others) > 1 else 'is'} {', '.join(others)}" if others else ""
     return f"{found[0].sentence}{also}"
 
 
-def remedy(found: Sequence[Misfit]) -> str:
-    """Which precision or tensor parallelism would fit all of them."""
-    ways = []
-    if any(one.blocks for one in found):
-        ways.append("one scale per row (fp8-channel)")
-    elif all(one.width == int(one.width) for one in found):
-        common = math.gcd(*(int(one.width) for one in found))
-        smaller = [f"{group} ({name})" for group, name in GROUPS.items() if common % group == 0]
-        ways.append(f"a group size of {' or '.join(smaller)}" if smaller else "one scale per row (w4a16-channel)")
+def remedy(found: Sequence[Misfit | UnevenHeads]) -> str:
+    """Which precision or tensor parallelism would fit all of them; no precision changes the number of heads."""
+    weights = [one for one in found if isinstance(one, Misfit)]
+    scales = _other_scales(weights) if len(weights) == len(found) else None
+    ways = [] if scales is None else [scales]
     if all(one.works_at is not None for one in found):
         ways.append(f"a profile with tensor-parallel-size {min(one.works_at or 1 for one in found)}")
     return f"what fits: {', or '.join(ways)}" if ways else "keep the role in 16 bits"
+
+
+def _other_scales(found: Sequence[Misfit]) -> str | None:
+    """Groups or blocks that would fit; None: no group ends in the middle of a column."""
+    if any(one.blocks for one in found):
+        return "one scale per row (fp8-channel)"
+    if any(one.width != int(one.width) for one in found):
+        return None
+    common = math.gcd(*(int(one.width) for one in found))
+    smaller = [f"{group} ({name})" for group, name in GROUPS.items() if common % group == 0]
+    return f"a group size of {' or '.join(smaller)}" if smaller else "one scale per row (w4a16-channel)"
 
 
 def _works_at(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int | None:
@@ -130,7 +183,7 @@ def _wrong(model: StoredModel, weight: StoredWeight, form: Form, ranks: Ranks) -
         if parts > 1 and width % weight.group and not (is_expert and _refines(model, width)):
             yield "inputs", width, weight.group
         return
-    head = head_dim(model.config) if form.split == "kv_rows" else 1
+    head = head_dim(model.config, weight.name) if form.split == "kv_rows" else 1
     width = max(rows / parts, head)
     for unit in (weight.block_rows, weight.word_rows):
         if width % unit and not _is_let_through(model, form, width, is_expert=is_expert):
@@ -149,7 +202,9 @@ def _is_let_through(model: StoredModel, form: Form, width: float, *, is_expert: 
     return _refines(model, width) if is_expert else model.native_fp8 and form.fused is not None
 
 
-def head_dim(config: Mapping[str, Any]) -> int:
-    """Values of one attention head."""
+def head_dim(config: Mapping[str, Any], name: str = "") -> int:
+    """Values of one attention head. name: of a weight; heads of `v_proj` may be narrower (MiMo-V2-Flash)."""
     text = text_of(config)
+    if name.endswith(".v_proj.weight") and text.get("v_head_dim"):
+        return int(text["v_head_dim"])
     return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])

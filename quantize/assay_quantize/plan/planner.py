@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from assay.errors import PlanError
 from assay.recipes.families import Classified, classify, family_of, ignore_patterns, names_of, num_hidden_layers
@@ -42,7 +43,8 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     classified = {
         name: classify(found, name, checkpoint.config) for name in checkpoint.tensors if name not in companions.weight_of
     }
-    mtp_layers = () if names_of(found).mtp else stored_layers(found, checkpoint.config, classified)
+    inlined = names_of(found).mtp_layers is None
+    mtp_layers = stored_layers(found, checkpoint.config, classified) if inlined else ()
     check_layers(checkpoint.location, found, classified, checkpoint.config)
     if recipe.mtp != "drop":
         check_mtp(checkpoint.location, found, classified, checkpoint.config)
@@ -61,7 +63,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config=checkpoint.config,
         mtp_layers=mtp_layers,
-        ignore=_ignore(found, recipe, mtp_layers, tensors),
+        ignore=_ignore(found, recipe, checkpoint.config, tensors),
         tensors=tensors,
     )
     check_ignore(plan)
@@ -181,14 +183,16 @@ def _output_shards(
 
 
 # ------------------------------------------------------------------------------------------------ ignore list
-def _ignore(
-    family: str, recipe: PrecisionRecipe, mtp_layers: Sequence[int], tensors: Sequence[TensorPlan]
-) -> tuple[str, ...]:  # fmt: skip
-    """The family's patterns that match a module of this checkpoint; patterns of roles it lacks are dropped."""
-    patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=mtp_layers)
-    modules = sorted({tensor.module for tensor in tensors if tensor.action != "drop"})
+def _ignore(family: str, recipe: PrecisionRecipe, config: Mapping[str, Any], tensors: Sequence[TensorPlan]) -> tuple[str, ...]:
+    """The family's patterns that match a module of this checkpoint, by its name here or in vLLM; the others are dropped."""
+    rename, stored = names_of(family).runtime_namer(config), {t.module for t in tensors if t.action != "drop"}
+    numbers = stored_layers(family, config, stored)
+    if names_of(family).mtp_runtime_layers is not None:
+        numbers = tuple(num_hidden_layers(config) + number for number in numbers)
+    patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=numbers)
+    modules = sorted(stored | set(map(rename, stored)))
     found = tuple(p for p in patterns if any(re.match(p.removeprefix("re:"), module) for module in modules))
-    return found + kept_in_some_layers(tensors)
+    return found + kept_in_some_layers(tensors, rename)
 
 
 def check_ignore(plan: Plan) -> None:
@@ -203,7 +207,8 @@ def check_ignore(plan: Plan) -> None:
             verb = "quantized, but the ignore list covers it" if quantized else "kept, but the ignore list misses it"
             raise PlanError(f"{tensor.module}: {verb}: {_matching(plan.ignore, tensor.module)}")
     fused = packed_modules(plan.family)
-    targets = {target: scheme for scheme, found in targets_by_scheme(plan.tensors).items() for target in found}
+    by_scheme = targets_by_scheme(plan.tensors, names_of(plan.family).runtime_namer(plan.config))
+    targets = {target: scheme for scheme, found in by_scheme.items() for target in found}
     for runtime in runtime_modules(plan.family, scheme_of, plan.config):
         if runtime.kind == "plain":
             continue

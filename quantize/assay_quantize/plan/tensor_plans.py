@@ -96,6 +96,8 @@ def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, 
         return Treatment("keep", header.dtype, scheme) if carried else Treatment("quantize", plain, scheme)
     wanted = recipe.kept_dtype(rule, _layer(found))
     dtype = plain if wanted is None or wanted == "source" else KEEP_DTYPES[wanted]
+    if found.part == "router" and header.dtype == "F32":
+        dtype = "F32"  # published in FP32 (MiniMax-M2, ERNIE-4.5), it is loaded so: rounded, it chooses other experts
     if scale is not None:
         return Treatment("dequantize", dtype, None)
     if dtype == header.dtype:

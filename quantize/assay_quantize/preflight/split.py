@@ -12,7 +12,8 @@ def check_split(label: str, model: StoredModel, profile: ProfileRecipe) -> Check
     """One checkpoint on one profile."""
     ranks = ranks_of(profile)
     if not (found := misfits(model, ranks)):
-        detail = f"groups and blocks that share a scale end where the part of each of {ranks.tensor_parallel} ranks ends"
+        n = ranks.tensor_parallel
+        detail = f"each of {n} ranks has whole heads, and groups and blocks that share a scale end where its part ends"
         if ranks.tensor_parallel == 1:
             detail = "tensor-parallel-size 1: nothing is split"
         return Check(check="split", subject=label, outcome="PASS", detail=detail)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.recipes.families import names_of
 from assay.recipes.runtime_names import packed_modules
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -115,7 +116,7 @@ def _check_runtime(
 ) -> None:  # fmt: skip
     scheme_of = {tensor.module: tensor.scheme for tensor in matrices}
     fused = packed_modules(plan.family)
-    schemes = dict(enumerate(targets_by_scheme(plan.tensors)))
+    schemes = dict(enumerate(targets_by_scheme(plan.tensors, names_of(plan.family).runtime_namer(plan.config))))
     in_group = {f"group_{number}": scheme for number, scheme in schemes.items()}
     for module in runtime_modules(plan.family, scheme_of, plan.config):
         findings.look("runtime")

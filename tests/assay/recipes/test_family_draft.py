@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import hollow
 import pytest
 import yaml
+from serving_interpreter import with_our_plugin
 
 from assay.recipes import families
-from assay.recipes.families import family_of, names_of
+from assay.recipes.families import family_of, names_of, split_layer
 from assay.recipes.family import FamilyRecipe, Form
 from assay.recipes.load import load_recipe
-from assay_evaluate.serving.family_draft import Draft, as_yaml, draft_family
-from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_evaluate.serving import family_draft
+from assay_evaluate.serving.family_draft import Draft, as_yaml, draft_families
+from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 
 pytestmark = [pytest.mark.serve, pytest.mark.slow]
 
@@ -36,42 +39,132 @@ ABSENT: dict[str, dict[str, str]] = {
     "glm-4.7-flash": _MLA,
     "qwen3-30b-a3b": {**_BIASES, **_DENSE},
     "qwen3-next-80b-a3b": {**_BIASES, **_DENSE},
-}
+    "minimax-m2": _BIASES,
+    "qwen3.5-35b-a3b": {**_BIASES, **_DENSE},
+    "kimi-k2.5": _MLA,
+    "ernie-4.5-21b": {
+        **_BIASES, **dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), NOT_STORED),
+        "lm_head.weight": "the head of the 21B is its embedding",
+    },
+    "step-3.5-flash": _BIASES,
+    "mimo-v2-flash": {
+        **_BIASES, "self_attn.q_norm.weight": "its heads have no norms", "self_attn.k_norm.weight": "its heads have no norms",
+    },
+    "nemotron-3-nano": {},
+}  # fmt: skip
 """Model -> names of the family that its checkpoint lacks, and why."""
 
+_CONVOLUTION = ("bare", "plain", "a convolution: vLLM gives its layer no quantization config, the pattern is harmless")
+_DECAY = ("linear", "plain", "vLLM can quantize it, but its FP8-block layer cannot hold so few rows; no precision quantizes it")
 OTHERWISE: dict[str, dict[str, tuple[str, str, str]]] = {
     "qwen3-next-80b-a3b": {
-        "linear_attn.in_proj_ba.weight": (
-            "linear", "plain", "vLLM can quantize it, but its FP8-block layer cannot hold 64 rows; no precision quantizes it"
-        ),
-        "linear_attn.conv1d.weight": (
-            "bare", "plain", "a convolution: vLLM gives its layer no quantization config, the pattern is harmless"
+        "linear_attn.in_proj_ba.weight": _DECAY,
+        "linear_attn.conv1d.weight": _CONVOLUTION,
+    },
+    "qwen3.5-35b-a3b": {
+        "linear_attn.in_proj_b.weight": _DECAY,
+        "linear_attn.in_proj_a.weight": _DECAY,
+        "linear_attn.conv1d.weight": _CONVOLUTION,
+    },
+    "step-3.5-flash": {
+        "self_attn.g_proj.weight": (
+            "linear", "plain", "vLLM can quantize it, but a rank has 8 to 48 of its 64 or 96 rows, too few for most kernels"
         ),
     },
 }  # fmt: skip
 """Model -> name -> (kind in the draft, in the file, why)."""
+ROLES = {"linear_attn.A_log": ("qwen3.5-35b-a3b", "attention", "kept in FP32, whatever a precision says of attention")}
+"""Name -> (model, role in the draft, why the file has another)."""
+
+
+ONLY_WITH_HEADERS = (
+    "qwen3.5-35b-a3b", "kimi-k2.5", "ernie-4.5-21b", "step-3.5-flash", "mimo-v2-flash", "nemotron-3-nano",
+)  # fmt: skip
+"""Models whose draft was never held against a config.json alone: vision towers, MTP blocks that vLLM renames or cannot build,
+layers that differ in kind."""
+UNKNOWN_TO_A_CONFIG: dict[str, dict[str, str]] = {
+    **{model: absent for model, absent in ABSENT.items() if model not in ONLY_WITH_HEADERS},
+    "glm-5": {name: why for name, why in ABSENT["glm-5"].items() if name.startswith("self_attn.")},
+}
+"""The same of a draft from config.json alone. vLLM takes a head and an embedding of GLM-5's MTP block; no release has them."""
+MORE_THAN_STORED = {
+    "qwen3-next-80b-a3b": {"mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none"},
+}
+"""Model -> names that vLLM would take and the family has not, and why."""
+UNDECLARED = {
+    "qwen3-next-80b-a3b": ("config.json does not say whether there is an MTP block; `mtp` is what vLLM would take of one",),
+}
+"""Model -> what its draft doubts as well."""
+NO_DRAFT = {"step-3.5-flash": "vLLM 0.32 cannot build it: https://github.com/vllm-project/vllm/issues/40000"}
+"""Model -> why vLLM says nothing of its MTP block."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    folder = tmp_path_factory.mktemp("drafted")
+    return {model: open_checkpoint(hollow.hollow_model(folder / model, model)) for model in ABSENT}
+
+
+@pytest.fixture(scope="module")
+def drafts(checkpoints: dict[str, Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Draft]:
+    """(model, `headers` or `config`) -> its draft, made by one process, where no family has a file."""
+    asked: dict[tuple[str, str], Any] = {}
+    for model, checkpoint in checkpoints.items():
+        headers = {name: (header.dtype, header.shape) for name, header in checkpoint.tensors.items()}
+        asked[model, "headers"] = checkpoint.config, headers
+    asked |= {(model, "config"): (checkpoints[model].config, None) for model in UNKNOWN_TO_A_CONFIG}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(families, "family_names", list)
+        interpreter = Path(with_our_plugin(tmp_path_factory.mktemp("bin")))
+        patch.setattr(family_draft, "find_interpreter", lambda profile: interpreter)
+        return dict(zip(asked, draft_families(list(asked.values())), strict=True))
 
 
 @pytest.mark.parametrize("model", ABSENT)
-def test_the_shipped_family_is_the_draft(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = open_checkpoint(hollow.hollow_model(tmp_path / model, model))
+def test_the_shipped_family_is_the_draft(
+    model: str, checkpoints: dict[str, Checkpoint], drafts: dict[tuple[str, str], Draft], tmp_path: Path
+) -> None:
+    checkpoint, draft = checkpoints[model], drafts[model, "headers"]
     names = names_of(family_of(checkpoint.config))
-    monkeypatch.setattr(families, "family_names", list)
-    headers = {name: (header.dtype, header.shape) for name, header in checkpoint.tensors.items()}
-    draft = draft_family(checkpoint.config, headers)
-
-    assert (draft.layers, draft.mtp_layers, draft.untaken) == (names.layers, names.mtp_layers, ())
+    assert (draft.layers, draft.mtp_layers) == (names.layers, names.mtp_layers)
+    assert set(draft.untaken) == (_of_the_block(checkpoint) if model in NO_DRAFT else set())
+    assert sorted(draft.kept) == sorted(names.kept)
     drafted = {**draft.outside, **draft.layer, **draft.mtp_layer, **draft.mtp}
-    shipped = {**names.outside, **names.layer, **names.mtp_layer, **names.mtp}
+    shipped = {**names.outside, **names.layer, **({} if model in NO_DRAFT else {**names.mtp_layer, **names.mtp})}
     assert {name: _expected(model, name, form) for name, form in shipped.items() if name not in ABSENT[model]} == drafted
     assert shipped.keys() - drafted.keys() == ABSENT[model].keys()
     _check_file(draft, tmp_path)
 
 
+@pytest.mark.parametrize("model", UNKNOWN_TO_A_CONFIG)
+def test_the_draft_of_a_config_alone(
+    model: str, checkpoints: dict[str, Checkpoint], drafts: dict[tuple[str, str], Draft], tmp_path: Path
+) -> None:
+    """It is the draft of headers, which is the file; every difference has a reason."""
+    names, draft = names_of(family_of(checkpoints[model].config)), drafts[model, "config"]
+    assert (draft.layers, draft.mtp_layers, draft.untaken) == (names.layers, names.mtp_layers, ())
+    drafted = {**draft.outside, **draft.layer, **draft.mtp_layer, **draft.mtp}
+    shipped = {**names.outside, **names.layer, **names.mtp_layer, **names.mtp}
+    absent, more = UNKNOWN_TO_A_CONFIG[model], MORE_THAN_STORED.get(model, {})
+    assert shipped.keys() - drafted.keys() == absent.keys()
+    assert drafted.keys() - shipped.keys() == more.keys()
+    expected = {name: _expected(model, name, form) for name, form in shipped.items() if name not in absent}
+    assert expected == {name: form for name, form in drafted.items() if name not in more}
+    assert [doubt.partition(",")[0] for doubt in draft.doubts] == ["drafted from config.json alone", *UNDECLARED.get(model, ())]
+    _check_file(draft, tmp_path)
+
+
+def _of_the_block(checkpoint: Checkpoint) -> set[str]:
+    """Names of inlined MTP layers, without their numbers."""
+    places = [at for at in map(split_layer, checkpoint.tensors) if at is not None]
+    return {f"{at.root}.{{layer}}.{at.rest}" for at in places if at.layer >= checkpoint.config["num_hidden_layers"]}
+
+
 def _expected(model: str, name: str, form: Form) -> Form:
     drafted, shipped, _ = OTHERWISE.get(model, {}).get(name, (form.kind, form.kind, ""))
     assert form.kind == shipped
-    return form.model_copy(update={"kind": drafted})
+    role = ROLES[name][1] if ROLES.get(name, ("",))[0] == model else form.part
+    return form.model_copy(update={"kind": drafted, "part": role})
 
 
 def _check_file(draft: Draft, folder: Path) -> None:
@@ -79,7 +172,7 @@ def _check_file(draft: Draft, folder: Path) -> None:
     (file := folder / f"{draft.name}.yaml").write_text(as_yaml(draft, "a hollow checkpoint"))
     assert yaml.safe_load(file.read_text())["name"] == draft.name
     recipe = load_recipe(FamilyRecipe, str(file))
-    assert (recipe.outside, recipe.layer) == (draft.outside, draft.layer)
+    assert (recipe.outside, recipe.layer, recipe.kept) == (draft.outside, draft.layer, draft.kept)
     assert (recipe.mtp.layers, recipe.mtp.layer, recipe.mtp.outside) == (draft.mtp_layers, draft.mtp_layer, draft.mtp)
 
 

@@ -10,6 +10,7 @@ import pytest
 from assay.errors import PlanError
 from assay.recipes.families import Classified, classify, forms, ignore_patterns, names_of, num_experts, num_hidden_layers
 from assay.recipes.mtp import declaring_none, mtp_problems, stored_layers
+from assay.recipes.runtime_names import fused_members, packed_modules
 from assay_quantize.formats.vllm_rules import runtime_modules
 
 HEAD = "schema: 1\nname: mine\narchitectures: [MineForCausalLM]\nreasoning_parser: qwen3\nnum_experts: [num_local_experts]\n"
@@ -123,3 +124,16 @@ def test_vllms_names_of_modules(family: str) -> None:
     experts = "language_model.model.layers.1.mlp.experts"
     assert (found.name, found.kind) == (experts, "experts")
     assert found.judged_by == (f"{experts}.0.w1", f"{experts}.0.w3", f"{experts}.0.w2")
+
+
+def test_experts_are_no_fused_linear(family: str) -> None:
+    """vLLM's `packed_modules_mapping` does not name them; their shared scales go by the family's group."""
+    assert (dict(packed_modules(family)), dict(fused_members(family))) == ({}, {"w13": ("w1", "w3")})
+
+
+def test_vllm_may_count_mtp_layers_on_behind_the_layers(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.yaml").write_text(MULTIMODAL.replace("mtp:\n", "mtp:\n  runtime_layers: model.layers\n"))
+    rename = names_of(str(file)).runtime_namer(CONFIG)
+    assert rename("model.mtp_block.0.self_attn.o_proj") == "model.layers.2.self_attn.o_proj"
+    assert rename("model.language_model.layers.1.self_attn.o_proj") == "language_model.model.layers.1.self_attn.o_proj"
+    assert ignore_patterns(str(file), {"routed_expert"}, mtp="keep", mtp_layers=(2,))[-1] == r"re:(.*\.)?model\.layers\.2\..*$"

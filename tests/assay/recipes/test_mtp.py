@@ -62,7 +62,7 @@ def test_names_of_a_quantized_checkpoint_count_as_well() -> None:
 
 @pytest.mark.parametrize("key", CONFIG_KEYS)
 def test_architectures_that_cannot_be_planned_are_taken_at_their_word(key: str) -> None:
-    multimodal = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": {key: 1, "num_experts": 8}}
+    multimodal = {"architectures": ["Glm4vMoeForConditionalGeneration"], "text_config": {key: 1, "num_experts": 8}}
     for names in ([], ["model.language_model.layers.0.x", "mtp.fc.weight"], None):
         assert mtp_block(multimodal, names) == MtpBlock(1, None)
     assert mtp_block({key: 2}, None).num_layers == 2
@@ -239,4 +239,25 @@ def test_what_is_wrong_with_an_inlined_block() -> None:
     assert problems({**config, "num_nextn_predict_layers": None}, shifted, "glm_moe_dsa") == [
         ("model.layers.5", "holds an MTP block, but vLLM looks for 1 from model.layers.4 on"),
         ("model.layers.4", "is not there, but other parts of an MTP block are"),
+    ]
+
+
+def test_what_is_wrong_with_a_dense_block_beside_the_layers() -> None:
+    """ERNIE-4.5's has no experts, though most layers of the model have; vLLM takes the weights outside the layer by number."""
+    config = {**hollow.MODELS["ernie-4.5-21b"][0], "num_hidden_layers": 4, "moe_num_experts": 2}
+    whole = {name for name, _ in hollow.ernie_shapes(config)}
+    without = {name for name in whole if "mtp" not in name}
+    assert mtp_block(config, whole) == MtpBlock(1, 1)
+    assert problems(config, whole, "ernie4_5_moe") == []
+    assert problems(config, without, "ernie4_5_moe")[0] == (
+        "model.mtp_block.0", "is declared in config.json (MTP), but no shard holds any tensor of it"
+    )  # fmt: skip
+    gone = {"model.mtp_emb_norm.0.weight", "model.mtp_block.0.mlp.up_proj.weight", "model.mtp_block.0.self_attn.q_proj.weight"}
+    assert [where for where, _ in problems(config, whole - gone, "ernie4_5_moe")] == sorted(
+        gone, key=lambda name: ("emb_norm" in name, name)
+    )
+    none = {**config, "num_nextn_predict_layers": 0}
+    assert problems(none, whole, "ernie4_5_moe") == [
+        ("model.mtp_block.0", "holds an MTP block, but config.json declares 0 MTP layers"),
+        ("model.mtp_emb_norm.0.weight", "belongs to an MTP block, but config.json declares 0 MTP layers"),
     ]

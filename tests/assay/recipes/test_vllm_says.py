@@ -24,7 +24,9 @@ from assay_quantize.plan.planner import make_plan
 pytestmark = pytest.mark.serve
 
 DRAFT_TOKENS = 2
-ARCHITECTURES = {architecture: family for family in family_names() for architecture in names_of(family).architectures}
+WRAPS = {"KimiK25ForConditionalGeneration": "DeepseekV2ForCausalLM"}
+"""Class of vLLM's that has no mapping -> the one that it builds its language model of (kimi_k25.py)."""
+ARCHITECTURES = {WRAPS.get(name, name): family for family in family_names() for name in names_of(family).architectures}
 
 
 VLLM_SAYS = Path(__file__).resolve().parents[2] / "support" / "quantization" / "vllm_says.py"

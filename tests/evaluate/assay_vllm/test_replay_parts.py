@@ -8,11 +8,12 @@ from pathlib import Path
 
 import hollow
 import pytest
+import torch
 
 from assay_vllm.replay import sources
 from assay_vllm.replay.findings import Finding, finding_of, merged
 from assay_vllm.replay.headers import Header, layer_of, planned_shards, restricted, stored_shards
-from assay_vllm.replay.modules import stored_schemes, unused_tensors
+from assay_vllm.replay.modules import cut_scales, stored_schemes, unused_tensors
 
 
 # ------------------------------------------------------------------------------------------------ sources
@@ -127,10 +128,21 @@ def test_schemes_and_leftovers() -> None:
     assert stored_schemes(shards, None) == names
     assert stored_schemes(shards, {"model.layers.0.up": "w4a16"}) == {**names, "model.layers.0.up": "w4a16"}
     taken = {"model.layers.0.up.weight_packed", "model.layers.0.norm.weight"}
-    (gate,) = unused_tensors(shards, taken, drafts=False)
+    (gate,) = unused_tensors(shards, taken, None)
     assert (gate.where, gate.count) == ("model.layers.0.gate", 1)
-    (both,) = unused_tensors(shards, taken, drafts=True)
+    (both,) = unused_tensors(shards, taken, ())
     assert (both.where, both.count) == ("model.layers.0.gate", 2)
+
+
+def test_mtp_layers_that_vllm_does_not_draft_with_are_no_leftovers() -> None:
+    """Of MiMo-V2-Flash it loads the first of three. A layer of the target of which nothing is taken stays a finding."""
+    matrix = Header("BF16", (8, 8))
+    layers = ("model.layers.0", "model.layers.1", "model.mtp.layers.0", "model.mtp.layers.1")
+    shards = {"one": {f"{layer}.{leaf}.weight": matrix for layer in layers for leaf in ("up", "down")}}
+    target = {"model.layers.0.up.weight", "model.layers.0.down.weight"}
+    (lost,) = unused_tensors(shards, target, {"model.mtp.layers.0.up.weight"})
+    assert lost.message.endswith("takes it: model.layers.1.up and 2 more modules")
+    assert (lost.where, lost.count) == ("model.layers.1.up", 3)  # both of layer 1, and the other half of the first MTP layer
 
 
 # ------------------------------------------------------------------------------------------------ findings
@@ -184,6 +196,44 @@ def test_the_module_that_was_being_built_is_named() -> None:
     with pytest.raises(ValueError, match="no") as raised:
         build("model")
     assert finding_of(raised.value, None).where == "model.x.x"
+
+
+# ------------------------------------------------------------------------------------------------ scales of a rank
+def test_groups_that_are_cut_in_silence() -> None:
+    """GLM-4.5-Air in NVFP4 on eight ranks: 1,368 columns of the dense MLP are 85.5 groups, 176 of an expert are 11."""
+    shards = {
+        "model.safetensors": {
+            "mlp.down_proj.weight_packed": Header("U8", (4096, 5472)),
+            "mlp.down_proj.weight_scale": Header("F8_E4M3", (4096, 684)),
+            "mlp.down_proj.weight_global_scale": Header("F32", (1,)),
+            "experts.0.down_proj.weight_packed": Header("U8", (4096, 704)),
+            "experts.0.down_proj.weight_scale": Header("F8_E4M3", (4096, 88)),
+            "q_proj.weight": Header("F8_E4M3", (96, 64)), "q_proj.weight_scale": Header("BF16", (96, 1)),
+            "kv_b_proj.weight": Header("F8_E4M3", (256, 300)), "kv_b_proj.weight_scale": Header("BF16", (2, 3)),
+        }
+    }  # fmt: skip
+    held = {
+        "mlp_packed": (4096, 684), "mlp_scale": (4096, 85), "experts_packed": (16, 4096, 88), "experts_scale": (16, 4096, 11),
+        "q": (12, 64), "q_scale": (12, 1), "kv_b": (256, 38), "kv_b_scale": (2, 1),
+    }  # fmt: skip
+    model = torch.nn.Module()
+    for name, shape in held.items():
+        model.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device="meta")))
+    taken = {
+        "mlp.down_proj.weight_packed": ["mlp_packed"], "mlp.down_proj.weight_scale": ["mlp_scale"],
+        "experts.0.down_proj.weight_packed": ["experts_packed"], "experts.0.down_proj.weight_scale": ["experts_scale"],
+        "q_proj.weight": ["q"], "q_proj.weight_scale": ["q_scale"],
+        "kv_b_proj.weight": ["kv_b"], "kv_b_proj.weight_scale": ["kv_b_scale"],
+    }  # fmt: skip
+    assert cut_scales(model, taken, shards) == [
+        Finding(
+            "group size",
+            "mlp.down_proj: a rank holds 684 of 5,472 columns as stored and 85 of 684 scales of each row, so a group is cut; "
+            "vLLM raises nothing, and applies scales of others",
+            where="mlp.down_proj",
+            remedy="serve it on fewer tensor-parallel ranks, or keep this role in 16 bits",
+        )
+    ]
 
 
 def test_findings_of_several_ranks_are_one() -> None:

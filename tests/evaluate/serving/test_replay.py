@@ -104,6 +104,8 @@ def broken(interpreter: str, sources: dict[str, Path], folder: Path) -> Iterator
     yield Candidate("groups", quantized(sources["glm-4.7"], "w4a16"), profile(interpreter), glm47)
     yield Candidate("blocks", quantized(sources["glm-4.7"], "fp8"), profile(interpreter), glm47)
     yield Candidate("expert groups", quantized(sources["qwen3-30b-a3b"], "w4a16"), profile(interpreter, ranks=4), qwen3)
+    air = hollow.hollow_model(folder / "air", "glm-4.5-air", layers=2, dense=1)
+    yield Candidate("scales", quantized(air, "nvfp4a16"), profile(interpreter), glm47)
     yield Candidate("MTP expert", without(w4a16, MTP_EXPERT), on, glm5)
     yield Candidate("head", without(w4a16, "lm_head.weight"), on, glm5)
     yield Candidate("half fused", with_ignore(w4a16, [*ignore, r"re:.*\.q_a_proj$"]), on, glm5)
@@ -181,6 +183,16 @@ def test_groups_that_do_not_divide_what_a_rank_holds(said: dict[str, Replay]) ->
     assert findings(said["expert groups"]) == [("group size", "model.layers.0.mlp.experts", (0, 1, 2, 3))]
 
 
+def test_scales_that_are_cut_in_silence(said: dict[str, Replay]) -> None:
+    """vLLM rounds 85.5 groups down, and raises nothing."""
+    module = "model.layers.0.mlp.down_proj"
+    assert findings(said["scales"]) == [("group size", module, tuple(range(8)))]
+    assert said["scales"].every_finding[0].message == (
+        f"{module}: a rank holds 684 of 5,472 columns as stored and 85 of 684 scales of each row, so a group is cut; vLLM "
+        "raises nothing, and applies scales of others"
+    )
+
+
 def test_what_is_missing(said: dict[str, Replay]) -> None:
     assert findings(said["MTP expert"]) == [("missing expert", MTP_EXPERT, (0, 1))] * 2, "target and draft read that shard"
     assert findings(said["head"]) == [("missing tensor", "lm_head.weight", (0, 1))]
@@ -241,6 +253,7 @@ def chosen(record: Replay) -> set[tuple[str, str | None, str]]:
     return {(row.what, row.scheme, row.kernel) for row in record.parts[0].modules if row.kernel is not None}
 
 
+@pytest.mark.full_count
 def test_a_model_at_full_count(interpreter: str, tmp_path: Path) -> None:
     """GLM-5: 78 + 1 layers, 256 experts, 282 shards whose boundaries run through layers; far less memory than weights."""
     source = hollow.hollow_glm5(tmp_path / "glm-5", own_indexers=True)

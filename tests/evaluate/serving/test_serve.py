@@ -555,6 +555,24 @@ def test_gpus_and_what_fits() -> None:
     assert fits(Hardware(device="cpu"), ())
 
 
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"memory.max": "max"}, None),
+        ({"memory.max": "1073741824"}, 2**30),
+        ({"memory/memory.limit_in_bytes": "536870912"}, 2**29),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None),  # v1 without a limit
+    ],
+)
+def test_memory_of_a_container(tmp_path: Path, files: dict[str, str], limit: int | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    whole = hardware.usable_memory_bytes(tmp_path / "none")
+    assert whole > 2**30 and hardware.usable_memory_bytes(tmp_path) == (limit or whole)
+
+
 def test_the_best_profile_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(ModelRecipe, "tiny-glm").model_copy(update={"profiles": ("8xh200", "4xh200", "cpu-emulated")})
     monkeypatch.setattr(hardware, "find_gpus", lambda: (Gpu("NVIDIA H200", 143771 << 20, "570.1"),) * 4)

@@ -25,7 +25,7 @@ from assay_quantize.checkpoint.shard_files import layout, planned_shards
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.slabs import SLAB_BYTES, amax_members, slabs_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full_count
 
 SLABS_BEFORE_THE_KILL = 400_000
 ENGINE = Path(__file__).resolve().parents[2] / "support" / "quantization" / "hollow_engine.py"

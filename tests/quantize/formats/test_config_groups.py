@@ -19,7 +19,10 @@ from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme
 
 def plan_of(*schemes: str | None) -> Any:
     tensors = [SimpleNamespace(scheme=scheme, name="model.layers.0.self_attn.o_proj.weight") for scheme in schemes]
-    return SimpleNamespace(tensors=tensors, ignore=("lm_head", "re:.*gate$"), precision="p", source="s", precision_recipe={})
+    return SimpleNamespace(
+        tensors=tensors, ignore=("lm_head", "re:.*gate$"), precision="p", source="s", precision_recipe={}, family="glm4_moe",
+        config={},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -346,16 +346,21 @@ def mixes(rng: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, list[s
         config = {"num_hidden_layers": 10, **FAMILY_CONFIG.get(family, {})}
         modules = modules_of(family, config)
         fused = {name: list(parts) for name, parts in packed_modules(family).items()}
+        names = names_of(family)
+        rename = names.runtime_namer(config)
+        behind = [10, 11, 20] if names.mtp_runtime_layers else [10]  # numbers of MTP layers behind the others, in vLLM
+        mtp_layers = [] if names.mtp_layers and not names.mtp_runtime_layers else behind
         for _ in range(6):
             recipe = random_mix(rng)
             tensors = [tensor_of(family, f"{module}.weight", config, recipe) for module in modules]
-            mtp_layers = [] if names_of(family).mtp else [10]
             patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=mtp_layers)
-            ignore = patterns + kept_in_some_layers(tensors)
-            plan = SimpleNamespace(tensors=tensors, ignore=ignore, precision="", source="", precision_recipe={})
+            ignore = patterns + kept_in_some_layers(tensors, rename)
+            plan = SimpleNamespace(
+                tensors=tensors, ignore=ignore, precision="", source="", precision_recipe={}, family=family, config=config
+            )
             written = quantization_config(cast(Plan, plan))
             schemes = {tensor.module: tensor.scheme for tensor in tensors}
-            groups = dict(zip(targets_by_scheme(tensors), written["config_groups"], strict=True))
+            groups = dict(zip(targets_by_scheme(tensors, rename), written["config_groups"], strict=True))
             runtime = [m for m in runtime_modules(family, modules, config) if m.kind in ("linear", "experts")]
             expected = [schemes[m.members[0]] for m in runtime]
             asked = [(list(m.judged_by), LAYER_CLASS[m.kind]) for m in runtime]
@@ -398,7 +403,7 @@ def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, An
             ignore = rng.sample(PATTERNS, rng.randint(0, 4))
             targets = rng.choice((["Linear"], ["Linear", "re:.*lm_head$"], ["re:.*experts.*"], [r"re:.*\.mlp\..*"]))
             ignored += [(name, ignore, fused) for name in rng.sample(names, 12)]
-            for module in rng.sample(runtime, 12):
+            for module in rng.sample(runtime, min(12, len(runtime))):  # Nemotron has fewer
                 if module.kind != "plain":
                     quantized.append((list(module.judged_by), LAYER_CLASS[module.kind], ignore, targets, fused))
     source = make_tiny_glm4_moe(folder / "source", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)

@@ -77,6 +77,19 @@ def test_kv_cache_of_grouped_query_attention(tmp_path: Path) -> None:
     assert kv_bytes_per_token(model, 1, 8) == 4 * 2 * 1 * 128 * 1  # 4 heads on 8 ranks: each is held twice
 
 
+def test_kv_cache_where_layers_have_other_heads_and_values_are_narrower(tmp_path: Path) -> None:
+    """One full layer with 4 key-value heads; three sliding ones and three MTP layers with 8; keys of 192, values of 128."""
+    model = stored_in(open_checkpoint(hollow.hollow_model(tmp_path, "mimo-v2-flash")), "mimo_v2_flash", "the source")
+    assert kv_bytes_per_token(model, 2, 1) == (4 + 6 * 8) * (192 + 128) * 2
+    assert kv_bytes_per_token(model, 1, 8) == (1 + 6) * (192 + 128)
+
+
+def test_mamba_keeps_nothing_per_token(tmp_path: Path) -> None:
+    model = stored_in(open_checkpoint(hollow.hollow_model(tmp_path, "nemotron-3-nano")), "nemotron_h", "the source")
+    assert kv_bytes_per_token(model, 2, 1) == 2 * 2 * 128 * 2  # one of four layers attends
+    assert kv_bytes_per_token(model, 2, 8) == 2 * 1 * 128 * 2
+
+
 def test_linear_attention_keeps_nothing_per_token(tmp_path: Path) -> None:
     made = open_checkpoint(hollow.hollow_model(tmp_path, "qwen3-next-80b-a3b"))
     assert (

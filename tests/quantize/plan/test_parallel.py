@@ -13,7 +13,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.parallel import Ranks, check_parallel, misfits
+from assay_quantize.plan.parallel import Misfit, Ranks, check_parallel, misfits, uneven_heads
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, stored_by, stored_in
 
@@ -46,7 +46,9 @@ Widths = dict[str, tuple[float, int]]
 
 def widths(model: StoredModel, ranks: Ranks) -> Widths:
     """Role and projection -> (what a rank holds, what it must be a multiple of)."""
-    return {f"{one.role} {one.projection}": (one.width, one.unit) for one in misfits(model, ranks)}
+    found = misfits(model, ranks)
+    assert all(isinstance(one, Misfit) for one in found), found
+    return {one.short: (one.width, one.unit) for one in found if isinstance(one, Misfit)}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,39 @@ def test_expert_parallelism_leaves_the_shared_expert(folders: Path) -> None:
 def test_heads_are_repeated_beyond_their_number(folders: Path) -> None:
     """4 key-value heads of 128 rows on 8 ranks: each rank has a whole one, and FP8 blocks end with it."""
     fp8 = planned(folders, "qwen3-30b-a3b", "fp8")
-    assert not [one for one in misfits(fp8, Ranks(8)) if one.role == "attention"]
+    assert not [one for one in misfits(fp8, Ranks(8)) if one.short.startswith("attention ")]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "expected"),
+    [
+        ("glm-4.7-flash", 4, []),
+        ("glm-4.7-flash", 8, ["20 attention heads (num_attention_heads) cannot be shared by 8 ranks"]),
+        ("qwen3-30b-a3b", 8, []),  # 4 key-value heads, repeated
+        ("qwen3-30b-a3b", 16, []),
+        ("qwen3-30b-a3b", 6, ["32 attention heads (num_attention_heads) cannot be shared by 6 ranks",
+                              "4 key-value heads (num_key_value_heads) cannot be shared by 6 ranks"]),
+        ("glm-4.5-air", 12, ["8 key-value heads (num_key_value_heads) cannot be shared by 12 ranks"]),
+        ("qwen3-next-80b-a3b", 16, []),
+        ("qwen3-next-80b-a3b", 32, ["16 attention heads (num_attention_heads) cannot be shared by 32 ranks",
+                                    "16 key heads of linear attention (linear_num_key_heads) cannot be shared by 32 ranks"]),
+    ],
+)  # fmt: skip
+def test_heads_that_ranks_cannot_share(model: str, ranks: int, expected: list[str]) -> None:
+    """Of latent attention (GLM-4.7-Flash) only one kind counts."""
+    assert [one.sentence for one in uneven_heads(hollow.MODELS[model][0], Ranks(ranks))] == expected
+
+
+def test_no_precision_helps_where_heads_do_not_fit(folders: Path) -> None:
+    """Blocks of FP8 do not fit either; one scale per row would mend only these."""
+    with pytest.raises(PlanError) as error:
+        check_parallel(planned(folders, "glm-4.7-flash", "fp8"), load_recipe(ProfileRecipe, "8xh200"))
+    assert str(error.value) == (
+        "precision fp8 cannot be served on profile 8xh200: 20 attention heads (num_attention_heads) cannot be shared by 8 "
+        "ranks; so are attention kv_b_proj, shared_expert down_proj, shared_expert gate_proj, shared_expert up_proj, "
+        "routed_expert down_proj, routed_expert gate_proj, routed_expert up_proj; what fits: a profile with "
+        "tensor-parallel-size 2"
+    )
 
 
 def test_plan_and_headers_give_one_answer(folders: Path, tmp_path: Path) -> None:

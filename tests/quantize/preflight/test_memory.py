@@ -7,12 +7,14 @@ from pathlib import Path
 import hollow
 import pytest
 
+from assay.errors import PlanError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.report import Check
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.plan.fits import check_served
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, stored_by
 from assay_quantize.preflight.memory import check_memory, problem_on
@@ -92,4 +94,20 @@ def test_groups_that_no_rank_can_hold(tmp_path: Path) -> None:
     )  # fmt: skip
     found = check_split("w4a16", stored_by(plan), profile("4xh200"))
     assert (found.outcome, found.remedy) == ("PASS", None)
-    assert found.detail == "groups and blocks that share a scale end where the part of each of 4 ranks ends"
+    assert found.detail == "each of 4 ranks has whole heads, and groups and blocks that share a scale end where its part ends"
+
+
+def test_heads_that_ranks_cannot_share(tmp_path: Path) -> None:
+    """GLM-4.7-Flash has 20 heads; groups of 32 would fit eight ranks."""
+    source = open_checkpoint(hollow.hollow_model(tmp_path / "source", "glm-4.7-flash"))
+    model = stored_by(make_plan(source, load_recipe(PrecisionRecipe, "w4a16-g32"), model="m", family=None))
+    assert check_split("w4a16-g32", model, profile("8xh200")) == Check(
+        check="split", subject="w4a16-g32", outcome="FAIL",
+        detail="20 attention heads (num_attention_heads) cannot be shared by 8 ranks",
+        remedy="what fits: a profile with tensor-parallel-size 4",
+    )  # fmt: skip
+    assert check_split("w4a16-g32", model, profile("4xh200")).outcome == "PASS"
+    wrong = "20 attention heads (num_attention_heads) cannot be shared by 8 ranks"
+    assert problem_on(model, profile("8xh200"), GLM5) == wrong
+    with pytest.raises(PlanError, match="20 attention heads"):
+        check_served(model, profile("8xh200"), GLM5)  # so the profile is not chosen

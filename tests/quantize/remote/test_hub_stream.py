@@ -20,6 +20,7 @@ from typing import Any
 
 import hf_xet
 import pytest
+from command_line import INTERRUPTIBLE
 from local_hub import TOKEN, Hub
 from tiny_checkpoints import make_tiny_glm4_moe
 
@@ -351,9 +352,8 @@ def test_ctrl_c_waits_for_no_hub_that_does_not_answer(hub: Hub, tmp_path: Path) 
         go_on.wait()
 
     hub.on_data = hold
-    assay = str(Path(sys.executable).with_name("assay"))
-    command = [assay, "quantize", "org/model", "-p", "w4a16", "--out", str(tmp_path / "out"), "--stream-from", "hub"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    words = ["quantize", "org/model", "-p", "w4a16", "--out", str(tmp_path / "out"), "--stream-from", "hub"]
+    child = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *words], stderr=subprocess.PIPE, text=True)
     assert began.wait(300), "kernels may have to be compiled first"
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=120)

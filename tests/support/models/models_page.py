@@ -21,7 +21,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.fits import fit_on
-from assay_quantize.plan.parallel import misfits, ranks_of
+from assay_quantize.plan.parallel import Misfit, misfits, ranks_of
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, stored_by, stored_in
 
@@ -109,6 +109,7 @@ class Stored:
         problem = None
         if wrong:
             first = wrong[0]
+            assert isinstance(first, Misfit), first.sentence
             what = f"{first.role} {first.projection} has {first.width:g} {first.side} a GPU"
             problem = f"{precision}: {what}, and {first.unit} share a scale"
         elif not fit.holds(context):

@@ -72,8 +72,6 @@ eight H200 have left. What kept whole checkpoints from loading was in assay, and
 GLM-5 stores, scales that weight-only NVFP4 experts do not have, layers of the target that a draft is given with whole shards,
 and the MTP block of Qwen3-Next, of which its config says nothing. The second table shows each of them.
 """
-SILENT = "PASS, wrongly: rounds the number of scales a GPU down, and takes them from wrong places"
-"""`CompressedTensorsW4A4Fp4.create_weights`: `input_size_per_partition // group_size`; `load_row_parallel_weight` cuts by it"""
 WEIGHT_ONLY = "weight-only on B200, too: nvfp4-fp8-attention took its place"
 
 
@@ -151,7 +149,7 @@ def second_half(records: Mapping[Asked, Replay]) -> str:
     (version,) = {record.vllm for record in records.values()}
     rows = "".join(_row(cell, records[cell]) for cell in default_cells())
     out = "".join(
-        f"| {' | '.join(cell)} | {why} | {_said_of_split(records[cell]) if cell in records else ''} |\n"
+        f"| {' | '.join(cell)} | {why} | {_said(records[cell]) if cell in records else ''} |\n"
         for cell, why in taken_out().items()
     )
     return SAID.format(version=version) + rows + TAKEN_OUT + out + NOT_A_CELL
@@ -180,10 +178,6 @@ def _said(record: Replay) -> str:
     """The outcome, and the beginning of what was found first."""
     words = [finding.message.partition(" Reasons: ")[0] for finding in record.every_finding[:1]]
     return ": ".join([record.outcome, *words]).replace("|", "\\|")
-
-
-def _said_of_split(record: Replay) -> str:
-    return _said(record) if record.outcome != "PASS" else SILENT
 
 
 def not_passed(records: Mapping[Asked, Replay]) -> Iterator[str]:

@@ -15,6 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hollow_hybrids
+from published_configs import ERNIE_45_21B, KIMI_K25, MINIMAX_FP8, MINIMAX_M2, QWEN35_35B
+
+from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.plan.stored import StoredModel
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -104,9 +108,13 @@ QWEN3_NEXT_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 """All keys of the published config.json of Qwen3-Next-80B-A3B: it says nothing of the MTP block that its index lists."""
 
-FP8_RELEASES = ("deepseek-v3", "deepseek-v3.2", "kimi-k2")
+FP8_RELEASES = ("deepseek-v3", "deepseek-v3.2", "kimi-k2", "minimax-m2", "mimo-v2-flash")
 """Models whose source is published in FP8 only."""
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+STACKED_RELEASES = ("step-3.5-flash",)
+"""Models that are published with the experts of a layer in three 3-D tensors."""
+O_PROJ_IN_16_BITS = ("mimo-v2-flash",)
+"""Models whose FP8 release keeps `o_proj` and lists it under `ignored_layers`."""
 CHANNEL_RELEASES = ("glm-4.5-air", "glm-4.7")
 """Model recipes whose FP8 reference was made by llm-compressor, one scale per row. GLM-4.7-FP8 is taken to be like the Air."""
 _FP8 = {"type": "float", "num_bits": 8, "symmetric": True}
@@ -120,9 +128,12 @@ FP8_CHANNELS = {
         }
     },
 }  # fmt: skip
-FP32_NORMS = ("deepseek-v3.2",)
-"""Models whose norms are stored as FP32."""
-INT4_RELEASES = ("kimi-k2-thinking",)
+IN_FP32 = {
+    "deepseek-v3.2": r"norm\.", "minimax-m2": r"\.gate\.weight", "ernie-4.5-21b": r"\.gate\.weight",
+    "qwen3.5-35b-a3b": r"linear_attn\.(A_log|norm\.weight)",
+}  # fmt: skip
+"""Model -> which names are stored as FP32 beside the router's bias."""
+INT4_RELEASES = ("kimi-k2-thinking", "kimi-k2.5")
 """Models whose source is published with its routed experts in INT4 only."""
 INT4_EXPERTS = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
@@ -136,7 +147,9 @@ INT4_EXPERTS = {
 """`quantization_config` of Kimi-K2-Thinking and Kimi-K2.5."""
 LISTED_RELEASES = ("qwen3-30b-a3b", "qwen3-next-80b-a3b")
 """Model recipes whose FP8 reference lists what it keeps in `modules_to_not_convert`: vLLM would quantize their routers."""
-IN_FP8 = re.compile(r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa|_qkvz)?\.weight|.*\.indexer\.(wq_b|wk)\.weight")
+IN_FP8 = re.compile(
+    r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa|_qkvz)?\.weight|.*\.indexer\.(wq_b|wk)\.weight|.*\.experts\.\d+\.w[123]\.weight"
+)
 """Weights that are FP8 in these releases: every linear but `eh_proj`, `indexer.weights_proj`, and Qwen3-Next's `in_proj_ba`
 (https://github.com/vllm-project/vllm/pull/25079)."""
 
@@ -204,6 +217,132 @@ def qwen3_next_shapes(config: dict[str, Any]) -> Shapes:
     yield from _qwen_next_layer("mtp.layers.0", config, full=True)
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         yield f"mtp.{norm}.weight", (hidden,)
+
+
+def minimax_shapes(config: dict[str, Any]) -> Shapes:
+    """Grouped-query attention with norms over all heads, every layer with experts, no MTP layer stored."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield from _norms(prefix, hidden)
+        yield from _gqa(f"{prefix}.self_attn", config, bias=False, qk_norm=False)
+        yield f"{prefix}.self_attn.q_norm.weight", (config["num_attention_heads"] * head_dim,)
+        yield f"{prefix}.self_attn.k_norm.weight", (config["num_key_value_heads"] * head_dim,)
+        moe, experts = f"{prefix}.block_sparse_moe", config["num_local_experts"]
+        yield f"{moe}.gate.weight", (experts, hidden)
+        yield f"{moe}.e_score_correction_bias", (experts,)
+        for expert in range(experts):
+            for name, shape in zip("123", _up_down_up(config), strict=True):
+                yield f"{moe}.experts.{expert}.w{name}.weight", shape
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def _up_down_up(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    up = (config["intermediate_size"], config["hidden_size"])
+    return up, up[::-1], up
+
+
+def qwen35_shapes(config: dict[str, Any]) -> Shapes:
+    """Qwen3-Next, MTP block included, but in its layers four inputs of linear attention, and experts in 3-D; a vision tower."""
+    text = config["text_config"]
+    hidden, experts, width = text["hidden_size"], text["num_experts"], text["moe_intermediate_size"]
+    for name, shape in qwen3_next_shapes(text):
+        layer, is_expert, _ = name.partition(".mlp.experts.")
+        if name.startswith("mtp.") or not name.startswith("model."):
+            yield name, shape
+        elif is_expert and name.endswith(".0.down_proj.weight"):
+            yield f"{_wrapped(layer)}.mlp.experts.gate_up_proj", (experts, 2 * width, hidden)
+            yield f"{_wrapped(layer)}.mlp.experts.down_proj", (experts, hidden, width)
+        elif name.endswith("linear_attn.in_proj_qkvz.weight"):
+            value = text["linear_num_value_heads"] * text["linear_value_head_dim"]
+            yield _wrapped(name).replace("qkvz", "qkv"), (shape[0] - value, hidden)
+            yield _wrapped(name).replace("qkvz", "z"), (value, hidden)
+        elif name.endswith("linear_attn.in_proj_ba.weight"):
+            yield _wrapped(name).replace("_ba", "_b"), (shape[0] // 2, hidden)
+            yield _wrapped(name).replace("_ba", "_a"), (shape[0] // 2, hidden)
+        elif not is_expert:
+            yield _wrapped(name), shape
+    yield from _qwen_vision(config["vision_config"])
+
+
+def _wrapped(name: str) -> str:
+    return name.replace("model.", "model.language_model.", 1)
+
+
+def _qwen_vision(config: dict[str, Any]) -> Shapes:
+    root, width, patch = "model.visual", config["hidden_size"], config["patch_size"]
+    yield from _biased(f"{root}.patch_embed.proj", width, config["in_channels"], config["temporal_patch_size"], patch, patch)
+    yield f"{root}.pos_embed.weight", (config["num_position_embeddings"], width)
+    for number in range(config["depth"]):
+        block = f"{root}.blocks.{number}"
+        yield from _biased(f"{block}.norm1", width)
+        yield from _biased(f"{block}.norm2", width)
+        yield from _biased(f"{block}.attn.qkv", 3 * width, width)
+        yield from _biased(f"{block}.attn.proj", width, width)
+        yield from _biased(f"{block}.mlp.linear_fc1", config["intermediate_size"], width)
+        yield from _biased(f"{block}.mlp.linear_fc2", width, config["intermediate_size"])
+    merged = width * config["spatial_merge_size"] ** 2
+    yield from _biased(f"{root}.merger.norm", width)
+    yield from _biased(f"{root}.merger.linear_fc1", merged, merged)
+    yield from _biased(f"{root}.merger.linear_fc2", config["out_hidden_size"], merged)
+
+
+def kimi_k25_shapes(config: dict[str, Any]) -> Shapes:
+    """DeepSeek-V3 without MTP layers under `language_model`, and a vision tower."""
+    for name, shape in glm5_shapes(config["text_config"]):
+        yield f"language_model.{name}", shape
+    vision = config["vision_config"]
+    width, wide, patch = vision["vt_hidden_size"], vision["vt_intermediate_size"], vision["patch_size"]
+    merged = width * 4
+    yield from _biased("mm_projector.pre_norm", width)
+    yield from _biased("mm_projector.proj.0", merged, merged)
+    yield from _biased("mm_projector.proj.2", vision["text_hidden_size"], merged)
+    for number in range(vision["vt_num_hidden_layers"]):
+        block = f"vision_tower.encoder.blocks.{number}"
+        yield from _biased(f"{block}.norm0", width)
+        yield from _biased(f"{block}.norm1", width)
+        yield from _biased(f"{block}.wqkv", 3 * width, width)
+        yield from _biased(f"{block}.wo", width, width)
+        yield from _biased(f"{block}.mlp.fc0", wide, width)
+        yield from _biased(f"{block}.mlp.fc1", width, wide)
+    yield from _biased("vision_tower.encoder.final_layernorm", width)
+    yield "vision_tower.patch_embed.pos_emb.weight", (vision["init_pos_emb_height"], vision["init_pos_emb_width"], width)
+    yield from _biased("vision_tower.patch_embed.proj", width, 3, patch, patch)
+
+
+def _biased(module: str, *shape: int) -> Shapes:
+    yield f"{module}.weight", shape
+    yield f"{module}.bias", shape[:1]
+
+
+def ernie_shapes(config: dict[str, Any]) -> Shapes:
+    """Grouped-query attention, experts from `moe_layer_start_index` on, an MTP block with a dense MLP beside the layers."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    blocks = range(config["num_nextn_predict_layers"])
+    for prefix in (*(f"model.layers.{n}" for n in range(layers)), *(f"model.mtp_block.{n}" for n in blocks)):
+        yield from _norms(prefix, hidden)
+        yield from _gqa(f"{prefix}.self_attn", config, bias=False, qk_norm=False)
+        if "mtp" in prefix or int(prefix.rpartition(".")[2]) < config["moe_layer_start_index"]:
+            yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
+        else:
+            yield from _ernie_moe(f"{prefix}.mlp", config)
+    for number in blocks:
+        yield f"model.mtp_emb_norm.{number}.weight", (hidden,)
+        yield f"model.mtp_hidden_norm.{number}.weight", (hidden,)
+        yield f"model.mtp_linear_proj.{number}.weight", (hidden, 2 * hidden)
+    yield "model.norm.weight", (hidden,)
+
+
+def _ernie_moe(prefix: str, config: dict[str, Any]) -> Shapes:
+    hidden, width, experts = config["hidden_size"], config["moe_intermediate_size"], config["moe_num_experts"]
+    yield f"{prefix}.gate.weight", (experts, hidden)
+    yield f"{prefix}.moe_statics.e_score_correction_bias", (1, experts)
+    yield from _mlp(f"{prefix}.shared_experts", hidden, width * config["moe_num_shared_experts"])
+    for expert in range(experts):
+        yield from _mlp(f"{prefix}.experts.{expert}", hidden, width)
 
 
 def _norms(prefix: str, hidden: int) -> Shapes:
@@ -305,7 +444,7 @@ def _mtp_extras(prefix: str, config: dict[str, Any], *, head: bool) -> Shapes:
 # ------------------------------------------------------------------------------------------------ files
 def dtype_of(name: str) -> str:
     """Published checkpoints are BF16 but for the router's bias."""
-    return "F32" if name.endswith("e_score_correction_bias") else "BF16"
+    return "F32" if name.endswith(("e_score_correction_bias", "router_bias")) else "BF16"
 
 
 def write_hollow(
@@ -366,13 +505,16 @@ def hollow_glm5_fp8(folder: Path, *, shards: int = 141) -> Path:
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
 
 
-def fp8_blocks(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
-    """(names and shapes of an FP8 release, dtypes of what is not as `dtype_of` says): scales behind each FP8 weight."""
+def fp8_blocks(shapes: Shapes, kept_part: str | None = None) -> tuple[Shapes, dict[str, str]]:
+    """(names and shapes of an FP8 release, dtypes of what is not as `dtype_of` says): scales behind each FP8 weight.
+
+    kept_part: of names that stay in 16 bits all the same.
+    """
     made: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     for name, shape in shapes:
         made[name] = shape
-        if IN_FP8.fullmatch(name):
+        if IN_FP8.fullmatch(name) and (kept_part is None or kept_part not in name):
             scale = f"{name}_scale_inv"
             made[scale] = (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128))
             dtypes |= {name: "F8_E4M3", scale: "F32"}
@@ -395,11 +537,31 @@ def hollow_model(
     names, in the format in which it is published, instead of the source.
     """
     base, shapes_of = MODELS[model]
-    config = {**base, "num_hidden_layers": layers, _experts_key(base): experts}
+    config = changed(hollow_hybrids.cut_to(base, layers), num_hidden_layers=layers, **{_experts_key(base): experts})
     if dense is not None and "first_k_dense_replace" in base:
         config["first_k_dense_replace"] = dense
+    if "depth" in base.get("vision_config", {}):
+        config["vision_config"] = {**base["vision_config"], "depth": 2}  # Kimi-K2.5's tower vLLM builds in one size only
     shapes, dtypes = as_published(config, shapes_of(config), model, release=release)
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
+
+
+def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """`config` with other values of what describes the language model, in its `text_config` if it has one."""
+    if "text_config" in config:
+        return {**config, "text_config": {**config["text_config"], **changes}}
+    return {**config, **changes}
+
+
+def one_by_one(shapes: Shapes) -> Shapes:
+    """`shapes` with experts that are stored in 3-D one by one."""
+    for name, shape in shapes:
+        layer, _, leaf = name.partition(".experts.")
+        for expert in range(shape[0]) if leaf in FUSED_PARTS else ():
+            for part in FUSED_PARTS[leaf]:
+                yield f"{layer}.experts.{expert}.{part}.weight", (shape[1] // len(FUSED_PARTS[leaf]), shape[2])
+        if leaf not in FUSED_PARTS:
+            yield name, shape
 
 
 def int4_experts(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
@@ -422,7 +584,7 @@ def hollow_shapes(folder: Path, model: str, *, release: bool = False) -> Path:
     release: as of `hollow_model`.
     """
     base, shapes_of = MODELS[model]
-    config = {**base, _experts_key(base): 2}
+    config = changed(base, **{_experts_key(base): 2})
     indexers = {"glm-5": set(range(78)), "glm-5.2": GLM52_INDEXERS}
     every = glm5_shapes(config, indexers[model]) if model in indexers else shapes_of(config)
     shapes, dtypes = as_published(config, every, model, release=release)
@@ -430,26 +592,39 @@ def hollow_shapes(folder: Path, model: str, *, release: bool = False) -> Path:
 
 
 def _experts_key(config: dict[str, Any]) -> str:
-    return "num_experts" if "num_experts" in config else "n_routed_experts"
+    text = config.get("text_config", config)
+    return next(key for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") if key in text)
 
 
 def as_published(config: dict[str, Any], shapes: Shapes, model: str, *, release: bool) -> tuple[Shapes, dict[str, str]]:
     """Names and shapes, and dtypes, of the source or the release; the latter's `quantization_config` is put into `config`."""
+    if model in STACKED_RELEASES:
+        return hollow_hybrids.stacked(shapes), {}
     if model in CHANNEL_RELEASES and release:
         config["quantization_config"] = FP8_CHANNELS
         return fp8_channels(shapes)
     if model in FP8_RELEASES or release:
         every = list(shapes)
-        config["quantization_config"] = FP8_BLOCKS
+        config["quantization_config"] = MINIMAX_FP8 if model == "minimax-m2" else FP8_BLOCKS
         if model in LISTED_RELEASES:
             kept = [name.removesuffix(".weight") for name, shape in every if len(shape) > 1 and not IN_FP8.fullmatch(name)]
             config["quantization_config"] = {**FP8_BLOCKS, "modules_to_not_convert": kept}
-        made, dtypes = fp8_blocks(iter(every))
-        return made, dtypes | {name: "F32" for name, _ in every if model in FP32_NORMS and "norm." in name}
+        kept_part = ".o_proj." if model in O_PROJ_IN_16_BITS else None
+        if kept_part is not None:
+            ignored = [name.removesuffix(".weight") for name, _ in every if kept_part in name]
+            config["quantization_config"] = {**FP8_BLOCKS, "ignored_layers": ignored}
+        made, dtypes = fp8_blocks(iter(every), kept_part)
+        return made, dtypes | in_fp32(model, every)
     if model in INT4_RELEASES:
-        config["quantization_config"] = INT4_EXPERTS
+        config.get("text_config", config)["quantization_config"] = INT4_EXPERTS
         return int4_experts(shapes)
-    return shapes, {}
+    every = list(shapes)
+    return iter(every), in_fp32(model, every)
+
+
+def in_fp32(model: str, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
+    """Dtypes of the names that `model` stores as FP32 against `dtype_of`."""
+    return {name: "F32" for name, _ in shapes if model in IN_FP32 and re.search(IN_FP32[model], name)}
 
 
 def fp8_channels(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
@@ -467,7 +642,7 @@ def fp8_channels(shapes: Shapes) -> tuple[Shapes, dict[str, str]]:
 def at_true_size(model: StoredModel, name: str) -> StoredModel:
     """A model of `hollow_shapes` with the bytes of all its experts; for sums only."""
     base, _ = MODELS[name]
-    factor = base.get("num_experts", base.get("n_routed_experts", 0)) // 2
+    factor = base.get("text_config", base)[_experts_key(base)] // 2
     weights = (
         weight._replace(num_bytes=weight.num_bytes * factor) if ".mlp.experts." in weight.name else weight
         for weight in model.weights
@@ -490,5 +665,10 @@ MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "glm-4.7-flash": (GLM47_FLASH_CONFIG, lambda config: glm5_shapes(config, mtp_head=True)),
     "qwen3-30b-a3b": (QWEN3_30B_CONFIG, qwen3_moe_shapes),
     "qwen3-next-80b-a3b": (QWEN3_NEXT_CONFIG, qwen3_next_shapes),
+    "minimax-m2": (MINIMAX_M2, minimax_shapes),
+    "qwen3.5-35b-a3b": (QWEN35_35B, qwen35_shapes),
+    "kimi-k2.5": (KIMI_K25, kimi_k25_shapes),
+    "ernie-4.5-21b": (ERNIE_45_21B, ernie_shapes),
+    **hollow_hybrids.MODELS,
 }
 """Model recipe -> (config, names and shapes)."""

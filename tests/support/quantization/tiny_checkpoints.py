@@ -259,7 +259,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------ other forms of the same model
 FP8_SCALE_SHAPES = ("block", "channel", "tensor")
-LINEARS = re.compile(r".*_proj(_with_mqa)?\.weight")
+LINEARS = re.compile(r".*_proj(_with_mqa)?\.weight|.*\.experts\.\d+\.w[123]\.weight")
 
 
 def read_shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -353,7 +353,7 @@ def store_as_int4(source: Path, folder: Path, *, group_size: int = 32, packed: s
             shutil.copy(path, folder)
     config = json.loads((source / "config.json").read_text())
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": True, "actorder": None}
-    config["quantization_config"] = {
+    config.get("text_config", config)["quantization_config"] = {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
         "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
         "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": None, "weights": weights}},
@@ -391,7 +391,7 @@ def decompressed_int4(source: Path, folder: Path) -> Path:
 
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
-    group = config.pop("quantization_config")["config_groups"]["group_0"]
+    group = config.get("text_config", config).pop("quantization_config")["config_groups"]["group_0"]
     scheme = QuantizationScheme(targets=["Linear"], format="pack-quantized", weights=group["weights"])
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
     files = read_shards(folder)

@@ -31,6 +31,9 @@ def drafts(folder: str, tokens: int) -> list[Any] | str:
 def packed(architecture: str) -> dict[str, list[str]]:
     from vllm.model_executor.models.registry import ModelRegistry
 
+    from assay_vllm.replay.stand_ins import install_beside
+
+    install_beside()  # multimodal classes import torchvision
     model = ModelRegistry.models[architecture].load_model_cls()
     found = dict(model.packed_modules_mapping)
     for each in model.__mro__:
