@@ -52,10 +52,11 @@ def _looked(name: CheckName, look: Look, run: PlannedRun, on_progress: Callable[
 
 # ------------------------------------------------------------------------------------------------ the checks
 def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
-    """Whether the GPUs of the profile are here. A profile that was named may be for another machine."""
+    """Whether the GPUs of the profile are here. A profile that was named may be for another machine, unless the run begins."""
     from assay_evaluate.serving.hardware import describe_hardware, find_gpus, fits, needs
 
     if not run.is_served_here:
+        yield _of_servers_that_run(run.profile)
         return
     here = describe_hardware()
     there = f"this machine has {here.get('gpus', 'no GPU')}, {here['cores']} cores, {here['memory']}"
@@ -63,13 +64,28 @@ def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
         yield Check(check="hardware", subject=run.profile.name, outcome="PASS", detail=there)
         return
     detail = f"profile {needs(run.profile)}; {there}"
-    if run.named:
+    if run.named and not run.here:
         detail += "; disk and environment are those of this machine, the rest is for the machine that the profile names"
         remedy = f"run it again on {run.profile.name} before `make quantize eval`"
         yield Check(check="hardware", subject=run.profile.name, outcome="UNKNOWN", detail=detail, remedy=remedy)
         return
     remedy = f"--profile {run.profile.name} checks the run for that machine; known profiles: `assay recipes`"
+    if run.named:
+        remedy = (
+            "begin the run where these GPUs are, or leave --profile out (make: PROFILE) to have one chosen for this machine; "
+            f"`assay preflight --profile {run.profile.name}` alone checks the run for a machine elsewhere"
+        )
     yield Check(check="hardware", subject=run.profile.name, outcome="FAIL", detail=detail, remedy=remedy)
+
+
+def _of_servers_that_run(profile: ProfileRecipe) -> Check:
+    """One line for all that is not looked at where a profile has `endpoints`."""
+    detail = (
+        f"the servers of its endpoints ({', '.join(profile.endpoints)}) run already: their GPUs, environment, context, memory, "
+        "tensor parallelism and loaders are not looked at"
+    )
+    remedy = "`assay preflight` with a profile for their machine, without `endpoints`, looks at these"
+    return Check(check="hardware", subject=profile.name, outcome="UNKNOWN", detail=detail, remedy=remedy)
 
 
 def check_plans(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
@@ -152,7 +168,14 @@ def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[
         )
         for one in run.checkpoints
     }
-    return cost.check_cost(run.suite, run.profile, run.aim.recipe.serving, reference=run.reference.label, weights=weights)
+    return cost.check_cost(
+        run.suite,
+        run.profile,
+        run.aim.recipe.serving,
+        reference=run.reference.label,
+        weights=weights,
+        own_texts=bool(run.aim.recipe.deployment_profiles),
+    )
 
 
 def check_power(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
@@ -177,9 +200,11 @@ def check_disk(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[
 
 
 def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
-    """Weights, KV cache and workspace of each GPU, for every checkpoint."""
+    """Weights, KV cache and workspace of each GPU or of this machine, for every checkpoint."""
     from assay_quantize.preflight.memory import check_memory as look
 
+    if run.is_served_here and not is_on_gpus(run.profile):
+        yield from _memory_of_cpu(run)
     if not is_on_gpus(run.profile):
         return
     recipe = run.aim.recipe
@@ -188,6 +213,18 @@ def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterato
         found = look(label, model, run.profile, recipe.serving, [one for one in others if one.name != run.profile.name])
         if found is not None:
             yield found
+
+
+def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
+    from assay_evaluate.preflight.rates import held_by
+    from assay_evaluate.serving import hardware
+    from assay_evaluate.serving.vllm_command import server_environment
+    from assay_quantize.preflight.cpu_memory import check_cpu_memory as look
+
+    space = server_environment(run.profile).get("VLLM_CPU_KVCACHE_SPACE")
+    held, there = held_by(run.profile), hardware.usable_memory_bytes()
+    for label, model in run.stored():
+        yield look(label, model, run.profile, run.aim.recipe.serving, bytes_each=held, space=space, memory_bytes=there)
 
 
 def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:

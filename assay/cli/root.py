@@ -30,6 +30,7 @@ from assay.cli.commands.make.plan import plan
 from assay.cli.commands.make.preflight import preflight
 from assay.cli.commands.make.quantize import quantize
 from assay.cli.commands.make.verify import verify
+from assay.cli.commands.measure.deployment import deployment
 from assay.cli.commands.measure.evaluate import evaluate
 from assay.cli.commands.measure.run import run
 from assay.cli.commands.measure.serve import serve
@@ -133,6 +134,7 @@ app.command(cls=Command)(verify)
 app.command(cls=Command)(calibrate)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(evaluate)
+app.command(cls=Command)(deployment)
 app.command(cls=Command)(probe)
 app.command(cls=Command)(lever)
 app.command(cls=Command)(locate)

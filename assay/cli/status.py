@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from assay.cli.run_folders import find_run, read_run
 from assay.cli.run_lock import LOCK
 from assay.cli.stages import is_as_verified
@@ -15,6 +17,7 @@ from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.records.base import Part, Record
+from assay.records.deployment.record import load_deployments
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.run import RUN_RECORD, RunRecord
@@ -49,6 +52,8 @@ class CheckpointStatus(Part):
     """Scored, and NOT MEASURED for the gate all the same: too many replies were cut off, say."""
     verdict: Status | None
     reason: str | None
+    deployments: dict[str, Status] = Field(default_factory=dict)
+    """Profile -> PASS: this verdict travels there. Empty: `assay deployment` was not run, or for an earlier verdict."""
 
 
 class WorkStatus(Part):
@@ -113,7 +118,9 @@ def read_status(folder: Path) -> RunStatus:
     replies = _replies(folder)
     made = [path.parent.name for path in sorted(folder.glob("*/checkpoint")) if path.is_dir()]
     labels = dict.fromkeys([*_expected(about), *made, *measured])
-    checkpoints = [_checkpoint(folder, label, measured.get(label), gates, replies) for label in labels]
+    deployments, _ = load_deployments(folder, measured.values(), gates)
+    deployed = {label: {one.profile: one.outcome for one in deployments if one.label == label} for label in labels}
+    checkpoints = [_checkpoint(folder, label, measured.get(label), gates, replies, deployed[label]) for label in labels]
     return RunStatus(
         run=str(folder),
         model=about.model,
@@ -143,7 +150,12 @@ def _replies(folder: Path) -> dict[str, int]:
 
 # ------------------------------------------------------------------------------------------------ one checkpoint
 def _checkpoint(
-    run_dir: Path, label: str, measured: Measurement | None, gates: GateReport | None, replies: dict[str, int]
+    run_dir: Path,
+    label: str,
+    measured: Measurement | None,
+    gates: GateReport | None,
+    replies: dict[str, int],
+    deployments: dict[str, Status],
 ) -> CheckpointStatus:
     folder = run_dir / label / "checkpoint"
     manifest = load_manifest(folder)
@@ -164,6 +176,7 @@ def _checkpoint(
         tasks_without_verdict=() if gates is None or measured is None else _without_verdict(gates, measured),
         verdict=gates.overall[label] if gates is not None and judged else None,
         reason=gates.reasons.get(label) if gates is not None and judged else None,
+        deployments=deployments,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import safe_name, shown
-from assay.recipes.families import family_of, names_of
+from assay.recipes.families import family_of, names_of, quantization_of
 from assay.recipes.load import load_recipe, recipe_names, recipes_dir
 from assay.recipes.model import Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
@@ -175,7 +175,7 @@ def _recipe_for(
         family=family,
         reference=Reference(precision="fp8"),
         precisions=("fp8", "w4a16", "nvfp4a16"),
-        include_source=not config.get("quantization_config"),  # an FP8 source is its own FP8 reference
+        include_source=not quantization_of(config),  # an FP8 source is its own FP8 reference
         suite="full",
         profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
         serving=Serving(
@@ -250,7 +250,7 @@ def open_released(release: Location) -> Checkpoint:
 
 def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:
     """What the source is called in a run: its dtype, or `source` when it is published in FP8."""
-    if config.get("quantization_config"):
+    if quantization_of(config):
         return "source"
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     labels: dict[str, Literal["bf16", "fp16", "fp32"]] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -61,11 +61,13 @@ def evaluate_in_run(
     name: str | None,
     *,
     same_weights: bool = False,
+    own_texts: bool | None = None,
 ) -> Judged:
     """Measure what is missing, judge everything, write report and cards.
 
     gates: registered before the first question; those of an earlier evaluation in this run hold. same_weights: servers that run
-    already may have the same.
+    already may have the same. own_texts: candidates write texts of their own, for `assay deployment`; None: if the model's
+    recipe names deployment profiles.
     """
     from assay_evaluate.run.evaluate import evaluate as run_suite
 
@@ -84,6 +86,7 @@ def evaluate_in_run(
                 serving=aim.recipe.serving,
                 run_dir=run_dir,
                 same_weights=same_weights,
+                own_texts=bool(aim.recipe.deployment_profiles) if own_texts is None else own_texts,
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)

@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.errors import MeasureError
 from assay.records.measurement import Measurement
+from assay.records.serving import Fingerprint
 
 NOT_COMPARED = ("checkpoint_flags", "emulated", "kernels", "system_fingerprint")
 """Fields of a serving fingerprint in which reference and candidate may differ."""
@@ -75,7 +76,12 @@ def check_comparable(reference: Measurement, candidate: Measurement) -> None:
 
 def served_differently(first: Measurement, second: Measurement, *, other: str = "candidate") -> list[str]:
     """A line for every field of the serving fingerprint that should be alike and is not. other: what the second is called."""
-    ours, theirs = (m.fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)) for m in (first, second))
+    return fingerprints_differ(first.fingerprint, second.fingerprint, other=other)
+
+
+def fingerprints_differ(first: Fingerprint, second: Fingerprint, *, other: str = "candidate") -> list[str]:
+    """The same of two fingerprints."""
+    ours, theirs = (one.model_dump(mode="json", exclude=set(NOT_COMPARED)) for one in (first, second))
     return _differences(ours, theirs, "", other)
 
 

@@ -78,7 +78,7 @@ class Plan(Record):
     """Every shard of the source -> what identifies its data: `sha256:...` (`blob:...`, `commit:...`) as the hub states it; of a
     file in a folder `stamp:BYTES:MTIME_NS:CTIME_NS:INODE`, which any write to it or another file in its place changes."""
     mtp_layers: tuple[int, ...]
-    """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they are named `mtp.*`."""
+    """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they lie elsewhere (`mtp.*`)."""
     ignore: tuple[str, ...]
     """Patterns for vLLM: modules that stay unquantized."""
     importance_sha256: str | None = None

@@ -38,6 +38,13 @@ class Fingerprint(Part):
         )
 
 
+MODEL_FLAGS = frozenset(
+    {
+        "reasoning-parser", "tool-call-parser", "enable-auto-tool-choice", "default-chat-template-kwargs", "chat-template",
+        "trust-remote-code", "tokenizer-mode", "hf-overrides",
+    }
+)  # fmt: skip
+"""Flags that the model itself needs, on any hardware."""
 SMALLEST_DIFFERENCE = 1e-3
 """Nats. Up to here two signatures agree even if neither server showed any noise of its own."""
 TIMES_NOISE = 3.0

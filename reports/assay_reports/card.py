@@ -21,7 +21,7 @@ from assay.records.base import write_text_atomically
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
-from assay.records.serving import Fingerprint, as_arguments
+from assay.records.serving import MODEL_FLAGS, Fingerprint, as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
 from assay_reports.report import environment, why_none
@@ -36,13 +36,6 @@ MEASURING_FLAGS = frozenset(
     }
 )  # fmt: skip
 """What only a measurement needs; a deployment does without."""
-MODEL_FLAGS = frozenset(
-    {
-        "reasoning-parser", "tool-call-parser", "enable-auto-tool-choice", "default-chat-template-kwargs", "chat-template",
-        "trust-remote-code", "tokenizer-mode", "hf-overrides",
-    }
-)  # fmt: skip
-"""What the model itself needs on any hardware: all that is kept of a command that ran emulated."""
 
 
 def write_card(run_dir: Path, label: str) -> Path:
@@ -147,6 +140,7 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
         no_divergence=why_none(report, "divergence", [row]) if report and row else "",
         no_acceptance=why_none(report, "acceptance", [row]) if report and row else "",
         licence=_licence(checkpoint),
+        deployments=[one for one in run.deployments if one.label == label and one.outcome != "NOT MEASURED"] if row else [],
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from assay.quantities import percent_of_events, points
 from assay.records.measurement import Measurement, TaskResult
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
+from assay_reports.deployment_limits import deployments_left_out, nothing_scored_there
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
@@ -372,6 +373,8 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "no_load": no_load,
     "probes_not_judged": probes_not_judged,
     "probes_not_run": probes_not_run,
+    "nothing_scored_there": nothing_scored_there,
+    "deployments_left_out": deployments_left_out,
     "rare_faults": rare_faults,
     "divergence_direction": divergence_direction,
     "kl_lower_bound": kl_lower_bound,

@@ -50,6 +50,7 @@ def build_report(run: Run) -> Report:
         ),
         fingerprint=reference.fingerprint,
         probes=run.probes,
+        deployments=run.deployments,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from assay.errors import AssayError
 from assay.records.base import Record
 from assay.records.comparable import check_measurements
+from assay.records.deployment.record import Deployment, load_deployments
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -45,6 +46,10 @@ class Run:
     """As `RunRecord.choices`."""
     gpu_check: GpuCheck | None = None
     """Of `assay gpu-check --run`."""
+    deployments: tuple[Deployment, ...] = ()
+    """Of `assay deployment`, about the measurements and verdicts that are here."""
+    old_deployments: tuple[Deployment, ...] = ()
+    """About earlier ones."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -87,7 +92,9 @@ def load_run(run_dir: Path) -> Run:
     about = RunRecord.load_if_there(run_dir / RUN_RECORD)
     run = _run_of(folders, found, _gates_of(run_dir / "gates.json", found), tuple(load_probes(run_dir)))
     check = GpuCheck.load_if_there(run_dir / CHECK_NAME)
-    return replace(run, choices=about.choices if about is not None else (), gpu_check=check)
+    deployments, old = load_deployments(run_dir, run.measurements, run.gates)
+    choices = about.choices if about is not None else ()
+    return replace(run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old)
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

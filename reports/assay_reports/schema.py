@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from assay.records.base import Interval, Part, Record
+from assay.records.deployment.record import Deployment
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
 from assay.records.serving import Fingerprint
@@ -163,3 +164,5 @@ class Report(Record):
     fingerprint: Fingerprint
     probes: tuple[ProbeReport, ...] = ()
     """Of every checkpoint that was probed."""
+    deployments: tuple[Deployment, ...] = ()
+    """Candidates on other hardware than they were judged on."""

@@ -125,6 +125,13 @@ def yes_no(value: bool | None) -> str:
     return "unknown" if value is None else ("yes" if value else "no")
 
 
+def computed(emulated: bool | None) -> str:
+    """How quantized formats were computed, as it continues "they were"."""
+    return {True: "emulated", False: "computed by native kernels", None: "computed in an unknown way, or there were none"}[
+        emulated
+    ]
+
+
 def flag_value(value: Any) -> str:
     return "on" if value is True else ("off" if value is False else str(value))
 
@@ -133,7 +140,7 @@ FILTERS = {
     function.__name__: function
     for function in (
         percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
-        tokens_interval, times_interval, count, pvalue, error, yes_no, flag_value, in_markdown, gates_title,
+        tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, in_markdown, gates_title,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

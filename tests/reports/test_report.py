@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deployments import make_deployment, seen
 from huggingface_hub import ModelCard
 from probe_reports import ALARM, CLEAN, probed
 from synthetic_run import MODEL, make_divergence, make_run, task_of, write_checkpoint
@@ -408,6 +409,8 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("probes_not_judged", False, probes(ALARM)),
         ("probes_not_run", False, probes(CLEAN)),
         ("rare_faults", False, probes(CLEAN)),
+        ("nothing_scored_there", False, lambda run: replaced(run, deployments=(make_deployment(),))),
+        ("deployments_left_out", False, lambda run: replaced(run, old_deployments=(make_deployment(),))),
         ("divergence_direction", True, measurements(divergence=None)),
         ("kl_lower_bound", True, divergences(tail_mass_mean=0.0)),
         ("no_noise_floor", False, without("fp8-repeat")),
@@ -463,6 +466,35 @@ def test_the_gpu_check_of_a_run_is_loaded(run_dir: Path, tmp_path: Path) -> None
     assert check is not None
     check.save(whole / "gpu-check.json")
     assert load_run(whole).gpu_check == check
+
+
+# ------------------------------------------------------------------------------------------------ deployment
+@pytest.mark.slow
+def test_deployments_stand_in_report_and_card_while_they_are_about_this_run(run_dir: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(run_dir, tmp_path / run_dir.name)
+    plain = {name: (whole / "report" / name).read_text() for name in ("index.html", "report.md")}
+    assert not any("Deployment" in page or "deployment" in page for page in plain.values())
+    travels = make_deployment()
+    travels.save(whole / "deployment" / "4xh200" / "w4a16.json")
+    unknown = make_deployment(seen(profile="4xb200", probes=None))
+    unknown.save(whole / "deployment" / "4xb200" / "w4a16.json")
+    old = make_deployment(seen(profile="8xb200")).model_copy(update={"checkpoint_sha256": "0" * 64})
+    old.save(whole / "deployment" / "8xb200" / "w4a16.json")
+    write_report(whole)
+    assert report_of(whole).deployments == (unknown, travels)
+    html, markdown = (whole / "report" / "index.html").read_text(), (whole / "report" / "report.md").read_text()
+    assert "<h3>w4a16 on 4xh200 <span" in html and 'href="#deployment"' in html
+    assert "### w4a16 on 4xh200: PASS" in markdown and "### w4a16 on 4xb200: NOT MEASURED" in markdown
+    assert "the verdict travels to 4xh200: 5 checks passed (" in markdown
+    for check in travels.checks:
+        assert f"| {check.gate} | {check.status} | {check.limit or 0:.4g} |".replace(" 0 |", " – |") in markdown
+    served = "Served differently: flags.tensor-parallel-size (None, 4xh200 4); profile (cpu-emulated, 4xh200 4xh200)."
+    assert f"emulated where it was judged (cpu-emulated), emulated here. {served}" in markdown
+    assert "Left out: what was seen of w4a16 on 8xb200" in markdown
+    card = render_card(load_run(whole), "w4a16", whole / "w4a16" / "checkpoint")
+    said = [line for line in card.splitlines() if line.startswith("Served on ")]
+    assert said == [f"Served on 4xh200 and held against itself on cpu-emulated, without scoring a task: {travels.sentence}."]
+    assert "Served on" not in render_card(load_run(whole), "nvfp4a16", whole / "nvfp4a16" / "checkpoint")
 
 
 def test_every_limit_is_flipped_by_a_test() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.candidates.of_sides import given_endpoints, profile_of
 from assay.cli.candidates.of_target import check_candidates
 from assay.cli.gate_choice import ChosenGates, choose_gates, suite_for
 from assay.cli.run_folders import choose_run
@@ -28,7 +27,7 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RunRecord, SourceData, SuiteIdentity
-from assay_evaluate.serving.hardware import find_gpus, fits
+from assay_evaluate.serving.hardware import choose_profile, find_gpus, fits
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -90,7 +89,7 @@ class PlannedRun:
     aim: with the precisions that its recipe has for the profile. named: the user named the profile. suite: as the model asks
     it; why_suite: a line, if it is not the model's. limits: the gates, as they apply to the suite. source: its headers.
     checkpoints: all that would be served, the reference first. name: of the run's folder, if the user gave one. stream_from:
-    `hub`, if the source is not to be downloaded whole.
+    `hub`, if the source is not to be downloaded whole. here: it is to begin now, so the profile's hardware must be here.
     """
 
     aim: Target
@@ -104,6 +103,7 @@ class PlannedRun:
     runs: Path
     name: str | None
     stream_from: str | None
+    here: bool = False
 
     @property
     def reference(self) -> PlannedCheckpoint:
@@ -256,21 +256,22 @@ def planned_run(
 ) -> PlannedRun:
     """Everything that is planned before the first byte.
 
-    here: the profile's hardware must be here. AssayError: it is not; a recipe, the source or a release cannot be read; there is
-    nothing to compare. A precision that cannot be made is no error (`PlannedCheckpoint.problem`).
+    here: the run is to begin now. AssayError: then no profile was named and none is for this machine; a recipe, the source or a
+    release cannot be read; there is nothing to compare. A precision that cannot be made is no error
+    (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
     """
     aim = resolve_target(target)
     planning = Planning(aim, precisions)
-    if here:
-        chosen = profile_of(aim, profile, given=bool(given_endpoints(profile)), problem_on=planning.problem_on)
+    if profile is not None:
+        chosen = load_recipe(ProfileRecipe, profile)
     else:
-        chosen = load_recipe(ProfileRecipe, profile) if profile is not None else _best_profile(aim, planning)
+        chosen = choose_profile(aim.recipe, planning.problem_on) if here else _best_profile(aim, planning)
     aim = aim.on_profile(chosen)
     asked, why_suite = suite_for(aim, suite, chosen, gates)
     limits = choose_gates(aim, asked, gates)
     return PlannedRun(
         aim, chosen, profile is not None, asked, why_suite, limits, planning.source, planning.checkpoints(aim), runs, name,
-        stream_from,
+        stream_from, here,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.recipes.suite import DivergenceSpec
+from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.records.divergence import TextSet
 from assay_evaluate.asking.dialect import sampling
 from assay_evaluate.asking.session import Session
@@ -25,6 +25,8 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.tasks.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
 
 TASK_WRITE = "divergence.write"
+MOST_DOCUMENTS, MOST_SUITE_DOCUMENTS = 24, 1
+"""Of a language, and of a task: 48 texts in two languages give an interval; the reference writes up to four times as many."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,19 @@ def document_items(spec: DivergenceSpec, seed: str) -> list[Item]:
             for i in range(spec.num_documents - num_writing)
         ]
     return items
+
+
+def own_suite(suite: SuiteRecipe) -> SuiteRecipe | None:
+    """The suite with the texts that a candidate writes. None: the suite has no divergence, so there are none."""
+    spec = suite.divergence
+    if spec is None:
+        return None
+    fewer: dict[str, Any] = {
+        "num_documents": min(spec.num_documents, MOST_DOCUMENTS),
+        "suite_documents": min(spec.suite_documents, MOST_SUITE_DOCUMENTS),
+        "exact": False,
+    }
+    return suite.model_copy(update={"divergence": spec.model_copy(update=fewer)})
 
 
 # ------------------------------------------------------------------------------------------------ kept texts

@@ -20,6 +20,7 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.divergence.documents import (
     Document,
     KeptTexts,
+    TextQuestion,
     find_texts,
     held_out_documents,
     keep_texts,
@@ -89,8 +90,7 @@ def write_and_score(
     kept = find_texts(journal, made_from)
     if kept is None:
         why: str | None = None
-        languages = {(task.task, item.item): item.language for task in tasks for item in task.items}
-        documents = write_replies(session, [*own_questions(session, spec), *suite_questions(session, spec, who, languages)])
+        documents = write_replies(session, text_questions(session, spec, who, tasks))
         try:
             documents += held_out_documents(session, spec)
         except NotMeasured as error:
@@ -101,6 +101,14 @@ def write_and_score(
     scores = session.client.ask(scoring_requests(kept.documents, kept.top_k, session.sample, kept.form))
     pair_scores(kept.documents, scores, scores)  # says now what cannot be scored, instead of with every candidate
     return {} if kept.no_held_out is None else {"divergence on held-out text": kept.no_held_out}
+
+
+def text_questions(
+    session: Session, spec: DivergenceSpec, who: Identity, tasks: Sequence[TaskResult]
+) -> list[TextQuestion]:  # fmt: skip
+    """The questions that the texts of `who` answer: our own, and those of the suite's tasks that `who` was asked."""
+    languages = {(task.task, item.item): item.language for task in tasks for item in task.items}
+    return [*own_questions(session, spec), *suite_questions(session, spec, who, languages)]
 
 
 @dataclass

@@ -21,18 +21,20 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.divergence import EXACT_MODE
-from assay.records.measurement import Measurement
+from assay.records.measurement import Measurement, TaskResult
 from assay.records.probe import ProbeSettings, probes_place
 from assay.records.serving import Fingerprint, Signature
 from assay_evaluate.asking.signature import take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.diagnosis.probes.served import probe_served
+from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
+from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_others
 from assay_evaluate.run.suite import measure_suite
 from assay_evaluate.run.weights import (
@@ -63,6 +65,7 @@ def evaluate(
     serving: Serving,
     run_dir: Path,
     same_weights: bool = False,
+    own_texts: bool = False,
     on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
     foresee: Callable[[ServerSpec], Fingerprint | None] = planned_fingerprint,
@@ -71,16 +74,28 @@ def evaluate(
 
     Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. A measurement of
     something else in that place, and what was measured against another reference, moves to measurements/earlier/.
-    same_weights: labels whose servers run already may have the same weights. start_server and foresee (the fingerprint a server
-    would have, without starting it; None: only the server can tell) are seams for tests. Raises ServeError when a server does
-    not start, MeasureError when one dies, is served unlike the reference, or answers with other weights than its label's.
+    same_weights: labels whose servers run already may have the same weights. own_texts: every candidate whose server is started
+    here also writes texts of its own (`own_texts.py`). start_server and foresee (the fingerprint a server would have, without
+    starting it; None: only the server can tell) are seams for tests. Raises ServeError when a server does not start,
+    MeasureError when one dies, is served unlike the reference, or answers with other weights than its label's.
     """
     reference, others = _sorted_out(candidates)
     require_separate(candidates)
     check_suite(suite)
     check_context(suite, reference, profile, serving)
     with Journal(run_dir / "journal.db") as journal:
-        run = _Evaluation(model, suite, profile, serving, run_dir, journal, on_progress, start_server, foresee)
+        run = _Evaluation(
+            model,
+            suite,
+            profile,
+            serving,
+            run_dir,
+            journal,
+            on_progress,
+            start_server,
+            foresee,
+            own_texts=own_suite(suite) if own_texts else None,
+        )
         run.check_alike(reference, others)
         if reference.endpoint is not None:
             run.know_weights([reference, *others], same_weights=same_weights)
@@ -115,6 +130,8 @@ class _Evaluation:
     on_progress: Say
     start_server: StartServer
     foresee: Callable[[ServerSpec], Fingerprint | None]
+    own_texts: SuiteRecipe | None = None
+    """The suite with the texts that candidates write themselves. None: they write none."""
     known: dict[str, Known] = field(default_factory=dict)
     """Of labels with servers of their own."""
     signed: dict[str, tuple[str, Signature]] = field(default_factory=dict)
@@ -217,13 +234,41 @@ class _Evaluation:
     def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
         checkpoint = self.checkpoint(one)
         found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
-        if found is not None:
+        if found is not None and not self.lacks_own_texts(one, found):
             return found
         text = self.text_of(reference)
         assert text is not None, "measure_reference saw to it"
         with self.server(one) as server:
             require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
-            return self.measure(one, one.label, server, checkpoint, text)
+            if found is None:
+                return self.measure(one, one.label, server, checkpoint, text)
+            self.write_own_texts(one, server, checkpoint, found.tasks)
+            return found
+
+    def lacks_own_texts(self, one: Candidate, found: Measurement) -> bool:
+        """Whether a candidate that was measured has yet to write texts of its own."""
+        who = self.who(one.label, found.checkpoint_sha256, found.fingerprint)
+        return self.own_texts is not None and one.endpoint is None and find_own_texts(self.journal, self.suite, who) is None
+
+    def write_own_texts(self, one: Candidate, server: Server, checkpoint: str, tasks: Sequence[TaskResult]) -> None:
+        """Where they are wanted, of a candidate whose server was started here."""
+        if self.own_texts is None or one.is_reference or one.checkpoint is None or one.endpoint is not None:
+            return
+        self.on_progress(f"{one.label}: texts of its own, for deployment profiles")
+        who = self.who(one.label, checkpoint, server.fingerprint)
+        write_own_texts(
+            Asked(
+                server,
+                self.own_texts,
+                one.checkpoint,
+                self.serving,
+                self.journal,
+                who,
+                self.profile.concurrency,
+                lambda line: self.on_progress(f"{one.label}: {line}"),
+            ),
+            tasks,
+        )
 
     def in_exact_mode(
         self, reference: Candidate, first: Measurement, one: Candidate, measurement: Measurement
@@ -308,6 +353,7 @@ class _Evaluation:
             concurrency=self.profile.concurrency,
             on_progress=lambda line: self.on_progress(f"{label}: {line}"),
         )
+        self.write_own_texts(one, server, checkpoint, results["tasks"])
         self.end(one, server, signature)
         if self.suite.probes is not None and not is_noise_floor:
             # Before the measurement is written: with it, the run counts as done.

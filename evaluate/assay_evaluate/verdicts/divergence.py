@@ -30,8 +30,14 @@ class _Seen:
         return (self.value.low, self.value.high) if isinstance(self.value, Interval) else (self.value, self.value)
 
 
-def judge_divergence(gate: DivergenceGate, candidate: Measurement) -> Verdict:
-    """One divergence gate on one candidate: the worst of the texts and spans that it is over."""
+NOT_CERTIFIED = "Not failed; it cannot certify."
+
+
+def judge_divergence(gate: DivergenceGate, candidate: Measurement, *, when_passed: str = NOT_CERTIFIED) -> Verdict:
+    """One divergence gate on one candidate: the worst of the texts and spans that it is over.
+
+    when_passed: what the sentence of a PASS ends with.
+    """
     divergence = candidate.divergence
     if divergence is None:
         reason = candidate.not_measured.get("divergence", "the suite did not ask for it")
@@ -50,7 +56,7 @@ def judge_divergence(gate: DivergenceGate, candidate: Measurement) -> Verdict:
         return _verdict(gate, candidate, "NOT MEASURED", f"{_missing(gate, candidate)}.")
     judged = [(_status(gate, one), one) for one in seen]
     status, worst_one = min(judged, key=lambda found: (WORST.index(found[0]), -_badness(gate, found[1])))
-    return _sentence(gate, candidate, status, worst_one, len(seen))
+    return _sentence(gate, candidate, status, worst_one, len(seen), when_passed)
 
 
 def _status(gate: DivergenceGate, one: _Seen) -> Status:
@@ -66,7 +72,17 @@ def _badness(gate: DivergenceGate, one: _Seen) -> float:
     return value if gate.max is not None else -value
 
 
-def _sentence(gate: DivergenceGate, candidate: Measurement, status: Status, one: _Seen, num_seen: int) -> Verdict:
+def worst_value(gate: DivergenceGate, divergence: Divergence) -> float | None:
+    """The worse end of the worst number that the gate would be held against. None: there is no such number."""
+    ends = [one.ends for one in _values(gate, divergence)]
+    if not ends:
+        return None
+    return max(high for _, high in ends) if gate.max is not None else min(low for low, _ in ends)
+
+
+def _sentence(
+    gate: DivergenceGate, candidate: Measurement, status: Status, one: _Seen, num_seen: int, when_passed: str
+) -> Verdict:  # fmt: skip
     unit = "" if gate.metric in WITHOUT_UNIT else " nats"
     limit = gate.max if gate.max is not None else gate.min
     if isinstance(one.value, Interval):
@@ -76,7 +92,7 @@ def _sentence(gate: DivergenceGate, candidate: Measurement, status: Status, one:
         text = f"{gate.metric}{one.where} {one.value:.4g}{unit} (no interval)"
     text += f"; allowed {'at most' if gate.max is not None else 'at least'} {limit:g}{unit}"
     among = f" The worst of {num_seen}." if num_seen > 1 else ""
-    ends = {"PASS": ". Not failed; it cannot certify.", "FAIL": ".", "UNDERPOWERED": ", which lies inside the interval."}
+    ends = {"PASS": f". {when_passed}".rstrip(), "FAIL": ".", "UNDERPOWERED": ", which lies inside the interval."}
     observed = one.value if isinstance(one.value, Interval) else None
     return _verdict(gate, candidate, status, f"{text}{ends[status]}{among}", observed)
 

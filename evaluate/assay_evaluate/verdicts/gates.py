@@ -10,7 +10,8 @@ The rules, in the order in which they are tried:
 - **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
   (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
 - **Overall** is the worst of the verdicts that have a say: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. No say have
-  optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding.
+  optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
+  the reference's own drafts are hardly ever accepted.
 
 The reference's own repeat (the noise floor) is judged like a candidate: if it does not pass, no other verdict means much.
 """
@@ -20,19 +21,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.errors import MeasureError
-from assay.quantities import percent_short, points_short
+from assay.quantities import percent_short
 from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
 from assay.records.base import Interval
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
-from assay_evaluate.statistics import independent_difference, wilson
+from assay_evaluate.statistics import wilson
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
+from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.reasons import reason_for
-from assay_evaluate.verdicts.scores import judge_scores, open_question, points_lost
+from assay_evaluate.verdicts.scores import judge_scores
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
@@ -117,7 +119,7 @@ def _judge_other(
         case DivergenceGate():
             return judge_divergence(gate, candidate)
         case AcceptanceGate():
-            return _judge_acceptance(gate, reference, candidate, level)
+            return judge_acceptance(gate, reference, candidate, level)
         case TruncationGate():
             return _judge_truncation(gate, reference, candidate, level, beyond)
 
@@ -148,37 +150,3 @@ def _judge_truncation(
     )
     status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
     return verdict(status, detail, wilson(task.num_truncated, replies, level))
-
-
-# ------------------------------------------------------------------------------------------------ acceptance
-def _judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
-    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
-        return Verdict(
-            gate="acceptance", candidate=candidate.label, status=status, observed=observed, limit=gate.max_drop, detail=detail
-        )  # fmt: skip
-
-    if reference.fingerprint.speculation is None:  # of both: other speculation is refused
-        neither = (
-            f"Neither {reference.label} nor {candidate.label} was served with speculative decoding, so nothing was drafted; "
-            "this has no say in the overall verdict."
-        )
-        return verdict("NOT MEASURED", neither).model_copy(update={"has_say": False})
-    for side in (reference, candidate):
-        if side.acceptance is None or side.acceptance.rate is None:
-            reason = side.not_measured.get("acceptance", "the server drafted nothing")
-            return verdict("NOT MEASURED", f"No acceptance rate for {side.label}: {reason}.")
-    ours, theirs = reference.acceptance, candidate.acceptance
-    assert ours is not None and theirs is not None
-    drop = independent_difference(
-        ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
-    )
-    seen = (
-        f"{percent_short(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {reference.label}, "
-        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {candidate.label}: {points_lost(drop)}"
-    )
-    margin = f"{points_short(gate.max_drop)} points"
-    if drop.high < gate.max_drop:
-        return verdict("PASS", f"{seen}, less than {margin}.", drop)
-    if drop.low > gate.max_drop:
-        return verdict("FAIL", f"{seen}, more than {margin}.", drop)
-    return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}.", drop)

@@ -368,6 +368,24 @@ def test_acceptance_truth_table(theirs: Acceptance | None, status: Status) -> No
     assert report.overall == {"w4a16": status}
 
 
+@pytest.mark.parametrize("theirs", [acceptance(0), acceptance(7000), acceptance(0, 0), None])
+@pytest.mark.parametrize(("accepted", "share"), [(0, "0 %"), (1000, "10 %")])
+def test_a_reference_whose_drafts_are_not_accepted_shows_nothing(accepted: int, share: str, theirs: Acceptance | None) -> None:
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+    reference = measured("fp8", answers(200), acceptance=acceptance(accepted))
+    report = judged(reference, measured("w4a16", answers(200), acceptance=theirs), gates)
+    assert (report.verdicts[1].status, report.verdicts[1].has_say, report.verdicts[1].detail) == (
+        "NOT MEASURED",
+        False,
+        f"{share} of drafted tokens accepted in fp8 itself: it cannot lose 10 points, so nothing is shown about its draft "
+        "head, which may be random or damaged; this has no say in the overall verdict.",
+    )
+    assert report.overall == {"w4a16": "PASS"}
+    assert report.reasons == {"w4a16": f"1 of 1 measured gates passed; {WITHIN}; not measured: acceptance"}
+    failed = judged(reference, measured("w4a16", answers(200, range(40)), acceptance=theirs), gates)
+    assert failed.overall == {"w4a16": "FAIL"}
+
+
 def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
     gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
     sides = [measured(label, answers(200), acceptance=None) for label in ("fp8", "w4a16")]

@@ -67,6 +67,14 @@ def evaluate(
     profile: ProfileOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
+    own_texts: Annotated[
+        bool | None,
+        typer.Option(
+            "--own-texts/--no-own-texts",
+            help="Let every candidate write texts of its own, which `assay deployment` needs. Default: where the model's "
+            "recipe names deployment profiles.",
+        ),
+    ] = None,
     budget_check: Annotated[
         bool,
         typer.Option(
@@ -94,7 +102,7 @@ def evaluate(
     from assay.cli.targets import resolve_target
 
     if budget_check:
-        unused = ("precisions", "candidate", "same_weights", "swe_slice", "swe_filter", "swe_repeats")
+        unused = ("precisions", "candidate", "same_weights", "own_texts", "swe_slice", "swe_filter", "swe_repeats")
         refuse_unused(ctx, "with --budget-check, which asks the reference single questions only", *unused)
     if reference is not None:
         refuse_unused(ctx, "with --reference, whose candidates are named by --candidate", "precisions")
@@ -109,6 +117,8 @@ def evaluate(
     given = bool(endpoints) if sides is None else sides[0].endpoint is not None
     if same_weights and not given:
         raise AssayError("--same-weights: is for servers that run already; give their URLs, or leave it out")
+    if own_texts and given:
+        raise AssayError("--own-texts: is for servers that assay starts; leave it out")
     # What cannot work fails before checkpoints are hashed and servers started.
     aim = resolve_target(str(target)) if sides is None else model_of(sides, target)
     chosen = profile_of(aim, profile, given=given, problem_on=None if sides else problem_before(aim, precisions))
@@ -143,7 +153,9 @@ def evaluate(
         if not checked.suffices:
             raise typer.Exit(1)
         return
-    judged = evaluate_in_run(aim, compared, chosen_suite, chosen, limits, runs, name, same_weights=same_weights)
+    judged = evaluate_in_run(
+        aim, compared, chosen_suite, chosen, limits, runs, name, same_weights=same_weights, own_texts=own_texts
+    )
     if as_json:
         emit(load_report(judged.run_dir))
     else:

@@ -21,7 +21,7 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import check_plans_served, load_report, quantize_options
+from assay.cli.stages import check_plans_served, load_report, quantize_options, require_hardware
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
@@ -65,7 +65,9 @@ def run(
     if planned.is_served_here:
         interpreter_for(planned.profile)
     out = results(as_json=as_json)
-    if not no_preflight and not planned.is_done:
+    if no_preflight or planned.is_done:
+        require_hardware(planned.profile)
+    else:
         found = preflight(planned, say)
         failed = found.outcome == "FAIL"
         show(found, out if failed else console, whole=False)

@@ -13,9 +13,16 @@ from assay.cli.options import JsonOption, RunsOption, complete_run
 from assay.cli.run_folders import refuse_runs
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results, say
+from assay.records.verdict import Status
 
 if TYPE_CHECKING:
     from assay.cli.status import CheckpointStatus, RunStatus
+
+
+TRAVELS: dict[Status, str] = {
+    "PASS": "travels to", "FAIL": "does not travel to", "UNDERPOWERED": "not decided on", "NOT MEASURED": "not known on",
+}  # fmt: skip
+"""What is said of a verdict on a deployment profile."""
 
 
 def status(
@@ -73,7 +80,8 @@ def _row(one: CheckpointStatus) -> tuple[str, ...]:
     verdict = "reference" if one.is_reference else one.verdict or ("not judged" if one.measured else "")
     colour = None if one.verdict is None else COLOURS[one.verdict]
     cells = (one.label, _made(one), one.verified or "", _measured(one))
-    return *map(escape, cells), f"[{colour}]{verdict}[/]" if colour else verdict
+    where = escape("".join(f"; {TRAVELS[status]} {profile}" for profile, status in one.deployments.items()))
+    return *map(escape, cells), (f"[{colour}]{verdict}[/]" if colour else verdict) + where
 
 
 def _made(one: CheckpointStatus) -> str:

@@ -1,0 +1,223 @@
+"""A candidate on a deployment profile: served there, asked what it was asked where it was judged, and held against itself.
+
+The two servers are unlike on purpose, so nothing asks that their fingerprints agree; every difference is in the record.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from assay.callbacks import Say
+from assay.errors import MeasureError
+from assay.recipes.gate import GateRecipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.comparable import fingerprints_differ
+from assay.records.deployment.record import Deployment, deployment_place
+from assay.records.measurement import Acceptance, Divergence, Measurement
+from assay.records.probe import ProbeReport, ProbeSettings
+from assay.records.serving import MODEL_FLAGS
+from assay.records.verdict import GateReport
+from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.journal import Journal
+from assay_evaluate.diagnosis.probes.served import probe_served
+from assay_evaluate.divergence.documents import own_suite
+from assay_evaluate.run.identity import checkpoint_sha256, identity
+from assay_evaluate.run.own_texts import Asked, OwnTexts, find_own_texts
+from assay_evaluate.serving.server import Server, ServerSpec, serve
+from assay_evaluate.verdicts.acceptance import DraftingSide
+from assay_evaluate.verdicts.deployment import Seen, judge_deployment, outcome_of, sentence_of
+
+StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
+
+
+def deploy(
+    measured: Measurement,
+    checkpoint: Path,
+    judged: GateReport,
+    *,
+    profile: ProfileRecipe,
+    run_dir: Path,
+    probed: ProbeReport | None = None,
+    on_progress: Say = lambda line: None,
+    start_server: StartServer = serve,
+) -> Deployment:
+    """Serve a candidate of the run on `profile`; the record is written to run_dir/deployment/PROFILE/LABEL.json.
+
+    checkpoint: its folder on this machine. judged: the run's verdicts. probed: its probes where it was judged. Raises what
+    `check_deployable` raises; ServeError: the server does not start.
+    """
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    suite = SuiteRecipe.model_validate(measured.suite_recipe)
+    gates = GateRecipe.model_validate(judged.gate_recipe)
+    with Journal(run_dir / "journal.db") as journal:
+        check_deployable(measured, checkpoint, profile, journal)
+        left = find_own_texts(journal, suite, identity(measured.checkpoint_sha256, measured.fingerprint, measured.suite))
+        serving = serving_of(measured)
+        spec = ServerSpec(
+            checkpoint=checkpoint,
+            profile=profile,
+            serving=serving,
+            speculate=measured.fingerprint.speculation is not None,
+            log_path=run_dir / "logs" / f"vllm-{measured.label}-on-{profile.name}.log",
+        )
+        with start_server(spec, on_progress) as server:
+            divergence, accepted, missing = _held_against_itself(
+                measured, left, server, suite, checkpoint, serving, journal, profile.concurrency, on_progress
+            )
+            fingerprint = server.fingerprint
+            probes = _probe(server, measured, suite, probed, profile, run_dir, on_progress)
+    seen = Seen(
+        measured,
+        profile.name,
+        divergence,
+        None if left is None else left.repeat,
+        (
+            _drafting(
+                measured.fingerprint.profile,
+                measured.fingerprint.speculation,
+                None if left is None else left.acceptance,
+                missing,
+            ),
+            _drafting(profile.name, fingerprint.speculation, accepted, missing),
+        ),
+        probed,
+        probes,
+        missing,
+    )
+    checks = judge_deployment(gates, seen)
+    record = Deployment(
+        model=measured.model,
+        label=measured.label,
+        profile=profile.name,
+        checkpoint=str(checkpoint),
+        checkpoint_sha256=measured.checkpoint_sha256,
+        suite_sha256=measured.suite_sha256,
+        verdict=judged.overall[measured.label],
+        gate_recipe_sha256=judged.gate_recipe_sha256,
+        judged_on=measured.fingerprint,
+        deployed_on=fingerprint,
+        served_differently=tuple(fingerprints_differ(measured.fingerprint, fingerprint, other=profile.name)),
+        divergence=divergence,
+        noise_floor=seen.noise_floor,
+        acceptance_judged=seen.drafts[0].acceptance,
+        acceptance=accepted,
+        alarms_judged=None if probed is None else tuple(one.name for one in probed.alarms),
+        alarms=tuple(one.name for one in probes.alarms),
+        not_measured=missing,
+        checks=checks,
+        outcome=outcome_of(checks),
+        sentence=sentence_of(checks, profile.name),
+        started=started.isoformat(timespec="milliseconds"),
+        seconds=round(time.monotonic() - clock, 3),
+    )
+    record.save(deployment_place(run_dir, profile.name, measured.label))
+    return record
+
+
+def check_deployable(measured: Measurement, checkpoint: Path, profile: ProfileRecipe, journal: Journal) -> None:
+    """MeasureError: nothing can be said of this candidate there, or the folder is not what was measured."""
+    if measured.fingerprint.server == "external":
+        raise MeasureError(
+            f"{measured.label}: was measured at a server that ran already, whose flags nobody knows; evaluate it with servers "
+            "that assay starts"
+        )
+    if measured.fingerprint.profile == profile.name:
+        raise MeasureError(f"{measured.label}: was judged on {profile.name} itself; name the profile that it is deployed on")
+    there = checkpoint_sha256(checkpoint, journal.file_sha256)
+    if there != measured.checkpoint_sha256:
+        raise MeasureError(
+            f"{checkpoint}: is not the checkpoint that was measured as {measured.label} ({there[:12]}, measured "
+            f"{measured.checkpoint_sha256[:12]}); copy that one here, or evaluate this one first"
+        )
+
+
+def serving_of(measured: Measurement) -> Serving:
+    """What the model itself needs, as it was measured: the run knows it, and a recipe may have changed since.
+
+    Flags of a profile (GPUs, KV cache, batch) are left to the profile; where that names no context, the measured one holds.
+    """
+    flags = measured.fingerprint.flags
+    own = {name: flags[name] for name in sorted(MODEL_FLAGS & flags.keys())}
+    if measured.fingerprint.speculation is not None:
+        own["speculative-config"] = measured.fingerprint.speculation
+    length = flags.get("max-model-len")
+    return Serving(
+        reasoning_parser=flags.get("reasoning-parser"),
+        tool_call_parser=flags.get("tool-call-parser"),
+        max_model_len=length if isinstance(length, int) else None,
+        chat_template_kwargs={} if measured.asked_with is None else measured.asked_with.chat_template_kwargs,
+        vllm=own,
+    )
+
+
+def _held_against_itself(
+    measured: Measurement,
+    left: OwnTexts | None,
+    server: Server,
+    suite: SuiteRecipe,
+    checkpoint: Path,
+    serving: Serving,
+    journal: Journal,
+    concurrency: int,
+    on_progress: Say,
+) -> tuple[Divergence | None, Acceptance | None, dict[str, str]]:
+    """(divergence, acceptance, what is missing -> why) of the deployed candidate on what it left where it was judged."""
+    own = own_suite(suite)
+    if own is None:
+        why = f"suite {suite.name} has no divergence, so the candidate wrote no texts"
+        return None, None, {"divergence": why, "acceptance": why}
+    if left is None:
+        why = (
+            f"{measured.label} wrote no texts of its own on {measured.fingerprint.profile}; `assay evaluate --own-texts` there "
+            "writes them and measures nothing again"
+        )
+        return None, None, {"divergence": why, "acceptance": why}
+
+    def say(line: str) -> None:
+        on_progress(f"{measured.label}: {line}")
+
+    # What is served is in question, so nothing that an earlier deployment answered is taken for this one's.
+    who = identity(measured.checkpoint_sha256, server.fingerprint, suite.name, attempt=time.time_ns())
+    asked = Asked(server, own, checkpoint, serving, journal, who, concurrency, say)
+    with asked.client() as client:
+        session = asked.session(client)
+        accepted = asked.answer(session, left.text.who)
+        try:
+            divergence, why_not = asked.divergence(session, left.text)
+        except NotMeasured as error:
+            divergence, why_not = None, {"divergence": str(error)}
+    return divergence, accepted, {**left.not_measured, **why_not}
+
+
+def _probe(
+    server: Server,
+    measured: Measurement,
+    suite: SuiteRecipe,
+    before: ProbeReport | None,
+    profile: ProfileRecipe,
+    run_dir: Path,
+    on_progress: Say,
+) -> ProbeReport:
+    """As hard as where it was judged; else as the suite says, else by default."""
+    settings = before.settings if before is not None else suite.probes or ProbeSettings()
+    place = deployment_place(run_dir, profile.name, measured.label)
+    return probe_served(
+        server,
+        settings.model_copy(update={"concurrency": profile.concurrency}),
+        label=measured.label,
+        checkpoint_sha256=measured.checkpoint_sha256,
+        place=place.parent / "probes" / place.name,
+        on_progress=lambda line: on_progress(f"{measured.label}: {line}"),
+    )
+
+
+def _drafting(
+    name: str, speculation: object, accepted: Acceptance | None, missing: dict[str, str]
+) -> DraftingSide:  # fmt: skip
+    return DraftingSide(name, speculation is not None, accepted, missing.get("acceptance", "the server drafted nothing"))

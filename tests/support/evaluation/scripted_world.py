@@ -1,0 +1,65 @@
+"""Scripted servers for whole runs: one for each checkpoint folder, started as vLLM would be, and counted."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fake_server import FakeServer, Scripted
+from given_servers import scaled_logits
+from small_suite import solve
+
+from assay.records.serving import Fingerprint
+from assay_evaluate.serving.server import ServerSpec
+
+
+class World:
+    """Serves each checkpoint folder by a scripted server; counts what is started."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, list[FakeServer]] = {}
+        self.reply: dict[str, Callable[[dict[str, Any]], Scripted]] = {}
+        self.options: dict[str, dict[str, Any]] = {}
+        self.flags: dict[str, dict[str, Any]] = {}
+        self.scale: dict[str, float] = {}
+        """Profile -> what the logits of its servers are multiplied with."""
+        self.can_foresee = True
+
+    def fingerprint(self, spec: ServerSpec) -> Fingerprint:
+        return Fingerprint(
+            server="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
+            flags={"max-num-seqs": 16, **self.flags.get(spec.checkpoint.name, {})},
+            speculation={"method": "mtp"} if spec.speculate else None,
+            checkpoint_flags={}, emulated=None, kernels=(),
+        )  # fmt: skip
+
+    def foresee(self, spec: ServerSpec) -> Fingerprint | None:
+        return self.fingerprint(spec) if self.can_foresee else None
+
+    @contextmanager
+    def start(self, spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
+        name = spec.checkpoint.name
+        scale = self.scale.get(spec.profile.name, 1.0)
+        logits = functools.partial(scaled_logits, scale * (1.0 if name == "reference" else 1.1))
+        with FakeServer(self.reply.get(name, solve), **{"logits": logits, **self.options.get(name, {})}) as server:
+            server.fingerprint = self.fingerprint(spec)
+            self.servers.setdefault(name, []).append(server)
+            yield server
+
+    def num_asked(self, name: str) -> int:
+        return sum(len(server.requests) for server in self.servers.get(name, []))
+
+
+def make_folders(place: Path) -> dict[str, Path]:
+    """Two checkpoint folders; the weights are never read by a scripted server."""
+    made = {}
+    for name in ("reference", "candidate"):
+        made[name] = place / name
+        made[name].mkdir()
+        (made[name] / "config.json").write_text(json.dumps({"vocab_size": 128}))
+        (made[name] / "model.safetensors").write_bytes(f"weights of {name}".encode())
+    return made
