@@ -45,7 +45,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize clean
+.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize full-count clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,15p'
@@ -101,12 +101,12 @@ gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (
 	@$(assay) gpu-check
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
-test: setup ## run every test, real vLLM servers included (about 40 minutes on two cores)
-	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: setup ## run every test, real vLLM servers included (40 to 60 minutes on two cores)
+	@.venv/bin/python -m pytest -m "not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The rest of the tests needs vLLM, Docker, a Ray cluster of its own, or minutes.
 test-fast: .venv/.ready ## run the tests that need neither server nor container (two minutes)
-	@.venv/bin/python -m pytest -m "not serve and not docker and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@.venv/bin/python -m pytest -m "not serve and not docker and not slow and not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.ready ## run ruff, mypy and import-linter
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
@@ -118,6 +118,9 @@ bench: .venv/.ready ## run bench-quantize on small checkpoints, in a few minutes
 
 bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minutes; write benchmarks/RESULTS.md
 	@.venv/bin/python benchmarks/run.py --results benchmarks/RESULTS.md
+
+full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in 15 minutes; write benchmarks/full_count.txt
+	@.venv/bin/python benchmarks/full_count.py
 
 clean: ## remove build leftovers and caches; keep runs/ and the environments
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY / "tests" / "support" / "quantization")]
+sys.path[:0] = [str(REPOSITORY / "tests" / "support" / folder) for folder in ("quantization", "models")]
 
 import hollow  # noqa: E402
 

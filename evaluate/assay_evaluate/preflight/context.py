@@ -2,14 +2,15 @@
 
 By the rules of the run itself (`tasks/room.py`, `tasks/ruler_task.py`): a budget that fills the context stops it, a prompt of a
 stated length that does not fit is left out. FAIL: the run is refused, or nothing is left of a task that a required gate judges.
-Where some lengths are left out the task is measured on the others: PASS, and said.
+Where some lengths are left out the task is measured on the others: PASS, and said. So it is where texts of the divergence are
+cut (`divergence/documents.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from assay.recipes.suite import NeedleTask, RulerTask, SuiteRecipe, TaskBase, ToolsTask
+from assay.recipes.suite import DivergenceSpec, NeedleTask, RulerTask, SuiteRecipe, TaskBase, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
 from assay_evaluate.tasks.room import fills_context, with_reply
@@ -19,8 +20,11 @@ from assay_evaluate.tasks.ruler_task import cells, needed_tokens
 def check_context(
     suite: SuiteRecipe, context: int | None, required: Collection[str], *, is_chat: bool
 ) -> Iterator[Check]:  # fmt: skip
-    """One check for each task. context: of prompt and reply together (`context_tokens`); None: nobody says. required: tasks
-    that a required gate judges. is_chat: there is a chat template; without one RULER's replies have the published lengths."""
+    """One check for each task, and one for the divergence.
+
+    context: of prompt and reply together (`context_tokens`); None: nobody says. required: tasks that a required gate judges.
+    is_chat: there is a chat template; without one RULER's replies have the published lengths.
+    """
     if context is None:
         detail = "neither profile nor config.json says how long prompt and reply may be together"
         remedy = "write max-model-len into the profile's `vllm:`"
@@ -29,6 +33,8 @@ def check_context(
     filling = {task.name for task in fills_context(suite, context)}
     for task in suite.tasks:
         yield _filled(task, context) if task.name in filling else _fitting(task, context, task.name in required, is_chat)
+    if suite.divergence is not None:
+        yield _texts(suite.divergence, context)
 
 
 def _filled(task: TaskBase, context: int) -> Check:
@@ -56,6 +62,23 @@ def _fitting(task: TaskBase, context: int, is_required: bool, is_chat: bool) -> 
     detail += ": the task is NOT MEASURED" + ("" if is_required else ", and no required gate judges it")
     outcome: Outcome = "FAIL" if is_required else "PASS"
     return Check(check="context", subject=task.name, outcome=outcome, detail=detail, remedy=remedy)
+
+
+def _texts(spec: DivergenceSpec, context: int) -> Check:
+    """Replies and held-out texts, of which the context leaves room for one more token. Replies to the tasks' own questions have
+    the tasks' budgets."""
+    lengths = {"replies": ("max_tokens", spec.max_tokens)}
+    if spec.held_out_documents:
+        lengths["held-out texts"] = ("held_out_tokens", spec.held_out_tokens)
+    cut = {what: (key, asked) for what, (key, asked) in lengths.items() if asked > context - 1}
+    detail = " and ".join(f"{what} to {asked:,} tokens" for what, (_, asked) in lengths.items())
+    if not cut:
+        return Check(check="context", subject="divergence", outcome="PASS", detail=f"{detail} fit into {context:,}")
+    detail += f": {' and '.join(cut)} are cut to {context - 1:,} of {context:,}, question included"
+    if beyond := [first for first in spec.spans if first >= context - 1]:
+        detail += f"; positions from {min(beyond):,} on, which the suite names as a span, are NOT MEASURED"
+    remedy = f"lower {' and '.join(key for key, _ in cut.values())} of `divergence:` in the suite, or raise max-model-len"
+    return Check(check="context", subject="divergence", outcome="PASS", detail=detail, remedy=remedy)
 
 
 def _needed(task: TaskBase, is_chat: bool) -> dict[int, int]:

@@ -60,23 +60,28 @@ def check_cost(
     *,
     reference: str,
     weights: Mapping[str, ServedWeights | None],
+    own_texts: bool = False,
 ) -> list[Check]:
     """One line for each checkpoint, and one for the run.
 
     suite: as the model asks. weights: label -> what is served, in order, the reference's too; None: not known.
+    own_texts: candidates write texts of their own.
     """
-    work = workload_of(suite, serving)
+    work = workload_of(suite, serving, own_texts=own_texts)
     loads = {label: work.reference if label == reference else work.candidate for label in weights}
     costs = [cost_of(label, loads[label], weights[label], profile, serving) for label in loads]
     known = [cost for cost in costs if cost is not None]
     if profile.endpoints or len(known) < len(costs):
         return [_without_speed(profile, loads, weights, work)]
     late = [check for label, held in weights.items() if held and (check := _never_ends(suite, profile, serving, held, label))]
-    return late or [*(_line(cost, is_reference=cost.label == reference) for cost in known), _together(known, profile, work)]
+    each = [_line(cost, work, is_reference=cost.label == reference) for cost in known]
+    return late or [*each, _together(known, profile, work)]
 
 
-def _line(cost: CheckpointCost, *, is_reference: bool) -> Check:
+def _line(cost: CheckpointCost, work: Workload, *, is_reference: bool) -> Check:
     what = "asked twice (its repeat is the noise floor), and writes the texts" if is_reference else "asked once"
+    if not is_reference and work.own.num_requests:
+        what += ", and writes texts of its own, for deployment profiles"
     detail = f"{what}: {tokens(cost.load)}, {_time(cost.hours, cost.gpu_hours)}"
     return Check(check="cost", subject=cost.label, outcome="PASS", detail=detail)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from assay.foreign_text import shown
 from assay.quantities import size
+from assay.recipes.families import quantization_of
 from assay.recipes.load import recipes_dir
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Outcome
@@ -328,6 +329,6 @@ def _sparse(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _is_nvfp4(config: Mapping[str, Any]) -> bool:
-    quantization = config.get("quantization_config") or {}
+    quantization = quantization_of(config) or {}
     groups: Sequence[Any] = list((quantization.get("config_groups") or {}).values())
     return any("nvfp4" in str(group.get("format", "")) for group in groups if isinstance(group, dict))

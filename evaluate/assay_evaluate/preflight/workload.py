@@ -20,6 +20,7 @@ from assay.recipes.suite import (
     ToolsTask,
 )
 from assay.records.probe import ProbeSettings
+from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.preflight.known_tasks import (
     ARITHMETIC_PROMPT_TOKENS,
     GENERATED_REPLY,
@@ -65,19 +66,24 @@ class Workload:
     scoring: Load
     probes: Load
     unknown: tuple[str, ...]
+    own: Load = Load()
+    """Texts that a candidate writes itself and scores twice, for `assay deployment`."""
 
     @property
     def candidate(self) -> Load:
-        return self.tasks + self.scoring + self.probes
+        return self.tasks + self.scoring + self.probes + self.own
 
     @property
     def reference(self) -> Load:
         """With its repeat, on the same server."""
-        return self.candidate + self.writing + self.tasks + self.scoring
+        return self.tasks.times(2) + self.scoring.times(2) + self.probes + self.writing
 
 
-def workload_of(suite: SuiteRecipe, serving: Serving) -> Workload:
-    """Of a suite as the model asks (`as_model_asks`). A model with a reasoning parser is taken to think first."""
+def workload_of(suite: SuiteRecipe, serving: Serving, *, own_texts: bool = False) -> Workload:
+    """Of a suite as the model asks (`as_model_asks`). A model with a reasoning parser is taken to think first.
+
+    own_texts: candidates write texts of their own.
+    """
     thinks = serving.reasoning_parser is not None
     loads = {task.name: _of_task(task, thinks) for task in suite.tasks}
     writing, scoring = (Load(), Load()) if suite.divergence is None else _divergence(suite, suite.divergence, thinks)
@@ -87,7 +93,16 @@ def workload_of(suite: SuiteRecipe, serving: Serving) -> Workload:
         scoring=scoring,
         probes=Load() if suite.probes is None else _probes(suite.probes),
         unknown=tuple(name for name, load in loads.items() if load is None),
+        own=_own(suite, thinks) if own_texts else Load(),
     )
+
+
+def _own(suite: SuiteRecipe, thinks: bool) -> Load:
+    own = own_suite(suite)
+    if own is None or own.divergence is None:
+        return Load()
+    writing, scoring = _divergence(own, own.divergence, thinks)
+    return writing + scoring.times(2)
 
 
 def _of_task(task: TaskBase, thinks: bool) -> Load | None:

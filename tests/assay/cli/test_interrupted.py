@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Run
+from command_line import INTERRUPTIBLE, Run
 from fake_server import Scripted
 from given_servers import given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
-CODE = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from assay import cli; cli.main()"
-"""A shell that runs tests in the background has SIGINT ignored."""
-
 
 def started(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CODE, *map(str, arguments)]
+    command = [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -60,7 +57,7 @@ def test_an_evaluation_says_how_many_replies_it_has(run: Run, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_quantization_says_how_many_shards_are_finished(run: Run, tmp_path: Path) -> None:
     source = make_tiny_glm4_moe(tmp_path / "source")
-    code = CODE.replace(
+    code = INTERRUPTIBLE.replace(
         "cli.main()",
         "import os, assay_quantize.engine.local_runner as local\n"
         "def stop(*given, **named): os.kill(os.getpid(), signal.SIGINT)\n"

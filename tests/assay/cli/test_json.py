@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command_line import Run
+from deployments import make_deployment
 from probe_reports import CLEAN, probed
 from synthetic_run import make_fingerprint, make_measurements, make_run
 from tiny_checkpoints import make_tiny_glm4_moe
@@ -81,6 +82,8 @@ def not_replayed(candidates: Any, **_: Any) -> Any:
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.run.evaluate.evaluate": measures,
+    "assay_evaluate.run.deployment.deploy": lambda *_, **__: make_deployment(),
+    "assay_evaluate.run.deployment.check_deployable": returning(None),
     "assay_evaluate.serving.server.serve": serves,
     "assay_evaluate.serving.server.find_interpreter": returning(Path(sys.executable)),
     "assay_evaluate.serving.hardware.find_gpus": returning(()),
@@ -106,6 +109,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),
     "serve": (("source",), None, (130,)),
     "evaluate": (("--reference", "source", "--candidate", "made", "--suite", "quick"), Report, (0,)),
+    "deployment": (("tiny-glm", "--profile", "cpu-emulated", "--precisions", "w4a16"), None, (0,)),
     "probe": (("http://127.0.0.1:1",), None, (0,)),
     "lever": (("http://127.0.0.1:1",), LeverReport, (0,)),
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
@@ -147,7 +151,7 @@ def test_no_command_is_forgotten() -> None:
     assert registered == COMMANDS.keys()
 
 
-WRITES_REPORTS = {"run", "evaluate", "report", "card"}
+WRITES_REPORTS = {"run", "evaluate", "deployment", "report", "card"}
 
 
 @pytest.mark.parametrize(

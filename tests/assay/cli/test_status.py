@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_errors import one_error
 from command_line import Run
+from deployments import make_deployment, seen
 from synthetic_run import checkpoint_sha256, make_run, write_checkpoint
 
 from assay.cli.run_lock import locked_run
@@ -48,6 +49,16 @@ def test_a_finished_run(run: Run, run_dir: Path) -> None:
     assert state_of(Path("runs")) == before
     code, out, _ = run("status", "runs/tiny-glm", "--json")
     assert code == 0 and [one.label for one in RunStatus.model_validate_json(out).checkpoints][:2] == ["fp8", "w4a16"]
+
+
+def test_where_a_verdict_travels(run: Run, run_dir: Path) -> None:
+    make_deployment().save(run_dir / "deployment" / "4xh200" / "w4a16.json")
+    make_deployment(seen(profile="4xb200", probes=None)).save(run_dir / "deployment" / "4xb200" / "w4a16.json")
+    code, out, _ = run("status", "tiny-glm")
+    assert code == 0 and out.splitlines()[3].endswith("  PASS; not known on 4xb200; travels to 4xh200")
+    _, out, _ = run("status", "tiny-glm", "--json")
+    found = {one.label: one.deployments for one in RunStatus.model_validate_json(out).checkpoints}
+    assert found["w4a16"] == {"4xb200": "NOT MEASURED", "4xh200": "PASS"} and found["nvfp4a16"] == {}
 
 
 def test_what_is_missing_begun_or_of_another_checkpoint(run: Run, run_dir: Path) -> None:

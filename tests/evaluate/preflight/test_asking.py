@@ -11,7 +11,7 @@ from check_lines import check_lines
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe, Sampling, Serving
 from assay.recipes.profile import ProfileRecipe
-from assay.recipes.suite import SuiteRecipe
+from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
 from assay_evaluate.preflight.context import check_context
 from assay_evaluate.preflight.sampling import check_sampling
@@ -139,6 +139,38 @@ def test_a_context_that_is_too_short() -> None:
         "measured at the other lengths -> for 65,536 tokens lower max_tokens to 4,464 in the suite, or raise max-model-len"
     )
     assert [check.outcome for check in check_context(suite(NEEDLE), None, REQUIRED, is_chat=True)] == ["UNKNOWN"]
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (40961, "PASS context divergence: replies to 4,096 tokens and held-out texts to 40,960 tokens fit into 40,961"),
+        (
+            40960,
+            "PASS context divergence: replies to 4,096 tokens and held-out texts to 40,960 tokens: held-out texts are cut to "
+            "40,959 of 40,960, question included -> lower held_out_tokens of `divergence:` in the suite, or raise "
+            "max-model-len",
+        ),
+        (
+            4096,
+            "PASS context divergence: replies to 4,096 tokens and held-out texts to 40,960 tokens: replies and held-out texts "
+            "are cut to 4,095 of 4,096, question included; positions from 4,096 on, which the suite names as a span, are NOT "
+            "MEASURED -> lower max_tokens and held_out_tokens of `divergence:` in the suite, or raise max-model-len",
+        ),
+    ],
+)
+def test_texts_of_the_divergence(context: int, expected: str) -> None:
+    spec = {"num_documents": 100, "max_tokens": 4096, "held_out_documents": 3, "held_out_tokens": 40960}
+    asked = suite().model_copy(update={"divergence": DivergenceSpec.model_validate(spec)})
+    assert check_lines(check_context(asked, context, REQUIRED, is_chat=True)) == [expected]
+
+
+def test_no_held_out_texts() -> None:
+    spec = DivergenceSpec.model_validate({"num_documents": 2, "max_tokens": 256})
+    asked = suite().model_copy(update={"divergence": spec})
+    assert check_lines(check_context(asked, 4096, REQUIRED, is_chat=True)) == [
+        "PASS context divergence: replies to 256 tokens fit into 4,096"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ sampling

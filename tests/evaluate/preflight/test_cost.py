@@ -59,6 +59,16 @@ def test_texts_are_written_once_and_scored_by_everyone() -> None:
     assert work.reference == work.tasks.times(2) + work.writing + work.scoring.times(2)
 
 
+def test_texts_of_their_own_are_fewer_and_scored_twice() -> None:
+    spec = {"languages": ["en"], "num_documents": 40, "max_tokens": 200, "held_out_documents": 2, "held_out_tokens": 500}
+    without, work = (workload_of(suite(divergence=spec), Serving(), own_texts=own) for own in (False, True))
+    assert without.own == Load()
+    assert work.own == Load(24, 2_400, 2_400) + Load(26, 2_400 + 2_400 + 1_000, 26).times(2)
+    assert work.candidate == without.candidate + work.own
+    assert work.reference == without.reference
+    assert workload_of(suite(), Serving(), own_texts=True).own == Load()
+
+
 def test_one_pass_of_full_on_glm_5() -> None:
     """The prompts by hand: RULER 13 x 25 x 118,784, needles 2 x 50 x 102,400, half of the tools' at 65,536."""
     recipe = load_recipe(ModelRecipe, "glm-5")

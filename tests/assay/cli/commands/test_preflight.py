@@ -9,6 +9,8 @@ from pathlib import Path
 import hollow
 import pytest
 from command_line import Run
+from local_hub import Hub
+from synthetic_run import make_measurement
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.cli import preflight
@@ -59,6 +61,7 @@ def test_a_line_for_each_check(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     with_gpus(monkeypatch, ())
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**10))
+    monkeypatch.setattr("assay_evaluate.serving.hardware.usable_memory_bytes", lambda: 4 << 30)
     make_tiny_glm4_moe(Path("tuned"))
     code, out, err = run("preflight", "tuned", "--precisions", "w4a16", "--profile", "cpu-emulated")
     lines = out.splitlines()
@@ -68,8 +71,13 @@ def test_a_line_for_each_check(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         "PASS    plan     w4a16        107 tensors, 6.24 MB -> 3.62 MB",
         "PASS    disk     runs/tuned   1.01 GB still to be written (fp8 4.47 MB, w4a16 3.62 MB, journal, logs and report "
         "(allowed) 1 GB), 10 GB free",
+        *(
+            f"PASS    memory   {label:12} 3.0 GiB needed, 4.0 usable in this machine: weights 0.0 (4 bytes each), KV cache 1.0 "
+            "(VLLM_CPU_KVCACHE_SPACE), allowed for the rest 2"
+            for label in ("fp8", "bf16", "w4a16")
+        ),
     ]
-    assert lines[-1].startswith("preflight of tuned on cpu-emulated, suite quick: 4 PASS in ") and not Path("runs").exists()
+    assert lines[-1].startswith("preflight of tuned on cpu-emulated, suite quick: 7 PASS in ") and not Path("runs").exists()
 
 
 def test_a_profile_that_is_not_here(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +85,16 @@ def test_a_profile_that_is_not_here(run: Run, small: str, monkeypatch: pytest.Mo
     with_gpus(monkeypatch, ())
     code, out, _ = run("preflight", small, "--profile", "4xh200", "--json")
     assert (code, found(out)["hardware", "4xh200"].outcome) == (0, "UNKNOWN")
-    code, out, err = run("preflight", small, "--profile", "4xh200", "--first")
-    assert (code, out) == (2, "") and "profile 4xh200 needs 4x H200, this machine has no GPU" in err
+    code, out, err = run("preflight", small, "--profile", "4xh200", "--first", "--json")
+    first = found(out)["hardware", "4xh200"]
+    assert (code, first.outcome, first.detail.partition(",")[0]) == (
+        1, "FAIL", "profile 4xh200: 4x H200 of 150 GB; this machine has no GPU",
+    )  # fmt: skip
+    assert first.remedy == (
+        "begin the run where these GPUs are, or leave --profile out (make: PROFILE) to have one chosen for this machine; "
+        "`assay preflight --profile 4xh200` alone checks the run for a machine elsewhere"
+    )
+    assert err.splitlines()[-1].endswith("or skip it with PREFLIGHT=0")
     code, out, _ = run("preflight", small, "--json")
     there = found(out)
     assert (code, there["hardware", "4xh200"].outcome) == (1, "FAIL"), "the first on which groups can be shared"
@@ -161,6 +177,87 @@ def test_a_run_stops_at_its_first_step(run: Run, small: str, monkeypatch: pytest
     assert PreflightReport.model_validate_json(run("run", small, "--json")[1]).checks == (fails,)
     code, out, err = run("preflight", small, "--first")
     assert code == 1 and err.splitlines()[-1].endswith("or skip it with PREFLIGHT=0")
+
+
+def test_a_run_on_gpus_that_are_not_here(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first step says so; without it the run itself does."""
+    with_gpus(monkeypatch, ())
+    monkeypatch.setattr("assay_evaluate.serving.server.interpreter_for", lambda profile: Path("python"))
+    code, out, err = run("run", small, "--profile", "4xh200")
+    assert (code, out.split()[:3], Path("runs").exists()) == (1, ["FAIL", "hardware", "4xh200"], False)
+    code, _, err = run("run", small, "--profile", "4xh200", "--no-preflight")
+    assert (code, Path("runs").exists()) == (2, False)
+    assert err.startswith("error: profile 4xh200 needs 4x H200, this machine has no GPU; leave --profile out")
+
+
+def test_servers_that_run_already(run: Run, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, ())
+    (tmp_path / "mine.yaml").write_text(
+        "schema: 1\nname: mine\ndescription: x\nhardware: {device: cuda}\n"
+        "endpoints: {fp8: {url: 'http://localhost:1'}, w4a16: {url: 'http://localhost:2'}}\n"
+    )
+    code, out, _ = run("preflight", small, "--profile", str(tmp_path / "mine.yaml"), "--json")
+    there = found(out)
+    assert (code, sorted(check for check, _ in there)) == (0, ["disk", "hardware", "plan", "plan"])
+    assert there["hardware", "mine"] == Check(
+        check="hardware", subject="mine", outcome="UNKNOWN",
+        detail="the servers of its endpoints (fp8, w4a16) run already: their GPUs, environment, context, memory, tensor "
+        "parallelism and loaders are not looked at",
+        remedy="`assay preflight` with a profile for their machine, without `endpoints`, looks at these",
+    )  # fmt: skip
+
+
+def test_nothing_is_looked_at_when_all_is_made_and_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, ())
+    looked: list[str] = []
+    monkeypatch.setattr(preflight, "CHECKS", (("disk", lambda run, on_progress: looked.append(run.name or "run") or ()),))
+    make_tiny_glm4_moe(Path("tuned"))
+    first = ("preflight", "tuned", "--precisions", "w4a16", "--profile", "cpu-emulated", "--first")
+    assert run("quantize", "tuned", "--precisions", "fp8,w4a16")[0] == 0
+    planned = planned_run("tuned", precisions=["w4a16"], profile="cpu-emulated")
+    measurements = planned.run_dir / "measurements"
+    for number, one in enumerate(planned.checkpoints):
+        assert run(*first)[0] == 0 and len(looked) == number + 1, "something is not measured yet"
+        make_measurement(one.label, planned.suite).save(measurements / f"{one.label}.json")
+    code, out, err = run(*first)
+    assert (code, out, err, len(looked)) == (
+        0, "", "preflight: nothing is looked at, runs/tuned is made and measured already\n", 3,
+    )  # fmt: skip
+    assert run(*first[:-1])[0] == 0 and len(looked) == 4, "the command alone always looks"
+    run(*first, "--suite", "full")
+    assert len(looked) == 5, "another suite is not measured"
+    (planned.run_dir / "w4a16" / "checkpoint" / "assay_manifest.json").unlink()
+    run(*first)
+    assert len(looked) == 6, "a checkpoint is gone"
+
+
+def test_a_reference_on_the_hub_is_judged_before_it_is_downloaded(
+    run: Run, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its headers: eight ranks cannot share the FP8 blocks of its shared expert."""
+    with_gpus(monkeypatch, EIGHT_H200)
+    config = {**hollow.GLM47_CONFIG, "num_hidden_layers": 4, "n_routed_experts": 4}
+    shapes, dtypes = hollow.fp8_blocks(hollow.glm4_shapes(config, mtp_head=False))
+    released = {**config, "quantization_config": hollow.FP8_BLOCKS}
+    hub = Hub(hollow.write_hollow(tmp_path / "release", released, shapes, shards=2, dtypes=dtypes))
+    hub.is_hollow = True
+    hub.use(monkeypatch, tmp_path / "home")
+    text = Path(small).read_text().replace("{precision: fp8}", "{release: {hub: org/model}}")
+    Path(small).write_text(text)
+    try:
+        named = run("evaluate", small, "--profile", "8xh200")
+        Path(small).write_text(text.replace(", 4xh200]", "]"))
+        chosen = run("evaluate", small)
+    finally:
+        hub.close()
+    why = "reference cannot be served on profile 8xh200: shared_expert down_proj: 192 inputs on each of 8 ranks"
+    assert named[0] == chosen[0] == 2
+    assert named[2].startswith(f"error: {why}")
+    assert chosen[2].startswith("error: model recipe small: this machine has the GPUs of 8xh200, which cannot serve it")
+    assert why in chosen[2]
+    shards = {name: num for name, num in hub.bytes_of.items() if name.endswith(".safetensors")}
+    assert shards and max(shards.values()) < 10**6, "headers only"
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
 
 
 def test_what_cannot_be_looked_at_is_unknown(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
