@@ -7,6 +7,8 @@ import models_replayed
 import pytest
 from models_replayed import Asked
 
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.serve]
@@ -22,11 +24,37 @@ def test_every_default_cell_loads(said: dict[Asked, Replay]) -> None:
     defaults = {cell: said[cell] for cell in models_replayed.default_cells()}
     assert list(models_replayed.not_passed(defaults)) == []
     assert {cell: record.asked for cell, record in defaults.items() if record.asked} == {}
+    for cell, record in defaults.items():
+        ranks = load_recipe(ProfileRecipe, cell.profile).hardware.num_gpus
+        assert {part.num_ranks for part in record.parts} == {ranks}, cell
 
 
 def test_every_model_with_an_mtp_block_drafts(said: dict[Asked, Replay]) -> None:
     without = {cell.model for cell in models_replayed.default_cells() if len(said[cell].parts) == 1}
     assert without == {"qwen3-30b-a3b"} and not any(record.undrafted for record in said.values())
+
+
+KERNELS = {
+    "8xh200": {
+        ("attention", None, "FLASHMLA_SPARSE"), ("experts", "w4a16", "MARLIN (MarlinExperts)"),
+        ("linear", "w4a16", "MacheteLinearKernel"), ("linear", "w4a16", "MarlinLinearKernel"),
+    },
+    "8xb200": {
+        ("attention", None, "FLASHINFER_MLA_SPARSE"), ("experts", "w4a16", "MARLIN (MarlinExperts)"),
+        ("linear", "w4a16", "MarlinLinearKernel"),
+    },
+    "8xrtx-pro-6000": {
+        ("attention", None, "FLASHINFER_MLA_SPARSE_SM120"), ("experts", "w4a16", "MARLIN (MarlinExperts)"),
+        ("linear", "w4a16", "MarlinLinearKernel"),
+    },
+}  # fmt: skip
+"""Of the target of GLM-5 W4A16: what vLLM 0.32.0 chooses on each profile."""
+
+
+@pytest.mark.parametrize("profile", KERNELS)
+def test_kernels_follow_the_gpu(said: dict[Asked, Replay], profile: str) -> None:
+    modules = said[Asked("glm-5", profile, "w4a16")].parts[0].modules
+    assert {(row.what, row.scheme, row.kernel) for row in modules if row.kernel is not None} == KERNELS[profile]
 
 
 def test_what_was_taken_out_because_of_the_split_is_still_refused(said: dict[Asked, Replay]) -> None:

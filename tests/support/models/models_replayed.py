@@ -2,7 +2,7 @@
 
     P=tests/support; PYTHONPATH=.:quantize:evaluate:$P/quantization:$P/models .venv/bin/python $P/models/models_replayed.py
 
-writes the page; it takes two minutes on two cores. Widths are the true ones, layers and experts are few: choices of kernels
+writes the page; it takes a minute on two cores. Widths are the true ones, layers and experts are few: choices of kernels
 follow from widths, formats and the GPU. `test_replay.py` has a model at full count.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +31,6 @@ EXPERTS = 16
 """More than any model chooses for a token."""
 LAYERS = {"qwen3-next-80b-a3b": 4}
 """One layer of each kind; of the others two do: one dense, one with experts."""
-AT_ONCE = 2
 ORIGINALLY: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "deepseek-v3": (("8xb200", "8xh200", "8xrtx-pro-6000", "4xh200"), ("w4a16", "nvfp4a16")),
     "glm-4.5-air": (("4xh200", "8xh200", "8xb200", "8xrtx-pro-6000"), ("w4a16-experts", "nvfp4a16")),
@@ -84,24 +82,21 @@ class Asked(NamedTuple):
 
 
 def replay_all(cells: Iterable[Asked]) -> dict[Asked, Replay]:
-    """One record for each cell, in their order; the cells of one profile in one process, two profiles at once."""
-    cells = list(cells)
-    by_profile: dict[str, list[Asked]] = {}
-    for cell in dict.fromkeys(cells):
-        by_profile.setdefault(cell.profile, []).append(cell)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+    """One record for each cell, in their order."""
+    wanted = list(dict.fromkeys(cells))
+    with tempfile.TemporaryDirectory() as folder:
         interpreter = with_our_plugin(Path(folder))
-        made = {which: _checkpoint(Path(folder), *which) for which in {(cell.model, cell.checkpoint) for cell in cells}}
-        groups = list(by_profile.values())
-        found = pool.map(lambda group: replay([_candidate(cell, made, interpreter) for cell in group]), groups)
-        records = {
-            cell: record for group, said in zip(groups, found, strict=True) for cell, record in zip(group, said, strict=True)
-        }
-    return {cell: records[cell] for cell in cells}
+        made = {which: _checkpoint(Path(folder), *which) for which in {(cell.model, cell.checkpoint) for cell in wanted}}
+        records = replay([_candidate(cell, made, interpreter) for cell in wanted])
+    return dict(zip(wanted, records, strict=True))
 
 
 def _candidate(cell: Asked, made: dict[tuple[str, str], Path | Unwritten], interpreter: str) -> Candidate:
-    profile = load_recipe(ProfileRecipe, cell.profile).model_copy(update={"interpreter": interpreter})
+    """On a machine of eight GPUs, whatever the profile has: of a GPU only one process need start vLLM."""
+    recipe = load_recipe(ProfileRecipe, cell.profile)
+    assert recipe.vllm["tensor-parallel-size"] == recipe.hardware.num_gpus
+    hardware = recipe.hardware.model_copy(update={"num_gpus": 8})
+    profile = recipe.model_copy(update={"interpreter": interpreter, "hardware": hardware})
     serving = load_recipe(ModelRecipe, cell.model).serving
     return Candidate(" ".join(cell), made[cell.model, cell.checkpoint], profile, serving)
 
