@@ -540,8 +540,11 @@ def hollow_model(
     config = changed(hollow_hybrids.cut_to(base, layers), num_hidden_layers=layers, **{_experts_key(base): experts})
     if dense is not None and "first_k_dense_replace" in base:
         config["first_k_dense_replace"] = dense
-    if "depth" in base.get("vision_config", {}):
-        config["vision_config"] = {**base["vision_config"], "depth": 2}  # Kimi-K2.5's tower vLLM builds in one size only
+    vision = base.get("vision_config", {})
+    if "depth" in vision:
+        config["vision_config"] = {**vision, "depth": 2}
+    if "vt_num_hidden_layers" in vision:  # Kimi-K2.5's config has not the name under which vLLM asks for it
+        config["vision_config"] = {**vision, "vt_num_hidden_layers": 2, "num_hidden_layers": 2}
     shapes, dtypes = as_published(config, shapes_of(config), model, release=release)
     return write_hollow(folder, config, shapes, shards=shards, dtypes=dtypes)
 

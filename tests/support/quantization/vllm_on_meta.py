@@ -33,6 +33,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import compressed_tensors_w4a4_nvfp4 as nvfp4_linear
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models import registry
 from vllm.models.deepseek_v32.nvidia.model import DeepseekV32ForCausalLM
 from vllm.models.deepseek_v32.nvidia.mtp import DeepseekV32MTP
 from vllm.platforms.cpu import CpuPlatform
@@ -77,6 +78,7 @@ PARTS = {
 # ------------------------------------------------------------------------------------------------ the device's answers
 def answer_as_a_gpu() -> None:
     """Replace the choices that ask for the device; what they choose is built, but never run."""
+    registry._run_in_subprocess = lambda function: function()  # there vLLM would be imported again, to look into a class
     nvfp4_moe.select_nvfp4_moe_backend = lambda **_: (NvFp4MoeBackend.MARLIN, MarlinExperts)
     nvfp4_linear.init_nvfp4_linear_kernel = lambda **_: object()
     nvfp4_linear.expose_input_quant_key = lambda *_: None

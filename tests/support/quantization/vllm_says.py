@@ -46,7 +46,15 @@ def packed(architecture: str) -> dict[str, list[str]]:
     return found
 
 
+def inspect_classes_here() -> None:
+    """vLLM looks into each model class in a process of its own, which would import vLLM again."""
+    import vllm.model_executor.models.registry as registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
 if __name__ == "__main__":
+    inspect_classes_here()
     with open(sys.argv[1], encoding="utf-8") as file:
         questions = json.load(file)
     said = {

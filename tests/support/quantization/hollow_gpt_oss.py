@@ -1,4 +1,4 @@
-"""Why gpt-oss is no family yet: what vLLM's loader takes of it beside the published MXFP4, replayed at true widths.
+"""Hollow checkpoints of gpt-oss in forms that vLLM's loader might take beside the published MXFP4.
 
 Every expert has biases, and gate and up rows are interleaved, so vLLM loads them as one weight, under its own names.
 """
@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import hollow
-import pytest
-from serving_interpreter import with_our_plugin
 
 from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
-from assay.recipes.profile import ProfileRecipe
-from assay.records.preflight.replay import Replay
-from assay_evaluate.serving.replay import Candidate, Unwritten, replay
+from assay_evaluate.serving.replay import Unwritten
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
-
-pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
 LAYERS, EXPERTS = 2, 4
 GPT_OSS_20B_CONFIG: dict[str, Any] = {
@@ -104,47 +97,12 @@ def declared(precision: str | None, folder: Path) -> dict[str, Any]:
     return {**quantization, "ignore": ["lm_head", r"re:.*\.self_attn\..*$", r"re:.*\.attn\..*$", r"re:.*\.router$"]}
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Replay]:
-    folder = tmp_path_factory.mktemp("gpt_oss")
-    recipe = load_recipe(ProfileRecipe, "8xh200")
-    flags = {**recipe.vllm, "tensor-parallel-size": 1, "max-model-len": 4096}
-    profile = recipe.model_copy(update={"interpreter": with_our_plugin(folder), "vllm": flags})
-    cases = [
-        Candidate(
-            name,
-            Unwritten(
-                {**GPT_OSS_20B_CONFIG, "quantization_config": declared(precision, folder / str(number))},
-                {"model.safetensors": tensors_of(experts)},
-            ),
-            profile,
-            Serving(),
+def checkpoints(folder: Path) -> dict[str, Unwritten]:
+    """Case -> checkpoint."""
+    return {
+        name: Unwritten(
+            {**GPT_OSS_20B_CONFIG, "quantization_config": declared(precision, folder / str(number))},
+            {"model.safetensors": tensors_of(experts)},
         )
         for number, (name, (precision, experts)) in enumerate(CASES.items())
-    ]
-    return {record.checkpoint: record for record in replay(cases)}
-
-
-UNLOADED = "not initialized from the checkpoint: model.layers.0.mlp.experts.routed_experts."
-
-
-def test_what_vllm_takes(said: dict[str, Replay]) -> None:
-    """INT4 under names that no other tool writes, and even then `weight_shape` has no way in. FP8 it wants transposed."""
-    found = {name: (record.outcome, [finding.message for finding in record.every_finding]) for name, record in said.items()}
-    own = found.pop("int4, vLLM's names")
-    assert found == {
-        "as published": ("PASS", []),
-        "int4": (
-            "FAIL",
-            [
-                f"{UNLOADED}w13_weight_packed, {UNLOADED.partition(': ')[2]}w13_weight_shape, "
-                f"{UNLOADED.partition(': ')[2]}w2_weight_packed and 5 more"
-            ],
-        ),
-        "fp8, vLLM's names": (
-            "FAIL",
-            ["RuntimeError: The size of tensor a (2880) must match the size of tensor b (5760) at non-singleton dimension 1"],
-        ),
     }
-    assert own[0] == "FAIL" and own[1][0].startswith(f"{UNLOADED}w13_weight_shape, ") and own[1][0].endswith("and 1 more")
-    assert "packed" not in own[1][0] and "scale" not in own[1][0] and "bias" not in own[1][0]
