@@ -3,11 +3,12 @@
 Hollow checkpoints with true headers: the source in BF16 (282 shards whose boundaries run through layers, 78 + 1 layers, 256
 experts), the published FP8 reference (141 shards), candidates w4a16 and nvfp4a16, on eight H200 that need not be here. Every
 check is made, vLLM's loaders on all eight ranks with the draft included. Memory is the sum over all processes of what each
-adds (PSS), looked at twice a second. Exit 1: a checkpoint that would load does not, or it takes more than is promised.
+adds (PSS), looked at every three seconds. Exit 1: a checkpoint that would load does not, or it takes more than is promised.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -71,7 +72,8 @@ def measure(*words: str | Path) -> tuple[str, float, float, int]:
                 peak = max(peak, pss_bytes(watched))
             except psutil.Error:
                 break
-            time.sleep(0.5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(3)
         child.wait()
         wall_s, after = time.monotonic() - began, os.times()
         out.seek(0)

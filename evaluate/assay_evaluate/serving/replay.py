@@ -4,8 +4,8 @@
     print(record.outcome, record.every_finding)
 
 The program that answers is `assay_vllm.replay`; it is installed beside vLLM like the rest of the plugin. All candidates of one
-GPU and environment are replayed by one process, one after the other: starting vLLM takes longer than most replays. Large ones
-are divided among several.
+GPU and environment are replayed by one process, one after the other: starting vLLM takes longer than most replays. For large
+ones it divides itself into several.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from assay.records.plan import Plan
 from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPart
 from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.gpus import facts_of
-from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
 from assay_evaluate.serving.process import as_activated
 from assay_evaluate.serving.server import find_interpreter
@@ -40,9 +38,9 @@ PACKAGES = {"flashinfer": "0.7.0.post1"}
 CUDA = "13.0"
 """Version of CUDA of the torch that vLLM 0.32.0 pins."""
 _LARGE_TENSORS = 100_000
-"""So many together are loaded by several processes: one core then takes longer to load them than to start vLLM (12 s)."""
+"""So many together are loaded by several processes, which takes memory: loading so many takes a core 20 s."""
 _MOST_PROCESSES = 4
-"""About 1 GB each."""
+"""About 0.7 GB each."""
 _LOADING_TIMEOUT_S, _START_TIMEOUT_S = 300, 300
 
 
@@ -95,26 +93,18 @@ def replay(
     processes: dict[str, list[int]] = {}
     for number, candidate in enumerate(candidates):
         processes.setdefault(_process_key(candidate.profile), []).append(number)
-    shares: list[list[int]] = []
+    records: dict[int, Replay] = {}
     for numbers in processes.values():
         group = [candidates[number] for number in numbers]
         report(f"vLLM's loaders for {group[0].profile.hardware.gpu}: {', '.join(candidate.name for candidate in group)}")
-        shares += _shares({number: _num_tensors(candidates[number]) for number in numbers})
-    records: dict[int, Replay] = {}
-    with ThreadPoolExecutor(max_workers=num_cores()) as pool:
-        answers = pool.map(lambda share: _replay_in_one_process([candidates[number] for number in share], packages), shares)
-        for share, found in zip(shares, answers, strict=True):
-            records |= zip(share, found, strict=True)
+        records |= zip(numbers, _replay_group(group, packages), strict=True)
     return tuple(records[number] for number in range(len(candidates)))
 
 
-def _shares(sizes: Mapping[int, int]) -> list[list[int]]:
-    """Candidates divided among processes that run side by side, the largest first. sizes: candidate -> number of tensors."""
-    num_processes = 1 if sum(sizes.values()) < _LARGE_TENSORS else min(len(sizes), num_cores(), _MOST_PROCESSES)
-    shares: list[list[int]] = [[] for _ in range(num_processes)]
-    for number in sorted(sizes, key=lambda number: -sizes[number]):
-        min(shares, key=lambda share: sum(sizes[one] for one in share)).append(number)
-    return shares
+def _num_processes(group: Sequence[Candidate]) -> int:
+    """How many candidates are replayed side by side; more than there are cores, so that these end their work together."""
+    is_large = sum(map(_num_tensors, group)) >= _LARGE_TENSORS
+    return min(len(group), _MOST_PROCESSES) if is_large else 1
 
 
 def _num_tensors(candidate: Candidate) -> int:
@@ -131,7 +121,7 @@ def _process_key(profile: ProfileRecipe) -> str:
     )
 
 
-def _replay_in_one_process(group: Sequence[Candidate], packages: Mapping[str, str]) -> list[Replay]:
+def _replay_group(group: Sequence[Candidate], packages: Mapping[str, str]) -> list[Replay]:
     with tempfile.TemporaryDirectory(prefix="assay-replay-") as temporary:
         folder = Path(temporary)
         commands, cells = [], []
@@ -139,7 +129,11 @@ def _replay_in_one_process(group: Sequence[Candidate], packages: Mapping[str, st
             command, cell = _cell(candidate, folder / str(number))
             commands.append(command)
             cells.append(cell)
-        request = {"machine": _machine(group[0].profile, packages), "cells": cells}
+        request = {
+            "machine": _machine(group[0].profile, packages),
+            "cells": cells,
+            "num_processes": _num_processes(group),
+        }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         _run(group, commands[0].environment, folder)
         answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay_vllm.replay.foreseen_gpu import pretend
 from assay_vllm.replay.request import read_request
-from assay_vllm.replay.sources import check_sources, modules_used
+from assay_vllm.replay.sources import check_sources
 
 
 def main(request_path: str, answer_path: str) -> None:
@@ -20,10 +20,11 @@ def main(request_path: str, answer_path: str) -> None:
 
     from assay_vllm import STRICT
     from assay_vllm.loader import StrictLoader
-    from assay_vllm.replay.cells import replay_cell
+    from assay_vllm.replay.processes import replay_cells
 
     register_model_loader(STRICT)(StrictLoader)
-    answer = {"cells": [replay_cell(cell) for cell in request.cells], "sources": {**sources, "used": modules_used()}}
+    cells, used = replay_cells(request.cells, request.num_processes)
+    answer = {"cells": cells, "sources": {**sources, "used": used}}
     Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
 
 

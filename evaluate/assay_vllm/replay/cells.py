@@ -9,6 +9,7 @@ their own, every rank loads all it has.
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -117,6 +118,7 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
     cut: dict[str, list[Finding]] = {}  # of each part; ranks that hold the same layers hold parts of the same size
     for rank in ranks_of(config.parallel_config):
         become(rank, config.parallel_config)
+        gc.collect()  # modules refer to each other: the model of the rank before is still there
         config.compilation_config.static_forward_context.clear()
         config.compilation_config.static_all_moe_layers.clear()
         for part in parts:
@@ -164,12 +166,14 @@ def load_part(
     model = loader = None
     torch.set_default_dtype(model_config.dtype)
     try:
-        with set_current_vllm_config(config), stand_ins.OnMeta():
-            init_workspace_manager(torch.device("meta"))
-            model = initialize_model(vllm_config=config, model_config=model_config)
+        with set_current_vllm_config(config):
+            with stand_ins.OnMeta():
+                init_workspace_manager(torch.device("meta"))
+                model = initialize_model(vllm_config=config, model_config=model_config)
             part.model_class = f"{type(model).__module__}.{type(model).__name__}"
             loader = ReplayLoader(config.load_config, shards, part.layers)
-            loader.load_weights(model, model_config)
+            with stand_ins.loading_on_meta():
+                loader.load_weights(model, model_config)
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
         tensor = None if loader is None else loader.at
         found = finding_of(error, tensor)

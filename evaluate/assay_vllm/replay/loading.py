@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from vllm.config import LoadConfig
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from assay_vllm.loader import StrictLoader
 from assay_vllm.replay.headers import DTYPES, Shards, in_layers
+from assay_vllm.replay.stand_ins import replaced
 
 _NAME = "_assay_name"
 
@@ -58,7 +58,7 @@ class ReplayLoader(StrictLoader):
         """As the server does. ValueError and whatever vLLM raises: the checkpoint is refused."""
         for name, parameter in model.named_parameters():
             self._follow(name, parameter)
-        with _Copies(self, model):
+        with replaced(torch.Tensor, "copy_", self._copy_into(model)):
             super().load_weights(model, model_config)
         self.at = None
 
@@ -90,20 +90,19 @@ class ReplayLoader(StrictLoader):
 
         parameter.weight_loader = followed
 
+    def _copy_into(self, model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+        """`Tensor.copy_`, which also follows what a model copies into its parameters itself, without their loaders: attention
+        sinks of gpt-oss and MiMo-V2."""
+        names = {parameter.untyped_storage()._cdata: name for name, parameter in model.named_parameters()}
+        copy = torch.Tensor.copy_
 
-class _Copies(TorchFunctionMode):
-    """What a model copies into its parameters itself, without their loaders: attention sinks of gpt-oss and MiMo-V2."""
+        def followed(tensor: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            result = copy(tensor, source, *args, **kwargs)
+            if not self.inside:
+                name = names.get(tensor.untyped_storage()._cdata)
+                stored = getattr(source, _NAME, None) or self.at
+                if name is not None and stored is not None:
+                    self.taken.setdefault(stored, []).append(name)
+            return result
 
-    def __init__(self, loader: ReplayLoader, model: torch.nn.Module) -> None:
-        super().__init__()
-        self._loader = loader
-        self._names = {parameter.untyped_storage()._cdata: name for name, parameter in model.named_parameters()}
-
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.Tensor.copy_ and not self._loader.inside:
-            name = self._names.get(args[0].untyped_storage()._cdata)
-            stored = getattr(args[1], _NAME, None) or self._loader.at
-            if name is not None and stored is not None:
-                self._loader.taken.setdefault(stored, []).append(name)
-        return result
+        return followed

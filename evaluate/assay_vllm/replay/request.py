@@ -63,9 +63,11 @@ class Cell:
 class Request:
     machine: Machine
     cells: tuple[Cell, ...]
+    num_processes: int
+    """So many cells are replayed side by side."""
 
 
 def read_request(path: Path) -> Request:
     """KeyError, TypeError or ValueError if it is not a request."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Request(Machine.parse(data["machine"]), tuple(Cell.parse(cell) for cell in data["cells"]))
+    return Request(Machine.parse(data["machine"]), tuple(map(Cell.parse, data["cells"])), int(data.get("num_processes", 1)))

@@ -6,11 +6,12 @@ call raises `NotHere` and is kept in `asked`, so that a choice that rests on suc
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -198,7 +199,8 @@ _CONSTRUCTORS = _device_constructors()
 _VALUES = frozenset(
     {torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__, torch.equal}
 )
-_HANDLED = frozenset({*_CONSTRUCTORS, *_VALUES, torch.Tensor.cuda})
+_CUDA, _OF_MAPS = torch.Tensor.cuda, (torch.full, torch.arange)
+_HANDLED = frozenset({*_CONSTRUCTORS, *_VALUES, _CUDA})
 
 
 class OnMeta(TorchFunctionMode):
@@ -209,18 +211,59 @@ class OnMeta(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _HANDLED:
-            return func(*args, **kwargs)
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if func in _VALUES:
-            return func(*map(_zeros, args), **kwargs)
-        is_map = func in (torch.full, torch.arange) and kwargs.get("dtype") is torch.int32
-        return func(*args, **{**kwargs, "device": "cpu" if is_map else "meta"})
+        return _on_meta(func, args, kwargs) if func in _HANDLED else func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def loading_on_meta() -> Iterator[None]:
+    """As `OnMeta`, of functions that are called by their names in torch: what loaders do.
+
+    A mode is asked about every call, and loading 100,000 tensors makes millions of them.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner, name, func in _HANDLED_BY_NAME:
+            stack.enter_context(replaced(owner, name, _of_meta(func)))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` in the block; afterwards what it was, inherited if it was inherited."""
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+_HANDLED_BY_NAME = tuple(
+    (owner, name, func)
+    for owner in (torch, torch.fft, torch.nested)
+    for name, func in vars(owner).items()
+    if callable(func) and func in _HANDLED
+) + tuple((torch.Tensor, func.__name__, func) for func in (*_VALUES - {torch.equal}, _CUDA))
+
+
+def _of_meta(func: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _on_meta(func, args, kwargs)
+
+
+def _on_meta(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The answer of one of `_HANDLED`."""
+    if func is _CUDA:
+        return args[0]
+    if func in _VALUES:
+        return func(*map(_zeros, args), **kwargs)
+    is_map = func in _OF_MAPS and kwargs.get("dtype") is torch.int32
+    return func(*args, **{**kwargs, "device": "cpu" if is_map else "meta"})
 
 
 def _zeros(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_meta:
         return value
     with torch._C.DisableTorchFunction():
-        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+        return torch._C._VariableFunctions.zeros(value.shape, dtype=value.dtype, device="cpu")
