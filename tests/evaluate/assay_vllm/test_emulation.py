@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,8 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, serve
+from assay_evaluate.serving.server import ServerSpec, find_interpreter, planned_fingerprint
+from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
 from assay_vllm.fake_quant import check_supported, fake_quantize
@@ -41,6 +42,7 @@ PRESETS = (
     "MXFP4",
     "MXFP8",
 )
+SCRIPTS = Path(__file__).resolve().parents[2] / "support" / "quantization"
 ROWS, COLUMNS = 192, 384  # rows are not a multiple of 128: the last block of FP8_BLOCK is a part
 
 
@@ -184,9 +186,10 @@ def test_the_serving_environment_computes_the_same(weights: dict[str, Any], acti
     save_file({"x": activations, **stored}, tmp_path / "in.safetensors")
     schemes = {preset: config_of(scheme_of(preset))["config_groups"]["group_0"] for preset in PRESETS}
     (tmp_path / "cases.json").write_text(json.dumps({"schemes": schemes}))
-    script = Path(__file__).resolve().parents[2] / "support" / "quantization" / "emulation_in_serving_env.py"
+    script = SCRIPTS / "emulation_in_serving_env.py"
     command = [serving_python(), str(script), *(str(tmp_path / n) for n in ("in.safetensors", "cases.json", "out.safetensors"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # compressed-tensors has its arithmetic compiled, for ten seconds
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     out = load_file(tmp_path / "out.safetensors")
     for preset in PRESETS:
@@ -202,55 +205,7 @@ def test_the_serving_environment_computes_the_same(weights: dict[str, Any], acti
 
 # ------------------------------------------------------------------------------------------------ served
 PROMPTS = [[10 + (37 * i + 11 * k) % 480 for i in range(120)] for k in range(3)]
-
-
-def served(checkpoint: Path, log_path: Path, ask: Callable[[Server], Any]) -> tuple[Any, Server]:
-    """Serve on the CPU profile with MTP on, ask, stop. Returns the answer and the server (its fingerprint)."""
-    profile = load_recipe(ProfileRecipe, "cpu-emulated")
-    serving = Serving(num_speculative_tokens=1)
-    spec = ServerSpec(checkpoint=checkpoint, profile=profile, serving=serving, speculate=True, log_path=log_path)
-    with serve(spec) as server:
-        return ask(server), server
-
-
-def everything(server: Server) -> dict[str, Any]:
-    """Prompt log-probabilities, greedy tokens and their log-probabilities, and what the MTP head achieved."""
-    replies = []
-    for prompt in PROMPTS:
-        request = {
-            "model": server.model, "prompt": prompt, "prompt_logprobs": 20, "logprobs": 5, "max_tokens": 16,
-            "temperature": 0, "return_token_ids": True, "return_tokens_as_token_ids": True,
-        }  # fmt: skip
-        reply = httpx.post(f"{server.base_url}/v1/completions", json=request, timeout=300)
-        reply.raise_for_status()
-        choice = reply.json()["choices"][0]
-        replies.append((choice["prompt_logprobs"], choice["token_ids"], choice["logprobs"]["token_logprobs"]))
-    counters = {name: value for name, value in server.metrics().items() if "spec_decode_num" in name}
-    return {"replies": replies, "counters": counters}
-
-
-@pytest.mark.serve
-def test_w4a16_is_bit_identical_to_its_dequantized_checkpoint(tmp_path: Path, tiny_glm: Path) -> None:
-    """Also inside the MTP block, whose eh_proj stays dense: drafts and acceptance must be the same."""
-    presets = {r"model\.layers\.\d+\..*\b(gate|up|down|q|k|v|o)_proj": "W4A16"}
-    dense, schemes, _ = quantize_checkpoint(tiny_glm, tmp_path / "w4a16", presets)
-    assert any(module.startswith("model.layers.3.mlp.experts.") for module in schemes)
-    assert {t.dtype for n, t in dense.items() if n.removesuffix(".weight") in schemes} == {torch.bfloat16}
-    write_dense(tiny_glm, tmp_path / "dense", dense)
-    emulated, server = served(tmp_path / "w4a16", tmp_path / "w4a16.log", everything)
-    plain, plain_server = served(tmp_path / "dense", tmp_path / "dense.log", everything)
-    assert emulated == plain
-    assert emulated["counters"]["vllm:spec_decode_num_draft_tokens_total"] > 0
-    fingerprint, plain_fingerprint = server.fingerprint, plain_server.fingerprint
-    assert (fingerprint.emulated, plain_fingerprint.emulated) == (True, None)
-    assert fingerprint.checkpoint_flags == {"quantization": "assay-emulate", "load-format": "assay-emulate"}
-    assert plain_fingerprint.checkpoint_flags == {"load-format": "assay-strict"}
-    assert f"assay-emulate: Glm4MoeForCausalLM: {len(schemes)} modules dequantized to float32; activations: not quantized" in (
-        fingerprint.kernels
-    )
-    assert fingerprint.comparable_sha256 == plain_fingerprint.comparable_sha256
-
-
+PRESETS_OF_W4A16 = {r"model\.layers\.\d+\..*\b(gate|up|down|q|k|v|o)_proj": "W4A16"}
 MIXED = {
     r"model\.layers\.\d+\.self_attn\.[qkvo]_proj": "FP8_BLOCK",
     r"model\.layers\.0\.mlp\.(gate|up|down)_proj": "FP8_DYNAMIC",
@@ -261,24 +216,86 @@ MIXED = {
 """Regex -> preset: every kind of quantized activation in one checkpoint."""
 
 
+class Served(NamedTuple):
+    """dense, schemes, input_scales: as `quantize_checkpoint` gives them; nothing is quantized in `plain`. answer: of
+    served_in_one_process.py, with log-probabilities of prompts and of greedy tokens, and what the MTP head achieved."""
+
+    folder: Path
+    dense: dict[str, torch.Tensor]
+    schemes: dict[str, QuantizationScheme]
+    input_scales: dict[str, torch.Tensor]
+    answer: dict[str, Any]
+
+
+def spec_of(checkpoint: Path) -> ServerSpec:
+    """On the CPU profile with MTP on."""
+    profile, serving = load_recipe(ProfileRecipe, "cpu-emulated"), Serving(num_speculative_tokens=1)
+    return ServerSpec(checkpoint=checkpoint, profile=profile, serving=serving, speculate=True, log_path=checkpoint / "log")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_glm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    """`w4a16`, the same as `plain` weights, and `mixed`, one after the other in one process."""
+    folder = tmp_path_factory.mktemp("served")
+    w4a16 = quantize_checkpoint(tiny_glm, folder / "w4a16", PRESETS_OF_W4A16)
+    write_dense(tiny_glm, folder / "plain", w4a16[0])
+    mixed = quantize_checkpoint(make_tiny_glm4_moe(folder / "source", seed=5), folder / "mixed", MIXED)
+    commands = {name: command_of(spec_of(folder / name)) for name in ("w4a16", "plain", "mixed")}
+    servers = {name: command.arguments for name, command in commands.items()}
+    request = {"prompts": PROMPTS, "num_tokens": 16, "likely": 20, "servers": servers}
+    (folder / "request.json").write_text(json.dumps(request))
+    script = SCRIPTS / "served_in_one_process.py"
+    done = subprocess.run(
+        [serving_python(), str(script), str(folder / "request.json"), str(folder / "answers.jsonl")],
+        env={**os.environ, **commands["w4a16"].environment}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    made = {"w4a16": w4a16, "plain": (w4a16[0], {}, {}), "mixed": mixed}
+    return {answer["name"]: Served(folder / answer["name"], *made[answer["name"]], answer) for answer in answers}
+
+
+def command_of(spec: ServerSpec) -> VllmCommand:
+    return vllm_command(spec.checkpoint, spec.profile, spec.serving, speculate=True, port=1, served_model_name="m")
+
+
 @pytest.mark.serve
-def test_quantized_activations_agree_with_transformers(tmp_path: Path) -> None:
+def test_w4a16_is_bit_identical_to_its_dequantized_checkpoint(served: dict[str, Served]) -> None:
+    """Also inside the MTP block, whose eh_proj stays dense: drafts and acceptance must be the same."""
+    emulated, plain = served["w4a16"], served["plain"]
+    assert any(module.startswith("model.layers.3.mlp.experts.") for module in emulated.schemes)
+    assert {t.dtype for n, t in emulated.dense.items() if n.removesuffix(".weight") in emulated.schemes} == {torch.bfloat16}
+    for what in ("replies", "drafted", "accepted"):
+        assert emulated.answer[what] == plain.answer[what]
+    assert emulated.answer["drafted"] > 0
+    assert (
+        f"assay-emulate: Glm4MoeForCausalLM: {len(emulated.schemes)} modules dequantized to float32; activations: not quantized"
+    ) in emulated.answer["said"]
+    assert not any("assay-emulate" in line for line in plain.answer["said"])
+    foreseen = {name: planned_fingerprint(spec_of(served[name].folder)) for name in ("w4a16", "plain")}
+    assert {name: one.emulated for name, one in foreseen.items()} == {"w4a16": True, "plain": None}
+    assert foreseen["w4a16"].checkpoint_flags == {"quantization": "assay-emulate", "load-format": "assay-emulate"}
+    assert foreseen["plain"].checkpoint_flags == {"load-format": "assay-strict"}
+    assert foreseen["w4a16"].comparable_sha256 == foreseen["plain"].comparable_sha256
+
+
+@pytest.mark.serve
+def test_quantized_activations_agree_with_transformers(served: dict[str, Served]) -> None:
     """FP8 and NVFP4, in linear layers and inside experts, against another model fake-quantized by compressed-tensors."""
-    source = make_tiny_glm4_moe(tmp_path / "source", seed=5)
-    dense, schemes, input_scales = quantize_checkpoint(source, tmp_path / "mixed", MIXED)
-    reply, server = served(tmp_path / "mixed", tmp_path / "mixed.log", everything)
+    folder, dense, schemes, input_scales, answer = served["mixed"]
+    source = folder.parent / "source"
     expected = reference_logprobs(source, dense, schemes, input_scales)
     weights_only = reference_logprobs(source, dense, {}, {})
     error, distance = [], []
-    for (logprobs, _, _), reference, other in zip(reply["replies"], expected, weights_only, strict=True):
-        error += worst_errors(logprobs, reference)
-        distance += worst_errors(logprobs, other)
+    for reply, reference, other in zip(answer["replies"], expected, weights_only, strict=True):
+        error += worst_errors(reply["prompt"], reference)
+        distance += worst_errors(reply["prompt"], other)
     # Sums in another order flip a rounding here and there, and every later token sees it. Before the first flip of a prompt
     # the models agree to float32's last digits; without quantized activations they agree nowhere.
     assert sum(e < 1e-4 for e in error) > 0.2 * len(error)
     assert min(distance) > 1e-3
     assert sum(error) < 0.3 * sum(distance)
-    (line,) = [k for k in server.fingerprint.kernels if k.startswith("assay-emulate: Glm4MoeForCausalLM")]
+    (line,) = [said for said in answer["said"] if said.startswith("assay-emulate: Glm4MoeForCausalLM")]
     _, _, activations = line.partition("activations: ")
     assert activations.split(", ") == [
         "5 modules float4 tensor_group 16 dynamic",  # experts of layer 1, two linear layers in both shared experts
@@ -287,11 +304,11 @@ def test_quantized_activations_agree_with_transformers(tmp_path: Path) -> None:
     ]
 
 
-def worst_errors(prompt_logprobs: list[Any], reference_TV: torch.Tensor) -> list[float]:
-    """Per position, the largest difference among the log-probabilities that the server returned."""
+def worst_errors(likely: list[dict[str, float]], reference_TV: torch.Tensor) -> list[float]:
+    """Per position, the largest difference among the log-probabilities that vLLM returned."""
     return [
-        max(abs(entry["logprob"] - float(reference_TV[position, int(token)])) for token, entry in entries.items())
-        for position, entries in enumerate(prompt_logprobs[1:])
+        max(abs(logprob - float(reference_TV[position, int(token)])) for token, logprob in tokens.items())
+        for position, tokens in enumerate(likely)
     ]
 
 

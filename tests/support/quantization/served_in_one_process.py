@@ -1,9 +1,13 @@
-"""Run by test_schemes_served.py with the serving environment's Python: one checkpoint after the other, in one process.
+"""Run by tests with the serving environment's Python: one checkpoint after the other, in one process.
 
 python served_in_one_process.py REQUEST.json ANSWERS.jsonl. The request holds `prompts` (token ids), `num_tokens` and `servers`:
 name -> vLLM's arguments, as assay would start a server with them. The first answers the prompts greedily with `num_tokens`
 tokens each, and every one is given the prompts with these replies. Answers, a line a checkpoint: its `name`; `logprobs` of
 every token behind the first of each text; `drafted` and `accepted` tokens of speculation; what the plugin `said`.
+
+With `likely`, a number, in the request every checkpoint is given the prompts alone, and answers them as `replies` as well: the
+`tokens`, their `logprobs`, and `prompt`: token -> log-probability of so many likeliest and the real one at each place behind
+the first.
 """
 
 from __future__ import annotations
@@ -23,23 +27,25 @@ def main(request_path: str, answers_path: str) -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    texts, said = request["prompts"], list[str]()
+    texts, likely, said = request["prompts"], request.get("likely"), list[str]()
     # no handler: vLLM takes those away whenever it configures its loggers again
     logging.getLogger("vllm.assay").addFilter(lambda record: said.append(record.getMessage()) or True)
     with open(answers_path, "w", encoding="utf-8") as answers:
         for number, (name, arguments) in enumerate(request["servers"].items()):
             parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
             engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_known_args(arguments)[0]))
-            replies = [reply.outputs[0].token_ids for reply in ask(engine, texts, request["num_tokens"])]
-            if number == 0:
-                texts = [[*prompt, *reply] for prompt, reply in zip(texts, replies, strict=True)]
+            replies = ask(engine, texts, request["num_tokens"], logprobs=0, prompt_logprobs=likely)
+            if number == 0 and likely is None:
+                texts = [[*prompt, *reply.outputs[0].token_ids] for prompt, reply in zip(texts, replies, strict=True)]
             logprobs = [
                 [position[token].logprob for position, token in zip(reply.prompt_logprobs[1:], text[1:], strict=True)]
                 for reply, text in zip(ask(engine, texts, 1, prompt_logprobs=0), texts, strict=True)
             ]
             counted = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
             drafted, accepted = (counted.get(f"vllm:spec_decode_num_{what}_tokens", 0) for what in ("draft", "accepted"))
-            answer = {"name": name, "logprobs": logprobs, "drafted": drafted, "accepted": accepted}
+            answer: dict[str, Any] = {"name": name, "logprobs": logprobs, "drafted": drafted, "accepted": accepted}
+            if likely is not None:
+                answer["replies"] = [told(reply) for reply in replies]
             answers.write(json.dumps({**answer, "said": said}) + "\n")
             said.clear()
             engine.engine_core.shutdown()
@@ -48,7 +54,17 @@ def main(request_path: str, answers_path: str) -> None:
             cleanup_dist_env_and_memory()
 
 
-def ask(engine: Any, prompts: list[list[int]], num_tokens: int, **how: int) -> list[Any]:
+def told(reply: Any) -> dict[str, Any]:
+    """Of a finished request what is compared."""
+    answer = reply.outputs[0]
+    return {
+        "tokens": list(answer.token_ids),
+        "logprobs": [place[token].logprob for place, token in zip(answer.logprobs, answer.token_ids, strict=True)],
+        "prompt": [{token: one.logprob for token, one in place.items()} for place in reply.prompt_logprobs[1:]],
+    }
+
+
+def ask(engine: Any, prompts: list[list[int]], num_tokens: int, **how: int | None) -> list[Any]:
     """The finished requests, in the order of the prompts."""
     from vllm import SamplingParams
 
