@@ -112,7 +112,7 @@ def deploy(
         not_measured=missing,
         checks=checks,
         outcome=outcome_of(checks),
-        sentence=sentence_of(checks, profile.name),
+        sentence=sentence_of(checks, profile.name, judged.overall[measured.label]),
         started=started.isoformat(timespec="milliseconds"),
         seconds=round(time.monotonic() - clock, 3),
     )

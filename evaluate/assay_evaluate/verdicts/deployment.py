@@ -61,19 +61,19 @@ def outcome_of(checks: Sequence[Verdict]) -> Status:
     return min((one.status for one in checks if one.has_say), key=SEVERITY.index)
 
 
-def sentence_of(checks: Sequence[Verdict], profile: str) -> str:
-    """Whether the verdict travels; if it does not, or nobody knows, the first check that says so."""
+def sentence_of(checks: Sequence[Verdict], profile: str, verdict: Status) -> str:
+    """Whether the verdict of the gates travels; if it does not, or nobody knows, the first check that says so."""
     outcome = outcome_of(checks)
     if outcome == "PASS":
         passed = [one.gate for one in checks if one.status == "PASS"]
         others = [one.gate for one in checks if one.status != "PASS"]
         silent = f"; not measured, without a say: {'; '.join(others)}" if others else ""
-        return f"the verdict travels to {profile}: {len(passed)} checks passed ({'; '.join(passed)}){silent}"
+        return f"the verdict {verdict} travels to {profile}: {len(passed)} checks passed ({'; '.join(passed)}){silent}"
     first = next(one for one in checks if one.has_say and one.status == outcome)
     why = f"{first.gate}: {first.detail.removesuffix('.')}"
     if outcome == "FAIL":
-        return f"the verdict does not travel to {profile}: {why}"
-    return f"whether the verdict travels to {profile} is not known: {why}"
+        return f"the verdict {verdict} does not travel to {profile}: {why}"
+    return f"whether the verdict {verdict} travels to {profile} is not known: {why}"
 
 
 # ------------------------------------------------------------------------------------------------ divergence

@@ -139,23 +139,23 @@ def test_probes_must_not_alarm_where_they_did_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "outcome", "sentence"),
     [
-        ({}, "PASS", "the verdict travels to 4xh200: 3 checks passed (divergence kl_mean; acceptance; probes)"),
+        ({}, "PASS", "the verdict PASS travels to 4xh200: 3 checks passed (divergence kl_mean; acceptance; probes)"),
         (
             {"probes": probed("w4a16", *ALARM), "divergence": None},  # a failure is one, whatever else is missing
             "FAIL",
-            "the verdict does not travel to 4xh200: "
+            "the verdict PASS does not travel to 4xh200: "
             "probes: garble: 3 of 2000 replies are garbled, and not by the model's habit",
         ),
         (
             {"probes": None},
             "NOT MEASURED",
-            "whether the verdict travels to 4xh200 is not known: probes: No probes: none were run",
+            "whether the verdict PASS travels to 4xh200 is not known: probes: No probes: none were run",
         ),
     ],
 )
 def test_only_what_passed_in_every_check_travels(changes: dict[str, Any], outcome: str, sentence: str) -> None:
     checks = judge_deployment(limits(KL, ACCEPTANCE), seen(**changes))
-    assert (outcome_of(checks), sentence_of(checks, "4xh200")) == (outcome, sentence)
+    assert (outcome_of(checks), sentence_of(checks, "4xh200", "PASS")) == (outcome, sentence)
 
 
 def test_without_a_limit_on_divergence_nobody_knows() -> None:

@@ -59,5 +59,5 @@ def make_deployment(one: Seen | None = None) -> Deployment:
         acceptance=one.drafts[1].acceptance, alarms_judged=None,
         alarms=None if one.probes is None else tuple(alarm.name for alarm in one.probes.alarms),
         not_measured=one.not_measured, checks=checks, outcome=outcome_of(checks),
-        sentence=sentence_of(checks, one.profile), started="2026-11-22T00:00:00+00:00", seconds=90.0,
+        sentence=sentence_of(checks, one.profile, "PASS"), started="2026-11-22T00:00:00+00:00", seconds=90.0,
     )  # fmt: skip
