@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize as reference_fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from one_process import ask_in_one_process
 from quantized_checkpoints import dense_weight, quantize_checkpoint, quantize_weight, scheme_of, write_dense
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
@@ -24,7 +25,6 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.serving.server import ServerSpec, find_interpreter, planned_fingerprint
-from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
 from assay_vllm.fake_quant import check_supported, fake_quantize
@@ -240,23 +240,11 @@ def served(tiny_glm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     w4a16 = quantize_checkpoint(tiny_glm, folder / "w4a16", PRESETS_OF_W4A16)
     write_dense(tiny_glm, folder / "plain", w4a16[0])
     mixed = quantize_checkpoint(make_tiny_glm4_moe(folder / "source", seed=5), folder / "mixed", MIXED)
-    commands = {name: command_of(spec_of(folder / name)) for name in ("w4a16", "plain", "mixed")}
-    servers = {name: command.arguments for name, command in commands.items()}
-    request = {"prompts": PROMPTS, "num_tokens": 16, "likely": 20, "servers": servers}
-    (folder / "request.json").write_text(json.dumps(request))
-    script = SCRIPTS / "served_in_one_process.py"
-    done = subprocess.run(
-        [serving_python(), str(script), str(folder / "request.json"), str(folder / "answers.jsonl")],
-        env={**os.environ, **commands["w4a16"].environment}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    answers = ask_in_one_process(
+        {name: spec_of(folder / name) for name in ("w4a16", "plain", "mixed")}, PROMPTS, folder, num_tokens=16
+    )
     made = {"w4a16": w4a16, "plain": (w4a16[0], {}, {}), "mixed": mixed}
-    return {answer["name"]: Served(folder / answer["name"], *made[answer["name"]], answer) for answer in answers}
-
-
-def command_of(spec: ServerSpec) -> VllmCommand:
-    return vllm_command(spec.checkpoint, spec.profile, spec.serving, speculate=True, port=1, served_model_name="m")
+    return {name: Served(folder / name, *made[name], answer) for name, answer in answers.items()}
 
 
 @pytest.mark.serve

@@ -46,6 +46,7 @@ def write_log(row: dict[str, Any], patch: str, folder: Path, model_name: str) ->
         subprocess.run(["git", "apply", str(log_folder / "patch.diff")], cwd=testbed, check=True)
     script = row["eval_script"].replace("/testbed", str(testbed))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the plugins of this environment
     environment.pop("PYTHONSAFEPATH", None)
     done = subprocess.run(
         ["bash", "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

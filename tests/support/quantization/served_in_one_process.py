@@ -3,7 +3,7 @@
 python served_in_one_process.py REQUEST.json ANSWERS.jsonl. The request holds `prompts` (token ids), `num_tokens` and `servers`:
 name -> vLLM's arguments, as assay would start a server with them. The first answers the prompts greedily with `num_tokens`
 tokens each, and every one is given the prompts with these replies. Answers, a line a checkpoint: its `name`; `logprobs` of
-every token behind the first of each text; `drafted` and `accepted` tokens of speculation; what the plugin `said`.
+every token behind the first of each text; `drafts`, and tokens `drafted` and `accepted`; what the plugin `said`.
 
 With `likely`, a number, in the request every checkpoint is given the prompts alone, and answers them as `replies` as well: the
 `tokens`, their `logprobs`, and `prompt`: token -> log-probability of so many likeliest and the real one at each place behind
@@ -18,6 +18,8 @@ import logging
 import sys
 from pathlib import Path
 from typing import Any
+
+COUNTERS = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_tokens"}
 
 
 def main(request_path: str, answers_path: str) -> None:
@@ -42,8 +44,8 @@ def main(request_path: str, answers_path: str) -> None:
                 for reply, text in zip(ask(engine, texts, 1, prompt_logprobs=0), texts, strict=True)
             ]
             counted = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
-            drafted, accepted = (counted.get(f"vllm:spec_decode_num_{what}_tokens", 0) for what in ("draft", "accepted"))
-            answer: dict[str, Any] = {"name": name, "logprobs": logprobs, "drafted": drafted, "accepted": accepted}
+            counts = {key: counted.get(f"vllm:spec_decode_num_{what}", 0) for key, what in COUNTERS.items()}
+            answer: dict[str, Any] = {"name": name, "logprobs": logprobs, **counts}
             if likely is not None:
                 answer["replies"] = [told(reply) for reply in replies]
             answers.write(json.dumps({**answer, "said": said}) + "\n")

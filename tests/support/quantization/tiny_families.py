@@ -60,6 +60,17 @@ def deepseek_v3(**changes: Any) -> dict[str, Any]:
     return {**hollow.DEEPSEEK_V3_CONFIG, **small, **own, **changes}
 
 
+def qwen3_next() -> dict[str, Any]:
+    """A config of Qwen3-Next's family, which says nothing of the MTP block that is stored."""
+    own = {
+        "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 128, "shared_expert_intermediate_size": 128,
+        "num_experts": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64, "max_position_embeddings": 2048, "eos_token_id": 0, "bos_token_id": 0,
+    }  # fmt: skip
+    small = {key: value for key, value in SMALL.items() if key not in ("n_routed_experts", "first_k_dense_replace")}
+    return {**hollow.QWEN3_NEXT_CONFIG, **small, **own}
+
+
 def make_tiny(
     folder: Path, config: dict[str, Any], *, shards: int = 1, seed: int = 0, chat_template: bool = True, ring: bool = False
 ) -> Path:  # fmt: skip
@@ -106,9 +117,11 @@ def _say_a_ring(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> Non
 
 
 def _shapes(config: dict[str, Any]) -> hollow.Shapes:
-    if config["model_type"] == "deepseek_v3":
-        return hollow.glm5_shapes(config)
-    return hollow.glm4_shapes(config) if config["model_type"] == "glm4_moe" else hollow.qwen3_moe_shapes(config)
+    shapes_of = {
+        "deepseek_v3": hollow.glm5_shapes, "glm4_moe": hollow.glm4_shapes, "qwen3_moe": hollow.qwen3_moe_shapes,
+        "qwen3_next": hollow.qwen3_next_shapes,
+    }  # fmt: skip
+    return shapes_of[config["model_type"]](config)
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

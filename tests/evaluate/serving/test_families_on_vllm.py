@@ -1,7 +1,8 @@
-"""DeepSeek-V3 in small, from its FP8 release to real servers: latent attention, grouped routing, and a draft without a head.
+"""Families in small, from the source to vLLM itself. DeepSeek-V3: an FP8 release, latent attention, grouped routing, and a
+draft without a head. Qwen3-Next: its config says nothing of the MTP block that it stores.
 
-What vLLM says of W4A16 is held against `DeepseekV3ForCausalLM` of transformers in FP32 with the same weights, dequantized by
-compressed-tensors and PyTorch.
+What vLLM says of DeepSeek-V3 in W4A16 is held against `DeepseekV3ForCausalLM` of transformers in FP32 with the same weights,
+dequantized by compressed-tensors and PyTorch.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+import tiny_families
 import torch
+from one_process import ask_in_one_process
 from quantized_checkpoints import dense_weight
 from safetensors.torch import save_file
 from tiny_checkpoints import read_shards
-from tiny_families import make_tiny_deepseek_v3
+from tiny_families import make_tiny, make_tiny_deepseek_v3
 from transformers import AutoModelForCausalLM
 
 from assay.recipes.load import load_recipe
@@ -26,7 +28,7 @@ from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
-from assay_evaluate.serving.server import ServerSpec, serve
+from assay_evaluate.serving.server import ServerSpec
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats.schemes import compressed_tensors_scheme
@@ -88,59 +90,57 @@ def test_fp8_blocks_are_carried_over_bit_for_bit(made: Made) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ served
-@dataclass(frozen=True)
-class Served:
-    """replies: tokens behind each of PROMPTS. logprobs: per prompt and position behind the first, token -> log-probability."""
-
-    replies: list[list[int]]
-    logprobs: list[list[dict[int, float]]]
-    drafted: float
-    accepted: float
-    log: str
-
-
-@pytest.fixture(scope="module", params=["w4a16", "fp8"])
-def served(request: pytest.FixtureRequest, made: Made, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Served]:
-    """(precision, what its server said); FP8 is the reference of a run."""
-    log_path = tmp_path_factory.mktemp("log") / "server.log"
-    profile, folder = load_recipe(ProfileRecipe, "cpu-emulated"), made.folders[request.param]
-    spec = ServerSpec(folder, profile, Serving(num_speculative_tokens=1), speculate=True, log_path=log_path)
-    with serve(spec) as server:
-        said = [ask(server.base_url, server.model, prompt) for prompt in PROMPTS]
-        metrics = server.metrics()
-    drafted, accepted = (metrics[f"vllm:spec_decode_num_{what}_tokens_total"] for what in ("draft", "accepted"))
-    replies, logprobs = [one[0] for one in said], [one[1] for one in said]
-    return request.param, Served(replies, logprobs, drafted, accepted, log_path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def qwen3_next(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen")
+    source = make_tiny(folder / "source", tiny_families.qwen3_next(), shards=2)
+    plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, "w4a16"), model="tiny", family="qwen3_next")
+    quantize(plan, source, folder / "made", device="cpu")
+    assert verify(folder / "made", source=source).damages == ()
+    return folder / "made"
 
 
-def ask(base_url: str, model: str, prompt: list[int]) -> tuple[list[int], list[dict[int, float]]]:
-    """(a greedy reply, log-probabilities of the twenty likeliest tokens behind every token of the prompt)."""
-    request: dict[str, Any] = {"model": model, "prompt": prompt, "prompt_logprobs": 20, "max_tokens": NUM_TOKENS}
-    request |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    reply = httpx.post(f"{base_url}/v1/completions", json=request, timeout=300)
-    reply.raise_for_status()
-    choice = reply.json()["choices"][0]
-    positions = [{int(token): entry["logprob"] for token, entry in at.items()} for at in choice["prompt_logprobs"][1:]]
-    return choice["token_ids"], positions
+def spec_of(checkpoint: Path, num_tokens: int, **flags: Any) -> ServerSpec:
+    profile = load_recipe(ProfileRecipe, "cpu-emulated")
+    profile = profile.model_copy(update={"vllm": {**profile.vllm, **flags}})
+    return ServerSpec(
+        checkpoint, profile, Serving(num_speculative_tokens=num_tokens), speculate=True, log_path=checkpoint / "log"
+    )
+
+
+@pytest.fixture(scope="module")
+def served(made: Made, qwen3_next: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What one process says of each: FP8 is the reference of a run."""
+    specs = {precision: spec_of(made.folders[precision], 1) for precision in ("w4a16", "fp8")}
+    specs["qwen3-next"] = spec_of(qwen3_next, 2, dtype="bfloat16")  # vLLM's gated delta net on CPUs computes in BF16 only
+    return ask_in_one_process(specs, PROMPTS, tmp_path_factory.mktemp("asked"), num_tokens=NUM_TOKENS)
 
 
 @pytest.mark.serve
-def test_drafts_are_made_and_accepted_without_a_head_of_their_own(served: tuple[str, Served]) -> None:
-    _, said = served
-    assert said.drafted > 60 and said.accepted > 0.5 * said.drafted, f"{said.accepted} of {said.drafted} accepted"
-    absent = f"DeepSeekMTP: 1 parameters are neither stored nor used, first {MTP}shared_head.head.weight"
-    assert absent in said.log
-    assert "assay-strict: DeepSeekMTP: every parameter in use came from the checkpoint" in said.log
+@pytest.mark.parametrize("precision", ["w4a16", "fp8"])
+def test_drafts_are_made_and_accepted_without_a_head_of_their_own(served: dict[str, dict[str, Any]], precision: str) -> None:
+    said = served[precision]
+    assert said["drafted"] > 60 and said["accepted"] > 0.5 * said["drafted"]
+    log = "\n".join(said["said"])
+    assert f"DeepSeekMTP: 1 parameters are neither stored nor used, first {MTP}shared_head.head.weight" in log
+    assert "assay-strict: DeepSeekMTP: every parameter in use came from the checkpoint" in log
 
 
 @pytest.mark.serve
-@pytest.mark.parametrize("served", ["w4a16"], indirect=True)
-def test_vllm_computes_what_transformers_computes(made: Made, served: tuple[str, Served], tmp_path: Path) -> None:
+def test_a_quantized_qwen3_next_drafts(served: dict[str, dict[str, Any]]) -> None:
+    """Random weights agree on nothing, so drafts are counted, not accepted ones."""
+    said = served["qwen3-next"]
+    assert said["drafted"] == 2 * said["drafts"] > 20
+    assert any(line.startswith("assay-strict: Qwen3NextMTP: every parameter") for line in said["said"])
+
+
+@pytest.mark.serve
+def test_vllm_computes_what_transformers_computes(made: Made, served: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """Not FP8, which rounds activations too: transformers does not."""
-    precision, said = served
-    own = distances(said, oracle(made.folders[precision], made.plans[precision], tmp_path / "own"))
+    replies, folder, plan = served["w4a16"]["replies"], made.folders["w4a16"], made.plans["w4a16"]
+    own = distances(replies, oracle(folder, plan, tmp_path / "own"))
     assert max(own) < NEAREST, own
-    changed = distances(said, oracle(made.folders[precision], made.plans[precision], tmp_path / "no bias", routed_freely=True))
+    changed = distances(replies, oracle(folder, plan, tmp_path / "no bias", routed_freely=True))
     assert min(changed) > 4 * max(own), "routing changes too little here: the comparison would prove nothing"
 
 
@@ -166,15 +166,16 @@ def oracle(folder: Path, plan: Plan, out: Path, *, routed_freely: bool = False) 
     return model
 
 
-def distances(said: Served, model: torch.nn.Module) -> tuple[float, float]:
+def distances(replies: list[dict[str, Any]], model: torch.nn.Module) -> tuple[float, float]:
     """(largest difference of a log-probability, largest lag of a chosen token behind the likeliest), in nats."""
     differences, lags = [], []
-    for prompt, reply, tops in zip(PROMPTS, said.replies, said.logprobs, strict=True):
-        assert len(reply) == NUM_TOKENS
+    for prompt, reply in zip(PROMPTS, replies, strict=True):
+        tokens, tops = reply["tokens"], reply["prompt"]
+        assert len(tokens) == NUM_TOKENS
         with torch.no_grad():
-            logprobs_TV = torch.log_softmax(model(torch.tensor([[*prompt, *reply]])).logits[0], -1)
+            logprobs_TV = torch.log_softmax(model(torch.tensor([[*prompt, *tokens]])).logits[0], -1)
         pairs = zip(logprobs_TV[: len(tops)], tops, strict=True)
-        differences += [abs(value - float(of_V[token])) for of_V, top in pairs for token, value in top.items()]
+        differences += [abs(value - float(of_V[int(token)])) for of_V, top in pairs for token, value in top.items()]
         behind_TV = logprobs_TV[len(prompt) - 1 : -1]
-        lags += (behind_TV.max(-1).values - behind_TV[torch.arange(len(reply)), torch.tensor(reply)]).tolist()
+        lags += (behind_TV.max(-1).values - behind_TV[torch.arange(len(tokens)), torch.tensor(tokens)]).tolist()
     return max(differences), max(lags)
