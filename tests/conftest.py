@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
+from warm import WarmVllm
 
 from assay import cli
 
@@ -25,6 +27,16 @@ def pytest_configure() -> None:
 def tiny_glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GLM-4-MoE with an MTP block: 3 layers, first dense, 4 experts, two shards. Read only; copy it to damage it."""
     return make_tiny_glm4_moe(tmp_path_factory.mktemp("tiny") / "tiny-glm4-moe")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_vllm() -> Iterator[WarmVllm]:
+    """Servers are forks of a Python that has imported vLLM: a start costs 3 CPU seconds, not 22."""
+    warm = WarmVllm()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("assay_evaluate.serving.server.SupervisedProcess", warm.process)
+        yield warm
+    warm.close()
 
 
 @pytest.fixture

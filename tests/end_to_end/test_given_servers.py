@@ -13,13 +13,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from warm import WarmVllm
 
 from assay.cli.targets import resolve_target
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.serving.process import SupervisedProcess
 from assay_evaluate.serving.server import _free_port, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
 
@@ -42,13 +42,13 @@ def assay(folder: Path, *words: object, **environment: str) -> subprocess.Comple
 
 
 @contextmanager
-def server_with_key(checkpoint: Path, log_path: Path) -> Iterator[str]:
+def server_with_key(checkpoint: Path, log_path: Path, warm_vllm: WarmVllm) -> Iterator[str]:
     """vLLM as `assay serve` would start it, but for the key; its URL."""
     profile = load_recipe(ProfileRecipe, "cpu-emulated")
     profile = profile.model_copy(update={"vllm": {**profile.vllm, "api-key": KEY, "max-model-len": 1024}})
     serving, port = resolve_target(str(checkpoint)).recipe.serving, _free_port()
     command = vllm_command(checkpoint, profile, serving, speculate=True, port=port, served_model_name="model")
-    process = SupervisedProcess((str(interpreter_for(profile)), *command.arguments), command.environment, log_path)
+    process = warm_vllm.process((str(interpreter_for(profile)), *command.arguments), command.environment, log_path)
     try:
         while True:
             assert process.exit_status() is None, "\n".join(process.log_lines()[-20:])
@@ -57,17 +57,18 @@ def server_with_key(checkpoint: Path, log_path: Path) -> Iterator[str]:
                     break
             except httpx.TransportError:
                 pass
-            time.sleep(0.5)
+            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.stop()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, warm_vllm: WarmVllm) -> Path:
     """A working directory with a suite and the checkpoints of tiny-glm."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "short.yaml").write_text(SUITE)
+    warm_vllm.link(folder)
     profile = load_recipe(ProfileRecipe, "cpu-emulated").model_dump(
         mode="json", exclude_defaults=True, exclude={"schema_version"}
     )
@@ -79,22 +80,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def urls(place: Path) -> Iterator[dict[str, str]]:
+def urls(place: Path, warm_vllm: WarmVllm) -> Iterator[dict[str, str]]:
     """fp8 and w4a16, and fp8 once more."""
     made = place / "runs" / "tiny-glm"
     with (
-        server_with_key(made / "fp8" / "checkpoint", place / "fp8.log") as fp8,
-        server_with_key(made / "w4a16" / "checkpoint", place / "w4a16.log") as w4a16,
-        server_with_key(made / "fp8" / "checkpoint", place / "again.log") as again,
+        server_with_key(made / "fp8" / "checkpoint", place / "fp8.log", warm_vllm) as fp8,
+        server_with_key(made / "w4a16" / "checkpoint", place / "w4a16.log", warm_vllm) as w4a16,
+        server_with_key(made / "fp8" / "checkpoint", place / "again.log", warm_vllm) as again,
     ):
         yield {"fp8": fp8, "w4a16": w4a16, "again": again}
 
 
 def evaluate(place: Path, runs: str, reference: str, candidate: str, *more: str, key: str = KEY) -> tuple[int, str]:
-    done = assay(
-        place, "evaluate", "--reference", reference, "--candidate", candidate, "--suite", "short.yaml", "--runs", runs, *more,
-        KEY_OF_SERVERS=key,
-    )  # fmt: skip
+    words = ("evaluate", "--reference", reference, "--candidate", candidate, "--suite", "short.yaml", "--runs", runs, *more)
+    done = assay(place, *words, **({"KEY_OF_SERVERS": key} if "--api-key-env" in more else {}))
     return done.returncode, done.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
+from warm import WarmVllm
 
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
@@ -33,7 +34,7 @@ acceptance: true
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm_vllm: WarmVllm) -> Path:
     """A random model of that shape, which reads and writes tiny-glm's text; its suite."""
     folder = tmp_path_factory.mktemp("odd-width")
     checkpoint = make_tiny_glm4_moe(
@@ -42,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copy(TINY_GLM / name, checkpoint / name)
     (folder / "few.yaml").write_text(SUITE)
+    warm_vllm.link(folder)
     return folder
 
 

@@ -58,10 +58,19 @@ KV_CACHE = "w4a16-kv8"
 """w4a16 with keys and values in FP8 as well."""
 
 
+CPU = load_recipe(ProfileRecipe, "cpu-emulated")
+PROFILE = CPU.model_copy(
+    update={
+        "vllm": {**CPU.vllm, "kv-cache-memory-bytes": 64 << 20},
+        "environment": {name: value for name, value in CPU.environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"},
+    }
+)
+"""As shipped, but for the gigabyte of keys and values that each of two dozen engines would fill with zeros."""
+
+
 def command(folder: Path) -> VllmCommand:
     """How `assay serve` would start a server on a CPU."""
-    profile, serving = load_recipe(ProfileRecipe, "cpu-emulated"), Serving(num_speculative_tokens=1)
-    return vllm_command(folder, profile, serving, speculate=True, port=1, served_model_name="m")
+    return vllm_command(folder, PROFILE, Serving(num_speculative_tokens=1), speculate=True, port=1, served_model_name="m")
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import WarmVllm
 
 from assay.records.preflight.gpu_check import CudaBytes, GpuCheck, Greedy
 
 
 @pytest.mark.serve
-def test_self_test(tmp_path: Path) -> None:
+def test_self_test(tmp_path: Path, warm_vllm: WarmVllm) -> None:
     """Both sides are one program on one machine, so nothing differs; given ids are what vLLM on a CPU refuses."""
-    words = ["gpu-check", "--self-test", "--formats", "w4a16", "--minutes", "14", "--out", str(tmp_path), "--json"]
-    done = subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=880, check=False)
+    warm_vllm.link(tmp_path)
+    words = ["gpu-check", "--self-test", "--formats", "w4a16", "--minutes", "14", "--out", "out", "--json"]
+    command = [sys.executable, "-m", "assay", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 2, done.stderr
     record = GpuCheck.model_validate(json.loads(done.stdout))
-    assert record == GpuCheck.load(tmp_path / "gpu-check.json")
+    assert record == GpuCheck.load(tmp_path / "out" / "gpu-check.json")
     (check,) = record.formats
     assert (record.self_test, record.gpu, record.outcome) == (True, None, "NOT MEASURED")
     assert len(check.reasons) == 1 and "requires the V2 model runner" in check.reasons[0]
@@ -33,4 +36,4 @@ def test_self_test(tmp_path: Path) -> None:
     assert check.kernels is not None and any(line.startswith("assay-emulate") for line in check.kernels.chosen)
     (made,) = record.cuda_bytes
     assert made == CudaBytes(precision="w4a16", outcome="PASS", reasons=(), num_bytes=made.num_bytes, compiled=False)
-    assert {path.name for path in tmp_path.glob("*.log")} == {"w4a16-native.log", "w4a16-emulated.log"}
+    assert {path.name for path in (tmp_path / "out").glob("*.log")} == {"w4a16-native.log", "w4a16-emulated.log"}
