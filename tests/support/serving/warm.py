@@ -23,6 +23,8 @@ from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import server_environment
 
 HERE = Path(__file__).parent
+TEMPORARY = tempfile.gettempdir()
+"""Whatever a test makes of it: the path of a socket must be short."""
 MOST = 2
 """Warm Pythons that are kept, of 0.6 GiB each."""
 
@@ -78,7 +80,7 @@ class WarmPython:
     def __init__(self, interpreter: str, environment: Mapping[str, str]) -> None:
         self.started: list[SupervisedProcess] = []
         self.is_linked = False
-        self._folder = Path(tempfile.mkdtemp(prefix="warm-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="warm-", dir=TEMPORARY))
         self.executable = self._folder / "python"
         self.executable.write_text(
             f"#!/bin/sh\nexec '{interpreter}' -IS '{HERE / 'warm_client.py'}' '{interpreter}' '{self._folder}' \"$@\"\n"
