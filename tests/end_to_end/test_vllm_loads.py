@@ -77,7 +77,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     plan = plan_of(source, load_recipe(PrecisionRecipe, "w4a16"))
     folders = {**killed_at(MOMENTS, plan, source, folder), "whole": folder / "whole"}
     quantize(plan, source, folder / "whole", device="cpu")
-    script = str(Path(__file__).resolve().parents[1] / "support" / "quantization" / "vllm_accepts.py")
+    script = str(Path(__file__).resolve().parents[1] / "support" / "serving" / "vllm_accepts.py")
     done = run_vllm(script, *map(str, folders.values()))
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])

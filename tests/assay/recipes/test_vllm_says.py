@@ -29,7 +29,7 @@ WRAPS = {"KimiK25ForConditionalGeneration": "DeepseekV2ForCausalLM"}
 ARCHITECTURES = {WRAPS.get(name, name): family for family in family_names() for name in names_of(family).architectures}
 
 
-VLLM_SAYS = Path(__file__).resolve().parents[2] / "support" / "quantization" / "vllm_says.py"
+VLLM_SAYS = Path(__file__).resolve().parents[2] / "support" / "serving" / "vllm_says.py"
 
 
 @pytest.fixture(scope="module")
