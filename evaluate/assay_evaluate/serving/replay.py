@@ -14,6 +14,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from assay.records.plan import Plan
 from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPart
 from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.gpus import facts_of
+from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
 from assay_evaluate.serving.process import as_activated
 from assay_evaluate.serving.server import find_interpreter
@@ -90,14 +92,20 @@ def replay(
     not compared with those for CUDA, an unknown GPU. What stands against a checkpoint is no error, but a finding of its record.
     """
     report = on_progress or (lambda line: None)
-    processes: dict[str, list[int]] = {}
+    by_key: dict[str, list[int]] = {}
     for number, candidate in enumerate(candidates):
-        processes.setdefault(_process_key(candidate.profile), []).append(number)
-    records: dict[int, Replay] = {}
-    for numbers in processes.values():
+        by_key.setdefault(_process_key(candidate.profile), []).append(number)
+    groups = list(by_key.values())
+    for numbers in groups:
         group = [candidates[number] for number in numbers]
         report(f"vLLM's loaders for {group[0].profile.hardware.gpu}: {', '.join(candidate.name for candidate in group)}")
-        records |= zip(numbers, _replay_group(group, packages), strict=True)
+    with ThreadPoolExecutor(max_workers=num_cores()) as pool:
+        answers = pool.map(lambda numbers: _replay_group([candidates[number] for number in numbers], packages), groups)
+        records = {
+            number: record
+            for numbers, found in zip(groups, answers, strict=True)
+            for number, record in zip(numbers, found, strict=True)
+        }
     return tuple(records[number] for number in range(len(candidates)))
 
 

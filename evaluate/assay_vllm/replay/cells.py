@@ -9,7 +9,6 @@ their own, every rank loads all it has.
 
 from __future__ import annotations
 
-import gc
 import resource
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -118,7 +117,6 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
     cut: dict[str, list[Finding]] = {}  # of each part; ranks that hold the same layers hold parts of the same size
     for rank in ranks_of(config.parallel_config):
         become(rank, config.parallel_config)
-        gc.collect()  # modules refer to each other: the model of the rank before is still there
         config.compilation_config.static_forward_context.clear()
         config.compilation_config.static_all_moe_layers.clear()
         for part in parts:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from assay_vllm.replay.headers import layer_of
+
+_MOST_RENAMED = 3
+"""Parts of one name that a checkpoint has otherwise."""
 
 
 def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, list[str]], list[str]]:
@@ -36,9 +40,13 @@ def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, l
             continue
         kinds.add(kind)
         ndim, taking = stored_ndim(model, parameter), list[str]()
+
+        def taken(name: str, ndim: int = ndim, parameter: str = parameter) -> bool:
+            return _takes(model, name, ndim, parameter, came)
+
         for proposed in (_unfused(model, parameter, members), [parameter]):
-            names = dict.fromkeys(name for own in proposed for name in _places(own, renamed, first_mtp_layer))
-            taking = taking or [name for name in names if _takes(model, name, ndim, parameter, came)]
+            names = [name for own in proposed for name in _stored(own, renamed, first_mtp_layer, taken)]
+            taking = taking or list(dict.fromkeys(names))
         found.update({name: [parameter] for name in taking})
         unknown += [] if taking else [parameter]
     return found, unknown
@@ -104,14 +112,16 @@ def _triples(constants: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
             yield from _triples(one)
 
 
-def _renamed(model: Any) -> list[tuple[str, str]]:
-    """(part of vLLM's name, part of the checkpoint's), of all mappers."""
-    found = []
+def _renamed(model: Any) -> tuple[list[tuple[str, str]], ...]:
+    """(part of vLLM's name, part of the checkpoint's): of the model's own mapper, and of all that are in it."""
+    found: list[tuple[str, str]] = []
+    own = 0
     for module in model.modules():
         mapper = getattr(module, "hf_to_vllm_mapper", None)
         for kind in ("orig_to_new_substr", "orig_to_new_prefix", "orig_to_new_suffix"):
             found += [(new, old) for old, new in getattr(mapper, kind, {}).items() if new]
-    return list(dict.fromkeys(found))
+        own = own or len(found) if module is model else own
+    return list(dict.fromkeys(found[:own])), list(dict.fromkeys(found))
 
 
 def _unfused(model: Any, parameter: str, members: dict[str, list[str]]) -> Iterator[str]:
@@ -135,15 +145,40 @@ def _with_experts(owner: str) -> str:
     return f"{before}{found}"
 
 
-def _places(name: str, renamed: list[tuple[str, str]], first_mtp_layer: int | None) -> Iterator[str]:
-    """Where a checkpoint may have a tensor that vLLM calls `name`."""
-    for new, old in (("", ""), *renamed):
-        own = name.replace(new, old, 1) if new else name
-        yield own
-        if first_mtp_layer is None:
-            continue
-        inside = own.removeprefix("model.")
-        yield own.replace(".mtp_block.", ".")
-        yield f"mtp.{inside}"
-        yield f"model.layers.{first_mtp_layer}.{inside}"
-        yield f"model.layers.{first_mtp_layer}.shared_head.{inside.removeprefix('lm_')}"
+def _stored(
+    name: str,
+    renamed: tuple[list[tuple[str, str]], ...],
+    first_mtp_layer: int | None,
+    taken: Callable[[str], bool],
+) -> list[str]:
+    """What a checkpoint calls the tensor that vLLM calls `name`: of the names that are taken those in which most is renamed.
+
+    vLLM takes its own names as well, but it renames because a checkpoint has others. The model's own mapper knows best.
+    """
+    for rules in renamed:
+        applied = [rule for rule in rules if rule[0] in name]
+        for count in range(min(len(applied), _MOST_RENAMED), 0, -1):
+            forms = (functools.reduce(_rename, some, name) for some in itertools.combinations(applied, count))
+            if found := _taken_places(forms, first_mtp_layer, taken):
+                return found
+    return _taken_places([name], first_mtp_layer, taken)
+
+
+def _taken_places(forms: Iterable[str], first_mtp_layer: int | None, taken: Callable[[str], bool]) -> list[str]:
+    return [place for place in dict.fromkeys(at for form in forms for at in _places(form, first_mtp_layer)) if taken(place)]
+
+
+def _rename(name: str, rule: tuple[str, str]) -> str:
+    return name.replace(*rule, 1)
+
+
+def _places(own: str, first_mtp_layer: int | None) -> Iterator[str]:
+    """Where a checkpoint may have a tensor of this name."""
+    yield own
+    if first_mtp_layer is None:
+        return
+    inside = own.removeprefix("model.")
+    yield own.replace(".mtp_block.", ".")
+    yield f"mtp.{inside}"
+    yield f"model.layers.{first_mtp_layer}.{inside}"
+    yield f"model.layers.{first_mtp_layer}.shared_head.{inside.removeprefix('lm_')}"
