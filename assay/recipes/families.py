@@ -389,6 +389,9 @@ def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> lis
     if quantized:
         modules = _unquantizable(names.mtp) + [f"{names.mtp_layers}.{{layer}}.{module}" for module in inside]
         found = [re.escape(module).replace(r"\{layer\}", r"\d+") for module in modules]
+        if names.mtp_runtime_layers is not None:
+            of_layers = [re.escape(f"{names.mtp_runtime_layers}.{layer}.{module}") for layer in layers for module in inside]
+            found += of_layers
         return [rf"re:(.*\.)?{module}$" for module in found]
     modules = [name.rpartition(".")[0].removesuffix(".{layer}") for name in names.mtp if name.endswith(".weight")]
     roots = {_mtp_root(module): module for module in [*modules, names.mtp_layers]}

@@ -28,13 +28,13 @@ class TensorPlan(NamedTuple):
     role: what it is for; `mtp` for everything inside the MTP block.
     part: its role inside the block (equal to `role` outside MTP; `mtp_projection` for eh_proj).
     module: its name without the last component: what an ignore pattern is matched against.
-    action: `keep`: the same bytes, maybe under another name; `cast`: another float dtype; `dequantize`: an FP8 or INT4 weight
+    action: `keep`: the same bytes, maybe under another name; `cast`: another float dtype; `dequantize`: a weight with scales
         to 16 or 32 bits; `quantize`; `consume`: scales that are folded into the weight they belong to; `drop`: left out.
     scheme: the scheme in which the weight is stored in the new checkpoint; None: unquantized. With action `keep`, the source
         stores it in that scheme already.
     fused_group: vLLM loads all members of a group into one parameter; NVFP4 members share one global scale. None: alone.
-    dtype: as it is stored in the source; `INT4`, which is no dtype of safetensors, for a packed INT4 weight.
-    scale: the tensor of the source that holds the scales of an FP8 or INT4 weight. None: it has none.
+    dtype: as it is stored in the source; `INT4` and `FP4`, which are no dtypes of safetensors, for packed weights.
+    scale: the tensor of the source that holds the scales of an FP8, FP4 or INT4 weight. None: it has none.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TensorPlan(NamedTuple):
 
     @property
     def logical_dtype(self) -> str:
-        """What its weights are read as: BF16 for FP8 and INT4 with scales, else as stored."""
+        """What its weights are read as: BF16 if they have scales, else as stored."""
         return self.dtype if self.scale is None else "BF16"
 
 

@@ -18,7 +18,7 @@ _INPUT_SCALES = ("w13_input_global_scale", "w2_input_global_scale")
 
 def exempt_parameters(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
     """Names of the parameters that need not be loaded. stored: names of all tensors that were read for `model`."""
-    return shared_draft_heads(model, stored) | unused_input_scales(model)
+    return shared_draft_heads(model, stored) | shared_draft_embedding(model) | unused_input_scales(model)
 
 
 def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
@@ -32,6 +32,15 @@ def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[s
     if getattr(model, "has_own_lm_head", False) or any(_DRAFT_HEAD in name for name in stored):
         return set()
     return {name for name, _ in model.named_parameters() if name.endswith(f"{_DRAFT_HEAD}weight")}
+
+
+def shared_draft_embedding(model: torch.nn.Module) -> set[str]:
+    """The embedding of DeepSeek-V4's MTP draft, whose loader passes over every name outside `mtp.`, the model's own among them.
+
+    Then `maybe_share_target_embed` and `_maybe_share_embeddings`, in the files named above, put the target's into its place:
+    the draft does not set `has_own_embed_tokens`.
+    """
+    return {"model.embed_tokens.weight"} if type(model).__name__ == "DeepSeekV4MTP" else set()
 
 
 def unused_input_scales(model: torch.nn.Module) -> set[str]:

@@ -42,12 +42,13 @@ _EVERY_LINEAR = {
 _EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 
 _ROLES: tuple[tuple[str, str], ...] = (
-    (r"e_score_correction_bias|expert_bias|router_bias", "router_bias"),
+    (r"e_score_correction_bias|expert_bias|router_bias|\.gate\.bias$", "router_bias"),
+    (r"(^|\.)hc_\w+$|\.(ape|attn_sink|tid2eid)$", "other"),
     (r"(^|\.|_)(\w*norm\w*|ln_\w+)\.(weight|bias)$", "norm"),
-    (r"(^|\.)lm_head\.|shared_head\.(head|output)", "lm_head"),
-    (r"embed_tokens|embeddings|wte", "embedding"),
+    (r"(^|\.)lm_head\.|^head\.|shared_head\.(head|output)", "lm_head"),
+    (r"embed_tokens|embeddings|wte|^embed\.", "embedding"),
     (r"\.indexer\.", "indexer"),
-    (r"eh_proj|^mtp\.fc|mtp_linear_proj|mtp.*input_proj", "mtp_projection"),
+    (r"eh_proj|\.[eh]_proj\.|^mtp\.fc|mtp_linear_proj|mtp.*input_proj", "mtp_projection"),
     (r"\.\{expert\}\.", "routed_expert"),
     (r"shared?_expert(s)?\.", "shared_expert"),
     (r"shared_expert_gate|\.gate\.weight$|\.router\.", "router"),
@@ -108,7 +109,7 @@ def draft_family(config: Mapping[str, Any], headers: Weights | None) -> Draft:
 def draft_families(checkpoints: Sequence[tuple[Mapping[str, Any], Weights | None]]) -> list[Draft]:
     """Drafts, in the order of the checkpoints. One process answers for all: to import vLLM takes longer than most drafts.
 
-    A checkpoint is (its config.json, name -> (dtype, shape)); scales are left out, FP8 and INT4 weights count as 16-bit ones.
+    A checkpoint is (its config.json, name -> (dtype, shape)); scales are left out, weights that have any count as 16-bit ones.
     None: there is a config.json alone. AssayError: no serving environment, or vLLM does not load one of them.
     """
     questions = [_question(config, headers) for config, headers in checkpoints]
@@ -127,9 +128,9 @@ def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
     if headers is None:
         return _Question(config, None, draft=True)
     weights = {
-        name: ("BF16" if dtype.startswith("F8") or dtype == "INT4" else dtype, shape)
+        name: ("BF16" if dtype.startswith("F8") or dtype in ("INT4", "FP4") else dtype, shape)
         for name, (dtype, shape) in headers.items()
-        if not re.search(r"(_scale(_inv)?|activation_scale|\.weight_shape)$", name)
+        if not re.search(r"(weight_scale(_inv)?|(input|activation)_scale|\.scale|\.weight_shape)$", name)
     }
     return _Question(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
 

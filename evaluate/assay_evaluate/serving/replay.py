@@ -35,8 +35,8 @@ from assay_evaluate.serving.process import as_activated
 from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 
-PACKAGES = {"flashinfer": "0.7.0.post1"}
-"""What vLLM 0.32.0 installs beside itself on a machine with CUDA, and its choices of kernels depend on."""
+PACKAGES = {"flashinfer": "0.7.0.post1", "tilelang": "0.1.12"}
+"""What vLLM 0.32.0 installs beside itself on a machine with CUDA, and its models or its choices of kernels depend on."""
 CUDA = "13.0"
 """Version of CUDA of the torch that vLLM 0.32.0 pins."""
 _LARGE_TENSORS = 100_000

@@ -94,7 +94,9 @@ def configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
         parsed = make_arg_parser(FlexibleArgumentParser(exit_on_error=False)).parse_args([*cell.arguments])
         parsed.skip_tokenizer_init = True
         parsed.reasoning_parser = ""  # asks the tokenizer for its tokens
-        return AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+        config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+        config.kernel_config.enable_jit_warmup = False  # while they are built, some models import kernels to compile
+        return config
     except SystemExit:
         message = "vLLM's server does not take these arguments (see the lines above in the log)"
         findings.append(Finding("arguments", message, where=None, remedy="correct `vllm:` of the profile or the model"))

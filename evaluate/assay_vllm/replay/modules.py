@@ -12,7 +12,9 @@ from assay_vllm.replay.findings import Finding
 from assay_vllm.replay.headers import Shards, layer_of
 
 _PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedFusedMoEMethod", "UnquantizedEmbeddingMethod"})
-_PARTS = frozenset({"weight_packed", "weight_scale", "weight_scale_inv", "weight_global_scale", "weight_shape", "qweight"})
+_PARTS = frozenset(
+    {"weight_packed", "weight_scale", "weight_scale_inv", "weight_global_scale", "weight_shape", "qweight", "scale"}
+)
 """Names of what only a quantized weight has beside it."""
 _Key = tuple[str, str | None, str, str | None, str | None]
 _COMPUTED = "rotary_emb.inv_freq"

@@ -36,6 +36,9 @@ _OPS = (
 )  # fmt: skip
 """Namespaces of `torch.ops` that those extensions fill."""
 
+_DECORATORS = ("tilelang.jit",)
+"""What makes kernels out of functions while a module is imported."""
+
 asked: list[str] = []
 """What was called although it is not here, in order."""
 
@@ -57,6 +60,8 @@ class _Thing(type):
             return super().__call__(*args, **kwargs)
         if cls.__name__.startswith("set_"):
             return None  # a setting, no question
+        if f"{cls.__module__}" in _DECORATORS:
+            return lambda function: function  # compiled when it is called
         asked.append(cls.__module__)
         raise NotHere(f"{cls.__module__} is not on this machine")
 

@@ -1,9 +1,10 @@
 """In which form the weights of a source are stored, and what of it can be read: plain, FP8 with scales, experts fused in 3-D.
 
 Tensors are trusted, lists in config.json are not: a weight is FP8 when it is stored as FP8 and its scales lie beside it.
-Scales may be per block (`weight_scale_inv` of DeepSeek, GLM and Qwen releases, `weight_scale` of compressed-tensors), per
-channel or per tensor. Of packed weights only symmetric INT4 of compressed-tensors is read: Kimi-K2-Thinking was trained in it
-and published in nothing else. The others (FP4, GPTQ, AWQ) are refused: quantizing them once more would measure another model.
+Scales may be per block (`weight_scale_inv` of DeepSeek, GLM and Qwen releases, `scale` of DeepSeek-V4, `weight_scale` of
+compressed-tensors), per channel or per tensor. Of packed weights two kinds are read, in which models were trained and published
+in nothing else: symmetric INT4 of compressed-tensors (Kimi-K2-Thinking), and the FP4 of DeepSeek-V4 (groups of 32 with scales
+that are powers of two). The others (NVFP4, GPTQ, AWQ) are refused: quantizing them once more would measure another model.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ BF16_RELEASES = {
 """Start of a model's name -> which release of it can be read."""
 
 FP8 = "F8_E4M3"
-INT4 = "INT4"
-"""What a packed INT4 weight is called here; safetensors has no such dtype."""
+INT4, FP4 = "INT4", "FP4"
+"""What packed weights are called here; safetensors has no such dtypes."""
+E8M0 = "F8_E8M0"
+"""An exponent, bias 127: powers of two."""
+FP4_GROUP = 32
 FP8_FORMATS = ("float-quantized", "naive-quantized")
 """compressed-tensors formats in which an FP8 weight keeps its name and shape."""
 
-SCALE_LEAVES = ("weight_scale_inv", "weight_scale")
+BARE_SCALE = "scale"
+"""Of DeepSeek-V4; elsewhere something else may be called so."""
+SCALE_LEAVES = ("weight_scale_inv", "weight_scale", BARE_SCALE)
 ACTIVATION_LEAVES = ("input_scale", "activation_scale")
 """Scales of activations, measured for another scheme."""
 
@@ -49,6 +55,8 @@ PACKED_LEAVES = frozenset({
 SCALE_DTYPES = ("F32", "BF16", "F16")
 INT4_SCALE_DTYPES = ("F32", "BF16")
 """compressed-tensors multiplies codes in the dtype of their scales: with F16 that would not be what is read."""
+SCALED = {FP8: ("FP8", "weight_scale_inv, weight_scale or scale"), INT4: (INT4, "weight_scale"), FP4: (FP4, BARE_SCALE)}
+"""Dtype of weights that have scales -> (what it is called, where the scales are)."""
 DEFAULT_BLOCK = (128, 128)
 MAX_NAME_PARTS = 32
 """No module is nested deeper; what is costs nothing to compare with a list."""
@@ -57,8 +65,8 @@ MAX_NAME_PARTS = 32
 class Companions(NamedTuple):
     """Tensors that belong to a weight.
 
-    scale_of: FP8 or INT4 weight -> its scales. shape_of: INT4 weight -> what says its shape. weight_of: both the other way, and
-    the scales of activations -> their weight.
+    scale_of: FP8, FP4 or INT4 weight -> its scales. shape_of: INT4 weight -> what says its shape. weight_of: both the other
+    way, and the scales of activations -> their weight.
     """
 
     scale_of: dict[str, str]
@@ -149,11 +157,13 @@ def block_of(
     """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
 
     FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1]. INT4: [O, I/group],
-    whatever `block` says, where a group is a number of whole words.
+    whatever `block` says, where a group is a number of whole words. FP4: [O, I/32].
     """
     if len(shape) != 2:
         return None
     rows, columns = shape
+    if dtype == FP4:
+        return (1, FP4_GROUP) if scale_shape == (rows, columns / FP4_GROUP) else None
     if dtype == INT4:
         fits = len(scale_shape) == 2 and scale_shape[0] == rows and columns % (8 * scale_shape[1]) == 0
         return (1, columns // scale_shape[1]) if fits else None
@@ -173,19 +183,21 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
     block = declared_block(location, config)
     for name, header in tensors.items():
         module, _, leaf = name.rpartition(".")
-        if leaf in PACKED_LEAVES or (header.dtype.startswith("F8_") and header.dtype != FP8):
+        weight = tensors.get(f"{module}.weight")
+        is_scale = leaf in SCALE_LEAVES and (leaf != BARE_SCALE or (weight is not None and weight.dtype in (FP8, FP4)))
+        known = (FP8, E8M0) if is_scale else (FP8,)
+        if leaf in PACKED_LEAVES or (header.dtype.startswith("F8_") and header.dtype not in known):
             raise not_readable(location, f"{name} is {header.dtype}")
         if leaf in ACTIVATION_LEAVES:
             of_activations[name] = f"{module}.weight"
         if leaf == SHAPE_LEAF and (packed := tensors.get(f"{module}.weight")) is not None and packed.dtype == INT4:
             shape_of[packed.name] = name
-        if leaf not in SCALE_LEAVES:
+        if not is_scale:
             continue
-        weight = tensors.get(f"{module}.weight")
-        if weight is None or f"{module}.weight_packed" in tensors or weight.dtype not in (FP8, INT4, *SCALE_DTYPES):
+        if weight is None or f"{module}.weight_packed" in tensors or weight.dtype not in (*SCALED, *SCALE_DTYPES):
             stored = tensors.get(f"{module}.weight_packed", weight)
             raise not_readable(location, f"{stored.name} is {stored.dtype}" if stored else f"{name} scales no weight")
-        if weight.dtype not in (FP8, INT4) or weight.name in scale_of:
+        if weight.dtype not in SCALED or weight.name in scale_of:
             other = scale_of.get(weight.name)
             what = f"has two tensors of scales, {other} and {name}" if other else f"is {weight.dtype}, but has scales ({name})"
             raise CheckpointError(f"{location}: {weight.name} {what}; the checkpoint is damaged, download it again")
@@ -200,27 +212,27 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
 
 
 def _check_scale(location: str, weight: TensorHeader, scale: TensorHeader, block: tuple[int, int]) -> None:
-    dtypes = INT4_SCALE_DTYPES if weight.dtype == INT4 else SCALE_DTYPES
+    dtypes = {INT4: INT4_SCALE_DTYPES, FP4: (E8M0,)}.get(weight.dtype, (*SCALE_DTYPES, E8M0))
     if scale.dtype not in dtypes:
         raise CheckpointError(f"{location}: {scale.name} has dtype {scale.dtype}; scales are read as {', '.join(dtypes)}")
-    if block_of(weight.dtype, weight.shape, scale.shape, block) is None and weight.dtype == INT4:
-        raise CheckpointError(
-            f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: one scale per row, "
-            "or per group of a multiple of 8 columns, is read; the checkpoint is damaged, download it again"
-        )
     if block_of(weight.dtype, weight.shape, scale.shape, block) is None:
+        damaged = "is read; the checkpoint is damaged, download it again"
+        what = {
+            INT4: f"one scale per row, or per group of a multiple of 8 columns, {damaged}",
+            FP4: f"one exponent for {FP4_GROUP} columns of a row {damaged}",
+            FP8: f"one scale per {block[0]} x {block[1]} block, per row or per tensor is read; check weight_block_size in "
+            "config.json",
+        }[weight.dtype]
         raise CheckpointError(
-            f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: one scale per "
-            f"{block[0]} x {block[1]} block, per row or per tensor is read; check weight_block_size in config.json"
+            f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: {what}"
         )
 
 
 def _check_scaled(location: str, tensors: Mapping[str, TensorHeader], scale_of: Mapping[str, str]) -> None:
     for name, header in tensors.items():
-        if header.dtype in (FP8, INT4) and name not in scale_of:
-            what, leaves = ("FP8", SCALE_LEAVES) if header.dtype == FP8 else (INT4, SCALE_LEAVES[1:])
-            lacks = f"no {' or '.join(leaves)} beside it"
-            raise CheckpointError(f"{location}: {name} is {what}, but there is {lacks}; complete the download")
+        if header.dtype in SCALED and name not in scale_of:
+            what, lacks = SCALED[header.dtype]
+            raise CheckpointError(f"{location}: {name} is {what}, but there is no {lacks} beside it; complete the download")
 
 
 # ------------------------------------------------------------------------------------------------ lists that lie

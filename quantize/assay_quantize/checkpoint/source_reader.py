@@ -1,8 +1,8 @@
 """The weights of a source, by rows: whatever form they are stored in, a reader gets plain numbers of 16 or 32 bits.
 
-A weight stored as FP8 or INT4 with scales is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the weight
-of one expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's buffer; no
-page of them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
+A weight stored with scales (FP8, FP4, INT4) is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the
+weight of one expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's
+buffer; no page of them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from assay.records.plan import TensorPlan
 from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import INT4, block_of, declared_block
+from assay_quantize.checkpoint.source_format import FP4, INT4, block_of, declared_block
+from assay_quantize.formats.casting import float_rows
 from assay_quantize.formats.schemes import DTYPE_BYTES
 from assay_quantize.storage.past_cache import ReadAhead, Residency, has_direct
 
@@ -132,12 +133,13 @@ class SourceReader:
 
     def _dequantize(self, tensor: TensorPlan, stored: Buffer, begin: int, end: int, out: Buffer) -> None:
         # only now: numba takes a second to import, and most sources need none
-        from assay_quantize.kernels.dequantize import dequantize_int4_rows, dequantize_rows
+        from assay_quantize.kernels.dequantize import dequantize_fp4_rows, dequantize_int4_rows, dequantize_rows
 
         shape = (end - begin, tensor.shape[1])
         scale_BG, (block_rows, block_columns) = self._scales(tensor, begin, end)
-        if tensor.dtype == INT4:
-            dequantize_int4_rows(stored.reshape(end - begin, -1), scale_BG, out.view(np.uint16).reshape(shape))
+        if tensor.dtype in (INT4, FP4):
+            unpack = dequantize_int4_rows if tensor.dtype == INT4 else dequantize_fp4_rows
+            unpack(stored.reshape(end - begin, -1), scale_BG, out.view(np.uint16).reshape(shape))
             return
         dequantize_rows(
             stored.reshape(shape),
@@ -159,7 +161,7 @@ class SourceReader:
         row_bytes = groups * DTYPE_BYTES[header.dtype]
         flat = np.empty((last - first) * row_bytes, np.uint8)
         self._read_into(flat.data, header, first * row_bytes)
-        scale_BG = _to_float32(flat, header.dtype).reshape(last - first, groups)
+        scale_BG = float_rows(flat.view(STORAGE[header.dtype]), header.dtype).reshape(last - first, groups)
         if not np.isfinite(scale_BG).all():
             count = int((~np.isfinite(scale_BG)).sum())
             raise QuantizeError(f"{header.name}: {count} scales are NaN or infinite; the source is damaged")
@@ -215,10 +217,3 @@ class SourceReader:
 def rows_bytes(tensor: TensorPlan, rows: int) -> int:
     """Bytes of `rows` rows of the logical weight, as `read_rows` returns them."""
     return rows * math.prod(tensor.shape[1:]) * int(np.dtype(STORAGE[tensor.logical_dtype]).itemsize)
-
-
-def _to_float32(flat: Buffer, dtype: str) -> npt.NDArray[np.float32]:
-    stored: npt.NDArray[Any] = flat.view(STORAGE[dtype])
-    values: npt.NDArray[np.float32]
-    values = (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else stored.astype(np.float32)
-    return values

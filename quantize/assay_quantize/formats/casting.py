@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 
 def cast_rows(values: Array, dtype: str, output_dtype: str, name: str) -> Array:
-    """`values`, of safetensors dtype `dtype` (BF16, F16, F32), as `output_dtype` (BF16, F32). NaN stays NaN.
+    """`values`, of safetensors dtype `dtype` (BF16, F16, F32, F8_E8M0), as `output_dtype` (BF16, F32). NaN stays NaN.
 
     name: the tensor, for the error. Raises QuantizeError where a finite number would become infinite.
     """
@@ -32,9 +32,14 @@ def cast_rows(values: Array, dtype: str, output_dtype: str, name: str) -> Array:
 
 
 def float_rows(values: Array, dtype: str) -> Array:
-    """`values` in FP32."""
+    """`values` in FP32; of F8_E8M0, exponents with bias 127, the powers of two, 255 is NaN."""
     if dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F8_E8M0":
+        powers = (values.astype(np.uint32) << 23).view(np.float32)
+        powers[values == 0] = 2.0**-127  # denormal in FP32
+        powers[values == 255] = np.nan
+        return powers
     return np.ascontiguousarray(values, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""FP8 and INT4 weights back to BF16: float(w) * scale in FP32, rounded once to BF16 (to nearest, ties to even).
+"""FP8, FP4 and INT4 weights back to BF16: float(w) * scale in FP32, rounded once to BF16 (to nearest, ties to even).
 
 That is how compressed-tensors' `FP8BlockDequantizer` and its `decompress` compute it, bit for bit. FP8 has one kernel for every
 granularity: `block_rows` x `block_columns` weights share a scale; a row of scales for each block of rows.
@@ -12,6 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from assay_quantize.kernels.bits import e4m3_to_f32, f32_to_bf16, kernel, round_bf16
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1 = np.array([sign * value for sign in (1, -1) for value in _MAGNITUDES], np.float32)
+"""Value of every code; the highest of four bits is the sign."""
 
 
 def dequantize_rows(
@@ -41,6 +45,30 @@ def dequantize_int4_rows(
     Releases the GIL.
     """
     _dequantize_int4(packed_OP, scale_OG, out_OI)
+
+
+def dequantize_fp4_rows(
+    packed_OP: npt.NDArray[np.uint8], scale_OG: npt.NDArray[np.float32], out_OI: npt.NDArray[np.uint16]
+) -> None:
+    """BF16 bit patterns of rows of an FP4 (E2M1) weight, into `out_OI`; two codes in a byte, the first in its low half.
+
+    Otherwise as `dequantize_int4_rows`. With scales that are powers of two nothing is rounded.
+    """
+    _dequantize_fp4(packed_OP, scale_OG, out_OI)
+
+
+@kernel
+def _dequantize_fp4(packed_OP: Any, scale_OG: Any, out_OI: Any) -> None:
+    rows, num_bytes = packed_OP.shape
+    packed = np.empty(num_bytes, np.uint8)
+    group_bytes = num_bytes // scale_OG.shape[1]
+    for row in range(rows):
+        packed[:] = packed_OP[row]
+        for group in range(scale_OG.shape[1]):
+            scale = scale_OG[row, group]
+            for byte in range(group * group_bytes, (group + 1) * group_bytes):
+                out_OI[row, 2 * byte] = f32_to_bf16(round_bf16(_E2M1[packed[byte] & 15] * scale))
+                out_OI[row, 2 * byte + 1] = f32_to_bf16(round_bf16(_E2M1[packed[byte] >> 4] * scale))
 
 
 @kernel

@@ -18,7 +18,7 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
     """Every decoder layer is there, has all experts, and has the tensors that the other layers of its kind have.
 
     Kinds are told apart by what they contain: experts or a dense MLP, full or linear attention, an indexer or none, sinks of a
-    sliding window; where a layer is one mixer, by what is in it.
+    sliding window, a compressor, experts chosen by token; where a layer is one mixer, by what is in it.
     """
     layers = _by_layer({name: c for name, c in classified.items() if c.role != "mtp"})
     declared = num_hidden_layers(config)
@@ -52,6 +52,7 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
 _KINDS: tuple[str | tuple[str, ...], ...] = (
     "linear_attn.", "self_attn.", "self_attn.indexer.", "self_attn.attention_sink_bias",
     ("mixer.in_proj.", "mixer.out_proj.", "mixer.conv1d.", "mixer.A_log", "mixer.D", "mixer.dt_bias"),
+    "attn.compressor.", "attn.indexer.", "ffn.gate.tid2eid",
     ("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.", "mixer.o_proj."),
 )  # fmt: skip
 

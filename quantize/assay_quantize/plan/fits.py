@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from assay.errors import PlanError
 from assay.recipes.families import form_of, text_of
@@ -116,9 +118,12 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
     it is vLLM's `fp8_ds_mla`: FP8 latents, an F32 scale per 128 of them, BF16 rope (656 bytes at 512 + 64). The indexer keeps
     one FP8 key with its F32 scale (`DeepseekV32IndexerCache`: 132 bytes at 128). Grouped-query attention keeps what `k_proj`
     and `v_proj` make, heads split over the ranks and repeated once there are more ranks than heads; layers with a sliding
-    window are counted like the others. Linear attention and Mamba keep a state per sequence and nothing per token.
+    window are counted like the others. Linear attention and Mamba keep a state per sequence and nothing per token, and so do
+    windows beside compressed attention (`_compressed_bytes`).
     """
     config = text_of(model.config)
+    if compressors := [one for one in model.weights if one.name.endswith(".compressor.ape")]:
+        return _compressed_bytes(config, compressors)
     indexers = [one for one in model.weights if one.name.endswith(".self_attn.indexer.wk.weight")]
     if config.get("kv_lora_rank"):
         attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
@@ -129,6 +134,17 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int) -> int:
     of_heads = [one for one in model.weights if one.name.endswith((".k_proj.weight", ".v_proj.weight"))]
     heads = ((one.shape[0], head_dim(config, one.name)) for one in of_heads)
     return sum(math.ceil(rows / width / ranks) * width for rows, width in heads) * value_bytes
+
+
+def _compressed_bytes(config: Mapping[str, Any], compressors: Sequence[StoredWeight]) -> int:
+    """DeepSeek-V4 keeps a row for every 4 or 128 tokens, as many as `ape` has, whole on every rank and in FP8 alone.
+
+    584 bytes (`DeepseekV4Attention.get_kv_cache_spec`): 448 FP8, rope of 64 in BF16, 8 for scales. Of an indexer 132, as above.
+    """
+    width, rope = int(config["head_dim"]), int(config["qk_rope_head_dim"])
+    of_attention, of_indexer = width - rope + 2 * rope + (width - rope) // 64 + 1, int(config["index_head_dim"]) + 4
+    rows = ((of_indexer if ".indexer." in one.name else of_attention) / one.shape[0] for one in compressors)
+    return math.ceil(sum(rows))
 
 
 def check_served(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import SCALE_LEAVES, declared_block, declared_quantization
+from assay_quantize.checkpoint.source_format import BARE_SCALE, SCALE_LEAVES, declared_block, declared_quantization
 from assay_quantize.formats.schemes import SCHEMES, module_of
 
 _PARTS = frozenset(
@@ -99,8 +99,9 @@ def _put_together(name: str, parts: Mapping[str, TensorHeader], block_rows: int)
     packed = parts.get("weight_packed")
     stored = packed or parts.get("weight")
     shape = () if stored is None else stored.shape
-    if packed is not None:
-        shape = (*shape[:-1], shape[-1] * _CODES.get(packed.dtype, 1))
+    is_fp4 = stored is not None and stored.dtype == "I8" and BARE_SCALE in parts
+    if stored is not None and (packed is not None or is_fp4):
+        shape = (*shape[:-1], shape[-1] * (2 if is_fp4 else _CODES.get(stored.dtype, 1)))
     word_rows = 8 if "weight_zero_point" in parts else 1
     scale = next((parts[leaf].shape for leaf in SCALE_LEAVES if leaf in parts), ())
     if len(shape) != 2 or len(scale) != 2 or scale in ((shape[0], 1), (1, 1)):

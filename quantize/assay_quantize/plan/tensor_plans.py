@@ -1,8 +1,8 @@
 """What happens to one tensor of a source: its action, and what it becomes. Arithmetic on headers only.
 
-`keep`: the same bytes. `cast`: another float dtype. `dequantize`: FP8 or INT4 to 16 or 32 bits. `quantize`. `consume`: scales
-that go into their weight. `drop`: an MTP block that is not wanted. An FP8 or INT4 weight that the recipe wants in the very form
-it has is kept together with its scales: rounding it a second time could only lose.
+`keep`: the same bytes. `cast`: another float dtype. `dequantize`: FP8, FP4 or INT4 to 16 or 32 bits. `quantize`. `consume`:
+scales that go into their weight. `drop`: an MTP block that is not wanted. A weight that the recipe wants in the very form that
+it has (FP8, FP4, INT4) is kept together with its scales: rounding it a second time could only lose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Action, OutputTensor, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import FP8, INT4, SHAPE_LEAF, Companions, block_of, declared_block
+from assay_quantize.checkpoint.source_format import E8M0, FP4, FP8, INT4, SHAPE_LEAF, Companions, block_of, declared_block
 from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, Scheme, output_tensors
 
 FLOATS = ("BF16", "F16", "F32")
@@ -35,7 +35,7 @@ class Treatment(NamedTuple):
 def carried_weights(
     checkpoint: Checkpoint, classified: Mapping[str, Classified], companions: Companions, recipe: PrecisionRecipe
 ) -> set[str]:
-    """FP8 and INT4 weights that are stored in the scheme that the recipe wants already: in the same blocks or groups.
+    """FP8, FP4 and INT4 weights that are stored in the scheme that the recipe wants already: in the same blocks or groups.
 
     All members of a fused group, or none of them.
     """
@@ -55,20 +55,22 @@ def carried_weights(
 
 
 def _is_stored_as(row: Scheme, dtype: str) -> bool:
-    """Whether the codes of a scheme are those of a source's weight: FP8, or symmetric INT4."""
+    """Whether the codes of a scheme are those of a source's weight: FP8, FP4 with scales that are exponents, symmetric INT4."""
     if dtype == INT4:
         return row.layout == "int4" and row.symmetric
+    if dtype == FP4:
+        return row.layout == "mxfp4"
     return dtype == FP8 and row.layout == "plain" and row.weight_dtype == FP8
 
 
 def _rule(found: Classified, recipe: PrecisionRecipe) -> str:
     """The role whose rule in the recipe holds.
 
-    Inside a kept MTP block everything goes by role `mtp`, but norms and router_bias by their own roles, so that the block
-    loses nothing that the layers keep. Inside a quantized one everything goes by its own role, but `mtp_projection`.
+    Inside a kept MTP block everything goes by role `mtp`, but norms, router_bias and `other` by their own roles, so that the
+    block loses nothing that the layers keep. Inside a quantized one everything goes by its own role, but `mtp_projection`.
     """
     by_block = found.role == "mtp" and (recipe.mtp == "keep" or found.part == "mtp_projection")
-    return "mtp" if by_block and found.part not in ("norm", "router_bias") else found.part
+    return "mtp" if by_block and found.part not in ("norm", "router_bias", "other") else found.part
 
 
 def scheme_of(found: Classified, recipe: PrecisionRecipe) -> str | None:
@@ -86,8 +88,8 @@ def _layer(found: Classified) -> int | None:
 def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, scale: str | None, carried: bool) -> Treatment:
     """What the recipe asks for.
 
-    Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; an FP8 or INT4
-    weight that is not quantized again becomes BF16 there.
+    Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; a weight with
+    scales that is not quantized again becomes BF16 there.
     """
     if found.role == "mtp" and recipe.mtp == "drop":
         return Treatment("drop", header.dtype, None)
@@ -118,6 +120,9 @@ def tensor_plan(
     elif done.action == "keep" and header.dtype == INT4:
         rows, columns = header.shape
         outputs = (OutputTensor(f"{found.module}.weight_packed", "I32", (rows, columns // 8), header.num_bytes),)
+    elif done.action == "keep" and header.dtype == FP4:
+        rows, columns = header.shape
+        outputs = (OutputTensor(f"{found.module}.weight_packed", "U8", (rows, columns // 2), header.num_bytes),)
     elif done.action != "drop":
         num_bytes = math.prod(header.shape) * DTYPE_BYTES[done.dtype]
         outputs = (OutputTensor(header.name, done.dtype, header.shape, num_bytes),)
@@ -140,9 +145,14 @@ def scale_plan(
     if header.name.endswith(f".{SHAPE_LEAF}"):
         output = OutputTensor(header.name, header.dtype, header.shape, header.num_bytes)
         return _plan(header, weight, "keep", (output,), shard_out)
-    shape = (*header.shape, 1) if len(header.shape) == 1 else header.shape
-    output = OutputTensor(f"{weight.module}.weight_scale", header.dtype, shape, header.num_bytes)
-    return _plan(header, weight, "keep", (output,), shard_out)
+    name, shape = f"{weight.module}.weight_scale", (*header.shape, 1) if len(header.shape) == 1 else header.shape
+    if header.dtype != E8M0:
+        return _plan(header, weight, "keep", (OutputTensor(name, header.dtype, shape, header.num_bytes),), shard_out)
+    if SCHEMES[weights.scheme].layout == "mxfp4":
+        return _plan(header, weight, "keep", (OutputTensor(name, "U8", shape, header.num_bytes),), shard_out)
+    # compressed-tensors has scales of FP8 blocks as floats; powers of two are the same in BF16
+    output = OutputTensor(name, "BF16", shape, header.num_bytes * DTYPE_BYTES["BF16"])
+    return _plan(header, weight, "cast", (output,), shard_out)
 
 
 def _plan(

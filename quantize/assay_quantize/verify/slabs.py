@@ -88,14 +88,14 @@ class SlabChecks:
         got: Bytes
         if tensor.action == "keep":
             got = self._stored(output, begin, end)
-            if output.name.endswith(".weight_scale") and output.dtype in _SCALE_BITS:
-                scales["weight_scale"] = count_bad_scales(got.view(STORAGE[output.dtype]), output.dtype)
         elif by_rows(tensor):
             got = self._stored_rows(output, begin, end).reshape(-1).view(np.uint8)
         else:
             wide = DTYPE_BYTES[output.dtype]
             narrow = DTYPE_BYTES[tensor.dtype]
             got = self._stored(output, begin // narrow * wide, end // narrow * wide)
+        if output.name.endswith(".weight_scale") and (output.dtype in _SCALE_BITS or output.dtype == "U8"):
+            scales["weight_scale"] = count_bad_scales(got.view(STORAGE[output.dtype]), output.dtype)
         if self._source is None:
             return SlabFindings(scales=scales)
         return SlabFindings(count_differing(got, self._expected(self._source, tensor, output, begin, end)), scales=scales)

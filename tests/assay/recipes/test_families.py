@@ -44,7 +44,7 @@ def anchored(form: str) -> re.Pattern[str]:
     return re.compile(rf"\A{escaped}\Z")
 
 
-IN_LAYER = re.compile(r"(?<=layers\.)\d+|(?<=mtp_block\.)\d+|(?<=_norm\.)\d+|(?<=_linear_proj\.)\d+")
+IN_LAYER = re.compile(r"(?<=layers\.)\d+|(?<=mtp_block\.)\d+|(?<=_norm\.)\d+|(?<=_linear_proj\.)\d+|(?<=^mtp\.)\d+")
 
 
 @pytest.mark.parametrize("model", hollow.MODELS)
@@ -184,10 +184,13 @@ def test_names_and_shapes_are_those_transformers_writes(
         ("minimax-m2", 96_103, 228_703_644_928),
         ("qwen3.5-35b-a3b", 1_811, 35_951_822_704),
         ("kimi-k2.5", 208_550, 170_738_182_128),
+        ("deepseek-v4-flash", 69_187, 158_069_433_298),
+        ("deepseek-v4-pro", 145_116, 861_608_274_846),
     ],
 )
 def test_as_much_as_is_published(model: str, tensors: int, values: int) -> None:
-    """Tensors of all shards, and values in them (an int32 with eight codes is one), as the published headers have them."""
+    """Tensors of all shards, and values in them (an int32 with eight codes is one, so is a byte with two), as the published
+    headers have them."""
     config, shapes_of = hollow.MODELS[model]
     shapes, _ = hollow.as_published(hollow.changed(config), shapes_of(config), model, release=False)
     shapes = list(shapes)
@@ -272,6 +275,7 @@ def test_family_of_each_model(model: str) -> None:
         "qwen3-next-80b-a3b": "qwen3_next", "minimax-m2": "minimax_m2", "qwen3.5-35b-a3b": "qwen3_5_moe",
         "kimi-k2.5": "kimi_k25", "ernie-4.5-21b": "ernie4_5_moe", "step-3.5-flash": "step3p5",
         "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h",
+        "deepseek-v4-flash": "deepseek_v4", "deepseek-v4-pro": "deepseek_v4",
     }  # fmt: skip
     assert family_of(hollow.MODELS[model][0]) == expected[model]
 

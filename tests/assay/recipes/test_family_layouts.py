@@ -137,3 +137,13 @@ def test_vllm_may_count_mtp_layers_on_behind_the_layers(tmp_path: Path) -> None:
     assert rename("model.mtp_block.0.self_attn.o_proj") == "model.layers.2.self_attn.o_proj"
     assert rename("model.language_model.layers.1.self_attn.o_proj") == "language_model.model.layers.1.self_attn.o_proj"
     assert ignore_patterns(str(file), {"routed_expert"}, mtp="keep", mtp_layers=(2,))[-1] == r"re:(.*\.)?model\.layers\.2\..*$"
+
+
+def test_what_stays_plain_in_a_quantized_mtp_layer_is_named_as_vllm_counts_it(tmp_path: Path) -> None:
+    plain = MULTIMODAL.replace("extra.weight: {role: norm}", "e_proj.weight: {role: mtp_projection, kind: plain}")
+    (file := tmp_path / "mine.yaml").write_text(plain.replace("mtp:\n", "mtp:\n  runtime_layers: model.layers\n"))
+    assert ignore_patterns(str(file), {"routed_expert"}, mtp="quantize", mtp_layers=(2,))[-3:] == (
+        r"re:(.*\.)?model\.mtp_linear_proj\.\d+$",
+        r"re:(.*\.)?model\.mtp_block\.\d+\.e_proj$",
+        r"re:(.*\.)?model\.layers\.2\.e_proj$",
+    )

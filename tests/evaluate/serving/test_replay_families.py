@@ -17,6 +17,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
 from assay.records.preflight.replay import Replay
 from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -27,7 +28,7 @@ from assay_quantize.plan.planner import make_plan
 pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
 PROFILES = ("8xh200", "8xb200")
-LAYERS = {"qwen3.5-35b-a3b": 4, "nemotron-3-nano": 3}
+LAYERS = {"qwen3.5-35b-a3b": 4, "nemotron-3-nano": 3, "deepseek-v4-flash": 3, "deepseek-v4-pro": 3}
 """One layer of each kind; of the others two do."""
 
 
@@ -79,6 +80,14 @@ CASES = {
         4, ("w4a16", "w4a16-fp8-attention", "w4a16-mtp", "nvfp4a16"),
         "vllm.model_executor.models.ernie45_moe.Ernie4_5_MoeForCausalLM", "vllm.model_executor.models.ernie_mtp.ErnieMTP",
     ),
+    "deepseek-v4-flash": Case(
+        4, ("w4a16", "fp8", "nvfp4a16", "w4a16-fp8-attention", "w4a16-mtp", "mxfp8"),
+        "vllm.models.deepseek_v4.nvidia.model.DeepseekV4ForCausalLM", "vllm.models.deepseek_v4.nvidia.mtp.DeepSeekV4MTP",
+    ),
+    "deepseek-v4-pro": Case(
+        8, ("w4a16", "nvfp4a16"), "vllm.models.deepseek_v4.nvidia.model.DeepseekV4ForCausalLM",
+        "vllm.models.deepseek_v4.nvidia.mtp.DeepSeekV4MTP",
+    ),
 }  # fmt: skip
 
 
@@ -103,6 +112,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Replay]:
             cases.append(Candidate(f"{model} {what} {name}", checkpoint, profile, serving))
     drafting = next(one for one in cases if one.name == f"step-3.5-flash w4a16 {PROFILES[0]}")
     cases.append(replace(drafting, name="step-3.5-flash drafting", serving=Serving(num_speculative_tokens=1)))
+    experts = next(one for one in cases if one.name == f"deepseek-v4-flash w4a16 {PROFILES[0]}")
+    plan = plan_of(open_checkpoint(folder / "deepseek-v4-flash"), "mxfp4")
+    cases.append(replace(experts, name="deepseek-v4-flash mxfp4", checkpoint=planned(plan, config_json(plan))))
     one_rank = next(one for one in cases if one.name == f"nemotron-3-nano source {PROFILES[0]}")
     for name, checkpoint in hollow_gpt_oss.checkpoints(folder / "gpt-oss").items():
         cases.append(replace(one_rank, name=f"gpt-oss {name}", checkpoint=checkpoint))
@@ -116,7 +128,7 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, str, int, Path | Unwritten]
         yield model, "source", case.ranks, source
         opened = open_checkpoint(source)
         for precision in case.precisions:
-            plan = make_plan(opened, load_recipe(PrecisionRecipe, precision), model="m", family=None)
+            plan = plan_of(opened, precision)
             yield model, precision, case.ranks, planned(plan, config_json(plan))
         if model in MADE:
             tiny = make_tiny_model(folder / f"plain-{model}", model)
@@ -124,8 +136,12 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, str, int, Path | Unwritten]
             yield model, "made", 1, quantized(open_checkpoint(tiny), tiny, folder / f"made-{model}")
 
 
+def plan_of(opened: Checkpoint, precision: str) -> Plan:
+    return make_plan(opened, load_recipe(PrecisionRecipe, precision), model="m", family=None)
+
+
 def quantized(opened: Checkpoint, source: Path, made: Path) -> Path:
-    quantize(make_plan(opened, load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None), source, made, device="cpu")
+    quantize(plan_of(opened, "w4a16"), source, made, device="cpu")
     return made
 
 
@@ -161,6 +177,13 @@ def test_vllm_cannot_draft_with_step_3_5_flash(said: dict[str, Replay]) -> None:
     found = [(finding.kind, finding.where, finding.message) for finding in record.every_finding]
     assert found == [("refused", "model.layers.2.mtp_block", "IndexError: list index out of range")]
     assert [part.model_class for part in record.parts] == [CASES["step-3.5-flash"].target, None]
+
+
+def test_what_vllm_asks_about_experts_in_mxfp4(said: dict[str, Replay]) -> None:
+    """Which kernel multiplies by them is told by compiled code that is not here; everything else is loaded."""
+    record = said["deepseek-v4-flash mxfp4"]
+    assert (record.outcome, record.asked) == ("UNKNOWN", ("torch.ops._C.mxfp4_experts_quant_supported",))
+    assert [part.model_class for part in record.parts] == [None, CASES["deepseek-v4-flash"].draft]
 
 
 UNLOADED = "not initialized from the checkpoint: model.layers.0.mlp.experts.routed_experts."

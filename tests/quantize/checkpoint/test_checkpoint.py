@@ -176,8 +176,8 @@ def _fp8_without_a_word(folder: Path) -> None:
         (_edit_config(quantization_config={"quant_method": "fp8", "weight_block_size": [128]}),
          "{folder}: config.json: weight_block_size must be [rows, columns], got [128]"),
         (_fp8_without_a_word,
-         "{folder}: model.layers.0.mlp.up_proj.weight is FP8, but there is no weight_scale_inv or weight_scale beside it; "
-         "complete the download"),
+         "{folder}: model.layers.0.mlp.up_proj.weight is FP8, but there is no weight_scale_inv, weight_scale or scale beside "
+         "it; complete the download"),
     ],
 )  # fmt: skip
 def test_a_bad_folder_is_one_line(

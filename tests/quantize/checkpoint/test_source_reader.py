@@ -406,7 +406,7 @@ EXPERTS = "model.layers.1.mlp.experts"
          f"{X}.weight has two tensors of scales, {X}.weight_scale and {X}.weight_scale_inv; the checkpoint is damaged, "
          "download it again"),
         ([(f"{X}.weight", "F8_E4M3", (8, 16)), (f"{X}.weight_scale", "U8", (8, 1))],
-         f"{X}.weight_scale has dtype U8; scales are read as F32, BF16, F16"),
+         f"{X}.weight_scale has dtype U8; scales are read as F32, BF16, F16, F8_E8M0"),
         ([(f"{X}.input_scale", "F32", (1,))], f"{X}.input_scale belongs to {X}.weight, not there; complete the download"),
         ([(f"{EXPERTS}.gate_up_proj", "BF16", (4, 256, 64))],
          f"{EXPERTS}.gate_up_proj is stored transposed, [experts, 256, 64]; only [experts, 64, 256] is read; save the model "

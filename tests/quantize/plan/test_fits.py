@@ -84,6 +84,13 @@ def test_kv_cache_where_layers_have_other_heads_and_values_are_narrower(tmp_path
     assert kv_bytes_per_token(model, 1, 8) == (1 + 6) * (192 + 128)
 
 
+def test_kv_cache_of_compressed_attention(tmp_path: Path) -> None:
+    """DeepSeek-V4-Flash: 584 bytes for 4 tokens in 21 layers, whose indexers keep 132, and for 128 tokens in 20 layers."""
+    model = stored_in(open_checkpoint(hollow.hollow_shapes(tmp_path, "deepseek-v4-flash")), "deepseek_v4", "the source")
+    assert kv_bytes_per_token(model, 1, 8) == kv_bytes_per_token(model, 1, 1) == 3851
+    assert 21 * (584 + 132) / 4 + 20 * 584 / 128 == 3850.25
+
+
 def test_mamba_keeps_nothing_per_token(tmp_path: Path) -> None:
     model = stored_in(open_checkpoint(hollow.hollow_model(tmp_path, "nemotron-3-nano")), "nemotron_h", "the source")
     assert kv_bytes_per_token(model, 2, 1) == 2 * 2 * 128 * 2  # one of four layers attends

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import hollow_deepseek_v4
+
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 _STEP_LAYERS = 48
@@ -232,4 +234,6 @@ def cut_to(config: dict[str, Any], layers: int) -> dict[str, Any]:
         return {**config, **own, "num_hidden_layers": layers}
     if "hybrid_override_pattern" in config:
         return {**config, "num_hidden_layers": layers, "hybrid_override_pattern": "M*E" + "M" * (layers - 3)}
+    if "compress_ratios" in config:
+        return hollow_deepseek_v4.cut_to(config, layers)
     return config

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hollow_deepseek_v4
 import hollow_hybrids
 from published_configs import ERNIE_45_21B, KIMI_K25, MINIMAX_FP8, MINIMAX_M2, QWEN35_35B
 
@@ -22,7 +23,7 @@ from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.plan.stored import StoredModel
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
-DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 
 GLM5_CONFIG: dict[str, Any] = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
@@ -113,6 +114,8 @@ FP8_RELEASES = ("deepseek-v3", "deepseek-v3.2", "kimi-k2", "minimax-m2", "mimo-v
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 STACKED_RELEASES = ("step-3.5-flash",)
 """Models that are published with the experts of a layer in three 3-D tensors."""
+DEEPSEEK_V4 = ("deepseek-v4-flash", "deepseek-v4-pro")
+"""Models that are published with experts in FP4 and other linears in FP8."""
 O_PROJ_IN_16_BITS = ("mimo-v2-flash",)
 """Models whose FP8 release keeps `o_proj` and lists it under `ignored_layers`."""
 CHANNEL_RELEASES = ("glm-4.5-air", "glm-4.7")
@@ -131,6 +134,7 @@ FP8_CHANNELS = {
 IN_FP32 = {
     "deepseek-v3.2": r"norm\.", "minimax-m2": r"\.gate\.weight", "ernie-4.5-21b": r"\.gate\.weight",
     "qwen3.5-35b-a3b": r"linear_attn\.(A_log|norm\.weight)",
+    **dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-pro"), rf"^{hollow_deepseek_v4.IN_FP32.pattern}$"),
 }  # fmt: skip
 """Model -> which names are stored as FP32 beside the router's bias."""
 INT4_RELEASES = ("kimi-k2-thinking", "kimi-k2.5")
@@ -601,6 +605,9 @@ def _experts_key(config: dict[str, Any]) -> str:
 
 def as_published(config: dict[str, Any], shapes: Shapes, model: str, *, release: bool) -> tuple[Shapes, dict[str, str]]:
     """Names and shapes, and dtypes, of the source or the release; the latter's `quantization_config` is put into `config`."""
+    if model in DEEPSEEK_V4:
+        config["quantization_config"] = hollow_deepseek_v4.QUANTIZATION
+        return hollow_deepseek_v4.as_published(shapes)
     if model in STACKED_RELEASES:
         return hollow_hybrids.stacked(shapes), {}
     if model in CHANNEL_RELEASES and release:
@@ -673,5 +680,7 @@ MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "kimi-k2.5": (KIMI_K25, kimi_k25_shapes),
     "ernie-4.5-21b": (ERNIE_45_21B, ernie_shapes),
     **hollow_hybrids.MODELS,
+    "deepseek-v4-flash": (hollow_deepseek_v4.DEEPSEEK_V4_FLASH_CONFIG, hollow_deepseek_v4.deepseek_v4_shapes),
+    "deepseek-v4-pro": (hollow_deepseek_v4.DEEPSEEK_V4_PRO_CONFIG, hollow_deepseek_v4.deepseek_v4_shapes),
 }
 """Model recipe -> (config, names and shapes)."""

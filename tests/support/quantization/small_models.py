@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import hollow
+import hollow_deepseek_v4
 import hollow_hybrids
 import torch
+from deepseek_v4_checkpoints import store_as_deepseek_v4
 from tiny_checkpoints import (
     cut_into_shards,
     random_tensors,
@@ -61,8 +63,15 @@ TINY: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "mamba_num_heads": 8, "n_groups": 2,
         "ssm_state_size": 64,
     },
+    "deepseek-v4-flash": {
+        **hollow_deepseek_v4.cut_to(hollow_deepseek_v4.DEEPSEEK_V4_FLASH_CONFIG, 3), **NARROW, "num_hidden_layers": 3,
+        "moe_intermediate_size": 128, "n_routed_experts": 4, "num_attention_heads": 2, "num_experts_per_tok": 2, "o_groups": 2,
+        "o_lora_rank": 128, "q_lora_rank": 128,
+    },
 }  # fmt: skip
 """Model of `hollow.MODELS` -> what is small in it."""
+ONE_SHARD = ("minimax-m2", "nemotron-3-nano", "deepseek-v4-flash")
+"""Models without pairs of `gate_proj` and `up_proj`, between which shards are cut."""
 LISTED = list(hollow.MINIMAX_FP8["modules_to_not_convert"])
 VISION = {
     "qwen3.5-35b-a3b": {
@@ -92,13 +101,15 @@ def make_tiny_model(folder: Path, model: str, *, seed: int = 0) -> Path:
         tensors[name] = tensors[name].float() * (1 + 2**-12)  # no BF16
     if model in hollow.STACKED_RELEASES:
         tensors = _stacked(tensors)
-    write_shards(folder, cut_into_shards(tensors, 1 if model in ("minimax-m2", "nemotron-3-nano") else 2))
+    write_shards(folder, cut_into_shards(tensors, 1 if model in ONE_SHARD else 2))
     write_tokenizer(folder, config.get("text_config", config)["vocab_size"])
     return folder
 
 
 def as_published(source: Path, folder: Path, model: str) -> Path:
-    """A checkpoint of `make_tiny_model`, in FP8 or with its experts in INT4 where the model is published so."""
+    """A checkpoint of `make_tiny_model`, in FP8 or with its experts in INT4 or FP4 where the model is published so."""
+    if model in hollow.DEEPSEEK_V4:
+        return store_as_deepseek_v4(source, folder)
     if model in hollow.INT4_RELEASES:
         return store_as_int4(source, folder)
     return store_as_fp8(source, folder, listed=LISTED) if model == "minimax-m2" else source
