@@ -22,3 +22,8 @@ def test_the_index_lists_every_decision_once_under_its_number() -> None:
 def test_titles_begin_with_the_number() -> None:
     for path in FOLDER.glob("[0-9]*.md"):
         assert path.read_text(encoding="utf-8").startswith(f"# {path.name[:3]}. "), path.name
+
+
+def test_the_index_has_no_traces_of_a_merge() -> None:
+    lines = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith(("<<<<<<<", "=======", ">>>>>>>"))] == []

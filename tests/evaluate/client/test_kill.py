@@ -103,7 +103,8 @@ class Scene:
         wait_until(lambda: is_open(self.port))
 
     def events(self, since: int = 0) -> list[tuple[str, str]]:
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        """Lines that are written to their end; the server may be at work on the last one."""
+        lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
         return [tuple(json.loads(line)) for line in lines[since:]]
 
     def answered(self) -> Counter[str]:
