@@ -30,6 +30,9 @@ class TaskBase(Section):
     """-1: all tokens. Every other sampling parameter is pinned to its neutral value in every request."""
     num_samples: int = Field(default=1, ge=1)
     """Replies to each item: the score is the mean over them (avg@k, and pass@k beside it), its interval is over items."""
+    chance: float = Field(default=0.0, ge=0, lt=1, exclude=True)
+    """Share of the items that guessing gets right: 0.25 of four choices, 0 where the answer is written. A reference that is not
+    above it makes the verdict NOT MEASURED. Not part of the hash, as gates are not: the questions are the same."""
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
@@ -83,8 +86,16 @@ class LmEvalTask(TaskBase):
     """Of each document, right or wrong. None: the first the task lists."""
     filter: str | None = None
     """How the answer is taken from the reply, by lm-eval's name. None: `flexible-extract`, if there is that, or the first."""
+    translations: bool = Field(default=False, exclude=True)
+    """`tasks` are the same questions in several languages, in the same order: the items of one number are a cluster. Recorded
+    with every item; not part of the hash."""
     allow_code_execution: bool = False
     """Run what the model wrote on this machine, without a sandbox; tasks that score code need it."""
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        if self.translations and len(self.tasks) < 2:
+            yield "translations: true needs several tasks, one for each language"
 
 
 class RulerTask(TaskBase):

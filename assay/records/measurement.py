@@ -145,6 +145,8 @@ class TaskResult(Part):
     """Replies to each item. Above 1 `accuracy` is avg@k: the mean of the items' means, with an interval over items."""
     pass_at_k: Interval | None = None
     """Share of items that at least one of `num_samples` replies got right. None: one reply each."""
+    chance: float | None = None
+    """Share of the items that guessing gets right. None: recorded before this was."""
     swe: SweFigures | None = None
     """Of SWE-bench tasks: how the trajectories ended and what they cost."""
 

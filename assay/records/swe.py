@@ -104,10 +104,18 @@ class SweDifference(Part):
     drop: Interval
     """The wider, at each end, of the next two."""
     by_instance: Interval
-    """Instances as independent: Tango's for one trajectory each, a bootstrap for several."""
+    """Instances as independent: Tango's for one trajectory each, a bootstrap for several. About these instances."""
     by_repository: Interval | None
-    """Instances of one repository rise and fall together; t with one degree less than them. None: one of them, or no spread."""
+    """Instances of one repository rise and fall together: CR2 with Bell and McCaffrey's degrees. About repositories like these.
+    None: one of them, or no spread."""
     p_value: float
     """Two-sided mid-p McNemar."""
     resolution: float
-    """Half-width that a run of this size has when nothing is lost, at the share of instances that come out differently."""
+    """Half-width of `by_instance` that a run of this size has when nothing is lost, at the differences that were seen."""
+    degrees_of_freedom: float | None = None
+    """Of the t of `by_repository`."""
+    mean_square: float | None = None
+    """Of the differences between shares of resolved trajectories; of one trajectory each, the share that comes out differently.
+    None: written before this was."""
+    resolution_by_repository: float | None = None
+    """As `resolution`, of `by_repository`, if repositories differ by no more than chance."""

@@ -101,10 +101,16 @@ def _run_tasks(
     journal = session.client.journal
     with server_counters(server.metrics, journal, key):
         todo: list[Callable[[], TaskResult | None]] = [
-            functools.partial(_run_task, session, suite, task, reference, checkpoint) for task in suite.tasks
+            functools.partial(_measure_task, session, suite, task, reference, checkpoint) for task in suite.tasks
         ]
         tasks = [result for result in session.ahead.run([*todo, phase.begin]) if result is not None]
     return tasks, acceptance(session.tally, journal.counters(key))
+
+
+def _measure_task(
+    session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
+) -> TaskResult:
+    return _run_task(session, suite, task, reference, checkpoint).model_copy(update={"chance": task.chance})
 
 
 def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None) -> TaskResult:

@@ -14,12 +14,16 @@ In: counts, arrays, results of items. Out: intervals, p values, numbers of items
 """
 
 from assay_evaluate.statistics.clustered import (
+    ClusteredMean,
     bca_interval,
     cluster_bootstrap_mean,
     cluster_bootstrap_ratio,
     clustered_mean,
-    clustered_standard_error,
+    clustered_minimum_detectable_effect,
+    clustered_values_needed,
+    cr2_factors,
     paired_mean_difference,
+    satterthwaite_degrees,
 )
 from assay_evaluate.statistics.decisions import (
     Claim,
@@ -30,6 +34,8 @@ from assay_evaluate.statistics.decisions import (
     inferiority_p,
     noninferiority_p,
     paired_evidence,
+    widen,
+    wider,
 )
 from assay_evaluate.statistics.graded import (
     graded_difference,
@@ -59,6 +65,7 @@ from assay_evaluate.statistics.proportions import clopper_pearson, independent_d
 __all__ = [
     "POWER",
     "Claim",
+    "ClusteredMean",
     "Flips",
     "PairedEvidence",
     "bca_interval",
@@ -66,8 +73,10 @@ __all__ = [
     "cluster_bootstrap_mean",
     "cluster_bootstrap_ratio",
     "clustered_mean",
-    "clustered_standard_error",
+    "clustered_minimum_detectable_effect",
+    "clustered_values_needed",
     "count_flips",
+    "cr2_factors",
     "decide",
     "detection_power",
     "discordant_counts",
@@ -90,6 +99,9 @@ __all__ = [
     "paired_difference",
     "paired_evidence",
     "paired_mean_difference",
+    "satterthwaite_degrees",
     "score_statistic",
+    "widen",
+    "wider",
     "wilson",
 ]

@@ -9,6 +9,7 @@ Sources: Tango 1998; Schuirmann 1987 (TOST); Holm 1979 (Scand. J. Stat. 6:65-70)
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from scipy import stats
 
 from assay.records.base import Interval
 from assay.records.verdict import Status
+from assay_evaluate.statistics.clustered import ClusteredMean
 from assay_evaluate.statistics.paired import check_pairs, mcnemar_midp, paired_difference, score_statistic
 
 Claim = Literal["non_inferior", "equivalent"]
@@ -87,6 +89,35 @@ def paired_evidence(
         p_pass=equivalence_p(b, c, n, margin) if equivalent else no_worse,
         p_fail=min(worse, noninferiority_p(b, c, n, -margin)) if equivalent else worse,
     )  # fmt: skip
+
+
+def widen(evidence: PairedEvidence, clustered: ClusteredMean | None) -> PairedEvidence:
+    """Evidence that took items for independent, with their clusters besides: a word only where both would say it.
+
+    clustered: mean of reference - candidate over the same items; None: nothing to add. The interval is the wider at each end,
+    each p of the margin the larger of the two. `p_difference` stays McNemar's, of these items.
+    """
+    if clustered is None:
+        return evidence
+    p_pass, p_fail = clustered.p_at_least(evidence.margin), clustered.p_at_most(evidence.margin)
+    if evidence.claim == "equivalent":
+        p_pass = max(p_pass, clustered.p_at_most(-evidence.margin))
+        p_fail = min(p_fail, clustered.p_at_least(-evidence.margin))
+    return dataclasses.replace(
+        evidence,
+        drop=wider(evidence.drop, clustered),
+        p_pass=max(evidence.p_pass, p_pass),
+        p_fail=max(evidence.p_fail, p_fail),
+    )
+
+
+def wider(by_item: Interval, clustered: ClusteredMean | None) -> Interval:
+    """At each end the outer one of the interval over items and that over their clusters, within -1 and 1."""
+    if clustered is None:
+        return by_item
+    found = clustered.interval(by_item.level)
+    low, high = max(min(by_item.low, found.low), -1.0), min(max(by_item.high, found.high), 1.0)
+    return by_item.model_copy(update={"low": low, "high": high})
 
 
 def decide(evidence: PairedEvidence, *, min_items: int, p_fail_adjusted: float | None = None) -> Status:

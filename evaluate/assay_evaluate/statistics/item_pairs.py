@@ -1,6 +1,7 @@
 """Replies of reference and candidate to the same questions, side by side: what is compared, and the statistics that fit it.
 
-One reply to each item: exact tests of right and wrong. Several: each item's share of right replies, items resampled.
+One reply to each item: exact tests of right and wrong. Several: each item's share of right replies, items resampled. Items that
+share a question, a text or a repository are a cluster: clusters are then what is sampled, the wider of both intervals counts.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay_evaluate.statistics import (
     Claim,
+    ClusteredMean,
     Flips,
     PairedEvidence,
+    clustered_mean,
+    clustered_minimum_detectable_effect,
+    clustered_values_needed,
     count_flips,
     discordant_counts,
     graded_difference,
@@ -28,8 +33,13 @@ from assay_evaluate.statistics import (
     paired_difference,
     paired_evidence,
     paired_mean_difference,
+    widen,
+    wider,
     wilson,
 )
+
+SMALLEST_ERROR = 1e-9
+"""Standard errors of a mean of shares below it are rounding."""
 
 
 class Pairs(NamedTuple):
@@ -42,6 +52,8 @@ class Pairs(NamedTuple):
     candidate_answers: list[str | None]
     items: list[str]
     """Which item each pair answers: the same one several times if there are several samples of it."""
+    clusters: list[str]
+    """Of each pair's item: its cluster, or the item itself."""
 
     @property
     def n(self) -> int:
@@ -59,6 +71,30 @@ class Pairs(NamedTuple):
         return _means(self.items, self.reference), _means(self.items, self.candidate)
 
     @property
+    def differences(self) -> list[float]:
+        """Of each item, reference minus candidate."""
+        return [ours - theirs for ours, theirs in zip(*self.shares, strict=True)]
+
+    @property
+    def clusters_of_items(self) -> list[str]:
+        """In the order of `differences`."""
+        return list(dict(zip(self.items, self.clusters, strict=True)).values())
+
+    @property
+    def has_clusters(self) -> bool:
+        """Some cluster holds several items."""
+        return len(set(self.clusters)) < len(set(self.items))
+
+    @property
+    def clustered(self) -> ClusteredMean | None:
+        """The mean difference over clusters. None: every item stands for itself, all are of one cluster, or every cluster
+        lost the same share, so that nothing says how clusters differ."""
+        if not self.has_clusters or len(set(self.clusters)) < 2:
+            return None
+        found = clustered_mean(self.differences, self.clusters_of_items)
+        return found if found.standard_error > SMALLEST_ERROR else None
+
+    @property
     def discordant(self) -> tuple[int, int]:
         """(b, c): pairs right in the reference only, in the candidate only; with several samples, items more often right."""
         if not self.is_sampled:
@@ -67,10 +103,12 @@ class Pairs(NamedTuple):
         return sum(ours > theirs for ours, theirs in both), sum(ours < theirs for ours, theirs in both)
 
     def evidence(self, margin: float, *, level: float, claim: Claim = "non_inferior") -> PairedEvidence:
-        """What the pairs say about a margin: exact for one reply to each item, else over the items' means."""
+        """What the pairs say about a margin: exact for one reply to each item, else over the items' means; by clusters too."""
         if self.is_sampled:
-            return graded_evidence(*self.shares, margin, level=level, claim=claim)
-        return paired_evidence(*self.discordant, self.n, margin, level=level, claim=claim)
+            by_item = graded_evidence(*self.shares, margin, level=level, claim=claim)
+        else:
+            by_item = paired_evidence(*self.discordant, self.n, margin, level=level, claim=claim)
+        return widen(by_item, self.clustered)
 
     @property
     def p_difference(self) -> float:
@@ -78,24 +116,31 @@ class Pairs(NamedTuple):
         return graded_evidence(*self.shares, 0.5).p_difference if self.is_sampled else mcnemar_midp(*self.discordant)
 
     def drop(self, level: float) -> Interval:
-        """Reference minus candidate, with its interval."""
+        """Reference minus candidate, with its interval: the wider one where items have clusters."""
+        return wider(self.drop_by_item(level), self.clustered)
+
+    def drop_by_item(self, level: float) -> Interval:
+        """The same of these very items, taken for independent."""
         if self.is_sampled:
             return graded_difference(*self.shares, level=level)
         return paired_difference(*self.discordant, self.n, level)
 
     def detectable(self, level: float = 0.95) -> float:
-        """The minimum detectable effect."""
+        """The minimum detectable effect of the interval of `drop`."""
+        clustered = self.clustered
+        by_cluster = 0.0 if clustered is None else clustered_minimum_detectable_effect(clustered, level)
         if self.is_sampled:
-            ours, theirs = self.shares
-            return graded_minimum_detectable_effect([r - k for r, k in zip(ours, theirs, strict=True)], level)
-        return minimum_detectable_effect(*self.discordant, self.n, level)
+            return max(by_cluster, graded_minimum_detectable_effect(self.differences, level))
+        return max(by_cluster, minimum_detectable_effect(*self.discordant, self.n, level))
 
     def needed(self, margin: float, level: float, power: float) -> int:
-        """Items with which a candidate that loses nothing would pass the margin, at the spread that was seen."""
+        """Items with which a candidate that loses nothing would pass the margin, at the spread that was seen; where items have
+        clusters, items of as many more clusters."""
+        clustered, num_items = self.clustered, len(set(self.items))
+        by_cluster = 0 if clustered is None else clustered_values_needed(clustered, num_items, margin, level, power)
         if self.is_sampled:
-            ours, theirs = self.shares
-            return graded_items_needed([r - k for r, k in zip(ours, theirs, strict=True)], margin, level, power)
-        return items_for_margin(*self.discordant, self.n, margin, level, power)
+            return max(by_cluster, graded_items_needed(self.differences, margin, level, power))
+        return max(by_cluster, items_for_margin(*self.discordant, self.n, margin, level, power))
 
     @property
     def excluded_share(self) -> float:
@@ -136,14 +181,15 @@ def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
     ours, theirs = _by_item(reference), _by_item(candidate)
     items = list(dict.fromkeys([*ours, *theirs]))
     both = [
-        (r.correct, k.correct, r.answer, k.answer, r.item)
+        (r.correct, k.correct, r.answer, k.answer, r.item, r.cluster or k.cluster or r.item)
         for item in items
         if (r := ours.get(item)) is not None and (k := theirs.get(item)) is not None
         if r.correct is not None and k.correct is not None
     ]
     return Pairs(
         [r for r, *_ in both], [k for _, k, *_ in both], len(items) - len(both),
-        [before for _, _, before, _, _ in both], [after for _, _, _, after, _ in both], [item for *_, item in both],
+        [before for _, _, before, *_ in both], [after for _, _, _, after, *_ in both], [item for *_, item, _ in both],
+        [cluster for *_, cluster in both],
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ tasks (Holm). Tasks are independent of each other: they ask different questions,
   discordance.
 - k replies to each item: n k such pairs, independent given the item, with the same loss on every item; the bootstrap over items
   is taken for its normal limit, with the half-width it never falls below (`graded`).
-- Clusters: the test by cluster (t with one degree fewer than clusters) besides; the larger p counts (`swe_difference`).
+- Clusters: the test by cluster (CR2, t with Bell and McCaffrey's degrees) besides; the larger p counts (`decisions.widen`). No
+  cluster effect is assumed: a lossless candidate loses nothing in any of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
 from assay_evaluate.statistics.decisions import Claim
 from assay_evaluate.statistics.paired import score_statistic
 
@@ -145,13 +147,13 @@ class _Draws:
         least = np.sqrt(n * apart / np.maximum(1 - apart, 1e-12))
         return np.asarray(np.sign(seen - loss) * np.minimum(apart / np.sqrt(spread / n), least))
 
-    def _t(self, loss: float) -> tuple[Floats, int]:
+    def _t(self, loss: float) -> tuple[Floats, float]:
         """(t, degrees of freedom) of the sum over clusters (`clustered.clustered_mean`)."""
-        drops, num_clusters = (self.b_DC - self.c_DC) / self.num_samples, len(self.sizes_C)
+        drops = (self.b_DC - self.c_DC) / self.num_samples
         seen = drops.sum(axis=1) / self.num_items
         residual = drops - seen[:, None] * self.sizes_C
-        error = np.sqrt((residual**2).sum(axis=1) * num_clusters / (num_clusters - 1)) / self.num_items
-        return (seen - loss) / np.maximum(error, 1e-12), num_clusters - 1
+        error = np.sqrt((residual**2 * cr2_factors(self.sizes_C)).sum(axis=1)) / self.num_items
+        return (seen - loss) / np.maximum(error, 1e-12), satterthwaite_degrees(self.sizes_C)
 
 
 def _holm(p_TD: Floats) -> Floats:

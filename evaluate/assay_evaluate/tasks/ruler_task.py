@@ -218,6 +218,8 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         max_tokens=_max_tokens(task, item.style, item.task),
         score=value,
     )
+    if "question" in item.facts:  # of qa_1 and qa_2: the same one, in the same documents, at every length
+        found = dataclasses.replace(found, cluster=f"{item.task}: {item.facts['question']}")
     if item.style == "base" and found.truncated_by in {"length", "budget"}:  # by design, as published
         return dataclasses.replace(found, truncated=False, truncated_by=None)
     return found

@@ -14,9 +14,17 @@ from assay.recipes.gate import GateRecipe, ScoreGate, TruncationGate
 from assay.records.base import Interval
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics import POWER, PairedEvidence, decide, holm, items_needed
+from assay_evaluate.statistics import POWER, PairedEvidence, clustered_values_needed, decide, holm, items_needed
 from assay_evaluate.statistics import swe_difference as swe
-from assay_evaluate.statistics.item_pairs import Pairs, TokenCost, find_task, output_tokens, pair_items, truncation_share
+from assay_evaluate.statistics.item_pairs import (
+    Pairs,
+    TokenCost,
+    accuracy_of,
+    find_task,
+    output_tokens,
+    pair_items,
+    truncation_share,
+)
 
 DEFAULT_MAX_TRUNCATED = 0.05
 """Where a gate file sets no limit: a score whose replies were cut off must not pass for want of a line in it."""
@@ -53,7 +61,7 @@ def judge_scores(
         why = (
             _too_many_excluded(gate, found.pairs, recipe)
             or _too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
-            or _nothing_to_lose(gate, reference, found)
+            or _nothing_to_lose(gate, recipe, reference, found)
         )
         if why is not None:
             unbelievable[gate.task] = why
@@ -74,6 +82,8 @@ def judge_scores(
         detail = _sentences(one, reference, candidate, recipe, status, p_difference[gate.task], len(believed))
         if one.reference.kind == "swe":
             detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
+        elif one.pairs.has_clusters:
+            detail += f" {_by_cluster(one.pairs, recipe.level)}"
         verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
     return verdicts
 
@@ -86,7 +96,7 @@ def _has_score(measurement: Measurement, name: str) -> bool:
 def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> bool:
     """Whether the reference has something to lose, and room for its replies."""
     is_cut = _too_much_truncation(gate, recipe, (reference, one.reference)) is not None
-    return _nothing_to_lose(gate, reference, one) is None and not is_cut
+    return _nothing_to_lose(gate, recipe, reference, one) is None and not is_cut
 
 
 def _adjusted(p_values: list[float], recipe: GateRecipe) -> list[float]:
@@ -106,8 +116,6 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
     if pairs.n == 0:
         return f"No item of {gate.task} was answered by both sides."
     evidence = pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
-    if ours.kind == "swe":
-        evidence = swe.widen(evidence, swe.pair_instances(ours, theirs))
     return ComparedTask(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
 
 
@@ -219,7 +227,23 @@ def _if_the_loss_is_real(one: ComparedTask) -> str:
     if one.pairs.is_sampled or not 0 < drop.value < 0.9 * evidence.margin:
         return ""
     needed = items_needed(evidence.margin, (evidence.b + evidence.c) / drop.n, loss=drop.value, level=drop.level)
+    if (clustered := one.pairs.clustered) is not None:
+        needed = max(needed, clustered_values_needed(clustered, drop.n, evidence.margin, drop.level, loss=drop.value))
     return f"; about {needed} items would decide if what is seen is the true loss"
+
+
+def _by_cluster(pairs: Pairs, level: float) -> str:
+    """How the interval of items came about that share questions or texts."""
+    clustered, by_item = pairs.clustered, pairs.drop_by_item(level)
+    low, high = points_signed(by_item.low), points_signed(by_item.high)
+    groups = f"{len(set(pairs.items))} items share {len(set(pairs.clusters))} questions or texts"
+    if clustered is None:
+        return f"{groups}, which differ in nothing: the interval takes items for independent."
+    found = clustered.interval(level)
+    return (
+        f"{groups}: by item {low} to {high} points, by question or text {points_signed(found.low)} to "
+        f"{points_signed(found.high)}; the wider end counts."
+    )
 
 
 def _token_sentence(tokens: TokenCost | None, reference: str) -> str:
@@ -262,13 +286,24 @@ def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Meas
     return None
 
 
-def _nothing_to_lose(gate: ScoreGate, reference: Measurement, one: ComparedTask) -> str | None:
-    """A model that is hardly ever right cannot lose the margin: whatever was done to it, the gate would pass."""
+def _nothing_to_lose(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> str | None:
+    """A model that is hardly ever right, or no more often than guessing, cannot lose the margin: whatever was done to it, the
+    gate would pass."""
+    chance = one.reference.chance or 0.0
     share = sum(one.pairs.reference) / one.pairs.n
-    if share > gate.max_drop:
+    seen = f"{reference.label} itself is right in {sum(one.pairs.reference)} of {one.pairs.n} replies to {gate.task}"
+    accuracy, _, _ = accuracy_of(one.reference.items, recipe.level)
+    assert accuracy is not None  # there are pairs
+    if 0 < chance >= accuracy.low:
+        return (
+            f"{seen} ({percent_short(share)}, {percent_short(accuracy.level)} interval {percent_short(accuracy.low)} to "
+            f"{percent_short(accuracy.high)}), by guessing {percent_short(chance)}: it may only be guessing, so nothing is "
+            "shown; ask something easier, or more items."
+        )
+    if share - chance > gate.max_drop:
         return None
+    guessed = f", by guessing {percent_short(chance)}" if chance else ""
     return (
-        f"{reference.label} itself is right in {sum(one.pairs.reference)} of {one.pairs.n} replies to {gate.task} "
-        f"({percent_short(share)}): it cannot lose {points_short(gate.max_drop)} points, so nothing is shown; "
+        f"{seen} ({percent_short(share)}{guessed}): it cannot lose {points_short(gate.max_drop)} points, so nothing is shown; "
         "ask something easier, or for more of the context or budget it needs."
     )

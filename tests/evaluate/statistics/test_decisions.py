@@ -11,14 +11,18 @@ from scipy import special, stats
 from statsmodels.api import OLS
 from statsmodels.stats.multitest import multipletests
 
+from assay_evaluate.preflight.known_tasks import REPOSITORIES
 from assay_evaluate.statistics import (
+    ClusteredMean,
     Flips,
     bca_interval,
     cluster_bootstrap_mean,
     cluster_bootstrap_ratio,
     clustered_mean,
-    clustered_standard_error,
+    clustered_minimum_detectable_effect,
+    clustered_values_needed,
     count_flips,
+    cr2_factors,
     decide,
     equivalence_p,
     graded_difference,
@@ -37,6 +41,7 @@ from assay_evaluate.statistics import (
     paired_difference,
     paired_evidence,
     paired_mean_difference,
+    satterthwaite_degrees,
     score_statistic,
     wilson,
 )
@@ -304,25 +309,74 @@ def clustered(rng: np.random.Generator, num_clusters: int, size: int) -> tuple[n
     return rng.normal(size=num_clusters)[labels] + rng.normal(size=len(labels)), labels
 
 
-def test_clustered_standard_error_is_that_of_statsmodels() -> None:
+def dense_cr2(values: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """(standard error, degrees) by the general formulas of Pustejovsky & Tipton 2018 (eq. 4 and 11), with matrices of every
+    value: X a column of ones, A_g = (I - H_gg)^(-1/2), the degrees from the eigenvalues of the quadratic form in the values."""
+    n = len(values)
+    design = np.ones((n, 1))
+    bread = np.linalg.inv(design.T @ design)
+    outside = np.eye(n) - design @ bread @ design.T
+    columns = []
+    for label in np.unique(labels):
+        own = labels == label
+        sizes, vectors = np.linalg.eigh(outside[np.ix_(own, own)])
+        root = vectors @ np.diag(sizes**-0.5) @ vectors.T
+        columns.append(outside[own].T @ root @ design[own] @ bread)
+    form = np.hstack(columns) @ np.hstack(columns).T
+    eigenvalues = np.linalg.eigvalsh(form)
+    return float(np.sqrt(values @ form @ values)), float(eigenvalues.sum() ** 2 / (eigenvalues**2).sum())
+
+
+@pytest.mark.parametrize("sizes", [(3, 40, 8, 1, 12, 1, 20), (1, 1), (30, 30, 30, 30), (1,) * 25, (60, 2)])
+def test_clustered_mean_is_cr2_with_bell_and_mccaffreys_degrees(sizes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
-    labels = rng.integers(0, 17, 200)
-    values = rng.normal(size=200) + rng.normal(size=17)[labels]
-    fit = OLS(values, np.ones(200)).fit(cov_type="cluster", cov_kwds={"groups": labels, "use_correction": False})
-    assert clustered_standard_error(values, labels) == pytest.approx(float(fit.bse[0]))
-    alone = clustered_standard_error(values, np.arange(200))
-    assert alone == pytest.approx(values.std() / math.sqrt(200))
-    # Miller 2024: the usual variance plus the sum of products of deviations within clusters
-    deviations = values - values.mean()
-    within = sum(deviations[i] * deviations[j] for i in range(200) for j in range(200) if i != j and labels[i] == labels[j])
-    assert clustered_standard_error(values, labels) == pytest.approx(math.sqrt(alone**2 + within / 200**2))
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    values = rng.normal(size=len(labels)) + rng.normal(size=len(sizes))[labels]
+    found = clustered_mean(values, labels)
+    error, degrees = dense_cr2(values, labels)
+    assert (found.value, found.num_clusters) == (pytest.approx(values.mean()), len(sizes))
+    assert (found.standard_error, found.degrees) == (pytest.approx(error), pytest.approx(degrees))
+    if len(set(sizes)) == 1:  # the sandwich of statsmodels, which has no CR2, with its usual factor
+        fit = OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": labels, "use_correction": False})
+        groups = len(sizes)
+        assert found.standard_error == pytest.approx(float(fit.bse[0]) * math.sqrt(groups / (groups - 1)))
+        assert found.degrees == pytest.approx(groups - 1)
+
+
+def test_verifieds_twelve_repositories_have_three_degrees_of_freedom() -> None:
+    assert satterthwaite_degrees(list(REPOSITORIES["verified"].values())) == pytest.approx(3.33, abs=0.005)
+
+
+@pytest.mark.parametrize("sizes", [(60, 40, 30, 20, 15, 10, 5), (10,) * 60])
+def test_the_values_that_clusters_need_give_the_power_that_was_asked_for(sizes: tuple[int, ...]) -> None:
+    """The margin that four times the clusters are said to pass in eight of ten: simulated, with normal sums of clusters."""
+    n, error = sum(sizes), 0.03
+    found = ClusteredMean(0.0, error, satterthwaite_degrees(sizes), len(sizes))
+    quantiles = stats.t.ppf([0.975, 0.8], 4 * found.degrees)
+    margin = float(quantiles.sum()) * error / 2
+    assert clustered_values_needed(found, n, margin) == pytest.approx(4 * n, abs=1)
+    assert clustered_values_needed(found, n, 2 * margin, loss=margin) == pytest.approx(4 * n, abs=1)
+    more = np.array(sizes * 4, dtype=float)
+    sums = np.random.default_rng(12).normal(size=(20_000, len(more))) * error * np.sqrt(n * more)
+    estimate = sums.sum(axis=1) / more.sum()
+    residual = sums - estimate[:, None] * more
+    seen = np.sqrt((residual**2 * cr2_factors(more)).sum(axis=1)) / more.sum()
+    passes = estimate + stats.t.ppf(0.975, satterthwaite_degrees(more)) * seen < margin
+    assert passes.mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_what_clusters_can_detect_is_their_t() -> None:
+    found = ClusteredMean(0.0, 0.02, 3.33, 12)
+    quantiles = stats.t.ppf([0.975, 0.8], 3.33)
+    assert clustered_minimum_detectable_effect(found) == pytest.approx(0.02 * quantiles.sum())
+    assert clustered_minimum_detectable_effect(ClusteredMean(0.0, 0.5, 1.0, 2)) == 1.0
 
 
 def test_clustered_mean_of_equal_clusters_is_the_t_interval_of_their_means() -> None:
     values, labels = clustered(np.random.default_rng(2), 12, 5)
     means = values.reshape(12, 5).mean(axis=1)
     t = stats.t.interval(0.9, 11, loc=means.mean(), scale=stats.sem(means))
-    found = clustered_mean(values, labels, 0.9)
+    found = clustered_mean(values, labels).interval(0.9)
     assert (found.low, found.high, found.n) == (pytest.approx(t[0]), pytest.approx(t[1]), 12)
 
 
@@ -333,11 +387,11 @@ def test_clustered_intervals_cover_by_simulation(method: str) -> None:
     for trial in range(600):
         values, labels = clustered(rng, 40, 6)
         if method == "t":
-            found = clustered_mean(values, labels)
+            found = clustered_mean(values, labels).interval()
         else:
             found = cluster_bootstrap_mean(values, labels, seed=trial, num_resamples=600)
         covered += found.low <= 0 <= found.high
-        naive = clustered_mean(values, np.arange(len(values)))
+        naive = clustered_mean(values, np.arange(len(values))).interval()
         independent += naive.low <= 0 <= naive.high
     assert 0.93 <= covered / 600 <= 0.97
     assert independent / 600 < 0.85  # what taking them for independent would do

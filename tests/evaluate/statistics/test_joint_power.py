@@ -13,10 +13,17 @@ from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
-from assay_evaluate.statistics import decide, graded_evidence, holm, noninferiority_power, paired_evidence
+from assay_evaluate.statistics import (
+    clustered_mean,
+    decide,
+    graded_evidence,
+    holm,
+    noninferiority_power,
+    paired_evidence,
+    widen,
+)
 from assay_evaluate.statistics.item_pairs import Pairs
 from assay_evaluate.statistics.joint_power import ScoreDesign, _holm, chances
-from assay_evaluate.statistics.swe_difference import InstancePair, widen
 from assay_evaluate.verdicts.scores import judge_scores
 
 GPQA = ScoreDesign("gpqa", 198, 0.05, 0.12)
@@ -93,11 +100,8 @@ def test_repositories_pass_as_often_as_the_wider_interval_lets_them() -> None:
     rng, passed, num_draws = np.random.default_rng(5), 0, 1000
     for _ in range(num_draws):
         moves = rng.choice([1, -1, 0], p=[0.085, 0.085, 0.83], size=180)
-        pairs = [
-            InstancePair(str(at), str(np.searchsorted(np.cumsum(sizes), at, "right")), float(move > 0), float(move < 0))
-            for at, move in enumerate(moves)
-        ]
-        evidence = widen(paired_evidence(int((moves > 0).sum()), int((moves < 0).sum()), 180, 0.10), pairs)
+        clustered = clustered_mean(moves, np.repeat(np.arange(7), sizes))
+        evidence = widen(paired_evidence(int((moves > 0).sum()), int((moves < 0).sum()), 180, 0.10), clustered)
         passed += decide(evidence, min_items=30) == "PASS"
     assert chances([design], [0.0]).passes == pytest.approx(passed / num_draws, abs=4 * 0.5 / np.sqrt(num_draws))
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 from synthetic_run import make_divergence, make_measurement, make_measurements, task_of
 
 from assay.errors import MeasureError
@@ -522,6 +524,80 @@ def test_an_optional_gate_has_a_say_only_on_what_the_reference_can_do(
     assert (report.verdicts[0].status, report.verdicts[0].has_say) == (status, has_say)
     # its cut replies are no reason to doubt the other task, unless the candidate alone is cut
     assert report.overall == {"w4a16": status if has_say else "PASS"}
+
+
+def choices(label: str, items: tuple[ItemResult, ...], chance: float | None) -> Measurement:
+    found = measured(label, items)
+    return found.model_copy(update={"tasks": (found.tasks[0].model_copy(update={"chance": chance}),)})
+
+
+@pytest.mark.parametrize(
+    ("num_right", "n", "chance", "status"),
+    [
+        (60, 200, 0.25, "NOT MEASURED"),  # 30 %, at least 24: it may be guessing
+        (60, 200, 0.1, "PASS"),
+        (60, 200, 0.0, "PASS"),
+        (60, 200, None, "PASS"),  # recorded before chance was
+        (600, 2000, 0.25, "NOT MEASURED"),  # surely above chance, but only 5 points can be lost
+        (800, 2000, 0.25, "PASS"),
+    ],
+)
+def test_a_reference_that_may_be_guessing_shows_nothing(num_right: int, n: int, chance: float | None, status: Status) -> None:
+    """Four choices: the candidate guesses in 25 %, and would PASS a margin of ten points."""
+    reference, candidate = answers(n, range(num_right, n)), answers(n, range(num_right, n))
+    gates = recipe({**SCORE, "max_drop": 0.10})
+    [verdict] = judged(choices("fp8", reference, chance), choices("w4a16", candidate, chance), gates).verdicts
+    assert (verdict.status, verdict.has_say) == (status, True)
+    details = {
+        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval 24.1 % to 36.7 %), by guessing 25 %: it "
+        "may only be guessing, so nothing is shown; ask something easier, or more items.",
+        2000: "fp8 itself is right in 600 of 2000 replies to arithmetic (30 %, by guessing 25 %): it cannot lose 10 points, so "
+        "nothing is shown; ask something easier, or for more of the context or budget it needs.",
+    }
+    assert status == "PASS" or verdict.detail == details[n]
+    optional = recipe({**SCORE, "max_drop": 0.10, "required": False})
+    [verdict] = judged(choices("fp8", reference, chance), choices("w4a16", candidate, chance), optional).verdicts
+    assert verdict.has_say == (status == "PASS")
+
+
+# ------------------------------------------------------------------------------------------------ items that share a question
+def translated(wrong: range, num_questions: int = 40, num_languages: int = 5) -> tuple[ItemResult, ...]:
+    """Every question in every language; `wrong` questions are wrong in all of them."""
+    return tuple(
+        replace(item, item=f"{language}/{item.item}", cluster=item.item)
+        for language in range(num_languages)
+        for item in answers(num_questions, wrong)
+    )
+
+
+def test_translations_of_one_question_are_one_cluster() -> None:
+    """Two questions lost in all of five languages are two losses, not ten: items needed and detectable effect say so too."""
+    whole, lost = translated(range(0)), translated(range(2))
+    alone = [tuple(replace(item, cluster=None) for item in side) for side in (whole, lost)]
+    gates = recipe({**SCORE, "max_drop": 0.10})
+    [by_item] = judged(measured("fp8", alone[0]), measured("w4a16", alone[1]), gates).verdicts
+    [verdict] = judged(measured("fp8", whole), measured("w4a16", lost), gates).verdicts
+    assert (by_item.status, by_item.observed) == ("PASS", paired_difference(10, 0, 200))
+    t = stats.t.interval(0.95, 39, loc=0.05, scale=np.std([1] * 2 + [0] * 38, ddof=1) / np.sqrt(40))
+    assert verdict.observed is not None and by_item.observed is not None
+    assert (verdict.status, verdict.observed.n, verdict.observed.value) == ("UNDERPOWERED", 200, 0.05)
+    assert (verdict.observed.low, verdict.observed.high) == (pytest.approx(t[0]), pytest.approx(t[1]))
+    error = (t[1] - 0.05) / stats.t.ppf(0.975, 39)
+    assert verdict.minimum_detectable_effect == pytest.approx(error * stats.t.ppf([0.975, 0.8], 39).sum())
+    assert by_item.minimum_detectable_effect is not None
+    assert verdict.minimum_detectable_effect > 1.5 * by_item.minimum_detectable_effect
+    times = verdict.items_needed / 200
+    assert times > 0.9
+    assert error / np.sqrt(times) * stats.t.ppf([0.975, 0.8], 39 * times).sum() == pytest.approx(0.10, rel=0.01)
+    low, high = (f"{100 * end:+.1f}" for end in (by_item.observed.low, by_item.observed.high))
+    assert verdict.detail.endswith(
+        f" 200 items share 40 questions or texts: by item {low} to {high} points, by question or text {100 * t[0]:+.1f} to "
+        f"{100 * t[1]:+.1f}; the wider end counts."
+    )
+    [same] = judged(measured("fp8", whole), measured("w4a16", whole), gates).verdicts
+    assert same.detail.endswith(
+        "200 items share 40 questions or texts, which differ in nothing: the interval takes items for independent."
+    )
 
 
 # ------------------------------------------------------------------------------------------------ several samples of an item

@@ -91,6 +91,7 @@ def _score_named(
     """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
     chosen, metric = _filter_and_metric(task, name, loaded, rows)
     language = _language(loaded["tasks"][name].config.dataset_name)
+    part = _part_of_translation(task, name) if task.translations else None
     results = []
     for row in rows:
         if row["filter"] != chosen:
@@ -99,7 +100,10 @@ def _score_named(
         if value not in (0, 1):  # True and False are among them
             raise NotMeasured(f"{name}: metric {metric} gives {value!r}; only right-or-wrong metrics are measured")
         kept = model.kept[name, row["doc_id"]]
-        scored: dict[str, Any] = {"language": str(row["doc"].get("language") or language)}
+        scored: dict[str, Any] = {
+            "language": str(row["doc"].get("language") or language),
+            "cluster": None if part is None else f"{part}/{row['doc_id']}".lstrip("/"),
+        }
         if kept.result.correct is not None:
             allowed = kept.asked_in | set(count_scripts(str(row["target"])))
             scored |= {
@@ -109,6 +113,18 @@ def _score_named(
             }
         results.append(replace(kept.result, **scored))
     return results, f"{name} scored by {metric} after {chosen}"
+
+
+def _part_of_translation(task: LmEvalTask, name: str) -> str:
+    """What a task's name says beyond its language: `economics` of mmlu_prox_lite_ar_economics, which mmlu_prox_lite_ar brought
+    in; nothing of a task that is listed itself. NotMeasured if no listed name begins the task's."""
+    listed = [one for one in task.tasks if name == one or name.startswith(f"{one}_")]
+    if not listed:
+        raise NotMeasured(
+            f"{name} does not begin with any of {', '.join(task.tasks)}, so it is not known which of its questions are "
+            "translations of which; leave out `translations: true`"
+        )
+    return name[len(max(listed, key=len)) :].lstrip("_")
 
 
 def _language(dataset_name: str | None) -> str:

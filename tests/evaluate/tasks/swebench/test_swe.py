@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
 from assay.errors import MeasureError, RecipeError
@@ -14,14 +16,15 @@ from assay.recipes.load import load_recipe, parse_recipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.recipes.suite_files import with_swe_options
 from assay.records.measurement import ItemResult, TaskResult
-from assay_evaluate.statistics import paired_difference
+from assay_evaluate.preflight.known_tasks import REPOSITORIES
+from assay_evaluate.statistics import clustered_mean, paired_difference, widen
+from assay_evaluate.statistics.item_pairs import pair_items
 from assay_evaluate.statistics.swe_difference import (
     InstancePair,
     difference,
     pair_instances,
     resolution_sentence,
     sentence,
-    widen,
 )
 from assay_evaluate.tasks.swebench.dataset import check_rows, load_instances
 from assay_evaluate.tasks.swebench.exits import classify
@@ -186,15 +189,55 @@ def test_a_tool_call_is_valid_by_its_schema(function: dict[str, Any], valid: boo
 
 # ------------------------------------------------------------------------------------------------ verdicts
 def test_one_run_of_500_resolves_about_3_6_points() -> None:
-    """From the pairs themselves: 17 % come out differently, nothing is lost."""
-    pairs = [InstancePair(f"i-{i}", f"r-{i % 12}", float(i < 43), float(43 <= i < 85)) for i in range(500)]
+    """From the pairs themselves: 17 % come out differently, nothing is lost. Of Verified's repositories it is less."""
+    sizes = REPOSITORIES["verified"]
+    repositories = [name for name, size in sizes.items() for _ in range(size)]
+    pairs = [InstancePair(f"i-{i}", repositories[i * 37 % 500], float(i < 43), float(43 <= i < 85)) for i in range(500)]
     found = difference(pairs)
     assert (found.reference_only, found.candidate_only, found.num_instances, found.num_repositories) == (43, 42, 500, 12)
     assert round(100 * found.resolution, 1) == 3.6
-    assert resolution_sentence(500, 0.17) == (
-        "One run of 500 instances resolves about ±3.6 points (17 % of the instances come out differently)."
+    assert found.by_repository is not None and found.drop == found.by_instance.model_copy(
+        update={
+            "low": min(found.by_instance.low, found.by_repository.low),
+            "high": max(found.by_instance.high, found.by_repository.high),
+        }
     )
-    assert sentence(pairs, 0.95).endswith(resolution_sentence(500, 0.17))
+    assert found.degrees_of_freedom == pytest.approx(3.33, abs=0.005)
+    assert found.resolution_by_repository == pytest.approx(found.resolution * stats.t.ppf(0.975, 3.3308) / 1.95996, rel=1e-4)
+    assert resolution_sentence(found) == (
+        "One run of 500 instances resolves about ±3.6 points, ±5.6 for repositories like these (17 % of the instances come out "
+        "differently)."
+    )
+    by_instance, by_repository = (
+        f"{100 * one.low:+.1f} to {100 * one.high:+.1f}" for one in (found.by_instance, found.by_repository)
+    )
+    assert sentence(pairs, 0.95) == (
+        f"By instance {by_instance} points, with 12 repositories as clusters {by_repository} (t with 3.3 degrees of freedom); "
+        "the wider end counts: the verdict is about repositories like these, not these instances only. "
+        + resolution_sentence(found)
+    )
+
+
+@pytest.mark.parametrize(("num_repositories", "why"), [(1, "all are of one"), (4, "they differ in nothing")])
+def test_without_a_spread_of_repositories_the_verdict_is_about_these_instances(num_repositories: int, why: str) -> None:
+    pairs = [InstancePair(str(i), f"r-{i % num_repositories}", 1.0, 1.0) for i in range(40)]
+    judged = f"nothing can be said by repository ({why}): the verdict is about these instances only. "
+    assert sentence(pairs, 0.95).startswith(f"By instance -8.8 to +8.8 points; {judged}")
+
+
+@pytest.mark.parametrize("num_trajectories", [1, 8])
+def test_the_resolution_of_several_trajectories_is_that_of_their_means(num_trajectories: int) -> None:
+    """500 instances, each resolved with a chance of its own by both sides: the half-width is that of the differences drawn."""
+    rng = np.random.default_rng(8)
+    chances = rng.beta(0.35, 0.35, 500)
+    drawn = rng.binomial(num_trajectories, chances, (2, 2000, 500)) / num_trajectories
+    truth = 1.96 * (drawn[0] - drawn[1]).mean(axis=1).std()
+    found = [
+        difference([InstancePair(str(i), str(i), ours, theirs) for i, (ours, theirs) in enumerate(zip(*one, strict=True))])
+        for one in drawn[:, :5].transpose(1, 0, 2).tolist()
+    ]
+    assert [one.resolution for one in found] == pytest.approx([truth] * 5, rel=0.12)
+    assert ("root mean square" in resolution_sentence(found[0])) == (num_trajectories > 1)
 
 
 def test_without_any_difference_a_run_still_resolves_only_so_much() -> None:
@@ -216,11 +259,10 @@ def test_repositories_that_fall_together_widen_the_interval() -> None:
 
 
 def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_clustered_errors() -> None:
-    import numpy as np
     import statsmodels.api as sm
 
     rng = np.random.default_rng(7)
-    repository = rng.integers(0, 9, 120)
+    repository = rng.permutation(np.repeat(np.arange(10), 12))
     reference = (rng.random(120) < 0.7).astype(float)
     candidate = (rng.random(120) < 0.5 + 0.03 * repository).astype(float)
     pairs = [InstancePair(str(i), str(repository[i]), reference[i], candidate[i]) for i in range(120)]
@@ -229,7 +271,7 @@ def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_cluste
     )
     found = difference(pairs).by_repository
     assert found is not None
-    half = fit.bse[0] * np.sqrt(9 / 8) * 2.3060041350333704  # t of 8 degrees at 97.5 %
+    half = fit.bse[0] * np.sqrt(10 / 9) * 2.2621571628  # equally large: CR2 is the usual factor, with t of 9 degrees at 97.5 %
     assert [found.value, found.low, found.high] == pytest.approx([fit.params[0], fit.params[0] - half, fit.params[0] + half])
 
 
@@ -262,11 +304,14 @@ def test_a_gate_says_a_word_only_if_clusters_would_say_it_too() -> None:
 
     together = [InstancePair(f"i-{i}", f"r-{i // 20}", 1.0, float(not i < 12)) for i in range(80)]
     alone = paired_evidence(12, 0, 80, 0.05)
-    widened = widen(alone, together)
+    drops, repositories = [pair.reference - pair.candidate for pair in together], [pair.repository for pair in together]
+    widened = widen(alone, clustered_mean(drops, repositories))
     assert decide(alone, min_items=30) == "FAIL"
     assert decide(widened, min_items=30) == "UNDERPOWERED"
     assert widened.p_difference == pytest.approx(mcnemar([[0, 12], [0, 0]], exact=True).pvalue / 2)  # mid-p at 12 : 0
-    assert widen(paired_evidence(0, 0, 80, 0.1), [InstancePair(str(i), str(i % 4), 1.0, 1.0) for i in range(80)]).p_fail > 0.9
+    assert widen(alone, None) is alone
+    ours = as_task({(f"{i % 4}-{i}", 0): True for i in range(80)})
+    assert pair_items(ours, ours).evidence(0.1, level=0.95).p_fail > 0.9  # no spread between repositories
 
 
 # ------------------------------------------------------------------------------------------------ reports of the harness
