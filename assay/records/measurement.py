@@ -198,7 +198,7 @@ class Divergence(Part):
 
 
 class Acceptance(Part):
-    """Speculative decoding: how much of what the MTP head drafted was accepted, from vLLM's own counters."""
+    """Speculative decoding: how much of what the MTP head drafted was accepted, by vLLM's own counts."""
 
     num_drafts: int
     num_draft_tokens: int
@@ -207,6 +207,10 @@ class Acceptance(Part):
     """accepted / drafted tokens; None when nothing was drafted."""
     mean_length: float | None
     """1 + accepted / drafts: tokens per verification step."""
+    num_replies: int | None = None
+    """Replies that something was drafted for. None: the server told totals only."""
+    rate_standard_error: float | None = None
+    """Of `rate` from one sample of replies to another. None: totals only, or a single reply."""
 
 
 class AskedWith(Part):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.records.base import Interval, Part
 from assay.records.divergence import Drift
 from assay.records.measurement import Divergence, ItemResult, Measurement, TaskResult
-from assay_evaluate.statistics import wilson
+from assay_evaluate.statistics import clustered_proportion
 from assay_evaluate.statistics.item_pairs import find_task
 
 TIMED = (
@@ -37,7 +37,7 @@ class TaskFlips(Part):
     num_other_wrong: int
     """Wrong on both sides with different answers."""
     flip_rate: Interval
-    """Lost and gained, of all pairs (arXiv 2407.09141)."""
+    """Lost and gained, of all pairs (arXiv 2407.09141); n counts items, or clusters of them."""
 
 
 def times_floor(divergence: Divergence | None, floor: Divergence | None) -> tuple[TimesFloor, ...]:
@@ -85,7 +85,11 @@ def flips(reference: Measurement, measurement: Measurement, level: float) -> tup
                     num_other_wrong=sum(
                         not ours.correct and not theirs.correct and ours.answer != theirs.answer for ours, theirs in pairs
                     ),
-                    flip_rate=wilson(lost + gained, len(pairs), level),
+                    flip_rate=clustered_proportion(
+                        [ours.correct != theirs.correct for ours, theirs in pairs],
+                        [theirs.cluster or theirs.item for _, theirs in pairs],
+                        level,
+                    ),
                 )
             )
     return tuple(found)

@@ -270,9 +270,15 @@ def non_finite(run: Run) -> str | None:
 
 
 def acceptance_interval(run: Run) -> str | None:
-    if all(m.acceptance is None or not m.acceptance.num_draft_tokens for m in run.measurements):
-        return None
-    return "Intervals of the MTP acceptance take drafted tokens for independent, which makes them somewhat too narrow."
+    labels = _labels(
+        m
+        for m in run.measurements
+        if m.acceptance is not None and m.acceptance.num_draft_tokens and m.acceptance.rate_standard_error is None
+    )
+    return labels and (
+        f"The MTP acceptance of {labels} is known in total only, not by reply: intervals take its drafted tokens for "
+        "independent and are too narrow if replies differ; they are not intervals of replies."
+    )
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

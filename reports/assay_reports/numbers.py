@@ -15,8 +15,8 @@ from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.plan import Plan
 from assay.records.verdict import Verdict
 from assay.records.verification import Verification
-from assay_evaluate.statistics import independent_difference
 from assay_evaluate.statistics import swe_difference as swe
+from assay_evaluate.statistics.drafts import acceptance_difference
 from assay_evaluate.statistics.item_pairs import accuracy_of, find_task, output_tokens, pair_items, truncation_share
 from assay_reports.drift import flips, times_floor
 from assay_reports.limits import find_limits
@@ -197,9 +197,7 @@ def _acceptance_drop(reference: Measurement, measurement: Measurement, level: fl
     ours, theirs = reference.acceptance, measurement.acceptance
     if ours is None or theirs is None or not ours.num_draft_tokens or not theirs.num_draft_tokens:
         return None
-    return independent_difference(
-        ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
-    )
+    return acceptance_difference(ours, theirs, level)
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from assay.errors import ServeError
 from assay.records.measurement import Acceptance
 from assay_evaluate.client.journal import Journal, Reply
+from assay_evaluate.statistics.drafts import ratio_standard_error
 
 COUNTERS = {
     "vllm:spec_decode_num_drafts_total": "num_drafts",
@@ -23,17 +24,32 @@ COUNTERS = {
 
 
 class AcceptanceTally:
-    """Sums the speculation of replies as they are handed out."""
+    """Sums the speculation of replies as they are handed out, and what the spread between replies needs."""
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
+        self.num_replies = 0
+        self.squares = (0, 0, 0)
+        """Sums over replies: drafted^2, drafted x accepted, accepted^2, in tokens."""
         self._lock = threading.Lock()
 
     def add(self, replies: Sequence[Reply]) -> None:
         """Count the replies that say something."""
         with self._lock:
             for reply in replies:
-                self.totals.update(reply.speculation or {})
+                told = reply.speculation or {}
+                self.totals.update(told)
+                if drafted := told.get("num_draft_tokens", 0):
+                    accepted = told["num_accepted_tokens"]
+                    terms = (drafted**2, drafted * accepted, accepted**2)
+                    self.squares = tuple(map(sum, zip(self.squares, terms, strict=True)))  # type: ignore[assignment]
+                    self.num_replies += 1
+
+    @property
+    def rate_standard_error(self) -> float | None:
+        """Of accepted / drafted tokens, replies being what is sampled. None: fewer than two drafted anything."""
+        drafted, accepted = self.totals["num_draft_tokens"], self.totals["num_accepted_tokens"]
+        return ratio_standard_error(self.num_replies, drafted, accepted, self.squares)
 
 
 @contextmanager
@@ -61,7 +77,8 @@ def _read(metrics: Callable[[], dict[str, float]]) -> dict[str, float]:
 
 def acceptance(per_reply: AcceptanceTally, counted: dict[str, float]) -> Acceptance | None:
     """From the replies where they say, else from the server's counters; None if neither saw any speculation."""
-    totals = per_reply.totals if per_reply.totals["num_drafts"] else Counter({k: int(v) for k, v in counted.items()})
+    by_reply = bool(per_reply.totals["num_drafts"])
+    totals = per_reply.totals if by_reply else Counter({k: int(v) for k, v in counted.items()})
     drafts, drafted, accepted = (totals[name] for name in COUNTERS.values())
     if not drafts:
         return None
@@ -71,4 +88,6 @@ def acceptance(per_reply: AcceptanceTally, counted: dict[str, float]) -> Accepta
         num_accepted_tokens=accepted,
         rate=accepted / drafted if drafted else None,
         mean_length=1 + accepted / drafts,
+        num_replies=per_reply.num_replies if by_reply else None,
+        rate_standard_error=per_reply.rate_standard_error if by_reply else None,
     )

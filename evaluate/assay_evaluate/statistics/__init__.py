@@ -8,6 +8,7 @@ reference gets right, `c` those that only the candidate gets right, `n` all pair
     clustered    means and ratios of dependent values      power      what n items can show, how many a margin needs
     decisions    non-inferiority, TOST, Holm, the verdict   graded     the same for partial credit and several samples
     rates        rare events and their bounds              trends     does an error jump with slot, position or load?
+    drafts       the acceptance of drafted tokens, by reply
     item_pairs, swe_difference  the same of two measurements' items: what is compared, and which test fits it
 
 In: counts, arrays, results of items. Out: intervals, p values, numbers of items. May import `assay.records` only.
@@ -20,6 +21,7 @@ from assay_evaluate.statistics.clustered import (
     cluster_bootstrap_ratio,
     clustered_mean,
     clustered_minimum_detectable_effect,
+    clustered_proportion,
     clustered_values_needed,
     cr2_factors,
     paired_mean_difference,
@@ -74,6 +76,7 @@ __all__ = [
     "cluster_bootstrap_ratio",
     "clustered_mean",
     "clustered_minimum_detectable_effect",
+    "clustered_proportion",
     "clustered_values_needed",
     "count_flips",
     "cr2_factors",

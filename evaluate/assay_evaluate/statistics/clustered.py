@@ -19,6 +19,7 @@ from scipy import stats
 
 from assay.records.base import Interval
 from assay_evaluate.statistics.power import POWER
+from assay_evaluate.statistics.proportions import normal_quantile, wilson
 
 NUM_RESAMPLES = 2000
 Floats = NDArray[np.float64]
@@ -161,6 +162,29 @@ def satterthwaite_degrees(sizes: ArrayLike) -> float:
     n = sizes_G.sum()
     crossed = sizes_G**2 * cr2_factors(sizes_G)
     return float(n**2 / ((sizes_G**2).sum() + (crossed.sum() ** 2 - (crossed**2).sum()) / n**2))
+
+
+def clustered_proportion(successes: ArrayLike, clusters: ArrayLike, level: float = 0.95) -> Interval:
+    """Share of successes with Wilson's interval at the effective number of values, p (1 - p) / V with V of CR2; n of the
+    interval counts clusters.
+
+    The effective number lies between those of clusters and of values: clusters all alike say nothing of how they differ. With
+    clusters of one it is Wilson's. Franco, Little, Louis & Slud 2019 (J. Survey Stat. Methodol. 7:334-364).
+    """
+    data = np.asarray(successes, dtype=np.float64)
+    num_clusters = len(set(np.asarray(clusters).tolist()))
+    if num_clusters == len(data):
+        return wilson(int(data.sum()), len(data), level)
+    share, effective, quantile = float(data.mean()), float(num_clusters), normal_quantile(level)
+    if num_clusters > 1 and 0 < share < 1:
+        found = clustered_mean(data, clusters)
+        quantile = float(stats.t.ppf(0.5 + level / 2, found.degrees))
+        if found.standard_error > 0:
+            effective = min(max(share * (1 - share) / found.standard_error**2, num_clusters), len(data))
+    z2 = quantile**2 / effective
+    centre = (share + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return Interval(value=share, low=max(centre - half, 0.0), high=min(centre + half, 1.0), n=num_clusters, level=level)
 
 
 # ------------------------------------------------------------------------------------------------ what they can show

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.quantities import percent_short, points_short
+from assay.quantities import percent_short, points_short, points_signed
 from assay.recipes.gate import AcceptanceGate
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance, Measurement
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics import independent_difference
+from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies
 from assay_evaluate.verdicts.scores import open_question, points_lost
 
 
@@ -62,12 +62,10 @@ def compare_acceptance(
             return verdict("NOT MEASURED", f"No acceptance rate for {side.name}: {why}.")
     ours, theirs = before.acceptance, after.acceptance
     assert ours is not None and theirs is not None
-    drop = independent_difference(
-        ours.num_accepted_tokens, ours.num_draft_tokens, theirs.num_accepted_tokens, theirs.num_draft_tokens, level
-    )
+    drop = acceptance_difference(ours, theirs, level)
     seen = (
         f"{percent_short(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {before.name}, "
-        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {after.name}: {points_lost(drop)}"
+        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {after.name}: {_lost(ours, theirs, drop)}"
     )
     margin = f"{points_short(gate.max_drop)} points"
     if drop.high < gate.max_drop:
@@ -75,6 +73,16 @@ def compare_acceptance(
     if drop.low > gate.max_drop:
         return verdict("FAIL", f"{seen}, more than {margin}.", drop)
     return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}.", drop)
+
+
+def _lost(before: Acceptance, after: Acceptance, drop: Interval) -> str:
+    if is_of_replies(before, after):
+        return f"{points_lost(drop)} over {drop.n} replies"
+    low, high = points_signed(drop.low), points_signed(drop.high)
+    return (
+        f"{points_signed(drop.value)} points lost ({low} to {high} if drafted tokens were independent: not an interval of "
+        "replies, of which the server told totals only)"
+    )
 
 
 def _no_drafts_to_lose(gate: AcceptanceGate, before: DraftingSide) -> str | None:

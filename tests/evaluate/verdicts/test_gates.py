@@ -549,8 +549,8 @@ def test_a_reference_that_may_be_guessing_shows_nothing(num_right: int, n: int, 
     [verdict] = judged(choices("fp8", reference, chance), choices("w4a16", candidate, chance), gates).verdicts
     assert (verdict.status, verdict.has_say) == (status, True)
     details = {
-        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval 24.1 % to 36.7 %), by guessing 25 %: it "
-        "may only be guessing, so nothing is shown; ask something easier, or more items.",
+        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval 24.1 % to 36.7 %), by guessing 25 %: "
+        "it may only be guessing, so nothing is shown; ask something easier, or more items.",
         2000: "fp8 itself is right in 600 of 2000 replies to arithmetic (30 %, by guessing 25 %): it cannot lose 10 points, so "
         "nothing is shown; ask something easier, or for more of the context or budget it needs.",
     }

@@ -1,0 +1,48 @@
+"""The acceptance of drafted tokens: a ratio over replies, of which each has an acceptance of its own.
+
+Replies are what is sampled: code is drafted better than prose, so drafted tokens of one reply are not independent. Variance of
+a ratio over replies by linearisation: Cochran 1977, Sampling Techniques, section 6.4.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy import stats
+
+from assay.records.base import Interval
+from assay.records.measurement import Acceptance
+from assay_evaluate.statistics.proportions import independent_difference
+
+Squares = tuple[float, float, float]
+"""Sums over replies: drafted^2, drafted x accepted, accepted^2, in tokens."""
+
+
+def ratio_standard_error(num_replies: int, drafted: float, accepted: float, squares: Squares) -> float | None:
+    """Of sum(accepted) / sum(drafted) over replies. None: fewer than two replies."""
+    if num_replies < 2:
+        return None
+    rate = accepted / drafted
+    deviations = squares[2] - 2 * rate * squares[1] + rate**2 * squares[0]
+    return math.sqrt(max(deviations, 0.0) * num_replies / (num_replies - 1)) / drafted
+
+
+def is_of_replies(before: Acceptance, after: Acceptance) -> bool:
+    """Whether the server told both sides' counts by reply, so that `acceptance_difference` is an interval of replies."""
+    return before.rate_standard_error is not None and after.rate_standard_error is not None
+
+
+def acceptance_difference(before: Acceptance, after: Acceptance, level: float) -> Interval:
+    """Rate before minus rate after; n is the smaller number of replies, with t of one degree less.
+
+    Where the server told totals only, drafted tokens are taken for independent, and counted: too narrow by an unknown factor.
+    Both sides must have a rate.
+    """
+    if before.rate_standard_error is None or after.rate_standard_error is None:
+        return independent_difference(
+            before.num_accepted_tokens, before.num_draft_tokens, after.num_accepted_tokens, after.num_draft_tokens, level
+        )
+    assert before.rate is not None and after.rate is not None and before.num_replies and after.num_replies
+    value, n = before.rate - after.rate, min(before.num_replies, after.num_replies)
+    half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * math.hypot(before.rate_standard_error, after.rate_standard_error)
+    return Interval(value=value, low=max(value - half, -1.0), high=min(value + half, 1.0), n=n, level=level)
