@@ -15,7 +15,7 @@ import pytest
 from deployments import make_deployment, seen
 from huggingface_hub import ModelCard
 from probe_reports import ALARM, CLEAN, probed
-from synthetic_run import MODEL, make_divergence, make_run, task_of, write_checkpoint
+from synthetic_run import MODEL, make_acceptance, make_divergence, make_run, task_of, write_checkpoint
 
 from assay.errors import AssayError
 from assay.records.base import Interval, sha256_of
@@ -419,6 +419,8 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("not_sampled", False, divergences(sampling_gap=Interval(value=4.1, low=3.5, high=4.6, n=48))),
         ("non_finite", False, divergences(num_non_finite=4)),
         ("acceptance_interval", True, measurements(acceptance=None)),
+        ("acceptance_interval", True, measurements(acceptance=make_acceptance("fp8").model_copy(
+            update={"num_replies": 300, "rate_standard_error": 0.01}))),
         ("speculation_off", False, fingerprint(speculation=None)),
         ("unknown_kernels", False, fingerprint(emulated=False, kernels=())),
         ("external_server", False, fingerprint(server="external")),

@@ -370,6 +370,36 @@ def test_acceptance_truth_table(theirs: Acceptance | None, status: Status) -> No
     assert report.overall == {"w4a16": status}
 
 
+def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not() -> None:
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+    sides = [acceptance(7000), acceptance(6500)]
+    told = [
+        side.model_copy(update={"num_replies": n, "rate_standard_error": 0.03}) for side, n in zip(sides, (60, 40), strict=True)
+    ]
+    details = {}
+    for name, (ours, theirs) in {"by reply": told, "in total": sides, "half": (told[0], sides[1])}.items():
+        report = judged(
+            measured("fp8", answers(200), acceptance=ours), measured("w4a16", answers(200), acceptance=theirs), gates
+        )
+        details[name] = (report.verdicts[1].status, report.verdicts[1].detail)
+    half = 100 * stats.t.ppf(0.975, 39) * np.hypot(0.03, 0.03)
+    start = "70 % of drafted tokens accepted in fp8, 65 % in w4a16: +5.0 points lost "
+    total = (
+        "PASS",
+        f"{start}(+3.7 to +6.3 if drafted tokens were independent: not an interval of replies, of which the server told totals "
+        "only), less than 10 points.",
+    )
+    assert details == {
+        "by reply": (
+            "UNDERPOWERED",
+            f"{start}(95 % interval {5 - half:+.1f} to {5 + half:+.1f}) over 40 replies: may be no loss at all, or more than "
+            "10 points.",
+        ),
+        "in total": total,
+        "half": total,
+    }
+
+
 @pytest.mark.parametrize("theirs", [acceptance(0), acceptance(7000), acceptance(0, 0), None])
 @pytest.mark.parametrize(("accepted", "share"), [(0, "0 %"), (1000, "10 %")])
 def test_a_reference_whose_drafts_are_not_accepted_shows_nothing(accepted: int, share: str, theirs: Acceptance | None) -> None:

@@ -6,18 +6,22 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_server import FakeServer, Scripted
 from lm_eval_questions import ANSWERS, REPLIES, WHO, reply_from_file, session_with
 
-from assay.recipes.suite import ArithmeticTask, LmEvalTask
+from assay.recipes.load import load_recipe
+from assay.recipes.suite import ArithmeticTask, LmEvalTask, SuiteRecipe
 from assay.records.serving import Fingerprint
+from assay_evaluate.asking.acceptance import AcceptanceTally, acceptance
 from assay_evaluate.asking.dialect import takes_seeds
 from assay_evaluate.asking.language import count_scripts, is_wrong_script
-from assay_evaluate.client.client import Client
+from assay_evaluate.client.client import Client, NotMeasured
+from assay_evaluate.run.suite import _measure_task
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.items import arithmetic_item
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
+from assay_evaluate.tasks.lm_eval.cot import _part_of_translation, run_lm_eval
 
 ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)
 
@@ -117,6 +121,66 @@ def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_p
     assert result.accuracy is not None
     assert (result.accuracy.value, result.accuracy.n) == (3 / 5, 5)
     assert dict(session.tally.totals) == {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted_tokens": 3}
+    told = acceptance(session.tally, {})
+    assert told is not None and (told.num_replies, told.rate) == (2, 0.5)
+    # linearised: deviations accepted - rate x drafted of 3 - 2 and 0 - 1, over 6 drafted tokens of 2 replies
+    assert told.rate_standard_error == pytest.approx(np.sqrt(2 * (1 + 1)) / 6)
+    in_total = acceptance(AcceptanceTally(), {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted_tokens": 3})
+    assert in_total == told.model_copy(update={"num_replies": None, "rate_standard_error": None})
+
+
+@pytest.mark.parametrize(
+    ("listed", "name", "part"),
+    [
+        (("mgsm_native_cot_bn", "mgsm_native_cot_zh"), "mgsm_native_cot_zh", ""),
+        (("mmlu_prox_lite_ar", "mmlu_prox_lite_zh"), "mmlu_prox_lite_zh_computer_science", "computer_science"),
+        (("mmlu_prox_lite", "mmlu_prox_lite_ar"), "mmlu_prox_lite_ar_math", "math"),
+    ],
+)
+def test_translations_are_told_by_what_their_names_have_beyond_the_language(
+    listed: tuple[str, ...], name: str, part: str
+) -> None:
+    task = LmEvalTask(kind="lm_eval", name="x", tasks=listed, max_tokens=64, translations=True)
+    assert _part_of_translation(task, name) == part
+    with pytest.raises(NotMeasured, match=r"other_task does not begin with any of .*leave out `translations: true`"):
+        _part_of_translation(task, "other_task")
+
+
+@pytest.mark.slow
+def test_questions_of_one_number_are_a_cluster_in_translations(tmp_path: Path, task_folder: Path) -> None:
+    one = (task_folder / "local.yaml").read_text()
+    (folder := tmp_path / "tasks").mkdir()
+    for name in ("local_gsm8k", "other_gsm8k"):
+        (folder / f"{name}.yaml").write_text(one.replace("task: local_gsm8k", f"task: {name}"))
+    fields: dict[str, Any] = {"kind": "lm_eval", "name": "maths", "tasks": ("local_gsm8k", "other_gsm8k"), "max_tokens": 64}
+    found = {}
+    for translations in (False, True):
+        task = LmEvalTask(**fields, include_path=str(folder), translations=translations)
+        with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
+            found[translations] = [(item.item, item.cluster) for item in run_lm_eval(session, task).items]
+    names = [item for item, _ in found[True]]
+    assert len(names) == len(set(names)) == 2 * len(ANSWERS)
+    assert found[True] == [(name, name.split("/")[1]) for name in names]
+    assert found[False] == [(name, None) for name in names]
+
+
+def test_how_a_task_is_judged_is_recorded_and_no_part_of_the_suites_hash(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"kind": "lm_eval", "name": "maths", "tasks": ("a", "b"), "max_tokens": 64}
+    plain = LmEvalTask(**fields, chance=0.25, translations=True).model_dump()
+    assert plain == LmEvalTask(**fields).model_dump()
+    suite = load_recipe(SuiteRecipe, "quick")
+    chances = {}
+    for chance in (0.0, 0.25):
+        task = ARITHMETIC.model_copy(update={"chance": chance})
+        with FakeServer(lambda body: Scripted("#### 1")) as server, session_with(server, tmp_path) as session:
+            chances[chance] = _measure_task(session, suite, task, WHO, None).chance
+    assert chances == {0.0: 0.0, 0.25: 0.25}
+    found = {task.name: task.chance for name in ("full", "languages") for task in load_recipe(SuiteRecipe, name).tasks}
+    assert {name: chance for name, chance in found.items() if chance} == {
+        "gpqa-diamond": 0.25, "mmlu-pro": 0.1, "mmlu-languages": 0.1,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="needs several tasks, one for each language"):
+        LmEvalTask(**{**fields, "tasks": ("a",)}, translations=True)
 
 
 def test_budget_is_capped_at_what_the_server_allows_and_prompts_are_never_cut(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_all_thirteen_tasks_are_asked_and_scored(tmp_path: Path) -> None:
     assert all(0.95 * (3000 - 128) <= size <= 3000 for size in sizes)
 
 
+def test_a_question_that_is_asked_at_several_lengths_is_a_cluster(tmp_path: Path) -> None:
+    asked = task_of(tasks=("qa_1", "niah_single_1"), lengths_tokens=(1500, 2000))
+    with FakeServer(lambda body: Scripted("I do not know.")) as server, session_with(server, tmp_path) as session:
+        items = run_ruler(session, asked, tmp_path, "reference").items
+    clusters = {item.item: item.cluster for item in items}
+    assert len(items) == 8 and {clusters[f"niah_single_1/{length}/{i}"] for length in (1500, 2000) for i in (0, 1)} == {None}
+    first, second = (clusters[f"qa_1/1500/{i}"] for i in (0, 1))
+    assert first is not None and first.startswith("qa_1: ") and first != second
+    assert (clusters["qa_1/2000/0"], clusters["qa_1/2000/1"]) == (first, second)
+
+
 def test_partial_credit_is_kept_and_correct_means_all(tmp_path: Path) -> None:
     """Four values; three of them are worth 0.75, and that is wrong."""
 
