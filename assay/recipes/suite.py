@@ -158,8 +158,8 @@ class DivergenceSpec(Section):
     max_tokens: int = Field(ge=1)
     top_k: int = Field(default=64, ge=1)
     position_buckets: tuple[int, ...] = (0, 32, 64, 128, 256, 512, 1024, 4096, 32768)
-    spans: tuple[int, ...] = (0, 4096, 32768)
-    """First positions of the spans that gates can judge one by one, prompt included."""
+    spans: tuple[int, ...] = (0,)
+    """First positions of the spans that gates judge one by one, prompt included. Each needs twenty texts that reach it."""
     suite_documents: int = Field(default=0, ge=0)
     """Of every task: so many of its questions are answered once more at T=1, and the replies scored, thinking included."""
     held_out_documents: int = Field(default=0, ge=0)
@@ -169,6 +169,10 @@ class DivergenceSpec(Section):
     """Folder of .txt files to take them from. None: generated sentences."""
     exact: bool = False
     """Also the full-vocabulary KL, from hidden states; needs one more start of a server per checkpoint."""
+
+    def spans_within(self, max_model_len: int | None) -> tuple[int, ...]:
+        """Those that begin before the longest text the server takes: beyond it there is no position to judge."""
+        return tuple(first for first in self.spans if max_model_len is None or first < max_model_len - 1)
 
     def _contradictions(self) -> Iterator[str]:
         if not self.spans or self.spans[0] != 0 or list(self.spans) != sorted(set(self.spans)):

@@ -1,6 +1,6 @@
 """What divergence is told in: drift over one set of texts, in parts and along the position, and exact mode. All in nats.
 
-Intervals are cluster bootstraps by document (95 %). Missing is None: a group of fewer than two documents has no interval.
+Intervals are bootstrap-t intervals over whole texts (95 %). Missing is None: fewer than `FEWEST_TEXTS` texts have no interval.
 """
 
 from __future__ import annotations
@@ -13,8 +13,23 @@ TextSet = Literal["replies", "suite_replies", "held_out"]
 """replies: the reference's, to our questions. suite_replies: its replies to the questions of the suite's tasks, thinking
 included. Both sampled at T=1, top_p=1. held_out: text no model wrote for this; there is no unbiased estimate on it."""
 
+FEWEST_TEXTS = 20
+"""Fewer texts than this have no interval, and no gate judges them: no interval over so few covers what it says."""
+
 EXACT_MODE = "divergence in exact mode"
 """Key of `Measurement.not_measured` under which it is said why exact mode could not be."""
+
+
+class Estimate(Part):
+    """A mean over fewer than `FEWEST_TEXTS` texts, which have no interval."""
+
+    value: float
+    n: int
+    """Texts."""
+
+
+TextMean = Interval | Estimate
+"""A mean over the positions of texts; `n` counts the texts."""
 
 
 class DriftGroup(Part):
@@ -25,6 +40,7 @@ class DriftGroup(Part):
     num_documents: int
     kl_mean: float
     kl_mean_interval: Interval | None
+    """None: fewer than `FEWEST_TEXTS` texts."""
     kl_p99: float
     top1_agreement: float
 
@@ -44,21 +60,21 @@ class Drift(Part):
     num_positions: int
     non_finite_share: float
     """Of all positions; everything else is over the others."""
-    kl_mean: Interval
+    kl_mean: TextMean
     kl_median: float
     kl_p90: float
     kl_p95: float
-    kl_p99: Interval
-    kl_p999: Interval
+    kl_p99: float
+    kl_p999: float
     kl_max: float
-    kl_cvar95: Interval
-    """Mean of the worst 5 % of positions."""
-    kl_unbiased_mean: Interval | None
+    kl_cvar95: float
+    """Mean of the worst 5 % of positions. Neither it nor a quantile has an interval: of tens of texts none covers."""
+    kl_unbiased_mean: TextMean | None
     """Estimate of the full-vocabulary mean KL. None: the text was not sampled from the reference."""
     tail_mass_mean: float
     """Probability the reference puts outside its top k: what the bound cannot see into."""
     tail_mass_p99: float
-    top1_agreement: Interval
+    top1_agreement: TextMean
     num_swaps: int
     """Positions where the two like another token best."""
     swap_margin_median: float | None
@@ -66,12 +82,14 @@ class Drift(Part):
     swap_margin_max: float | None
     num_confident_swaps: int
     """Swaps with a margin above one half: the reference was sure."""
-    probability_change_mean: Interval
+    probability_change_mean: TextMean
     """q(x) - p(x) of the token that stands there."""
-    probability_change_rms: Interval
-    perplexity_ratio: Interval
+    probability_change_rms: TextMean
+    perplexity_ratio: TextMean
     """Of the text: candidate's over reference's. 1.02: two percent more surprised."""
     by_span: tuple[DriftSpan, ...]
+    unreached_spans: tuple[str, ...]
+    """Names of the spans that the suite asks for and no text reaches."""
     by_confidence: tuple[DriftGroup, ...]
     """By the probability of the reference's first choice."""
     by_domain: tuple[DriftGroup, ...]
@@ -92,9 +110,9 @@ class Agreement(Part):
     """Over tokens of a probability above 1 in 1,000."""
     candidate_mean_difference: float
     candidate_max_difference: float
-    lumped_mean: Interval
+    lumped_mean: TextMean
     """Of the server's log-probabilities, at these positions."""
-    unbiased_minus_exact: Interval | None
+    unbiased_minus_exact: TextMean | None
     """Per position, on sampled texts: an interval around 0 says that the estimate and the exact value agree. None: no such."""
     num_bound_violations: int
     """Positions where the lumped KL, a lower bound, exceeds the exact one by more than a thousandth and 1e-4 nats."""

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record
-from assay.records.divergence import Drift, ExactDivergence
+from assay.records.divergence import Drift, ExactDivergence, TextMean
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
@@ -173,22 +173,22 @@ class Divergence(Part):
     num_documents: int
     num_positions: int
     num_non_finite: int
-    kl_mean: Interval
-    """Interval: cluster bootstrap by document."""
+    kl_mean: TextMean
+    """Interval: bootstrap-t over texts."""
     kl_median: float
     kl_p90: float
     kl_p99: float
     kl_max: float
-    kl_corrected_mean: Interval
+    kl_corrected_mean: TextMean
     """Unbiased estimate of the full-vocabulary KL (text sampled from the reference at T=1)."""
     tail_mass_mean: float
     """Probability the reference puts outside its top-k, mean over positions."""
-    sampling_gap: Interval | None = None
+    sampling_gap: TextMean | None = None
     """Surprise of the text's tokens under the reference minus its own entropy, nats per token, both over its top-k: 0 on
     average when the text really was sampled from the reference at T=1. None: not computed."""
-    top1_agreement: Interval
+    top1_agreement: TextMean
     by_position: tuple[PositionBucket, ...]
-    by_language: dict[str, Interval]
+    by_language: dict[str, TextMean]
     drift: tuple[Drift, ...] = ()
     """Of each set of texts, and of all sampled ones first. Empty: recorded before this was."""
     exact: ExactDivergence | None = None
@@ -228,7 +228,7 @@ class AskedWith(Part):
 class Measurement(Record):
     """Everything one suite measured on one checkpoint under one fingerprint."""
 
-    schema_version: Literal[2] = 2  # type: ignore[assignment]
+    schema_version: Literal[3] = 3  # type: ignore[assignment]
     kind: Literal["measurement"] = "measurement"
     model: str
     label: str

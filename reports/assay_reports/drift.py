@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.records.base import Interval, Part
-from assay.records.divergence import Drift
+from assay.records.divergence import Drift, Estimate
 from assay.records.measurement import Divergence, ItemResult, Measurement, TaskResult
 from assay_evaluate.statistics import clustered_proportion
 from assay_evaluate.statistics.item_pairs import find_task
@@ -64,8 +64,8 @@ def _times(drift: Drift, floor: Drift) -> TimesFloor:
     )
 
 
-def _value(number: Interval | float | None) -> float | None:
-    return number.value if isinstance(number, Interval) else number
+def _value(number: Interval | Estimate | float | None) -> float | None:
+    return number.value if isinstance(number, Interval | Estimate) else number
 
 
 def flips(reference: Measurement, measurement: Measurement, level: float) -> tuple[TaskFlips, ...]:

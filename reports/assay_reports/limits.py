@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from assay.quantities import percent_of_events, points
+from assay.records.base import Interval
+from assay.records.divergence import FEWEST_TEXTS
 from assay.records.measurement import Measurement, TaskResult
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_reports.deployment_limits import deployments_left_out, nothing_scored_there
@@ -235,12 +237,32 @@ def divergence_direction(run: Run) -> str | None:
     )
 
 
+SAMPLED = "sampled texts"
+
+
+def few_texts(run: Run) -> str | None:
+    found = [
+        (drift.num_documents, "held-out texts" if drift.texts == "held_out" else SAMPLED)
+        for m in run.measurements
+        for drift in (() if m.divergence is None else m.divergence.drift)
+        if drift.texts in {"all", "held_out"} and drift.num_documents < FEWEST_TEXTS
+    ]
+    if not found:
+        return None
+    unchecked = " Whether so few were sampled from the reference is not checked either."
+    return (
+        f"Divergence over {_and([f'{number} {what}' for number, what in dict.fromkeys(found)])} has no interval, and no gate "
+        f"judges it: that takes {FEWEST_TEXTS} texts.{unchecked if any(what == SAMPLED for _, what in found) else ''}"
+    )
+
+
 SAMPLING_GAP_NATS = 0.05
 """A gap below this changes no KL that is shown, whether or not it is significant."""
 
 
 def not_sampled(run: Run) -> str | None:
-    gaps = [m.divergence.sampling_gap for m in run.measurements if m.divergence is not None and m.divergence.sampling_gap]
+    found = [m.divergence.sampling_gap for m in run.measurements if m.divergence is not None]
+    gaps = [gap for gap in found if isinstance(gap, Interval)]
     worst = max(gaps, key=lambda gap: abs(gap.value), default=None)
     if worst is None or abs(worst.value) < SAMPLING_GAP_NATS or worst.low <= 0 <= worst.high:
         return None
@@ -383,6 +405,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "deployments_left_out": deployments_left_out,
     "rare_faults": rare_faults,
     "divergence_direction": divergence_direction,
+    "few_texts": few_texts,
     "kl_lower_bound": kl_lower_bound,
     "no_noise_floor": no_noise_floor,
     "zero_noise_floor": zero_noise_floor,

@@ -101,7 +101,7 @@ def _trace(row: Row, colour: str, x: list[float], intervals: list[Interval], *, 
 
 
 def kl_with_intervals(report: Report) -> Figure | None:
-    """Mean KL (nats, logarithmic) per checkpoint with its interval; the 99th percentile as an open mark."""
+    """Mean KL (nats, logarithmic) per checkpoint with its interval, if it has one; the 99th percentile as an open mark."""
     rows = [row for row in report.rows if row.divergence is not None and row.divergence.kl_mean.value > SMALLEST_NATS]
     if not rows:
         return None
@@ -111,13 +111,14 @@ def kl_with_intervals(report: Report) -> Figure | None:
     names = [row.label for row in rows]
     shades = [colour[name] for name in names]
     # A lower end at or below zero has no place on a logarithmic axis; the bar then ends at a hundredth of the mean.
-    lows = [max(mean.low, mean.value / 100) for mean in means]
+    lows = [max(mean.low, mean.value / 100) if isinstance(mean, Interval) else mean.value for mean in means]
+    ups = [mean.high - mean.value if isinstance(mean, Interval) else 0.0 for mean in means]
     data: list[Figure] = [
         {
             "type": "scatter", "mode": "markers", "name": "mean", "y": names, "x": [mean.value for mean in means],
             "marker": {"color": shades, "size": 11},
             "error_x": {
-                "type": "data", "symmetric": False, "array": [mean.high - mean.value for mean in means],
+                "type": "data", "symmetric": False, "array": ups,
                 "arrayminus": [mean.value - low for mean, low in zip(means, lows, strict=True)], "thickness": 1.5, "width": 5,
                 "color": GREY,
             },

@@ -143,7 +143,7 @@ class VerificationNumbers(Part):
 class Report(Record):
     """`report.json`."""
 
-    schema_version: Literal[2] = 2  # type: ignore[assignment]
+    schema_version: Literal[3] = 3  # type: ignore[assignment]
     kind: Literal["report"] = "report"
     model: str
     reference: str

@@ -8,6 +8,7 @@ from typing import Any
 from assay import quantities
 from assay.foreign_text import in_markdown
 from assay.records.base import Interval
+from assay.records.divergence import Estimate, TextMean
 from assay.records.verdict import Chosen
 
 NOT_MEASURED = "NOT MEASURED"
@@ -23,10 +24,12 @@ def confidence(level: float) -> str:
     return f"{quantities.percent_plain(level)} confidence"
 
 
-def percent_interval(interval: Interval | None) -> str:
+def percent_interval(interval: TextMean | None) -> str:
     """97.5 % [94.3, 98.9]"""
     if interval is None:
         return NOT_MEASURED
+    if isinstance(interval, Estimate):
+        return f"{points(interval.value)} % {_texts(interval)}"
     return f"{points(interval.value)} % [{points(interval.low)}, {points(interval.high)}]"
 
 
@@ -35,10 +38,12 @@ def points(share: float | None) -> str:
     return NOT_MEASURED if share is None else quantities.points(share)
 
 
-def points_interval(interval: Interval | None) -> str:
+def points_interval(interval: TextMean | None) -> str:
     """+1.5 [-0.9, +4.2]: percentage points, the unit stands in the heading."""
     if interval is None:
         return NOT_MEASURED
+    if isinstance(interval, Estimate):
+        return f"{quantities.points_signed(interval.value)} {_texts(interval)}"
     value, low, high = map(quantities.points_signed, (interval.value, interval.low, interval.high))
     return f"{value} [{low}, {high}]"
 
@@ -50,9 +55,17 @@ def nats(number: float | None) -> str:
     return "0" if number == 0 else f"{number:.3g}"
 
 
-def nats_interval(interval: Interval | None) -> str:
-    """0.0213 [0.0197, 0.0231]"""
-    return NOT_MEASURED if interval is None else f"{nats(interval.value)} [{nats(interval.low)}, {nats(interval.high)}]"
+def nats_interval(interval: TextMean | None) -> str:
+    """0.0213 [0.0197, 0.0231]; of too few texts for an interval 0.0213 (8 texts)"""
+    if interval is None:
+        return NOT_MEASURED
+    if isinstance(interval, Estimate):
+        return f"{nats(interval.value)} {_texts(interval)}"
+    return f"{nats(interval.value)} [{nats(interval.low)}, {nats(interval.high)}]"
+
+
+def _texts(mean: Estimate) -> str:
+    return f"({mean.n} text{'s' if mean.n != 1 else ''})"
 
 
 def size(num_bytes: float | None) -> str:
@@ -80,10 +93,12 @@ def tokens_interval(interval: Interval | None) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def times_interval(interval: Interval | None) -> str:
+def times_interval(interval: TextMean | None) -> str:
     """1.023 [1.018, 1.029]: a ratio near 1."""
     if interval is None:
         return NOT_MEASURED
+    if isinstance(interval, Estimate):
+        return f"{interval.value:.3f} {_texts(interval)}"
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 

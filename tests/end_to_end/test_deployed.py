@@ -46,7 +46,7 @@ SUITE = SuiteRecipe.model_validate(
     {
         "schema": 1, "name": "deployed", "seed": "eval-deployed-1",
         "tasks": [{"kind": "arithmetic", "name": "arithmetic", "num_items": 20, "num_steps": [3], "max_tokens": 256}],
-        "divergence": {"num_documents": 8, "max_tokens": 160, "top_k": 64, "suite_documents": 1, "spans": [0, 128]},
+        "divergence": {"num_documents": 20, "max_tokens": 160, "top_k": 64, "suite_documents": 4, "spans": [0, 128]},
         "probes": {"num_requests": 4, "num_garble_requests": 8, "num_alone": 2, "long_tokens": 200, "max_tokens": 48,
                    "top_k": 10},
     }

@@ -15,7 +15,7 @@ import pytest
 from deployments import make_deployment, seen
 from huggingface_hub import ModelCard
 from probe_reports import ALARM, CLEAN, probed
-from synthetic_run import MODEL, make_acceptance, make_divergence, make_run, task_of, write_checkpoint
+from synthetic_run import MODEL, make_acceptance, make_divergence, make_drift, make_run, task_of, write_checkpoint
 
 from assay.errors import AssayError
 from assay.records.base import Interval, sha256_of
@@ -412,6 +412,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("nothing_scored_there", False, lambda run: replaced(run, deployments=(make_deployment(),))),
         ("deployments_left_out", False, lambda run: replaced(run, old_deployments=(make_deployment(),))),
         ("divergence_direction", True, measurements(divergence=None)),
+        ("few_texts", False, divergences(drift=(make_drift("all", 0.1, 0.9).model_copy(update={"num_documents": 19}),))),
         ("kl_lower_bound", True, divergences(tail_mass_mean=0.0)),
         ("no_noise_floor", False, without("fp8-repeat")),
         ("no_noise_floor", False, only("fp8-repeat", divergence=None)),

@@ -18,6 +18,7 @@ FOLDER = "deployment"
 class Deployment(Record):
     """One candidate on one deployment profile. No task was scored there: what is compared is the candidate with itself."""
 
+    schema_version: Literal[2] = 2  # type: ignore[assignment]
     kind: Literal["deployment"] = "deployment"
     model: str
     label: str

@@ -1,8 +1,9 @@
 """Values per position of many texts -> `Drift`: how far, where, and how sure that is.
 
-Tokens of one text are not independent, so every interval resamples whole documents (cluster bootstrap; BCa for means and
-ratios, percentiles for quantiles and the mean of the worst 5 %). Gates and readers compare these with the same numbers of the
-reference against itself; nothing here divides by that noise floor, which is exactly 0 on some machines.
+Tokens of one text are not independent, so every interval resamples whole texts, and fewer than `FEWEST_TEXTS` of them have
+none. Quantiles and the mean of the worst 5 % have none either: over tens of texts resampling does not cover them. Gates and
+readers compare these with the same numbers of the reference against itself; nothing here divides by that noise floor, which is
+exactly 0 on some machines.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.records.base import Interval
-from assay.records.divergence import Drift, DriftGroup, DriftSpan, TextSet
+from assay.records.divergence import FEWEST_TEXTS, Drift, DriftGroup, DriftSpan, Estimate, TextMean, TextSet
 from assay_evaluate.divergence.positions import Bools, Floats, PositionDivergence, ScoredDocument
-from assay_evaluate.statistics import cluster_bootstrap_mean
+from assay_evaluate.statistics import studentized_mean
 
-SPANS = (0, 4096, 32768)
+SPANS = (0,)
 CURVE = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 CONFIDENCE = ((0.0, "below 0.5"), (0.5, "0.5 to 0.9"), (0.9, "0.9 to 0.99"), (0.99, "0.99 and above"))
 WORST_SHARE = 0.05
 CONFIDENT_MARGIN = 0.5
-NUM_RESAMPLES = 400
-"""Of quantiles: each costs a pass over all positions. Means are resampled 2,000 times."""
+SIGNED, NOT_NEGATIVE, SHARE = (-np.inf, np.inf), (0.0, np.inf), (0.0, 1.0)
+"""What a mean can be."""
 
 Ints = npt.NDArray[np.intp]
 
@@ -105,11 +106,11 @@ def drift_of(
     """
     found = gather(scored)
 
-    def mean(values_N: Floats) -> Interval:
-        return cluster_bootstrap_mean(values_N, found.document_N, level=level, seed=seed)
+    def mean(values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
+        return text_mean(values_N, found.document_N, within, level=level, seed=seed)
 
     median, p90, p95 = np.quantile(found.kl_N, [0.5, 0.9, 0.95])
-    p99, p999, worst = _upper_tail(found.kl_N, found.document_N, level, seed)
+    p99, p999, worst = _upper_tail(found.kl_N)
     margins = found.swap_margin_N[~found.agrees_N]
     return Drift.model_validate(
         {
@@ -117,7 +118,7 @@ def drift_of(
             "num_documents": num_documents,
             "num_positions": num_positions,
             "non_finite_share": 1 - len(found.kl_N) / num_positions,
-            "kl_mean": mean(found.kl_N),
+            "kl_mean": mean(found.kl_N, NOT_NEGATIVE),
             "kl_median": median,
             "kl_p90": p90,
             "kl_p95": p95,
@@ -128,15 +129,16 @@ def drift_of(
             "kl_unbiased_mean": mean(found.unbiased_N) if is_sampled else None,
             "tail_mass_mean": found.tail_mass_N.mean(),
             "tail_mass_p99": np.quantile(found.tail_mass_N, 0.99),
-            "top1_agreement": mean(found.agrees_N.astype(np.float64)),
+            "top1_agreement": mean(found.agrees_N.astype(np.float64), SHARE),
             "num_swaps": len(margins),
             "swap_margin_median": np.median(margins) if len(margins) else None,
             "swap_margin_max": margins.max() if len(margins) else None,
             "num_confident_swaps": int((margins > CONFIDENT_MARGIN).sum()),
             "probability_change_mean": mean(found.probability_change_N),
-            "probability_change_rms": _mapped(mean(found.probability_change_N**2), np.sqrt),
+            "probability_change_rms": _mapped(mean(found.probability_change_N**2, NOT_NEGATIVE), np.sqrt),
             "perplexity_ratio": _mapped(mean(found.ln_ratio_N), np.exp),
             "by_span": _by_position(found, spans, level, seed),
+            "unreached_spans": [name for name, inside_N, _ in _spans(found, spans) if not inside_N.any()],
             "by_confidence": tuple(_by_confidence(found, level, seed)),
             **{f"by_{label}": tuple(_by_label(found, label, level, seed)) for label in found.labels_N},
             "curve": _by_position(found, CURVE, level, seed),
@@ -144,61 +146,48 @@ def drift_of(
     )
 
 
-# ------------------------------------------------------------------------------------------------ the upper tail
-def _upper_tail(kl_N: Floats, document_N: Ints, level: float, seed: int) -> tuple[Interval, Interval, Interval]:
-    """99th and 99.9th percentile and the mean of the worst 5 % of positions, with percentile-bootstrap intervals by document.
-
-    A resample gives every document a weight, so that sorting once is enough. Quantiles are inverted distribution functions.
-    """
-    order = np.argsort(kl_N, kind="stable")
-    sorted_N, document_N = kl_N[order], document_N[order]
-    numbers, index_N = np.unique(document_N, return_inverse=True)
-    rng = np.random.default_rng(seed)
-    seen = _tail_statistics(sorted_N, np.ones(len(sorted_N)))
-    resampled = np.array(
-        [
-            _tail_statistics(
-                sorted_N, np.bincount(rng.integers(0, len(numbers), len(numbers)), minlength=len(numbers))[index_N]
-            )
-            for _ in range(NUM_RESAMPLES)
-        ]
-    )
-    low, high = np.quantile(resampled, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    p99, p999, worst = (
-        Interval(value=v, low=min(a, v), high=max(b, v), n=len(numbers), level=level)
-        for v, a, b in zip(seen, low, high, strict=True)
-    )
-    return p99, p999, worst
+# ------------------------------------------------------------------------------------------------ one number
+def text_mean(
+    values_N: Floats, document_N: Ints, within: tuple[float, float] = SIGNED, *, level: float = 0.95, seed: int = 0
+) -> TextMean:
+    """Mean over positions, with an interval that resamples whole texts if there are enough of them."""
+    num_texts = len(np.unique(document_N))
+    if num_texts < FEWEST_TEXTS:
+        return Estimate(value=float(values_N.mean()), n=num_texts)
+    return studentized_mean(values_N, document_N, least=within[0], most=within[1], level=level, seed=seed)
 
 
-def _tail_statistics(sorted_N: Floats, weight_N: npt.NDArray[np.generic]) -> Floats:
-    upto_N = np.cumsum(weight_N, dtype=np.float64)
-    total = upto_N[-1]
-    p99, p999 = (sorted_N[min(int(np.searchsorted(upto_N, q * total)), len(sorted_N) - 1)] for q in (0.99, 0.999))
-    in_worst_N = np.diff(np.maximum(upto_N - (1 - WORST_SHARE) * total, 0.0), prepend=0.0)
-    return np.array([p99, p999, (in_worst_N * sorted_N).sum() / in_worst_N.sum()])
+def _upper_tail(kl_N: Floats) -> tuple[float, float, float]:
+    """99th and 99.9th percentile (inverted distribution function) and the mean of the worst 5 % of positions."""
+    sorted_N = np.sort(kl_N)
+    upto_N = np.arange(1, len(sorted_N) + 1, dtype=np.float64)
+    p99, p999 = (float(sorted_N[np.searchsorted(upto_N, q * len(sorted_N))]) for q in (0.99, 0.999))
+    in_worst_N = np.diff(np.maximum(upto_N - (1 - WORST_SHARE) * len(sorted_N), 0.0), prepend=0.0)
+    return p99, p999, float((in_worst_N * sorted_N).sum() / in_worst_N.sum())
 
 
-def _mapped(interval: Interval, function: Any) -> Interval:
-    """The interval of an increasing function (exp, sqrt) of what `interval` is of."""
-    least = 0.0 if function is np.sqrt else -np.inf  # a bootstrap's end can lie below what the mean of squares can be
-    ends = {name: float(function(max(getattr(interval, name), least))) for name in ("value", "low", "high")}
-    return interval.model_copy(update=ends)
+def _mapped(mean: TextMean, function: Any) -> TextMean:
+    """The mean and its ends through an increasing function (exp, sqrt)."""
+    names = ("value", "low", "high") if isinstance(mean, Interval) else ("value",)
+    return mean.model_copy(update={name: float(function(getattr(mean, name))) for name in names})
 
 
 # ------------------------------------------------------------------------------------------------ groups
 def _by_position(found: Positions, firsts: Sequence[int], level: float, seed: int) -> tuple[DriftSpan, ...]:
     """Spans that have positions; `last` of the open one is the last position seen."""
     spans = []
-    for first, end in zip(firsts, [*firsts[1:], None], strict=True):
-        inside_N = (found.position_N >= first) & (found.position_N < (np.inf if end is None else end))
+    for (name, inside_N, end), first in zip(_spans(found, firsts), firsts, strict=True):
         if inside_N.any():
             last = int(found.position_N.max()) if end is None else end - 1
-            group = _group(
-                f"{first} to {last}" if end is not None else f"{first} and beyond", found.only(inside_N), level, seed
-            )
-            spans.append(DriftSpan(**vars(group), first=first, last=last))
+            spans.append(DriftSpan(**vars(_group(name, found.only(inside_N), level, seed)), first=first, last=last))
     return tuple(spans)
+
+
+def _spans(found: Positions, firsts: Sequence[int]) -> Iterable[tuple[str, Bools, int | None]]:
+    """(name, which positions lie inside, where it ends) of each span; the last one is open."""
+    for first, end in zip(firsts, [*firsts[1:], None], strict=True):
+        name = f"{first} and beyond" if end is None else f"{first} to {end - 1}"
+        yield name, (found.position_N >= first) & (found.position_N < (np.inf if end is None else end)), end
 
 
 def _by_confidence(found: Positions, level: float, seed: int) -> Iterable[DriftGroup]:
@@ -216,15 +205,13 @@ def _by_label(found: Positions, label: str, level: float, seed: int) -> Iterable
 
 
 def _group(name: str, found: Positions, level: float, seed: int) -> DriftGroup:
-    num_documents = len(np.unique(found.document_N))
+    mean = text_mean(found.kl_N, found.document_N, NOT_NEGATIVE, level=level, seed=seed)
     return DriftGroup(
         name=name,
         num_positions=len(found.kl_N),
-        num_documents=num_documents,
-        kl_mean=found.kl_N.mean(),
-        kl_mean_interval=(
-            cluster_bootstrap_mean(found.kl_N, found.document_N, level=level, seed=seed) if num_documents > 1 else None
-        ),
+        num_documents=mean.n,
+        kl_mean=mean.value,
+        kl_mean_interval=mean if isinstance(mean, Interval) else None,
         kl_p99=np.quantile(found.kl_N, 0.99),
         top1_agreement=found.agrees_N.mean(),
     )

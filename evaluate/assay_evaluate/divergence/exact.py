@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.records.base import Interval
-from assay.records.divergence import Agreement
+from assay.records.divergence import Agreement, TextMean
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.divergence.drift import gather
+from assay_evaluate.divergence.drift import NOT_NEGATIVE, gather, text_mean
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence
 from assay_evaluate.serving.vllm_command import read_config
-from assay_evaluate.statistics import cluster_bootstrap_mean
 
 if TYPE_CHECKING:
     import torch
@@ -163,10 +161,10 @@ def agreement(texts: Sequence[Beside], *, level: float = 0.95, seed: int = 0) ->
             differences[name].append((apart_P, np.exp(ours.chosen_P[both_P]) >= SEEN_PROBABILITY))
     bound, truth = gather(lumped), gather(exact)
     sampled_N = np.concatenate([np.full(int(one.finite_P.sum()), doc.texts != "held_out") for doc, one in exact])
-    gap: Interval | None = None
-    if len(np.unique(truth.document_N[sampled_N])) > 1:
+    gap: TextMean | None = None
+    if sampled_N.any():
         gap_N = (bound.unbiased_N - truth.kl_N)[sampled_N]
-        gap = cluster_bootstrap_mean(gap_N, truth.document_N[sampled_N], level=level, seed=seed)
+        gap = text_mean(gap_N, truth.document_N[sampled_N], level=level, seed=seed)
     found: dict[str, float] = {}
     for name, parts in differences.items():
         apart_N, seen_N = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -174,7 +172,7 @@ def agreement(texts: Sequence[Beside], *, level: float = 0.95, seed: int = 0) ->
         found[f"{name}_max_difference"] = float(apart_N[seen_N].max(initial=0.0))
     return Agreement(
         num_positions=len(truth.kl_N),
-        lumped_mean=cluster_bootstrap_mean(bound.kl_N, bound.document_N, level=level, seed=seed),
+        lumped_mean=text_mean(bound.kl_N, bound.document_N, NOT_NEGATIVE, level=level, seed=seed),
         unbiased_minus_exact=gap,
         num_bound_violations=int((bound.kl_N > truth.kl_N * (1 + BOUND_SLACK) + BOUND_SLACK_NATS).sum()),
         **found,

@@ -164,7 +164,7 @@ class DivergencePhase:
             reference_checkpoint_sha256=text.who.checkpoint_sha256,
             top_k=text.top_k,
             position_buckets=spec.position_buckets,
-            spans=spec.spans,
+            spans=spec.spans_within(self.session.max_model_len),
             scored_by="exact_ids" if scoring.exact_ids else "top_k",
         )
 

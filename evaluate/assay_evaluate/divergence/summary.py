@@ -7,13 +7,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.records.base import Interval
-from assay.records.divergence import Drift, TextSet
+from assay.records.divergence import Drift, TextMean, TextSet
 from assay.records.measurement import Divergence, PositionBucket
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.divergence.drift import SPANS, Positions, drift_of, gather
+from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, SIGNED, SPANS, Positions, drift_of, gather, text_mean
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence, sampling_gap
-from assay_evaluate.statistics import cluster_bootstrap_mean
 
 ComparedDocument = tuple[ScoredDocument, PositionDivergence]
 
@@ -46,15 +44,13 @@ def summarize(
         )
     found = gather(usable)
 
-    def mean(values_N: Floats) -> Interval:
-        """Tokens of one text are not independent: whole documents are resampled."""
-        return cluster_bootstrap_mean(values_N, found.document_N, level=level, seed=seed)
+    def mean(values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
+        return text_mean(values_N, found.document_N, within, level=level, seed=seed)
 
-    by_language = {
-        language: cluster_bootstrap_mean(found.kl_N[inside_N], found.document_N[inside_N], level=level, seed=seed)
-        for language in sorted({doc.language for doc, _ in usable})
-        if len(np.unique(found.document_N[inside_N := found.labels_N["language"] == language])) >= 2
-    }
+    by_language = {}
+    for language in sorted({doc.language for doc, _ in usable}):
+        inside = found.only(found.labels_N["language"] == language)
+        by_language[language] = text_mean(inside.kl_N, inside.document_N, NOT_NEGATIVE, level=level, seed=seed)
     median, p90, p99 = np.quantile(found.kl_N, [0.5, 0.9, 0.99])
     return Divergence(
         reference_checkpoint_sha256=reference_checkpoint_sha256,
@@ -62,7 +58,7 @@ def summarize(
         num_documents=len(sampled),
         num_positions=num_positions,
         num_non_finite=num_non_finite,
-        kl_mean=mean(found.kl_N),
+        kl_mean=mean(found.kl_N, NOT_NEGATIVE),
         kl_median=median,
         kl_p90=p90,
         kl_p99=p99,
@@ -70,7 +66,7 @@ def summarize(
         kl_corrected_mean=mean(found.unbiased_N),
         tail_mass_mean=found.tail_mass_N.mean(),
         sampling_gap=mean(np.concatenate([sampling_gap(doc.reference)[one.finite_P] for doc, one in usable])),
-        top1_agreement=mean(found.agrees_N.astype(np.float64)),
+        top1_agreement=mean(found.agrees_N.astype(np.float64), SHARE),
         by_position=_by_position(found, position_buckets),
         by_language=by_language,
         drift=drifts(documents, scored, spans=spans, level=level, seed=seed),

@@ -76,7 +76,7 @@ def _texts(spec: DivergenceSpec, context: int) -> Check:
         return Check(check="context", subject="divergence", outcome="PASS", detail=f"{detail} fit into {context:,}")
     detail += f": {' and '.join(cut)} are cut to {context - 1:,} of {context:,}, question included"
     if beyond := [first for first in spec.spans if first >= context - 1]:
-        detail += f"; positions from {min(beyond):,} on, which the suite names as a span, are NOT MEASURED"
+        detail += f"; positions from {min(beyond):,} on, which the suite names as a span, do not exist"
     remedy = f"lower {' and '.join(key for key, _ in cut.values())} of `divergence:` in the suite, or raise max-model-len"
     return Check(check="context", subject="divergence", outcome="PASS", detail=detail, remedy=remedy)
 

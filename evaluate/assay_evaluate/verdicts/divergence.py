@@ -1,5 +1,8 @@
 """Divergence against limits. It can fail a candidate and never certifies one: KL tells how much two models differ, not which is
-better (arXiv 2606.19558), so PASS means "not failed"."""
+better (arXiv 2606.19558), so PASS means "not failed".
+
+With fewer than `FEWEST_TEXTS` texts nothing is judged: KL of twice the limit would pass by chance. A gate by span judges every
+span that the suite asks for; one that too few texts reach, or none, is NOT MEASURED by name, unless another span fails."""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 from assay.quantities import percent_short
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
-from assay.records.divergence import EXACT_MODE, Drift
+from assay.records.divergence import EXACT_MODE, FEWEST_TEXTS, Drift, Estimate
 from assay.records.measurement import Divergence, Measurement
 from assay.records.verdict import Status, Verdict
 
@@ -23,11 +26,16 @@ class _Seen:
     """One number that is held against the limit. where: of which texts and positions, for the sentence."""
 
     where: str
-    value: Interval | float
+    value: Interval | Estimate | float
+    num_texts: int
+
+    @property
+    def number(self) -> float:
+        return self.value if isinstance(self.value, float) else self.value.value
 
     @property
     def ends(self) -> tuple[float, float]:
-        return (self.value.low, self.value.high) if isinstance(self.value, Interval) else (self.value, self.value)
+        return (self.value.low, self.value.high) if isinstance(self.value, Interval) else (self.number, self.number)
 
 
 NOT_CERTIFIED = "Not failed; it cannot certify."
@@ -52,11 +60,31 @@ def judge_divergence(gate: DivergenceGate, candidate: Measurement, *, when_passe
             f"{share} positions had no finite log-probability: a mean over the others would hide them.",
         )
     seen = list(_values(gate, divergence))
-    if not seen:
+    too_few = [*(_too_few(gate, one) for one in seen if one.num_texts < FEWEST_TEXTS), *_unreached(gate, divergence)]
+    judged = [(_status(gate, one), one) for one in seen if one.num_texts >= FEWEST_TEXTS]
+    if not judged and not too_few:
         return _verdict(gate, candidate, "NOT MEASURED", f"{_missing(gate, candidate)}.")
-    judged = [(_status(gate, one), one) for one in seen]
+    why = f"Not judged: {'; '.join(too_few)}; {FEWEST_TEXTS} are needed."
+    if not judged:
+        return _verdict(gate, candidate, "NOT MEASURED", why)
     status, worst_one = min(judged, key=lambda found: (WORST.index(found[0]), -_badness(gate, found[1])))
-    return _sentence(gate, candidate, status, worst_one, len(seen), when_passed)
+    if not too_few:
+        return _sentence(gate, candidate, status, worst_one, len(judged), when_passed)
+    verdict = _sentence(gate, candidate, status, worst_one, len(judged), "")
+    if status == "FAIL":
+        return verdict.model_copy(update={"detail": f"{verdict.detail} {why}"})
+    rest = f"{why} The rest does not fail it: {verdict.detail}"
+    return verdict.model_copy(update={"status": "NOT MEASURED", "observed": None, "detail": rest})
+
+
+def _too_few(gate: DivergenceGate, one: _Seen) -> str:
+    return f"{gate.metric}{one.where} {one.number:.4g} over {one.num_texts} text{'s' if one.num_texts != 1 else ''}"
+
+
+def _unreached(gate: DivergenceGate, divergence: Divergence) -> Iterator[str]:
+    if gate.over == "spans":
+        for drift in _drifts(gate, divergence):
+            yield from (f"no text{SET_NAMES[drift.texts]} reaches positions {name}" for name in drift.unreached_spans)
 
 
 def _status(gate: DivergenceGate, one: _Seen) -> Status:
@@ -68,8 +96,7 @@ def _status(gate: DivergenceGate, one: _Seen) -> Status:
 
 
 def _badness(gate: DivergenceGate, one: _Seen) -> float:
-    value = one.value.value if isinstance(one.value, Interval) else one.value
-    return value if gate.max is not None else -value
+    return one.number if gate.max is not None else -one.number
 
 
 def worst_value(gate: DivergenceGate, divergence: Divergence) -> float | None:
@@ -85,11 +112,10 @@ def _sentence(
 ) -> Verdict:  # fmt: skip
     unit = "" if gate.metric in WITHOUT_UNIT else " nats"
     limit = gate.max if gate.max is not None else gate.min
+    interval = "no interval"
     if isinstance(one.value, Interval):
-        interval = f"({percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g})"
-        text = f"{gate.metric}{one.where} {one.value.value:.4g}{unit} {interval}"
-    else:
-        text = f"{gate.metric}{one.where} {one.value:.4g}{unit} (no interval)"
+        interval = f"{percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g}"
+    text = f"{gate.metric}{one.where} {one.number:.4g}{unit} ({interval})"
     text += f"; allowed {'at most' if gate.max is not None else 'at least'} {limit:g}{unit}"
     among = f" The worst of {num_seen}." if num_seen > 1 else ""
     ends = {"PASS": f". {when_passed}".rstrip(), "FAIL": ".", "UNDERPOWERED": ", which lies inside the interval."}
@@ -118,24 +144,24 @@ def _drifts(gate: DivergenceGate, divergence: Divergence) -> list[Drift]:
 def _values(gate: DivergenceGate, divergence: Divergence) -> Iterator[_Seen]:
     if gate.metric == "kl_exact_mean":
         if divergence.exact is not None:
-            yield _Seen("", divergence.exact.drift.kl_mean)
+            yield _Seen("", divergence.exact.drift.kl_mean, divergence.exact.drift.kl_mean.n)
         return
     if gate.texts == "sampled" and gate.over == "all" and gate.metric in {"kl_mean", "kl_p99", "top1_agreement"}:
-        yield _Seen("", _metric(divergence, gate.metric))
+        yield _seen("", divergence, gate.metric)
         return
     for drift in _drifts(gate, divergence):
         name = SET_NAMES[drift.texts]
         if gate.over == "all":
-            yield _Seen(name, _metric(drift, gate.metric))
+            yield _seen(name, drift, gate.metric)
             continue
         for span in drift.by_span:
-            if span.kl_mean_interval is not None:
-                yield _Seen(f"{name} at positions {span.name}", span.kl_mean_interval)
+            mean = span.kl_mean_interval or span.kl_mean
+            yield _Seen(f"{name} at positions {span.name}", mean, span.num_documents)
 
 
-def _metric(record: Divergence | Drift, metric: str) -> Interval | float:
-    found: Interval | float = getattr(record, metric)
-    return found
+def _seen(where: str, record: Divergence | Drift, metric: str) -> _Seen:
+    found: Interval | Estimate | float = getattr(record, metric)
+    return _Seen(where, found, record.num_documents if isinstance(found, float) else found.n)
 
 
 def _missing(gate: DivergenceGate, candidate: Measurement) -> str:

@@ -3,7 +3,8 @@
 The rules, in the order in which they are tried:
 
 - **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many replies cut
-  off by the budget, on either side; positions without a finite log-probability). Missing is never zero and never a pass.
+  off by the budget, on either side; positions without a finite log-probability; divergence over fewer than twenty texts).
+  Missing is never zero and never a pass.
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
   PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.

@@ -13,6 +13,7 @@ from typing import Literal
 from assay.errors import MeasureError
 from assay.records.base import Interval, Part, Record
 from assay.records.comparable import asked_differently, find_reference, questions_differ, served_differently
+from assay.records.divergence import TextMean
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport, Status
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
@@ -72,7 +73,7 @@ class CheckpointComparison(Part):
     is_reference: tuple[bool, bool]
     verdicts: tuple[Status | None, Status | None]
     tasks: tuple[TaskComparison, ...]
-    kl_mean: tuple[Interval | None, Interval | None]
+    kl_mean: tuple[TextMean | None, TextMean | None]
     """Nats, each against the reference of its own run."""
     kl_not_compared: str | None
     """Why the two are no numbers of one kind. None: same reference and texts."""
@@ -83,6 +84,7 @@ class CheckpointComparison(Part):
 class RunComparison(Record):
     """`assay compare`."""
 
+    schema_version: Literal[2] = 2  # type: ignore[assignment]
     kind: Literal["comparison"] = "comparison"
     first: RunSide
     second: RunSide

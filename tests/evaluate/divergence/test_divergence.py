@@ -7,6 +7,9 @@ import pytest
 from distributions import VOCABULARY, log_softmax, top_k_of
 
 from assay.errors import MeasureError
+from assay.records.base import Interval
+from assay.records.divergence import Estimate
+from assay.records.measurement import Divergence
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, position_divergence, sampling_gap, summarize
 
@@ -145,8 +148,8 @@ def test_non_finite_positions_are_counted_and_left_out() -> None:
 def test_record_by_position_and_language() -> None:
     """Whole record against numpy over the same positions."""
     documents, parts = [], []
-    for i, language in enumerate(["en", "en", "zh", "zh"]):
-        ln_p, ln_q, tokens = sampled_pair(seed=20 + i, positions=50 + i, sharpness=2.0, noise=0.2 + 0.2 * i)
+    for i, language in enumerate(["en"] * 10 + ["zh"] * 10):
+        ln_p, ln_q, tokens = sampled_pair(seed=20 + i, positions=50 + i, sharpness=2.0, noise=0.2 + 0.04 * i)
         reference, candidate = top_k_of(ln_p, tokens, 20), top_k_of(ln_q, tokens, 20)
         documents.append(ScoredDocument(f"d{i}", language, reference, candidate))
         parts.append(position_divergence(reference, candidate))
@@ -154,7 +157,7 @@ def test_record_by_position_and_language() -> None:
     kl_N = np.concatenate([one.kl_P for one in parts])
     assert record.kl_mean.value == pytest.approx(kl_N.mean())
     assert record.kl_mean.low < record.kl_mean.value < record.kl_mean.high
-    assert (record.kl_mean.n, record.num_positions, record.num_non_finite) == (4, 206, 0)
+    assert (record.kl_mean.n, record.num_positions, record.num_non_finite) == (20, 1190, 0)
     assert [record.kl_median, record.kl_p90, record.kl_p99, record.kl_max] == pytest.approx(
         [np.median(kl_N), np.percentile(kl_N, 90), np.percentile(kl_N, 99), kl_N.max()]
     )
@@ -162,16 +165,15 @@ def test_record_by_position_and_language() -> None:
     assert record.top1_agreement.value == pytest.approx(agrees_N.mean())
     assert record.tail_mass_mean == pytest.approx(np.concatenate([one.tail_mass_P for one in parts]).mean())
     assert record.kl_corrected_mean.value == pytest.approx(np.concatenate([one.corrected_P for one in parts]).mean())
-    assert [(b.first, b.last, b.n) for b in record.by_position] == [(0, 9, 40), (10, 31, 88), (32, 998, 78)]
+    assert [(b.first, b.last, b.n) for b in record.by_position] == [(0, 9, 200), (10, 31, 440), (32, 998, 550)]
     first_ten = np.concatenate([one.kl_P[:10] for one in parts])
     assert record.by_position[0].kl_mean == pytest.approx(first_ten.mean())
     assert record.by_position[0].kl_p99 == pytest.approx(np.percentile(first_ten, 99))
-    assert {lang: i.value for lang, i in record.by_language.items()} == pytest.approx(
-        {
-            "en": np.concatenate([one.kl_P for one in parts[:2]]).mean(),
-            "zh": np.concatenate([one.kl_P for one in parts[2:]]).mean(),
-        }
-    )
+    # Ten texts of a language have no interval.
+    assert record.by_language == {
+        language: Estimate(value=np.concatenate([one.kl_P for one in some]).mean(), n=10)
+        for language, some in (("en", parts[:10]), ("zh", parts[10:]))
+    }
     again = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0, 10, 32, 999))
     assert again == record  # seeded
 
@@ -191,12 +193,33 @@ def test_sampling_gap_tells_sampled_text_from_text_of_a_broken_sampler() -> None
             assert gap_P.mean() > 2
 
 
+@pytest.mark.parametrize("num_texts", [2, 19, 20])
+def test_no_interval_below_twenty_texts(num_texts: int) -> None:
+    """Of no number of the record: not of the mean, the estimate, the agreement, a span or the ratio of perplexities."""
+    documents = []
+    for i in range(num_texts):
+        ln_p, ln_q, tokens = sampled_pair(seed=70 + i, positions=40, sharpness=2.0, noise=0.3)
+        documents.append(ScoredDocument(f"d{i}", "en", top_k_of(ln_p, tokens, 20), top_k_of(ln_q, tokens, 20)))
+    record = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0,))
+    drift = record.drift[0]
+    means = [
+        record.kl_mean, record.kl_corrected_mean, record.sampling_gap, record.top1_agreement, record.by_language["en"],
+        drift.kl_mean, drift.kl_unbiased_mean, drift.top1_agreement, drift.probability_change_mean,
+        drift.probability_change_rms, drift.perplexity_ratio,
+    ]  # fmt: skip
+    wanted = Interval if num_texts >= 20 else Estimate
+    assert [(type(one), one.n) for one in means if one is not None] == [(wanted, num_texts)] * 11
+    groups = [*drift.by_span, *drift.by_language, *drift.curve, *drift.by_confidence]
+    assert [group.kl_mean_interval is not None for group in groups] == [group.num_documents >= 20 for group in groups]
+    assert Divergence.model_validate_json(record.model_dump_json()) == record
+
+
 def test_sampling_gap_of_the_record_has_an_interval() -> None:
     documents = []
-    for i in range(8):
+    for i in range(24):
         ln_p, ln_q, tokens = sampled_pair(seed=50 + i, positions=200, sharpness=2.0, noise=0.1)
         documents.append(ScoredDocument(f"d{i}", "en", top_k_of(ln_p, tokens, 20), top_k_of(ln_q, tokens, 20)))
     gap = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0,)).sampling_gap
-    assert gap is not None and gap.n == 8
+    assert isinstance(gap, Interval) and gap.n == 24
     assert gap.low < 0 < gap.high
     assert gap.value == pytest.approx(np.concatenate([sampling_gap(doc.reference) for doc in documents]).mean())

@@ -39,9 +39,9 @@ SUITE = SuiteRecipe.model_validate(
         "schema": 1, "name": "drift", "seed": "eval-drift-1",
         "tasks": [
             {"kind": "arithmetic", "name": "arithmetic", "num_items": 40, "num_steps": [3], "max_tokens": 256},
-            {"kind": "needle", "name": "needle", "num_items": 6, "num_needles": 3, "lengths_tokens": [768], "max_tokens": 48},
+            {"kind": "needle", "name": "needle", "num_items": 20, "num_needles": 3, "lengths_tokens": [768], "max_tokens": 48},
         ],
-        "divergence": {"num_documents": 6, "max_tokens": 200, "top_k": 64, "suite_documents": 12, "held_out_documents": 3,
+        "divergence": {"num_documents": 6, "max_tokens": 200, "top_k": 64, "suite_documents": 20, "held_out_documents": 10,
                        "held_out_tokens": 1200, "spans": [0, 512], "exact": True},
     }
 )  # fmt: skip

@@ -154,13 +154,14 @@ def test_a_context_that_is_too_short() -> None:
         (
             4096,
             "PASS context divergence: replies to 4,096 tokens and held-out texts to 40,960 tokens: replies and held-out texts "
-            "are cut to 4,095 of 4,096, question included; positions from 4,096 on, which the suite names as a span, are NOT "
-            "MEASURED -> lower max_tokens and held_out_tokens of `divergence:` in the suite, or raise max-model-len",
+            "are cut to 4,095 of 4,096, question included; positions from 4,096 on, which the suite names as a span, do not "
+            "exist -> lower max_tokens and held_out_tokens of `divergence:` in the suite, or raise max-model-len",
         ),
     ],
 )
 def test_texts_of_the_divergence(context: int, expected: str) -> None:
-    spec = {"num_documents": 100, "max_tokens": 4096, "held_out_documents": 3, "held_out_tokens": 40960}
+    spec = {"num_documents": 100, "max_tokens": 4096, "held_out_documents": 3, "held_out_tokens": 40960,
+            "spans": [0, 4096]}  # fmt: skip
     asked = suite().model_copy(update={"divergence": DivergenceSpec.model_validate(spec)})
     assert check_lines(check_context(asked, context, REQUIRED, is_chat=True)) == [expected]
 

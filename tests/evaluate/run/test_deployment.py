@@ -13,7 +13,8 @@ import pytest
 from fake_server import Scripted
 from probe_reports import ALARM, CLEAN, probed, result
 from scripted_world import World, make_folders
-from small_suite import SERVING, SUITE, solve
+from small_suite import SERVING, solve
+from small_suite import SUITE as SMALL
 
 from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
@@ -30,6 +31,9 @@ from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.verdicts.gates import judge
 
 PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
+assert SMALL.divergence is not None
+SUITE = SMALL.model_copy(update={"divergence": SMALL.divergence.model_copy(update={"num_documents": 10})})
+"""Twenty texts, in two languages: fewer are not judged."""
 ELSEWHERE = PROFILE.model_copy(update={"name": "elsewhere", "concurrency": 2})
 GATES = GateRecipe.model_validate(
     {
@@ -153,7 +157,7 @@ def test_own_texts_are_written_later_and_the_verdict_travels(case: Case, probes:
         "texts of its own on cpu-emulated; `assay evaluate --own-texts` there writes them and measures nothing again"
     )
     assert case.measure() == case.measured == case.measure()
-    assert case.num_replies_asked() == 6
+    assert case.num_replies_asked() == 20
     assert len(case.world.servers["candidate"]) == 2, "one deployed, one to write; once they are written, none"
     record = case.deploy()
     assert statuses(record) == ALL_PASS
@@ -166,9 +170,9 @@ def test_own_texts_are_written_later_and_the_verdict_travels(case: Case, probes:
     assert record.served_differently == ("profile (cpu-emulated, elsewhere elsewhere)",)
     for one in (record.divergence, record.noise_floor):
         assert one is not None
-        assert (one.num_documents, one.kl_max, one.top1_agreement.value) == (6, 0.0, 1.0)
+        assert (one.num_documents, one.kl_max, one.top1_agreement.value) == (20, 0.0, 1.0)
         assert one.reference_checkpoint_sha256 == case.measured[2].checkpoint_sha256
-    drafts = {"num_drafts": 120, "num_draft_tokens": 120, "num_accepted_tokens": 90, "rate": 0.75, "mean_length": 1.75}
+    drafts = {"num_drafts": 400, "num_draft_tokens": 400, "num_accepted_tokens": 300, "rate": 0.75, "mean_length": 1.75}
     for accepted in (record.acceptance, record.acceptance_judged):
         assert accepted is not None and accepted.model_dump() == drafts
     assert (record.alarms, record.alarms_judged, record.not_measured) == ((), None, {})
@@ -228,8 +232,8 @@ def test_own_texts_are_fewer_than_the_references() -> None:
     full = load_recipe(SuiteRecipe, "full")
     own = own_suite(full)
     assert own is not None and own.divergence is not None and full.divergence is not None
-    assert (own.divergence.num_documents, own.divergence.suite_documents) == (24, 1)
-    assert (full.divergence.num_documents, full.divergence.suite_documents) == (100, 4)
+    assert (own.divergence.num_documents, own.divergence.suite_documents) == (24, 20)
+    assert (full.divergence.num_documents, full.divergence.suite_documents) == (100, 20)
     assert own_suite(full.model_copy(update={"divergence": None})) is None
 
 

@@ -15,6 +15,7 @@ from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results
 from assay.errors import AssayError
 from assay.records.base import Interval
+from assay.records.divergence import TextMean
 
 if TYPE_CHECKING:
     from assay.records.verdict import Status
@@ -149,7 +150,7 @@ def _lost(task: TaskComparison) -> str:
     return f"{value} points ({low} to {high}), {task.num_pairs} pairs"
 
 
-def _nats(mean: Interval | None) -> str:
+def _nats(mean: TextMean | None) -> str:
     from assay_reports.text import nats_interval
 
     return escape(nats_interval(mean))
