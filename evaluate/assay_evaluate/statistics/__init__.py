@@ -106,8 +106,8 @@ __all__ = [
     "paired_mean_difference",
     "satterthwaite_degrees",
     "score_statistic",
+    "studentized_mean",
     "widen",
     "wider",
-    "studentized_mean",
     "wilson",
 ]
