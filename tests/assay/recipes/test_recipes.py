@@ -173,7 +173,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'concurency'; did you mean 'concurrency'? Allowed: concurrency, description, emulate, "
          "endpoints, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
-         "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: budget, kind, languages, "
+         "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: budget, chance, kind, languages, "
          "max_tokens, name, num_items, num_samples, num_steps, sampling, temperature, thinking_tokens, top_k, top_p"),
         ("suites", "quick", ["divergence", "top_k"], "topk",
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
@@ -291,7 +291,8 @@ EVERYTHING_WRONG = {
         "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n"
         "- {kind: nedle, name: n, num_itmes: 5, lengths_tokens: [9], max_tokens: 0}\n",
         [
-            "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: budget, kind, languages, max_tokens, "
+            "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: budget, chance, kind, languages, "
+            "max_tokens, "
             "name, num_items, num_samples, num_tools, prompt_tokens, sampling, share_without_tool, temperature, "
             "thinking_tokens, top_k, top_p",
             "tasks.0.arithmetic: num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike",
@@ -300,7 +301,7 @@ EVERYTHING_WRONG = {
             "`allow_local_execution: true` and `local_repositories: FOLDER`; or say docker, podman or singularity",
             "tasks.2.swe: filter '(' is not a regular expression (missing ), unterminated subpattern at position 0)",
             "tasks.3.kind: must be one of arithmetic, needle, lm_eval, ruler, tools, swe (got 'nedle'); did you mean 'needle'?",
-            "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: budget, kind, languages, "
+            "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: budget, chance, kind, languages, "
             "lengths_tokens, max_tokens, name, num_items, num_needles, num_samples, sampling, temperature, thinking_tokens, "
             "top_k, top_p",
             "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",

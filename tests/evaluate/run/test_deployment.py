@@ -172,7 +172,10 @@ def test_own_texts_are_written_later_and_the_verdict_travels(case: Case, probes:
         assert one is not None
         assert (one.num_documents, one.kl_max, one.top1_agreement.value) == (20, 0.0, 1.0)
         assert one.reference_checkpoint_sha256 == case.measured[2].checkpoint_sha256
-    drafts = {"num_drafts": 400, "num_draft_tokens": 400, "num_accepted_tokens": 300, "rate": 0.75, "mean_length": 1.75}
+    drafts = {
+        "num_drafts": 400, "num_draft_tokens": 400, "num_accepted_tokens": 300, "rate": 0.75, "mean_length": 1.75,
+        "num_replies": 20, "rate_standard_error": 0.0,
+    }  # fmt: skip
     for accepted in (record.acceptance, record.acceptance_judged):
         assert accepted is not None and accepted.model_dump() == drafts
     assert (record.alarms, record.alarms_judged, record.not_measured) == ((), None, {})

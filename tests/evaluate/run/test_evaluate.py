@@ -127,6 +127,7 @@ def test_whole_run(world: World, folders: dict[str, Path]) -> None:
     assert reference.acceptance == repeat.acceptance
     assert reference.acceptance.model_dump() == {
         "num_drafts": 48, "num_draft_tokens": 48, "num_accepted_tokens": 34, "rate": 34 / 48, "mean_length": 1 + 34 / 48,
+        "num_replies": 14, "rate_standard_error": pytest.approx(0.0213174, abs=1e-6),
     }  # fmt: skip
     assert candidate.acceptance is not None
     assert candidate.acceptance.num_accepted_tokens == 28
