@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # python is run with PYTHONSAFEPATH, which leaves this folder out
+from machine import describe  # noqa: E402
+
 COMMANDS = (
     ("-m", "pytest", "-m", "full_count", "--durations=0", "--durations-min=1", "-v", "-v"),
     (str(HERE / "glm5_overhead.py"),),
@@ -16,8 +19,6 @@ COMMANDS = (
 
 
 def main() -> int:
-    from machine import describe
-
     with tempfile.TemporaryDirectory() as folder:
         lines = [f"{what}: {words}" for what, words in describe(Path(folder)).items()]
     failed = False
