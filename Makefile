@@ -119,7 +119,7 @@ bench: .venv/.ready ## run bench-quantize on small checkpoints, in a few minutes
 bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minutes; write benchmarks/RESULTS.md
 	@.venv/bin/python benchmarks/run.py --results benchmarks/RESULTS.md
 
-full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in 15 minutes; write benchmarks/full_count.txt
+full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in six minutes; write benchmarks/full_count.txt
 	@.venv/bin/python benchmarks/full_count.py
 
 clean: ## remove build leftovers and caches; keep runs/ and the environments
