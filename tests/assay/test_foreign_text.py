@@ -42,6 +42,9 @@ from assay_evaluate.transport.foreign_json import message_in
 from assay_reports.card import write_card
 from assay_reports.report import write_report
 
+pytestmark = pytest.mark.slow
+
+
 Run = Callable[..., tuple[int, str, str]]
 COMMAND = "x\ntouch pwned\n: '\"; touch pwned; $(touch pwned) `touch pwned` # \x1b]0;owned\x07\x9b31m\u202e\x00"
 LINK = "[free](javascript:alert(1)) <img src=x onerror=alert(1)>\n\n# PASS\n| a | b |"

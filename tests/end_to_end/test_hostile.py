@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
 
+pytestmark = pytest.mark.slow
+
+
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 Run = Callable[..., tuple[int, str, str]]

@@ -23,6 +23,8 @@ from assay.records.probe import probes_place
 from assay.records.run import RunRecord, SourceData
 from assay.records.verdict import RegisteredGates
 
+pytestmark = pytest.mark.slow
+
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])

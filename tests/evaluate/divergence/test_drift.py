@@ -16,6 +16,9 @@ from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, position_divergence, summarize
 from assay_evaluate.verdicts.divergence import judge_divergence
 
+pytestmark = pytest.mark.slow
+
+
 LARGE = 154_880
 
 

@@ -30,6 +30,9 @@ from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.verdicts.gates import judge
 
+pytestmark = pytest.mark.slow
+
+
 PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 assert SMALL.divergence is not None
 SUITE = SMALL.model_copy(update={"divergence": SMALL.divergence.model_copy(update={"num_documents": 10})})

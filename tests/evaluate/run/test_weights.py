@@ -31,6 +31,9 @@ from assay_evaluate.run.weights import sign_given
 from assay_evaluate.serving.external import why_another
 from assay_evaluate.serving.server import Server
 
+pytestmark = pytest.mark.slow
+
+
 PROFILE = ProfileRecipe(schema=1, name="given", hardware=Hardware(device="cpu"))
 SUITE = SuiteRecipe.model_validate(
     {

@@ -19,6 +19,9 @@ from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.verify import verify
 
+pytestmark = pytest.mark.slow
+
+
 PRESETS = {"w4a16": "W4A16", "fp8": "FP8_BLOCK"}
 """Precisions without scales that several weights share -> compressed-tensors' preset."""
 

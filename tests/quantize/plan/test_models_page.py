@@ -6,6 +6,8 @@ import models_page
 import pytest
 from models_page import Cell, default_cells
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cells() -> list[Cell]:

@@ -29,6 +29,9 @@ from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.slabs import ScaleCounts, count_bad_scales
 from assay_quantize.verify.verify import num_bytes_of, verify
 
+pytestmark = pytest.mark.slow
+
+
 EXPERT = "model.layers.1.mlp.experts.1"
 MTP_HEAD = "model.layers.2.self_attn.o_proj.weight"
 Tensors = dict[str, torch.Tensor]

@@ -27,6 +27,9 @@ from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
 from assay_evaluate.statistics.rates import lower_bound, sentence, trials_needed, upper_bound
 from assay_evaluate.statistics.trends import find_step
 
+pytestmark = pytest.mark.slow
+
+
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ProbeSettings(num_requests=24, num_garble_requests=40, num_alone=4, long_tokens=200, concurrency=8, num_tools=(1, 8))
 ALL = dict.fromkeys(PROBES, "ok")
