@@ -10,7 +10,7 @@ from assay.records.base import Interval
 from assay.records.measurement import Acceptance, Measurement
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies
-from assay_evaluate.verdicts.scores import open_question, points_lost
+from assay_evaluate.verdicts.score_sentences import open_question, points_lost
 
 
 @dataclass(frozen=True)

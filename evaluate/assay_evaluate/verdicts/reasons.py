@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.quantities import hundredfold, percent_plain, points, points_short
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.verdicts.scores import open_question, points_lost
+from assay_evaluate.verdicts.score_sentences import open_question, points_lost
 
 WORDS: dict[Status, str] = {
     "PASS": "passed", "FAIL": "failed", "UNDERPOWERED": "underpowered", "NOT MEASURED": "not measured",

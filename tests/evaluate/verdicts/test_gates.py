@@ -29,7 +29,7 @@ from assay_evaluate.statistics import (
     paired_mean_difference,
 )
 from assay_evaluate.verdicts.gates import judge
-from assay_evaluate.verdicts.scores import open_question
+from assay_evaluate.verdicts.score_sentences import open_question
 
 SUITE = load_recipe(SuiteRecipe, "quick")
 Change = Callable[[Measurement], Measurement]
