@@ -9,7 +9,7 @@ reference gets right, `c` those that only the candidate gets right, `n` all pair
     decisions    non-inferiority, TOST, Holm, the verdict   graded     the same for partial credit and several samples
     rates        rare events and their bounds              trends     does an error jump with slot, position or load?
     drafts       the acceptance of drafted tokens, by reply
-    studentized  means of skewed values (KL) in clusters
+    studentized  means of skewed values (KL) in clusters   sequential  several looks at the evidence, one alpha
     item_pairs, swe_difference  the same of two measurements' items: what is compared, and which test fits it
 
 In: counts, arrays, results of items. Out: intervals, p values, numbers of items. May import `assay.records` only.
