@@ -22,20 +22,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.errors import MeasureError
-from assay.quantities import percent_short
 from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
-from assay.records.base import Interval
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
-from assay_evaluate.statistics import wilson
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.reasons import reason_for
 from assay_evaluate.verdicts.scores import judge_scores
+from assay_evaluate.verdicts.truncation import judge_truncation
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
@@ -122,32 +120,4 @@ def _judge_other(
         case AcceptanceGate():
             return judge_acceptance(gate, reference, candidate, level)
         case TruncationGate():
-            return _judge_truncation(gate, reference, candidate, level, beyond)
-
-
-# ------------------------------------------------------------------------------------------------ truncation
-def _judge_truncation(
-    gate: TruncationGate, reference: Measurement, candidate: Measurement, level: float, beyond: frozenset[str]
-) -> Verdict:
-    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
-        return Verdict(
-            gate="truncation", candidate=candidate.label, status=status, observed=observed, limit=gate.max_share, detail=detail
-        )  # fmt: skip
-
-    shares = [
-        (share, side.label, task)
-        for side in (reference, candidate)
-        for task in side.tasks
-        if task.task not in beyond and (share := truncation_share(task)) is not None
-    ]
-    if not shares:
-        return verdict("NOT MEASURED", "No reply to look at.")
-    share, label, task = max(shares, key=lambda found: found[0])
-    replies = task.num_items - task.num_failed
-    detail = (
-        f"At most {percent_short(share)} of the replies of a task were cut off"
-        + (f" ({task.num_truncated} of {replies}, {label}, {task.task})" if task.num_truncated else "")
-        + f"; allowed {percent_short(gate.max_share)}."
-    )
-    status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
-    return verdict(status, detail, wilson(task.num_truncated, replies, level))
+            return judge_truncation(gate, reference, candidate, level, beyond)

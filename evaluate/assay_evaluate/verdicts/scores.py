@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.quantities import percent_short, points_short
-from assay.recipes.gate import GateRecipe, ScoreGate, TruncationGate
-from assay.records.measurement import Measurement, TaskResult
+from assay.recipes.gate import GateRecipe, ScoreGate
+from assay.records.measurement import Measurement
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics import decide, holm
 from assay_evaluate.statistics import swe_difference as swe
@@ -20,13 +20,10 @@ from assay_evaluate.statistics.item_pairs import (
     find_task,
     output_tokens,
     pair_items,
-    truncation_share,
 )
 from assay_evaluate.verdicts.compared_task import ComparedTask, items_needed_for
 from assay_evaluate.verdicts.score_sentences import by_cluster, sentences
-
-DEFAULT_MAX_TRUNCATED = 0.05
-"""Where a gate file sets no limit: a score whose replies were cut off must not pass for want of a line in it."""
+from assay_evaluate.verdicts.truncation import too_much_truncation
 
 
 # ------------------------------------------------------------------------------------------------ the judgement
@@ -48,7 +45,7 @@ def judge_scores(
         scored[gate.task] = found
         why = (
             _too_many_excluded(gate, found.pairs, recipe)
-            or _too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
+            or too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
             or _nothing_to_lose(gate, recipe, reference, found)
         )
         if why is not None:
@@ -83,7 +80,7 @@ def _has_score(measurement: Measurement, name: str) -> bool:
 
 def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> bool:
     """Whether the reference has something to lose, and room for its replies."""
-    is_cut = _too_much_truncation(gate, recipe, (reference, one.reference)) is not None
+    is_cut = too_much_truncation(gate, recipe, (reference, one.reference)) is not None
     return _nothing_to_lose(gate, recipe, reference, one) is None and not is_cut
 
 
@@ -135,13 +132,6 @@ def _verdict(
     )
 
 
-def truncation_limit(recipe: GateRecipe, task: str) -> float:
-    """Share of a task's replies that may be cut off: its own limit, or that for all, or DEFAULT_MAX_TRUNCATED."""
-    own = [one.max_truncated for one in recipe.gates if isinstance(one, ScoreGate) and one.task == task]
-    shared = [one.max_share for one in recipe.gates if isinstance(one, TruncationGate)]
-    return own[0] if own and own[0] is not None else min(shared, default=DEFAULT_MAX_TRUNCATED)
-
-
 def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str | None:
     if pairs.excluded_share <= recipe.max_excluded:
         return None
@@ -150,19 +140,6 @@ def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str
         f"({percent_short(pairs.excluded_share)}, allowed {percent_short(recipe.max_excluded)}): what is left may not be a "
         "fair sample; run the evaluation again, it asks only what is missing."
     )
-
-
-def _too_much_truncation(gate: ScoreGate, recipe: GateRecipe, *sides: tuple[Measurement, TaskResult]) -> str | None:
-    limit = truncation_limit(recipe, gate.task)
-    for measurement, task in sides:
-        share = truncation_share(task)
-        if share is not None and share > limit:
-            return (
-                f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {measurement.label} to {task.task} "
-                f"were cut off at {task.max_tokens} tokens ({percent_short(share)}, allowed {percent_short(limit)}): "
-                "the score would measure the budget, not the model; raise max_tokens."
-            )
-    return None
 
 
 def _nothing_to_lose(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> str | None:
