@@ -85,6 +85,7 @@ def evaluate_in_run(
                 profile=profile,
                 serving=aim.recipe.serving,
                 run_dir=run_dir,
+                gates=limits,
                 same_weights=same_weights,
                 own_texts=bool(aim.recipe.deployment_profiles) if own_texts is None else own_texts,
                 on_progress=say,

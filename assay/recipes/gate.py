@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -78,6 +79,28 @@ class ProbesGate(Section):
 Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | ProbesGate
 
 
+class Stopping(Section):
+    """When a task whose `num_samples` or `limit` is a range is looked at, and how alpha is spent on the looks.
+
+    After each look a task that is undecided for some candidate is asked again, up to its max. Written down before the run.
+    """
+
+    spending: Literal["obrien_fleming", "pocock", "hwang_shih_decani"] = "pocock"
+    """Of (1 - level) / 2, for PASS and for FAIL each. pocock: about the same at every look, so that most tasks stop early.
+    obrien_fleming: hardly any before the last one."""
+    gamma: float = -2.0
+    """Of hwang_shih_decani: -4 is close to obrien_fleming, 1 to pocock."""
+    looks: tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...] = ((2, 1), (2, 2), (3, 3), (5, 5))
+    """(replies of the reference, of the candidate) to each item. More of the reference's need another start of its server."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.looks:
+            yield "looks is empty; say at least one, as [replies of the reference, replies of the candidate]"
+        for before, after in pairwise(self.looks):
+            if after == before or after[0] < before[0] or after[1] < before[1]:
+                yield f"looks {list(before)} and then {list(after)}: each look must ask for more than the one before"
+
+
 class GateRecipe(Recipe):
     gates: tuple[Annotated[Gate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)
@@ -91,6 +114,7 @@ class GateRecipe(Recipe):
     default_max_drop: float | None = Field(default=None, gt=0, lt=1)
     """Margin of every task of the suite without a score gate of its own. With it the recipe goes with any suite: its gates on
     divergence and acceptance apply where the suite measures these. None: what the gates name, and the suite must have that."""
+    stopping: Stopping = Stopping()
 
     def _contradictions(self) -> Iterator[str]:
         tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]

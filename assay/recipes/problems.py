@@ -21,6 +21,8 @@ Fault = Mapping[str, Any]
 """One entry of `ValidationError.errors()`."""
 
 MOST_REPAIRS = 4
+FORMS = ("[number]", "[range]")
+"""Steps of a fault's place that are not in the file: which form of a value it is taken for."""
 _IN_YAML = {
     "model_type": "Input should be a mapping of keys to values",
     "dict_type": "Input should be a mapping of keys to values",
@@ -54,7 +56,7 @@ def _faults(kind: type[Recipe], data: Mapping[str, Any], context: str | None = N
     try:
         kind.model_validate(data, context=context)
     except ValidationError as error:
-        return [dict(one) for one in error.errors()]
+        return [{**one, "loc": tuple(step for step in one["loc"] if step not in FORMS)} for one in error.errors()]
     return []
 
 

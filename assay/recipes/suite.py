@@ -6,11 +6,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from assay.recipes.base import Recipe, Section, beside
 from assay.recipes.swe import SweOptions
 from assay.records.probe import ProbeSettings
+
+
+class Range(Section):
+    """As many as the gates need: `min` at first, and more while a task is undecided, up to `max`."""
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.min > self.max:
+            yield f"min {self.min} is above max {self.max}"
+
+
+def _number_or_range(value: object) -> str:
+    return "[range]" if isinstance(value, dict | Range) else "[number]"
+
+
+NumberOrRange = Annotated[
+    Annotated[int, Field(ge=1), Tag("[number]")] | Annotated[Range, Tag("[range]")], Discriminator(_number_or_range)
+]
 
 
 class TaskBase(Section):
@@ -28,21 +48,36 @@ class TaskBase(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     """-1: all tokens. Every other sampling parameter is pinned to its neutral value in every request."""
-    num_samples: int = Field(default=1, ge=1)
-    """Replies to each item: the score is the mean over them (avg@k, and pass@k beside it), its interval is over items."""
+    num_samples: NumberOrRange = 1
+    """Replies to each item: the score is the mean over them (avg@k, and pass@k beside it), its interval is over items.
+    {min, max}: asked again in rounds while the gates cannot decide (`stopping:` of the gates)."""
     chance: float = Field(default=0.0, ge=0, lt=1, exclude=True)
     """Share of the items that guessing gets right: 0.25 of four choices, 0 where the answer is written. A reference that is not
     above it makes the verdict NOT MEASURED. Not part of the hash, as gates are not: the questions are the same."""
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
-        if self.num_samples > 1 and self.temperature == 0 and self.sampling == "suite":
+        if self.most_samples > 1 and self.temperature == 0 and self.sampling == "suite":
             yield "num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike"
         if self.thinking_tokens is not None and self.thinking_tokens >= self.max_tokens:
             yield (
                 f"thinking_tokens {self.thinking_tokens} leaves no room for an answer; it is part "
                 f"of max_tokens ({self.max_tokens})"
             )
+
+    @property
+    def fewest_samples(self) -> int:
+        """Replies of a candidate to each item that are asked for in any case."""
+        return self.num_samples.min if isinstance(self.num_samples, Range) else self.num_samples
+
+    @property
+    def most_samples(self) -> int:
+        return self.num_samples.max if isinstance(self.num_samples, Range) else self.num_samples
+
+    @property
+    def is_adaptive(self) -> bool:
+        """How much is asked depends on what is seen."""
+        return isinstance(self.num_samples, Range)
 
 
 RulerTaskName = Literal[
@@ -75,7 +110,9 @@ class LmEvalTask(TaskBase):
 
     kind: Literal["lm_eval"]
     tasks: tuple[str, ...]
-    limit: int | None = None
+    limit: NumberOrRange | None = None
+    """Items of each task behind a name, the first ones. {min, max}: drawn by the suite's seed, and new ones in rounds while the
+    gates cannot decide. A new item says more than the same one once more."""
     num_fewshot: int | None = None
     include_path: str | None = None
     """Folder with task files of one's own; they may read local data files."""
@@ -96,6 +133,17 @@ class LmEvalTask(TaskBase):
         yield from super()._contradictions()
         if self.translations and len(self.tasks) < 2:
             yield "translations: true needs several tasks, one for each language"
+        if isinstance(self.limit, Range) and isinstance(self.num_samples, Range):
+            yield "limit and num_samples are both a range; let one of them grow: new items where the data set has them"
+
+    @property
+    def is_adaptive(self) -> bool:
+        return super().is_adaptive or isinstance(self.limit, Range)
+
+    @property
+    def most_items(self) -> int | None:
+        """Of each task behind a name. None: all."""
+        return self.limit.max if isinstance(self.limit, Range) else self.limit
 
 
 class RulerTask(TaskBase):
@@ -137,16 +185,16 @@ class ToolsTask(TaskBase):
     share_without_tool: float = Field(default=0.25, ge=0, le=1)
     """Of the items: a plain answer is right. Without such items a model that always calls something looks perfect."""
 
-    def _contradictions(self) -> Iterator[str]:
-        yield from super()._contradictions()
-        if self.num_samples > 1:
-            yield "tools are asked about once each: ask for more num_items, the shares of cells are over items"
-
 
 class SweTask(TaskBase, SweOptions):
     """SWE-bench: an agent's whole trajectories, graded by the official harness. `max_tokens` is the budget of one reply."""
 
     kind: Literal["swe"]
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        if self.num_samples != 1:
+            yield "num_samples does not apply to trajectories; say how many `num_repeats` of each instance"
 
 
 class DivergenceSpec(Section):

@@ -30,15 +30,17 @@ def as_model_asks(suite: SuiteRecipe, sampling: Sampling | None) -> SuiteRecipe:
     """The suite with the model's own sampling and length of replies where its tasks ask for them.
 
     They are values of the suite from then on, in its hash and in every measurement: otherwise sampled is otherwise measured.
+    A model that is asked greedily gives one reply to a question, however often: such tasks ask once.
     """
-    if sampling is None:
-        return suite
-    how = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     tasks = []
     for task in suite.tasks:
-        changes: dict[str, float] = how if task.sampling == "model" else {}
-        if task.budget == "model" and sampling.max_tokens is not None:
-            changes = {**changes, "max_tokens": sampling.max_tokens}
+        changes: dict[str, float] = {}
+        if task.sampling == "model" and sampling is not None:
+            changes = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        if task.sampling == "model" and changes.get("temperature", task.temperature) == 0:
+            changes["num_samples"] = 1
+        if task.budget == "model" and sampling is not None and sampling.max_tokens is not None:
+            changes["max_tokens"] = sampling.max_tokens
         tasks.append(task.model_copy(update=changes))
     return suite.model_copy(update={"tasks": tuple(tasks)})
 

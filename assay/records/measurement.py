@@ -116,6 +116,18 @@ class ItemResult:
     """Items of one cluster (a repository) rise and fall together. None: each stands for itself."""
 
 
+class Round(Part):
+    """What a task was asked in one round, beyond what it had been asked before."""
+
+    started: str
+    num_samples: int
+    """Replies to each item, with those of earlier rounds."""
+    limit: int | None
+    """Items of each task behind a name of lm-eval, with those of earlier rounds. None: as many as the suite says."""
+    why: str
+    """One clause: of a later round, what was undecided, with its numbers."""
+
+
 class TaskResult(Part):
     """One task of a suite on one checkpoint."""
 
@@ -149,6 +161,8 @@ class TaskResult(Part):
     """Share of the items that guessing gets right. None: recorded before this was."""
     swe: SweFigures | None = None
     """Of SWE-bench tasks: how the trajectories ended and what they cost."""
+    rounds: tuple[Round, ...] = ()
+    """Of tasks that are asked again while undecided, in order. Empty: asked once."""
 
 
 class PositionBucket(Part):

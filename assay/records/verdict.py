@@ -12,6 +12,29 @@ Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
 Chosen = Literal["before the run", "after the run", "not recorded"]
 
 
+class LookSeen(Part):
+    """A task of one candidate, looked at once: what was asked by then, and what it said."""
+
+    reference_samples: int
+    """Replies to each item."""
+    candidate_samples: int
+    num_items: int
+    share: float
+    """Planned share of all that may be asked; alpha is spent by it."""
+    alpha_spent: float
+    """One-sided, by this look and those before; for PASS and for FAIL each."""
+    level: float
+    """One-sided level at which this look decides: where its p lies below."""
+    p_pass: float
+    """One-sided, of the margin: how compatible a loss of at least the margin is with this look by itself."""
+    p_fail: float
+    """The same of a loss of at most the margin."""
+    drop: float
+    """Reference minus candidate."""
+    information: float
+    """1 / variance of `drop`."""
+
+
 class Verdict(Part):
     """One gate on one candidate."""
 
@@ -37,6 +60,8 @@ class Verdict(Part):
     """Over items whose tokens both sides report: (reference, candidate)."""
     extra_output_tokens: Interval | None = None
     """Candidate minus reference per such item: + means longer replies. BCa interval."""
+    looks: tuple[LookSeen, ...] = ()
+    """Of a task that is asked again while undecided, in order. Empty: looked at once."""
     has_say: bool = True
     """False: shown, but not part of the overall verdict. An optional gate on what the reference itself cannot do, or acceptance
     where nothing was served with speculative decoding."""

@@ -40,6 +40,8 @@ class Session:
     tally: AcceptanceTally = field(default_factory=AcceptanceTally)
     """Speculation of all replies to the tasks."""
     ahead: LookAhead = field(default_factory=LookAhead)
+    takes_second_replies: bool = False
+    """Each question is answered by the second reply to it that the pass before asked for, from the journal."""
 
     @property
     def max_model_len(self) -> int | None:
@@ -88,8 +90,8 @@ class Session:
     def ask_items(
         self, task: TaskBase, items: Iterable[T], make: Callable[[T, int], Request]
     ) -> Iterator[tuple[T, int, Reply]]:
-        """(item, number of the sample, reply), `task.num_samples` of each item, one after the other: see `ask_pairs`."""
-        repeated = ((item, sample) for item in items for sample in range(task.num_samples))
+        """(item, number of the sample, reply), so many of each item as the task says, one after the other: see `ask_pairs`."""
+        repeated = ((item, sample) for item in items for sample in range(task.fewest_samples))
         for (item, sample), reply in self.ask_pairs(repeated, lambda one: make(*one)):
             yield item, sample, reply
 
@@ -106,11 +108,14 @@ class Session:
         more: Mapping[str, Any] | None = None,
     ) -> Request:
         """A request for one reply; `repeat` counts samples of the same question. more: parameters put over the usual ones."""
+        if self.takes_second_replies:
+            repeat += 1
         room = max_tokens if self.max_model_len is None else min(max_tokens, self.max_model_len)  # more is refused
         seed = seed_of(self.seed, task, item, repeat) if self.sends_seeds else None
         path, body = self.dialect.generation(messages, max_tokens=room, temperature=temperature, seed=seed, with_ids=with_ids)
         body.update(more or {})
-        return Request(task, item if repeat == 0 else f"{item}#{repeat}", self.sample, path, body)
+        whose = 0 if self.takes_second_replies else self.sample
+        return Request(task, item if repeat == 0 else f"{item}#{repeat}", whose, path, body)
 
     def result(
         self,

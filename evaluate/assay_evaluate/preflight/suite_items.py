@@ -11,7 +11,7 @@ UNKNOWN_COUNT = "how many items it has is not known here, since only the run loa
 
 
 def num_items(task: TaskBase) -> int | None:
-    """Items of a task, each counted once however often it is asked. None: not known."""
+    """Items of a task, each counted once however often it is asked; of a range, its max. None: not known."""
     match task:
         case ArithmeticTask() | NeedleTask() | RulerTask() | ToolsTask():
             return task.num_items * num_cells(task)
@@ -29,7 +29,7 @@ def _of_lm_eval(task: LmEvalTask) -> int | None:
     if task.include_path is not None or any(name not in LM_EVAL for name in task.tasks):
         return None
     sizes = [size for name in task.tasks for size in LM_EVAL[name].sizes]
-    return sum(size if task.limit is None else min(size, task.limit) for size in sizes)
+    return sum(size if task.most_items is None else min(size, task.most_items) for size in sizes)
 
 
 def cluster_sizes(task: SweTask) -> tuple[int, ...] | None:
@@ -43,5 +43,5 @@ def cluster_sizes(task: SweTask) -> tuple[int, ...] | None:
 
 
 def replies_each(task: TaskBase) -> int:
-    """Replies, or trajectories, to each item."""
-    return task.num_repeats if isinstance(task, SweTask) else task.num_samples
+    """Replies, or trajectories, to each item; of a range, its max."""
+    return task.num_repeats if isinstance(task, SweTask) else task.most_samples

@@ -170,6 +170,6 @@ def first_items(suite: SuiteRecipe, num_items: int) -> SuiteRecipe:
 def _first_items(task: Task, num_items: int) -> Task:
     if isinstance(task, LmEvalTask):
         each = math.ceil(num_items / max(1, count_tasks(task)))
-        return task.model_copy(update={"limit": min(each, task.limit or each)})
+        return task.model_copy(update={"limit": min(each, task.most_items or each)})
     each = math.ceil(num_items / num_cells(task))
     return task.model_copy(update={"num_items": min(each, task.num_items)})

@@ -17,6 +17,7 @@ from pathlib import Path
 from assay.callbacks import Say
 from assay.errors import AssayError, MeasureError
 from assay.foreign_text import shown
+from assay.recipes.gate import GateRecipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
@@ -33,8 +34,10 @@ from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.context_check import check_context
+from assay_evaluate.run.further_rounds import go_on, look_again
 from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
 from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
+from assay_evaluate.run.rounds import Rounds
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_others
 from assay_evaluate.run.suite import measure_suite
 from assay_evaluate.run.weights import (
@@ -64,6 +67,7 @@ def evaluate(
     profile: ProfileRecipe,
     serving: Serving,
     run_dir: Path,
+    gates: GateRecipe | None = None,
     same_weights: bool = False,
     own_texts: bool = False,
     on_progress: Say = lambda line: None,
@@ -74,6 +78,8 @@ def evaluate(
 
     Written to run_dir/measurements/LABEL.json as they come; every request and reply to run_dir/journal.db. A measurement of
     something else in that place, and what was measured against another reference, moves to measurements/earlier/.
+    gates: as registered; tasks with a range of samples or items are asked in rounds until these decide (`rounds.py`). None: all
+    go to their max.
     same_weights: labels whose servers run already may have the same weights. own_texts: every candidate whose server is started
     here also writes texts of its own (`own_texts.py`). start_server and foresee (the fingerprint a server would have, without
     starting it; None: only the server can tell) are seams for tests. Raises ServeError when a server does not start,
@@ -94,6 +100,7 @@ def evaluate(
             on_progress,
             start_server,
             foresee,
+            Rounds(suite, gates),
             own_texts=own_suite(suite) if own_texts else None,
         )
         run.check_alike(reference, others)
@@ -102,6 +109,7 @@ def evaluate(
         first, repeat = run.measure_reference(reference)
         run.report(*set_aside_others(first, run_dir))  # of older runs, whose reference was there already
         measured = [run.measure_candidate(one, first) for one in others]
+        first, measured = go_on(run, reference, first, others, measured)
         exact = [
             run.in_exact_mode(reference, first, *pair) for pair in zip([reference, *others], [repeat, *measured], strict=True)
         ]
@@ -130,6 +138,7 @@ class _Evaluation:
     on_progress: Say
     start_server: StartServer
     foresee: Callable[[ServerSpec], Fingerprint | None]
+    rounds: Rounds
     own_texts: SuiteRecipe | None = None
     """The suite with the texts that candidates write themselves. None: they write none."""
     known: dict[str, Known] = field(default_factory=dict)
@@ -235,13 +244,14 @@ class _Evaluation:
         checkpoint = self.checkpoint(one)
         found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
         if found is not None and not self.lacks_own_texts(one, found):
-            return found
+            return found  # `go_on` asks further where that is due
         text = self.text_of(reference)
         assert text is not None, "measure_reference saw to it"
         with self.server(one) as server:
             require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
             if found is None:
-                return self.measure(one, one.label, server, checkpoint, text)
+                measured = self.measure(one, one.label, server, checkpoint, text)
+                return look_again(self, one, server, measured, reference)
             self.write_own_texts(one, server, checkpoint, found.tasks)
             return found
 
@@ -341,6 +351,7 @@ class _Evaluation:
         who = self.who(one.label, checkpoint, server.fingerprint)
         self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
         signature = self.begin(one, server, checkpoint)
+        tasks = self.rounds.first(of_reference=one.is_reference, is_noise_floor=is_noise_floor)
         results = measure_suite(
             self.suite,
             server,
@@ -352,7 +363,9 @@ class _Evaluation:
             is_noise_floor=is_noise_floor,
             concurrency=self.profile.concurrency,
             on_progress=lambda line: self.on_progress(f"{label}: {line}"),
+            tasks=tasks,
         )
+        results["tasks"] = tuple(self.rounds.noted(results["tasks"], tasks, {}, {}))
         self.write_own_texts(one, server, checkpoint, results["tasks"])
         self.end(one, server, signature)
         if self.suite.probes is not None and not is_noise_floor:

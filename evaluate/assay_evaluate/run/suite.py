@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from assay_evaluate.run.asked_with import describe
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
+from assay_evaluate.tasks.looks import has_second_replies
 from assay_evaluate.tasks.needle import haystacks, run_needle
 from assay_evaluate.tasks.ruler_task import run_ruler
 from assay_evaluate.tasks.swebench.task import run_swe_task
@@ -40,11 +42,13 @@ def measure_suite(
     is_noise_floor: bool,
     concurrency: int,
     on_progress: Callable[[str], None],
+    tasks: Sequence[TaskBase] | None = None,
 ) -> dict[str, Any]:
     """Fields `tasks, divergence, acceptance, not_measured, notes` and how busy the servers were, of a Measurement.
 
-    text: what the reference wrote; None if this is the reference, which then writes and scores it. The noise-floor pass asks
-    everything again in another batch composition: other concurrency, reverse order.
+    text: what the reference wrote; None if this is the reference, which then writes and scores it. tasks: those of the suite as
+    they are asked now; None: as the suite has them. The noise-floor pass asks everything again in another batch composition:
+    other concurrency, reverse order; of tasks that the reference has answered twice already it takes the second replies.
     """
     in_flight = max(2, concurrency // 2 + 1) if is_noise_floor else concurrency
     not_measured: dict[str, str] = {}
@@ -57,27 +61,52 @@ def measure_suite(
         asked_with = describe(checkpoint, serving, server.fingerprint, dialect, seeds)
         reference = who if text is None else text.who
         phase = DivergencePhase(session, suite, who, text, checkpoint, server.fingerprint)
-        tasks, accepted = _run_tasks(session, suite, server, who, reference, checkpoint, phase)
-        not_measured |= {task.task: task.note or "" for task in tasks if task.accuracy is None}
+        results, accepted = _run_tasks(
+            session, suite, suite.tasks if tasks is None else tasks, server, who, reference, checkpoint, phase
+        )
+        not_measured |= {task.task: task.note or "" for task in results if task.accuracy is None}
         if suite.acceptance and accepted is None:
             drafts = server.fingerprint.speculation is not None
             not_measured["acceptance"] = "the server drafted nothing" if drafts else "served without speculative decoding"
-        divergence = phase.finish(tasks)
+        divergence = phase.finish(results)
         not_measured |= phase.not_measured
         shares = client.flight.shares() or (None, None)
     return {
         "requests_in_flight_share": shares[0],
         "mean_requests_in_flight": shares[1],
         "asked_with": asked_with,
-        "tasks": tuple(tasks),
+        "tasks": tuple(results),
         "divergence": divergence,
         "acceptance": accepted if suite.acceptance else None,
         "not_measured": not_measured,
-        "notes": (*notes, *(note for task in tasks for note in _task_notes(task))),
+        "notes": (*notes, *(note for task in results for note in task_notes(task))),
     }
 
 
-def _task_notes(task: TaskResult) -> list[str]:
+def ask_tasks(
+    suite: SuiteRecipe,
+    tasks: Sequence[TaskBase],
+    server: Server,
+    journal: Journal,
+    who: Identity,
+    reference: Identity,
+    *,
+    checkpoint: Path | None,
+    serving: Serving,
+    concurrency: int,
+    on_progress: Callable[[str], None],
+) -> list[TaskResult]:
+    """Some of the suite's tasks, as they are asked now; what the journal has already is not asked again. Scores only."""
+    with Client(server, journal, who, concurrency=concurrency, newest_first=False, on_progress=on_progress) as client:
+        dialect = learn_dialect(client, serving.chat_template_kwargs)
+        has_parser = serving.reasoning_parser is not None
+        session = Session(client, dialect, suite.seed, 0, has_parser, takes_seeds(server.fingerprint))
+        return session.ahead.run(
+            [functools.partial(_measure_task, session, suite, task, reference, checkpoint) for task in tasks]
+        )
+
+
+def task_notes(task: TaskResult) -> list[str]:
     """How a measured task was measured, its partial credit, and how often its thinking was ended by the budget."""
     found = [f"{task.task}: {task.note}"] if task.note and task.accuracy is not None else []
     if task.mean_score is not None:
@@ -94,17 +123,24 @@ def _task_notes(task: TaskResult) -> list[str]:
 
 
 def _run_tasks(
-    session: Session, suite: SuiteRecipe, server: Server, who: Identity, reference: Identity, checkpoint: Path | None,
-    phase: DivergencePhase,
+    session: Session, suite: SuiteRecipe, asked: Sequence[TaskBase], server: Server, who: Identity, reference: Identity,
+    checkpoint: Path | None, phase: DivergencePhase,
 ) -> tuple[list[TaskResult], Acceptance | None]:  # fmt: skip
     key = f"{suite.sha256}:{who.checkpoint_sha256}:{who.fingerprint_sha256}:{session.sample}"
     journal = session.client.journal
     with server_counters(server.metrics, journal, key):
         todo: list[Callable[[], TaskResult | None]] = [
-            functools.partial(_measure_task, session, suite, task, reference, checkpoint) for task in suite.tasks
+            functools.partial(_measure_task, _session_of(session, suite, task), suite, task, reference, checkpoint)
+            for task in asked
         ]
         tasks = [result for result in session.ahead.run([*todo, phase.begin]) if result is not None]
     return tasks, acceptance(session.tally, journal.counters(key))
+
+
+def _session_of(session: Session, suite: SuiteRecipe, task: TaskBase) -> Session:
+    """Of the noise-floor pass: the one that takes second replies, for a task that has them."""
+    takes = bool(session.sample) and has_second_replies(next(one for one in suite.tasks if one.name == task.name))
+    return dataclasses.replace(session, takes_second_replies=True) if takes else session
 
 
 def _measure_task(
@@ -120,7 +156,7 @@ def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: I
         # Sized once, by the reference's tokenizer and template: every checkpoint must get the same text.
         made_from = {
             "seed": suite.seed,
-            "task": task.model_dump(mode="json"),
+            "task": task.model_dump(mode="json", exclude={"num_samples"}),
             "reference": reference.checkpoint_sha256,
             "chat": session.dialect.is_chat,
             "chat_template_kwargs": session.dialect.chat_template_kwargs,

@@ -1,13 +1,16 @@
 """Replies of reference and candidate to the same questions, side by side: what is compared, and the statistics that fit it.
 
-One reply to each item: exact tests of right and wrong. Several: each item's share of right replies, items resampled. Items that
-share a question, a text or a repository are a cluster: clusters are then what is sampled, the wider of both intervals counts.
+One reply to each item: exact tests of right and wrong. Several, on one side or both: each item's share of right replies, items
+resampled. Items that share a question, a text or a repository are a cluster: clusters are then what is sampled, the wider of
+both intervals counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from assay.errors import MeasureError
 from assay.records.base import Interval
@@ -54,6 +57,9 @@ class Pairs(NamedTuple):
     """Which item each pair answers: the same one several times if there are several samples of it."""
     clusters: list[str]
     """Of each pair's item: its cluster, or the item itself."""
+    unequal: tuple[list[float], list[float]] | None = None
+    """Of each item, the share of right replies of either side, where one side has more of them than can be paired. None: every
+    reply is in a pair."""
 
     @property
     def n(self) -> int:
@@ -62,13 +68,28 @@ class Pairs(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        """Some item has several samples: pairs are not independent, items are."""
-        return len(set(self.items)) < self.n
+        """Some item has several samples on some side: pairs are not independent, items are."""
+        return self.unequal is not None or len(set(self.items)) < self.n
 
     @property
     def shares(self) -> tuple[list[float], list[float]]:
         """Of each item, the share of right replies: reference, candidate."""
+        if self.unequal is not None:
+            return self.unequal
         return _means(self.items, self.reference), _means(self.items, self.candidate)
+
+    @property
+    def variance(self) -> float:
+        """Of the mean difference over items, from one draw of replies (and items) to another; never 0.
+
+        As if two items more had been asked, of which one half is lost and one half gained (Agresti & Min 2005, Stat. Med.
+        24:729-740); by clusters if that is more.
+        """
+        differences = np.asarray(self.differences)
+        n = len(differences) + 2
+        by_item = ((differences @ differences + 1) / n - (differences.sum() / n) ** 2) / n
+        clustered = self.clustered
+        return float(by_item if clustered is None else max(by_item, clustered.standard_error**2))
 
     @property
     def differences(self) -> list[float]:
@@ -176,21 +197,39 @@ def find_task(measurement: Measurement, name: str) -> TaskResult | None:
 def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
     """Answers paired by item and sample; a question that either side has no reply to is left out and counted.
 
+    Where one side has more replies to each item than the other, those that cannot be paired count in its shares all the same.
     MeasureError if a sample of an item occurs twice on one side: pairing would then be arbitrary.
     """
     ours, theirs = _by_item(reference), _by_item(candidate)
-    items = list(dict.fromkeys([*ours, *theirs]))
+    num_ours, num_theirs = (1 + max((sample for _, sample in side), default=0) for side in (ours, theirs))
+    common = min(num_ours, num_theirs)
+    items = [key for key in dict.fromkeys([*ours, *theirs]) if key[1] < common]
     both = [
         (r.correct, k.correct, r.answer, k.answer, r.item, r.cluster or k.cluster or r.item)
         for item in items
         if (r := ours.get(item)) is not None and (k := theirs.get(item)) is not None
         if r.correct is not None and k.correct is not None
     ]
-    return Pairs(
+    pairs = Pairs(
         [r for r, *_ in both], [k for _, k, *_ in both], len(items) - len(both),
         [before for _, _, before, *_ in both], [after for _, _, _, after, *_ in both], [item for *_, item, _ in both],
         [cluster for *_, cluster in both],
     )  # fmt: skip
+    if num_ours == num_theirs:
+        return pairs
+    lacking = sum(one.correct is None for side in (ours, theirs) for (_, sample), one in side.items() if sample >= common)
+    compared = list(dict.fromkeys(pairs.items))
+    unequal = (_shares_of(compared, ours), _shares_of(compared, theirs))
+    return pairs._replace(num_excluded=pairs.num_excluded + lacking, unequal=unequal)
+
+
+def _shares_of(items: Sequence[str], side: Mapping[tuple[str, int], ItemResult]) -> list[float]:
+    """Of each item, the share of right ones among all replies that came."""
+    replies: dict[str, list[bool]] = {item: [] for item in items}
+    for (item, _), one in side.items():
+        if one.correct is not None and item in replies:
+            replies[item].append(one.correct)
+    return [sum(found) / len(found) for found in replies.values()]
 
 
 def _by_item(task: TaskResult) -> dict[tuple[str, int], ItemResult]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from assay.recipes.gate import GateRecipe
 from assay.records.measurement import TaskResult
+from assay.records.verdict import LookSeen
 from assay_evaluate.statistics import POWER, PairedEvidence
 from assay_evaluate.statistics.item_pairs import Pairs, TokenCost
 
@@ -19,6 +20,8 @@ class ComparedTask:
     pairs: Pairs
     evidence: PairedEvidence
     tokens: TokenCost | None
+    looks: tuple[LookSeen, ...] = ()
+    """Of a task that is asked in rounds; `evidence` is of all of them together."""
 
 
 def items_needed_for(one: ComparedTask, recipe: GateRecipe) -> int:

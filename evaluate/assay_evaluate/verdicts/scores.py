@@ -19,9 +19,9 @@ from assay_evaluate.statistics.item_pairs import (
     accuracy_of,
     find_task,
     output_tokens,
-    pair_items,
 )
 from assay_evaluate.verdicts.compared_task import ComparedTask, items_needed_for
+from assay_evaluate.verdicts.looks import look_at
 from assay_evaluate.verdicts.score_sentences import by_cluster, sentences
 from assay_evaluate.verdicts.truncation import too_much_truncation
 
@@ -97,11 +97,10 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
             reason = note or side.not_measured.get(gate.task) or "the suite did not ask it"
             return f"{gate.task} has no score for {side.label}: {reason}."
     assert ours is not None and theirs is not None
-    pairs = pair_items(ours, theirs)
-    if pairs.n == 0:
+    seen = look_at(gate, recipe, reference, ours, candidate, theirs)
+    if seen is None:
         return f"No item of {gate.task} was answered by both sides."
-    evidence = pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
-    return ComparedTask(ours, theirs, pairs, evidence, output_tokens(ours, theirs, recipe.level))
+    return ComparedTask(ours, theirs, seen.pairs, seen.evidence, output_tokens(ours, theirs, recipe.level), seen.looks)
 
 
 def _verdict(
@@ -129,6 +128,7 @@ def _verdict(
         items_needed=items_needed_for(one, recipe),
         mean_output_tokens=None if tokens is None else (tokens.reference_mean, tokens.candidate_mean),
         extra_output_tokens=None if tokens is None else tokens.extra,
+        looks=one.looks,
     )
 
 

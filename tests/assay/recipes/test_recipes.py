@@ -183,7 +183,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
              "required, task"),
         ("gates", "quick", ["level"], "levl",
          "unknown key 'levl'; did you mean 'level'? Allowed: adjust, default_max_drop, description, gates, level, "
-         "max_excluded, min_items, name, schema"),
+         "max_excluded, min_items, name, schema, stopping"),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_names_file_key_and_the_nearest(
@@ -287,7 +287,7 @@ EVERYTHING_WRONG = {
     "suites": (
         "schema: 1\nname: wrong\nseed: train-1\ntasks:\n"
         "- {kind: arithmetic, name: a, num_items: 5, max_tokens: 8, thinking_tokens: 9, num_samples: 2}\n"
-        "- {kind: tools, name: a, num_items: 5, max_tokens: 8, num_samples: 2, temprature: 1.0}\n"
+        "- {kind: tools, name: a, num_items: 5, max_tokens: 8, thinking_tokens: 9, temprature: 1.0}\n"
         "- {kind: swe, name: s, dataset: lite, max_tokens: 8, environment: local, filter: '('}\n"
         "- {kind: nedle, name: n, num_itmes: 5, lengths_tokens: [9], max_tokens: 0}\n",
         [
@@ -304,7 +304,7 @@ EVERYTHING_WRONG = {
             "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: budget, chance, kind, languages, "
             "lengths_tokens, max_tokens, name, num_items, num_needles, num_samples, sampling, temperature, thinking_tokens, "
             "top_k, top_p",
-            "tasks.1.tools: tools are asked about once each: ask for more num_items, the shares of cells are over items",
+            "tasks.1.tools: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
             "tasks.3.needle.max_tokens: Input should be greater than or equal to 1 (got '0')",
             "two tasks are called a; names are keys of the results",
             "seed 'train-1' must begin with 'eval': other seeds may have been trained on",

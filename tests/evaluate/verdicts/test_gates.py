@@ -100,6 +100,7 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
         "items_needed": needed,
         "mean_output_tokens": (30.0, 30.0),
         "extra_output_tokens": {"value": 0.0, "low": 0.0, "high": 0.0, "n": n, "level": 0.95},
+        "looks": (),
         "has_say": True,
     }
     assert report.overall == {"w4a16": status}

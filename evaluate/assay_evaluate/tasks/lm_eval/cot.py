@@ -7,17 +7,19 @@ known only to us, and kept beside its scores. lm-eval is imported inside functio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from assay.recipes.suite import LmEvalTask
+from assay.recipes.suite import LmEvalTask, Range
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.language import count_scripts, is_foreign
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.tasks.lm_eval.load import code_execution, load_tasks, quiet_lm_eval, seeded
+from assay_evaluate.tasks.lm_eval.load import FEWSHOT_SEED, code_execution, load_tasks, quiet_lm_eval, seeded
+from assay_evaluate.tasks.looks import growing_limits, in_drawn_order
 
 if TYPE_CHECKING:
     from assay_evaluate.tasks.lm_eval.model import JournaledLM, LmEvalQuestion
@@ -53,35 +55,62 @@ def _ask_and_score(session: Session, task: LmEvalTask, loaded: Any) -> tuple[lis
     """Results of all documents, and how they were scored. lm-eval scores each sample by itself, as if it were the only one:
     its tasks' own ways of choosing among samples (majority, first) would hide how often each is right."""
     results, how, num_cut = [], dict[str, None](), 0
-    for sample in range(task.num_samples):
-        model, found = _score_sample(session, task, loaded, sample)
-        results += [result for items, _ in found for result in items]
-        how |= dict.fromkeys(text for _, text in found)
-        num_cut += model.num_cut_at_stops
+    for documents in _parts(task, session.seed, loaded):
+        for sample in range(task.fewest_samples):
+            model, found = _score_sample(session, task, loaded, sample, documents)
+            results += [result for items, _ in found for result in items]
+            how |= dict.fromkeys(text for _, text in found)
+            num_cut += model.num_cut_at_stops
     told = list(how)
     if num_cut:
         told.append(f"{num_cut} finished replies were cut at the task's stop strings")
     return results, "; ".join(told)
 
 
+Documents = Mapping[str, Sequence[int]]
+"""Task of lm-eval -> documents of it that are asked, ascending."""
+
+
+def _parts(task: LmEvalTask, seed: str, loaded: Any) -> Iterator[Documents | None]:
+    """What is asked in one pass of lm-eval: all at once (None), or of a range of items those that each look adds.
+
+    A pass each, so that an item has the same prompt however many looks follow: examples in prompts are drawn in passing.
+    Documents are drawn by the suite's seed.
+    """
+    if not isinstance(task.limit, Range):
+        yield None
+        return
+    order = {name: in_drawn_order(seed, name, range(len(one.eval_docs))) for name, one in loaded["tasks"].items()}
+    for before, limit in pairwise([0, *growing_limits(task.limit)]):
+        added = {name: sorted(documents[before:limit]) for name, documents in order.items()}
+        if added := {name: documents for name, documents in added.items() if documents}:
+            yield added
+
+
 def _score_sample(
-    session: Session, task: LmEvalTask, loaded: Any, sample: int
+    session: Session, task: LmEvalTask, loaded: Any, sample: int, documents: Documents | None
 ) -> tuple[JournaledLM[_Kept], list[tuple[list[ItemResult], str]]]:
     """One reply to every document: lm-eval's model, and of each task the results and how they were scored."""
     from lm_eval.evaluator import evaluate
 
-    model = _model(session, task, sample)
+    model = _model(session, task, sample, documents)
+    for one in loaded["tasks"].values():  # every sample of an item has the same examples
+        one.set_fewshot_seed(seed=FEWSHOT_SEED)
+    named = {name: loaded["tasks"][name] for name in documents or ()}
     with code_execution(task.allow_code_execution), seeded():
         rows_of = evaluate(
             model,
-            loaded,
-            limit=task.limit,
+            loaded if documents is None else {"tasks": named, "groups": {}, "group_map": {}},
+            limit=task.limit if documents is None else None,
+            samples=None if documents is None else {name: list(found) for name, found in documents.items()},
             apply_chat_template=True,
             fewshot_as_multiturn=True,
             log_samples=True,
             bootstrap_iters=0,
             confirm_run_unsafe_code=task.allow_code_execution,
         )["samples"]
+    if documents is not None:  # lm-eval numbers the chosen ones anew in requests, and not in what it returns
+        model.kept = {(name, documents[name][place]): kept for (name, place), kept in model.kept.items()}
     return model, [_score_named(task, name, loaded, rows, model) for name, rows in rows_of.items()]
 
 
@@ -146,14 +175,18 @@ def _filter_and_metric(task: LmEvalTask, name: str, loaded: Any, rows: Sequence[
     return task.filter or chosen, task.metric or [*listed, *metrics][0]
 
 
-def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept]:
+def _model(session: Session, task: LmEvalTask, sample: int, documents: Documents | None) -> JournaledLM[_Kept]:
     """lm-eval's model for one reply to every document of a task."""
     from assay_evaluate.tasks.lm_eval.model import JournaledLM
+
+    def item(question: LmEvalQuestion) -> str:
+        number = question.doc_id if documents is None else documents[question.task][question.doc_id]
+        return f"{question.task}/{number}"
 
     def request(question: LmEvalQuestion) -> Request:
         return session.request(
             task.name,
-            f"{question.task}/{question.doc_id}",
+            item(question),
             question.messages,
             max_tokens=task.max_tokens,
             temperature=task.temperature,
@@ -165,7 +198,7 @@ def _model(session: Session, task: LmEvalTask, sample: int) -> JournaledLM[_Kept
         text = question.text
         result = session.result(
             reply,
-            item=f"{question.task}/{question.doc_id}",
+            item=item(question),
             sample=sample,
             language="und",
             prompt=text,

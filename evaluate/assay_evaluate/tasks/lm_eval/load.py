@@ -22,6 +22,9 @@ from assay_evaluate.client.client import NotMeasured
 CODE_EVAL = "HF_ALLOW_CODE_EVAL"
 """Environment variable without which Hugging Face's `code_eval` metric refuses to run code."""
 
+FEWSHOT_SEED = 1234
+"""lm-eval's own default."""
+
 
 def load_tasks(task: LmEvalTask) -> Any:
     """lm-eval's task dictionary, with the fewshot settings its command line would make.
@@ -57,7 +60,7 @@ def load_tasks(task: LmEvalTask) -> Any:
             lm_task.set_config(key="num_fewshot", value=task.num_fewshot)
         elif default is None:
             lm_task.set_config(key="num_fewshot", value=0)
-        lm_task.set_fewshot_seed(seed=1234)  # lm-eval's own default
+        lm_task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
 
 

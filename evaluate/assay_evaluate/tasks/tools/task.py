@@ -53,28 +53,29 @@ def run_tools(session: Session, task: ToolsTask, reference: Identity) -> TaskRes
     except NotMeasured as error:
         return task_result(task.name, "tools", [], task.max_tokens, str(error))
     pairs = zip(asked.questions, asked.num_sentences, strict=True)
-    answered = session.ask_pairs(pairs, lambda one: _request(session, task, *one))
-    results = [_result(session, task, question, reply) for (question, _), reply in answered]
+    answered = session.ask_items(task, pairs, lambda one, sample: _request(session, task, *one, sample))
+    results = [_result(session, task, question, reply, sample) for (question, _), sample, reply in answered]
+    first = [result for result in results if result.sample == 0]  # shares of cells are over items
     notes = [f"not measured {cell}: {why}" for cell, why in asked.skipped.items()]
     budget = session.thinking_budget_tokens(task)
     found = task_result(task.name, "tools", results, task.max_tokens, "; ".join(notes) or None, budget)
-    return found.model_copy(update={"tools": tool_calls(results, _reference_results(session, task, asked, reference))})
+    return found.model_copy(update={"tools": tool_calls(first, _reference_results(session, task, asked, reference))})
 
 
 def _reference_results(session: Session, task: ToolsTask, asked: AskedTools, reference: Identity) -> list[ItemResult] | None:
-    """The reference's own results, from the journal; None on its first pass."""
+    """The reference's own first results, from the journal; None on its first pass."""
     if session.client.who == reference and session.sample == 0:
         return None
-    found = []
+    found, as_first = [], dataclasses.replace(session, takes_second_replies=False)
     for question, num_sentences in zip(asked.questions, asked.num_sentences, strict=True):
-        first = dataclasses.replace(_request(session, task, question, num_sentences), sample=0)
+        first = dataclasses.replace(_request(as_first, task, question, num_sentences), sample=0)
         reply = session.client.journal.find(first.key(reference))
         if reply is not None:
             found.append(_result(session, task, question, reply))
     return found
 
 
-def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sentences: int) -> Request:
+def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sentences: int, sample: int = 0) -> Request:
     offered = {"tools": [tool.definition for tool in question.tools], "tool_choice": "auto"}
     return session.request(
         task.name,
@@ -82,15 +83,17 @@ def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sent
         messages_of(question, num_sentences, session.seed),
         max_tokens=task.max_tokens,
         temperature=task.temperature,
+        repeat=sample,
         more={**session.parameters(task), **offered},
     )
 
 
-def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Reply) -> ItemResult:
+def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Reply, sample: int = 0) -> ItemResult:
     done = judge(question, reply)
     result = session.result(
         reply,
         item=question.id,
+        sample=sample,
         language=question.language,
         prompt=question.question,
         expected=canonical_json(question.expected),
@@ -117,7 +120,7 @@ def _sized(session: Session, task: ToolsTask, reference: Identity) -> AskedTools
     journal = session.client.journal
     made_from = {
         "seed": session.seed,
-        "task": task.model_dump(mode="json"),
+        "task": task.model_dump(mode="json", exclude={"num_samples"}),
         "catalogue": CATALOGUE_VERSION,
         "reference": reference.checkpoint_sha256,
         "chat_template_kwargs": session.dialect.chat_template_kwargs,

@@ -11,8 +11,9 @@ import pytest
 from fake_server import FakeServer, Scripted
 from lm_eval_questions import ANSWERS, REPLIES, WHO, reply_from_file, session_with
 
+from assay.recipes.gate import Stopping
 from assay.recipes.load import load_recipe
-from assay.recipes.suite import ArithmeticTask, LmEvalTask, SuiteRecipe
+from assay.recipes.suite import ArithmeticTask, LmEvalTask, Range, SuiteRecipe
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.acceptance import AcceptanceTally, acceptance
 from assay_evaluate.asking.dialect import takes_seeds
@@ -22,6 +23,7 @@ from assay_evaluate.run.suite import _measure_task
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.items import arithmetic_item
 from assay_evaluate.tasks.lm_eval.cot import _part_of_translation, run_lm_eval
+from assay_evaluate.tasks.looks import Look, asked_for, in_drawn_order, items_at, planned_looks
 
 ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)
 
@@ -222,6 +224,37 @@ def test_several_samples_of_every_document(tmp_path: Path, task_folder: Path) ->
     assert (result.accuracy.value, result.accuracy.n) == (pytest.approx((1 + 1 / 3) / 6), 6)
     assert (result.pass_at_k.value, result.pass_at_k.n) == (2 / 6, 6)
     assert again == result
+
+
+@pytest.mark.slow
+def test_a_range_of_items_grows_by_new_ones(tmp_path: Path, task_folder: Path) -> None:
+    """Two documents, then two more, then the other two, in an order drawn by the seed; none is asked twice, each is scored as
+    ever, and each look can be taken out of the last result again."""
+    task = LmEvalTask(
+        kind="lm_eval", name="maths", tasks=("local_gsm8k",), max_tokens=64, include_path=str(task_folder), temperature=0.7,
+        limit=Range(min=2, max=6),
+    )  # fmt: skip
+    looks = planned_looks(task, Stopping())
+    assert looks == (Look(2, 1, 2), Look(2, 1, 4), Look(2, 1, 6))
+    found, asked = [], []
+    with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
+        for look in looks:
+            found.append(run_lm_eval(session, asked_for(task, look.reference_samples, look.limit)))
+            asked.append(len(server.requests))
+        by_limit = run_lm_eval(session, task.model_copy(update={"limit": None}))
+        second = run_lm_eval(dataclasses.replace(session, takes_second_replies=True, sample=1), asked_for(task, 1, 2))
+        drawn = in_drawn_order(session.seed, "local_gsm8k", range(6))
+    assert asked == [4, 8, 12]
+    assert len(server.requests) == 12
+    assert drawn != list(range(6))
+    for look, result in zip(looks, found, strict=True):
+        assert look.limit is not None
+        assert {one.item for one in result.items} == {f"local_gsm8k/{number}" for number in drawn[: look.limit]}
+        assert sorted(items_at(found[-1].items, 2, look.limit, session.seed), key=str) == sorted(result.items, key=str)
+    first = {one.item: one for one in found[-1].items if one.sample == 0}
+    assert {one.item: one for one in by_limit.items} == first
+    again = {one.item: one for one in found[0].items if one.sample == 1}
+    assert {one.item: dataclasses.replace(one, sample=1) for one in second.items} == again
 
 
 def test_greedy_samples_are_refused() -> None:

@@ -1,0 +1,147 @@
+"""A task that is asked in rounds, as the gates see it: replayed look by look from the records alone.
+
+A look holds the first replies, or the first drawn items, that it was planned to hold, whatever was asked later or for another
+candidate. What each look says is a test of its own (`Pairs.evidence`); together they keep one alpha (`statistics.sequential`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from scipy import stats
+
+from assay.recipes.gate import GateRecipe, ScoreGate, Stopping
+from assay.recipes.suite import SuiteRecipe, TaskBase
+from assay.records.base import Interval
+from assay.records.measurement import Measurement, TaskResult
+from assay.records.verdict import LookSeen
+from assay_evaluate.statistics import PairedEvidence
+from assay_evaluate.statistics.item_pairs import Pairs, pair_items
+from assay_evaluate.statistics.sequential import Spending, nominal_levels, sequential_p
+from assay_evaluate.tasks.looks import Look, items_at, planned_looks
+
+LEAST_LEVEL = 0.0025
+"""One-sided. Beyond it 2,000 resamples say little, and the ends of an interval are moved out as a normal's would be."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the gates see of one task of one candidate."""
+
+    pairs: Pairs
+    """At the last look."""
+    evidence: PairedEvidence
+    """Of all looks together."""
+    looks: tuple[LookSeen, ...] = ()
+    """Empty: looked at once, at all there is."""
+
+
+def recorded_task(measurement: Measurement, name: str) -> TaskBase | None:
+    """A task with a range as the measurement's suite has it. None: another task, which is asked once."""
+    for task in measurement.suite_recipe.get("tasks", ()):
+        if task.get("name") == name and (isinstance(task.get("num_samples"), dict) or isinstance(task.get("limit"), dict)):
+            return SuiteRecipe.model_validate({"schema": 1, "name": "recorded", "seed": "eval", "tasks": [task]}).tasks[0]
+    return None
+
+
+def look_at(
+    gate: ScoreGate, recipe: GateRecipe, reference: Measurement, ours: TaskResult, candidate: Measurement, theirs: TaskResult
+) -> Seen | None:
+    """None: no item was answered by both sides."""
+    task, seed = recorded_task(reference, gate.task), str(reference.suite_recipe.get("seed", ""))
+    if task is None:
+        pairs = pair_items(ours, theirs)
+        return Seen(pairs, _evidence(pairs, gate, recipe)) if pairs.n else None
+    planned = planned_looks(task, recipe.stopping)
+    if (
+        candidate.is_noise_floor
+    ):  # as many replies of the reference as its repeat has, to the same items: no reply is on both sides
+        pairs = pair_items(_at(ours, theirs.num_samples, planned[0].limit, seed), theirs)
+        return Seen(pairs, _evidence(pairs, gate, recipe)) if pairs.n else None
+    reached = [look for look in planned if _is_reached(look, ours, theirs)] or [_asked(ours, theirs)]
+    found = [
+        pair_items(_at(ours, look.reference_samples, look.limit, seed), _at(theirs, look.candidate_samples, look.limit, seed))
+        for look in reached
+    ]
+    if not all(pairs.n for pairs in found):
+        return None
+    return _together(gate, recipe, planned, reached, found)
+
+
+def _evidence(pairs: Pairs, gate: ScoreGate, recipe: GateRecipe) -> PairedEvidence:
+    return pairs.evidence(gate.max_drop, level=recipe.level, claim=gate.claim)
+
+
+def _at(task: TaskResult, num_samples: int, limit: int | None, seed: str) -> TaskResult:
+    return task.model_copy(update={"items": items_at(task.items, num_samples, limit, seed)})
+
+
+def _asked(ours: TaskResult, theirs: TaskResult) -> Look:
+    """All there is, of a run that was asked by other looks than these gates have."""
+    limits = [task.rounds[-1].limit for task in (ours, theirs) if task.rounds and task.rounds[-1].limit is not None]
+    return Look(ours.num_samples, theirs.num_samples, min(limits, default=None))
+
+
+def _is_reached(look: Look, ours: TaskResult, theirs: TaskResult) -> bool:
+    """Whether both sides were asked so much."""
+    return all(
+        task.rounds and task.rounds[-1].num_samples >= wanted and (task.rounds[-1].limit or 0) >= (look.limit or 0)
+        for task, wanted in ((ours, look.reference_samples), (theirs, look.candidate_samples))
+    )
+
+
+# ------------------------------------------------------------------------------------------------ several looks, one alpha
+def _together(gate: ScoreGate, recipe: GateRecipe, planned: tuple[Look, ...], reached: list[Look], found: list[Pairs]) -> Seen:
+    spending, alpha = spending_of(recipe.stopping), (1 - recipe.level) / 2
+    evidence = [_evidence(pairs, gate, recipe) for pairs in found]
+    whole = planned[-1].planned_information
+    shares = [min(look.planned_information / whole, 1.0) for look in reached]
+    informations = [1 / pairs.variance for pairs in found]
+    levels = nominal_levels(shares, informations, alpha, spending)
+    looks = tuple(
+        LookSeen(
+            reference_samples=look.reference_samples, candidate_samples=look.candidate_samples, num_items=len(set(pairs.items)),
+            share=share, alpha_spent=spending.spent(share, alpha), level=level, p_pass=one.p_pass, p_fail=one.p_fail,
+            drop=one.drop.value, information=information,
+        )
+        for look, pairs, share, level, one, information in zip(
+            reached, found, shares, levels, evidence, informations, strict=True
+        )
+    )  # fmt: skip
+    if shares == [1.0]:
+        return Seen(found[0], evidence[0], looks)
+
+    def over_looks(p_values: list[float]) -> float:
+        return sequential_p(p_values, shares, informations, spending)
+
+    together = dataclasses.replace(
+        evidence[-1],
+        drop=_repeated_interval([_interval_at(pairs, level) for pairs, level in zip(found, levels, strict=True)], recipe.level),
+        p_pass=over_looks([one.p_pass for one in evidence]),
+        p_fail=over_looks([one.p_fail for one in evidence]),
+        p_difference=min(1.0, 2 * over_looks([one.p_difference / 2 for one in evidence])),
+    )
+    return Seen(found[-1], together, looks)
+
+
+def spending_of(stopping: Stopping) -> Spending:
+    return Spending(stopping.spending, stopping.gamma)
+
+
+def _interval_at(pairs: Pairs, level: float) -> Interval:
+    """The interval that excludes what a look's test at this one-sided level rejects."""
+    drop = pairs.drop(1 - 2 * max(level, LEAST_LEVEL))
+    if level >= LEAST_LEVEL:
+        return drop
+    further = float(stats.norm.isf(max(level, 1e-300)) / stats.norm.isf(LEAST_LEVEL))
+    low, high = drop.value - further * (drop.value - drop.low), drop.value + further * (drop.high - drop.value)
+    return drop.model_copy(update={"low": max(low, -1.0), "high": min(high, 1.0)})
+
+
+def _repeated_interval(intervals: list[Interval], level: float) -> Interval:
+    """Of the last look, within those of the looks before: all of them cover the truth together with chance `level` (repeated
+    confidence intervals; Jennison & Turnbull 1989, JRSS B 51:305-361). A word that was said at a look is not taken back."""
+    last = intervals[-1]
+    low, high = max(one.low for one in intervals), min(one.high for one in intervals)
+    return last.model_copy(update={"low": min(low, last.value), "high": max(high, last.value), "level": level})
