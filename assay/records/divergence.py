@@ -1,6 +1,7 @@
 """What divergence is told in: drift over one set of texts, in parts and along the position, and exact mode. All in nats.
 
-Intervals are bootstrap-t intervals over whole texts (95 %). Missing is None: fewer than `FEWEST_TEXTS` texts have no interval.
+Intervals are over whole texts, with the kinds of text that the suite fixes as strata (95 %). Missing is None: fewer than
+`FEWEST_TEXTS` texts have no interval.
 """
 
 from __future__ import annotations

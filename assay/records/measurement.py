@@ -188,7 +188,7 @@ class Divergence(Part):
     num_positions: int
     num_non_finite: int
     kl_mean: TextMean
-    """Interval: bootstrap-t over texts."""
+    """Interval: over texts, with their kinds as strata."""
     kl_median: float
     kl_p90: float
     kl_p99: float

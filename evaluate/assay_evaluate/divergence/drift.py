@@ -1,7 +1,8 @@
 """Values per position of many texts -> `Drift`: how far, where, and how sure that is.
 
-Tokens of one text are not independent, so every interval resamples whole texts, and fewer than `FEWEST_TEXTS` of them have
-none. Quantiles and the mean of the worst 5 % have none either: over tens of texts resampling does not cover them. Gates and
+Tokens of one text are not independent, so every interval is over whole texts, with the kinds of text that the suite fixes as
+strata, and fewer than `FEWEST_TEXTS` have none. Quantiles and the mean of the worst 5 % have none either: over tens of texts
+none covers. Gates and
 readers compare these with the same numbers of the reference against itself; nothing here divides by that noise floor, which is
 exactly 0 on some machines.
 """
@@ -18,7 +19,8 @@ import numpy.typing as npt
 from assay.records.base import Interval
 from assay.records.divergence import FEWEST_TEXTS, Drift, DriftGroup, DriftSpan, Estimate, TextMean, TextSet
 from assay_evaluate.divergence.positions import Bools, Floats, PositionDivergence, ScoredDocument
-from assay_evaluate.statistics import studentized_mean
+from assay_evaluate.divergence.strata import Kind, strata_of
+from assay_evaluate.statistics import skewed_mean
 
 SPANS = (0,)
 CURVE = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -48,11 +50,14 @@ class Positions:
     probability_change_N: Floats
     labels_N: dict[str, npt.NDArray[np.str_]]
     """`domain`, `language`, `part` of each; empty where not known."""
+    kinds: tuple[Kind, ...]
+    """Of each text: set, domain, language."""
 
     def only(self, mask_N: Bools) -> Positions:
         """Those where `mask_N`."""
-        arrays = {name: value[mask_N] for name, value in vars(self).items() if name != "labels_N"}
-        return Positions(**arrays, labels_N={name: value[mask_N] for name, value in self.labels_N.items()})
+        arrays = {name: value[mask_N] for name, value in vars(self).items() if name not in {"labels_N", "kinds"}}
+        labels_N = {name: value[mask_N] for name, value in self.labels_N.items()}
+        return Positions(**arrays, labels_N=labels_N, kinds=self.kinds)
 
 
 def gather(scored: Sequence[tuple[ScoredDocument, PositionDivergence]]) -> Positions:
@@ -79,6 +84,7 @@ def gather(scored: Sequence[tuple[ScoredDocument, PositionDivergence]]) -> Posit
             "language": flat(lambda doc, one: doc.language, np.str_),
             "part": flat(lambda doc, one: _parts(doc, len(one.finite_P)), np.str_),
         },
+        kinds=tuple((doc.texts, doc.domain, doc.language) for doc, _ in scored),
     )
 
 
@@ -97,7 +103,6 @@ def drift_of(
     is_sampled: bool,
     spans: Sequence[int] = SPANS,
     level: float = 0.95,
-    seed: int = 0,
 ) -> Drift:
     """Statistics over the finite positions of the texts; at least two must have some.
 
@@ -107,7 +112,7 @@ def drift_of(
     found = gather(scored)
 
     def mean(values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
-        return text_mean(values_N, found.document_N, within, level=level, seed=seed)
+        return text_mean(found, values_N, within, level=level)
 
     median, p90, p95 = np.quantile(found.kl_N, [0.5, 0.9, 0.95])
     p99, p999, worst = _upper_tail(found.kl_N)
@@ -137,24 +142,27 @@ def drift_of(
             "probability_change_mean": mean(found.probability_change_N),
             "probability_change_rms": _mapped(mean(found.probability_change_N**2, NOT_NEGATIVE), np.sqrt),
             "perplexity_ratio": _mapped(mean(found.ln_ratio_N), np.exp),
-            "by_span": _by_position(found, spans, level, seed),
+            "by_span": _by_position(found, spans, level),
             "unreached_spans": [name for name, inside_N, _ in _spans(found, spans) if not inside_N.any()],
-            "by_confidence": tuple(_by_confidence(found, level, seed)),
-            **{f"by_{label}": tuple(_by_label(found, label, level, seed)) for label in found.labels_N},
-            "curve": _by_position(found, CURVE, level, seed),
+            "by_confidence": tuple(_by_confidence(found, level)),
+            **{f"by_{label}": tuple(_by_label(found, label, level)) for label in found.labels_N},
+            "curve": _by_position(found, CURVE, level),
         }
     )
 
 
 # ------------------------------------------------------------------------------------------------ one number
 def text_mean(
-    values_N: Floats, document_N: Ints, within: tuple[float, float] = SIGNED, *, level: float = 0.95, seed: int = 0
-) -> TextMean:
-    """Mean over positions, with an interval that resamples whole texts if there are enough of them."""
-    num_texts = len(np.unique(document_N))
-    if num_texts < FEWEST_TEXTS:
-        return Estimate(value=float(values_N.mean()), n=num_texts)
-    return studentized_mean(values_N, document_N, least=within[0], most=within[1], level=level, seed=seed)
+    found: Positions, values_N: Floats, within: tuple[float, float] = SIGNED, *, level: float = 0.95
+) -> TextMean:  # fmt: skip
+    """Mean of a value per position, with an interval over whole texts if there are enough of them."""
+    texts, text_N = np.unique(found.document_N, return_inverse=True)
+    if len(texts) < FEWEST_TEXTS:
+        return Estimate(value=float(values_N.mean()), n=len(texts))
+    strata = strata_of([found.kinds[text] for text in texts])
+    number = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
+    stratum_N = np.array([number[stratum] for stratum in strata])[text_N]
+    return skewed_mean(values_N, text_N, stratum_N, least=within[0], most=within[1], level=level)
 
 
 def _upper_tail(kl_N: Floats) -> tuple[float, float, float]:
@@ -173,13 +181,13 @@ def _mapped(mean: TextMean, function: Any) -> TextMean:
 
 
 # ------------------------------------------------------------------------------------------------ groups
-def _by_position(found: Positions, firsts: Sequence[int], level: float, seed: int) -> tuple[DriftSpan, ...]:
+def _by_position(found: Positions, firsts: Sequence[int], level: float) -> tuple[DriftSpan, ...]:
     """Spans that have positions; `last` of the open one is the last position seen."""
     spans = []
     for (name, inside_N, end), first in zip(_spans(found, firsts), firsts, strict=True):
         if inside_N.any():
             last = int(found.position_N.max()) if end is None else end - 1
-            spans.append(DriftSpan(**vars(_group(name, found.only(inside_N), level, seed)), first=first, last=last))
+            spans.append(DriftSpan(**vars(_group(name, found.only(inside_N), level)), first=first, last=last))
     return tuple(spans)
 
 
@@ -190,22 +198,22 @@ def _spans(found: Positions, firsts: Sequence[int]) -> Iterable[tuple[str, Bools
         yield name, (found.position_N >= first) & (found.position_N < (np.inf if end is None else end)), end
 
 
-def _by_confidence(found: Positions, level: float, seed: int) -> Iterable[DriftGroup]:
+def _by_confidence(found: Positions, level: float) -> Iterable[DriftGroup]:
     ends = [*(low for low, _ in CONFIDENCE[1:]), np.inf]
     for (low, name), high in zip(CONFIDENCE, ends, strict=True):
         inside_N = (found.confidence_N >= low) & (found.confidence_N < high)
         if inside_N.any():
-            yield _group(name, found.only(inside_N), level, seed)
+            yield _group(name, found.only(inside_N), level)
 
 
-def _by_label(found: Positions, label: str, level: float, seed: int) -> Iterable[DriftGroup]:
+def _by_label(found: Positions, label: str, level: float) -> Iterable[DriftGroup]:
     label_N = found.labels_N[label]
     for name in sorted({*label_N} - {""}):
-        yield _group(str(name), found.only(label_N == name), level, seed)
+        yield _group(str(name), found.only(label_N == name), level)
 
 
-def _group(name: str, found: Positions, level: float, seed: int) -> DriftGroup:
-    mean = text_mean(found.kl_N, found.document_N, NOT_NEGATIVE, level=level, seed=seed)
+def _group(name: str, found: Positions, level: float) -> DriftGroup:
+    mean = text_mean(found, found.kl_N, NOT_NEGATIVE, level=level)
     return DriftGroup(
         name=name,
         num_positions=len(found.kl_N),

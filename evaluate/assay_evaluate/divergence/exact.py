@@ -145,7 +145,7 @@ class Beside:
     candidate_ln_P: Floats
 
 
-def agreement(texts: Sequence[Beside], *, level: float = 0.95, seed: int = 0) -> Agreement:
+def agreement(texts: Sequence[Beside], *, level: float = 0.95) -> Agreement:
     """How far exact mode and the server's own values are apart, over the positions that are finite in both."""
     differences: dict[str, list[Any]] = {"reference": [], "candidate": []}
     exact, lumped = [], []
@@ -164,7 +164,7 @@ def agreement(texts: Sequence[Beside], *, level: float = 0.95, seed: int = 0) ->
     gap: TextMean | None = None
     if sampled_N.any():
         gap_N = (bound.unbiased_N - truth.kl_N)[sampled_N]
-        gap = text_mean(gap_N, truth.document_N[sampled_N], level=level, seed=seed)
+        gap = text_mean(truth.only(sampled_N), gap_N, level=level)
     found: dict[str, float] = {}
     for name, parts in differences.items():
         apart_N, seen_N = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -172,7 +172,7 @@ def agreement(texts: Sequence[Beside], *, level: float = 0.95, seed: int = 0) ->
         found[f"{name}_max_difference"] = float(apart_N[seen_N].max(initial=0.0))
     return Agreement(
         num_positions=len(truth.kl_N),
-        lumped_mean=text_mean(bound.kl_N, bound.document_N, NOT_NEGATIVE, level=level, seed=seed),
+        lumped_mean=text_mean(bound, bound.kl_N, NOT_NEGATIVE, level=level),
         unbiased_minus_exact=gap,
         num_bound_violations=int((bound.kl_N > truth.kl_N * (1 + BOUND_SLACK) + BOUND_SLACK_NATS).sum()),
         **found,

@@ -25,7 +25,6 @@ def summarize(
     spans: Sequence[int] = SPANS,
     scored_by: Literal["top_k", "exact_ids"] = "top_k",
     level: float = 0.95,
-    seed: int = 0,
 ) -> Divergence:
     """All documents as one Divergence record. Held-out texts count in `drift` only, all other numbers are of sampled ones.
 
@@ -45,12 +44,12 @@ def summarize(
     found = gather(usable)
 
     def mean(values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
-        return text_mean(values_N, found.document_N, within, level=level, seed=seed)
+        return text_mean(found, values_N, within, level=level)
 
     by_language = {}
     for language in sorted({doc.language for doc, _ in usable}):
         inside = found.only(found.labels_N["language"] == language)
-        by_language[language] = text_mean(inside.kl_N, inside.document_N, NOT_NEGATIVE, level=level, seed=seed)
+        by_language[language] = text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level)
     median, p90, p99 = np.quantile(found.kl_N, [0.5, 0.9, 0.99])
     return Divergence(
         reference_checkpoint_sha256=reference_checkpoint_sha256,
@@ -69,13 +68,13 @@ def summarize(
         top1_agreement=mean(found.agrees_N.astype(np.float64), SHARE),
         by_position=_by_position(found, position_buckets),
         by_language=by_language,
-        drift=drifts(documents, scored, spans=spans, level=level, seed=seed),
+        drift=drifts(documents, scored, spans=spans, level=level),
         scored_by=scored_by,
     )
 
 
 def drifts(
-    documents: Sequence[ScoredDocument], scored: Sequence[ComparedDocument], *, spans: Sequence[int], level: float, seed: int
+    documents: Sequence[ScoredDocument], scored: Sequence[ComparedDocument], *, spans: Sequence[int], level: float
 ) -> tuple[Drift, ...]:
     """Of all sampled texts, of each of their sets if there are two, and of held-out texts; sets of one are left out."""
     sets: list[tuple[str, set[str]]] = [("all", {"replies", "suite_replies"})]
@@ -96,7 +95,6 @@ def drifts(
                     is_sampled=name != "held_out",
                     spans=spans,
                     level=level,
-                    seed=seed,
                 )
             )
     return tuple(found)

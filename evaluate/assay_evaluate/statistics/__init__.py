@@ -9,7 +9,7 @@ reference gets right, `c` those that only the candidate gets right, `n` all pair
     decisions    non-inferiority, TOST, Holm, the verdict   graded     the same for partial credit and several samples
     rates        rare events and their bounds              trends     does an error jump with slot, position or load?
     drafts       the acceptance of drafted tokens, by reply
-    studentized  means of skewed values (KL) in clusters   sequential  several looks at the evidence, one alpha
+    skewed       means of skewed values (KL) in clusters and strata   sequential  several looks at the evidence, one alpha
     item_pairs, swe_difference  the same of two measurements' items: what is compared, and which test fits it
 
 In: counts, arrays, results of items. Out: intervals, p values, numbers of items. May import `assay.records` only.
@@ -64,7 +64,7 @@ from assay_evaluate.statistics.power import (
     noninferiority_power,
 )
 from assay_evaluate.statistics.proportions import clopper_pearson, independent_difference, normal_quantile, wilson
-from assay_evaluate.statistics.studentized import studentized_mean
+from assay_evaluate.statistics.skewed import skewed_mean
 
 __all__ = [
     "POWER",
@@ -106,7 +106,7 @@ __all__ = [
     "paired_mean_difference",
     "satterthwaite_degrees",
     "score_statistic",
-    "studentized_mean",
+    "skewed_mean",
     "widen",
     "wider",
     "wilson",

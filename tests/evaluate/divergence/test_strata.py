@@ -1,0 +1,74 @@
+"""Kinds of text as strata: joined by what they are and how many there are, and the interval that follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from assay.records.base import Interval
+from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.divergence import ScoredDocument, summarize
+from assay_evaluate.divergence.strata import Kind, strata_of
+
+
+def kinds(**numbers: int) -> list[Kind]:
+    return [tuple(name.split("_")) for name, number in numbers.items() for _ in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "strata"),
+    [
+        (kinds(own_a_en=20, own_a_zh=20), {("own", "a", "en"): 20, ("own", "a", "zh"): 20}),
+        (kinds(own_a_en=12, own_a_zh=12, own_b_en=24), {("own", "a"): 24, ("own", "b", "en"): 24}),
+        # suite quick: twelve writing and twelve arithmetic texts in each language, ten replies to each task
+        (
+            kinds(own_writing_en=12, own_writing_zh=12, own_sums_en=12, own_sums_zh=12, suite_needle_en=10, suite_tools_zh=10),
+            {("own", "writing"): 24, ("own", "sums"): 24, ("suite",): 20},
+        ),
+        # nine small ones are too few by themselves: all texts of that part are one stratum
+        (kinds(own_a_en=30, own_a_zh=9), {("own", "a"): 39}),
+        (kinds(own_a_en=30, own_b_en=5, own_c_en=5), {("own",): 40}),
+        (kinds(own_a_en=30, suite_b_en=5), {(): 35}),
+        (kinds(own_a_en=30, suite_b_en=15, more_c_en=5), {("own", "a", "en"): 30, (): 20}),
+        (kinds(own_a_en=5, suite_b_en=5), {(): 10}),
+        ([], {}),
+    ],
+)
+def test_small_kinds_are_joined(texts: list[Kind], strata: dict[Kind, int]) -> None:
+    assert Counter(strata_of(texts)) == strata
+
+
+def text(number: int, nats: float, **labels: str) -> ScoredDocument:
+    """Ten positions with two possible tokens, `nats` or so apart."""
+    p = 0.7
+    q = p * np.exp(-nats * (1 + 0.3 * np.sin(number)))
+    ids = np.tile(np.array([[0, 1]], dtype=np.int32), (10, 1))
+    sides = []
+    for one in (p, q):
+        both = np.tile(np.log([[one, 1 - one]]), (10, 1)).astype(np.float32)
+        sides.append(TokenLogprobs(tokens_P=np.zeros(10, np.int32), chosen_P=both[:, 0], ids_PK=ids, logprobs_PK=both))
+    return ScoredDocument(f"t{number}", labels.pop("language", "en"), *sides, **labels)  # type: ignore[arg-type]
+
+
+def test_how_many_texts_of_a_kind_there_are_is_no_chance() -> None:
+    """The same texts, told apart by task or not: the interval is shorter where the suite fixes the numbers."""
+    kinds = [("replies", "writing", 0.01), ("suite_replies", "codes", 0.2)]
+    apart = [text(i, nats, texts=name, domain=task) for name, task, nats in kinds for i in range(24)]
+    alike = [text(i, nats, texts="replies", domain="writing") for _, _, nats in kinds for i in range(24)]
+    found = [
+        summarize(texts, reference_checkpoint_sha256="r", top_k=2, position_buckets=(0,)).kl_mean for texts in (apart, alike)
+    ]
+    assert isinstance(found[0], Interval) and isinstance(found[1], Interval)
+    assert found[0].value == found[1].value and found[0].n == found[1].n == 48
+    assert found[0].high - found[0].low < 0.5 * (found[1].high - found[1].low)
+
+
+def test_one_text_of_25_with_most_of_the_kl() -> None:
+    """As codes and needles of suite quick on tiny-glm: the interval ended at 24 times the mean and nothing could pass."""
+    kl = summarize(
+        [text(i, 0.8 if i == 7 else 0.005, texts="suite_replies", domain=f"task {i % 5}") for i in range(25)],
+        reference_checkpoint_sha256="r", top_k=2, position_buckets=(0,),
+    ).kl_mean  # fmt: skip
+    assert isinstance(kl, Interval) and kl.low == 0 and 5 < kl.high / kl.value < 12
