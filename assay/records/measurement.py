@@ -163,6 +163,8 @@ class TaskResult(Part):
     """Of SWE-bench tasks: how the trajectories ended and what they cost."""
     rounds: tuple[Round, ...] = ()
     """Of tasks that are asked again while undecided, in order. Empty: asked once."""
+    is_second_replies: bool = False
+    """The reference's own second replies, which stand against its first: the noise floor of a task that is sampled."""
 
 
 class PositionBucket(Part):

@@ -35,6 +35,7 @@ from assay_evaluate.preflight.known_tasks import (
     UNKNOWN_PROMPT_TOKENS,
 )
 from assay_evaluate.preflight.suite_items import num_items, replies_each
+from assay_evaluate.tasks.looks import has_second_replies
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Workload:
-    """Parts of a run. writing: the reference's texts for divergence. scoring: of these texts, by every checkpoint. probes: of
-    every checkpoint, but not of the reference's repeat. unknown: tasks whose number of items is not known, in no sum."""
+    """Parts of a run. tasks: at their max, where a range of samples or items is asked in rounds. again: those that the reference
+    is asked once more, for the noise floor; of the others its second replies are. writing: its texts for divergence. scoring: of
+    these texts, by every checkpoint. probes: of every checkpoint, but not of the reference's repeat. unknown: tasks whose number
+    of items is not known, in no sum."""
 
     tasks: Load
+    again: Load
     writing: Load
     scoring: Load
     probes: Load
@@ -76,7 +80,7 @@ class Workload:
     @property
     def reference(self) -> Load:
         """With its repeat, on the same server."""
-        return self.tasks.times(2) + self.scoring.times(2) + self.probes + self.writing
+        return self.tasks + self.again + self.scoring.times(2) + self.probes + self.writing
 
 
 def workload_of(suite: SuiteRecipe, serving: Serving, *, own_texts: bool = False) -> Workload:
@@ -86,9 +90,11 @@ def workload_of(suite: SuiteRecipe, serving: Serving, *, own_texts: bool = False
     """
     thinks = serving.reasoning_parser is not None
     loads = {task.name: _of_task(task, thinks) for task in suite.tasks}
+    twice = {task.name for task in suite.tasks if has_second_replies(task)}
     writing, scoring = (Load(), Load()) if suite.divergence is None else _divergence(suite, suite.divergence, thinks)
     return Workload(
         tasks=sum((load for load in loads.values() if load is not None), Load()),
+        again=sum((load for name, load in loads.items() if load is not None and name not in twice), Load()),
         writing=writing,
         scoring=scoring,
         probes=Load() if suite.probes is None else _probes(suite.probes),

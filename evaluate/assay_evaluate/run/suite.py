@@ -146,7 +146,8 @@ def _session_of(session: Session, suite: SuiteRecipe, task: TaskBase) -> Session
 def _measure_task(
     session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
 ) -> TaskResult:
-    return _run_task(session, suite, task, reference, checkpoint).model_copy(update={"chance": task.chance})
+    found = _run_task(session, suite, task, reference, checkpoint)
+    return found.model_copy(update={"chance": task.chance, "is_second_replies": session.takes_second_replies})
 
 
 def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None) -> TaskResult:

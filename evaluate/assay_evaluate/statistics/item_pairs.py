@@ -197,10 +197,16 @@ def find_task(measurement: Measurement, name: str) -> TaskResult | None:
 def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
     """Answers paired by item and sample; a question that either side has no reply to is left out and counted.
 
-    Where one side has more replies to each item than the other, those that cannot be paired count in its shares all the same.
-    MeasureError if a sample of an item occurs twice on one side: pairing would then be arbitrary.
+    Where one side has more replies to each item than the other, those that cannot be paired count in its shares all the same;
+    items that were drawn for one side only, which was asked in more rounds, do not count. Second replies of the reference stand
+    against its first. MeasureError if a sample of an item occurs twice on one side: pairing would then be arbitrary.
     """
     ours, theirs = _by_item(reference), _by_item(candidate)
+    if candidate.is_second_replies:
+        ours = {key: item for key, item in ours.items() if key[1] == 0}
+    if _limit_of(reference) != _limit_of(candidate):
+        drawn = {item for item, _ in ours} & {item for item, _ in theirs}
+        ours, theirs = ({key: one for key, one in side.items() if key[0] in drawn} for side in (ours, theirs))
     num_ours, num_theirs = (1 + max((sample for _, sample in side), default=0) for side in (ours, theirs))
     common = min(num_ours, num_theirs)
     items = [key for key in dict.fromkeys([*ours, *theirs]) if key[1] < common]
@@ -221,6 +227,11 @@ def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
     compared = list(dict.fromkeys(pairs.items))
     unequal = (_shares_of(compared, ours), _shares_of(compared, theirs))
     return pairs._replace(num_excluded=pairs.num_excluded + lacking, unequal=unequal)
+
+
+def _limit_of(task: TaskResult) -> int | None:
+    """Items of each part that were drawn so far, of a task that draws them in rounds."""
+    return task.rounds[-1].limit if task.rounds else None
 
 
 def _shares_of(items: Sequence[str], side: Mapping[tuple[str, int], ItemResult]) -> list[float]:

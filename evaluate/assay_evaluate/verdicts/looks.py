@@ -50,15 +50,10 @@ def look_at(
 ) -> Seen | None:
     """None: no item was answered by both sides."""
     task, seed = recorded_task(reference, gate.task), str(reference.suite_recipe.get("seed", ""))
-    if task is None:
+    if task is None or candidate.is_noise_floor:
         pairs = pair_items(ours, theirs)
         return Seen(pairs, _evidence(pairs, gate, recipe)) if pairs.n else None
     planned = planned_looks(task, recipe.stopping)
-    if (
-        candidate.is_noise_floor
-    ):  # as many replies of the reference as its repeat has, to the same items: no reply is on both sides
-        pairs = pair_items(_at(ours, theirs.num_samples, planned[0].limit, seed), theirs)
-        return Seen(pairs, _evidence(pairs, gate, recipe)) if pairs.n else None
     reached = [look for look in planned if _is_reached(look, ours, theirs)] or [_asked(ours, theirs)]
     found = [
         pair_items(_at(ours, look.reference_samples, look.limit, seed), _at(theirs, look.candidate_samples, look.limit, seed))
@@ -145,3 +140,14 @@ def _repeated_interval(intervals: list[Interval], level: float) -> Interval:
     last = intervals[-1]
     low, high = max(one.low for one in intervals), min(one.high for one in intervals)
     return last.model_copy(update={"low": min(low, last.value), "high": max(high, last.value), "level": level})
+
+
+def asked_in_rounds(looks: tuple[LookSeen, ...]) -> str:
+    """One line: what was asked at each look, and its p values beside the level that would have decided."""
+    told = [
+        f"{look.reference_samples} + {look.candidate_samples} replies to {look.num_items} items (p {look.p_pass:.2g} for PASS, "
+        f"{look.p_fail:.2g} for FAIL; {look.level:.2g} decides)"
+        for look in looks
+    ]
+    times = "once" if len(looks) == 1 else f"{len(looks)} times"
+    return f"Looked at {times}: {', then '.join(told)}; alpha spent {looks[-1].alpha_spent:.2g}."

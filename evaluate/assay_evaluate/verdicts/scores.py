@@ -21,7 +21,7 @@ from assay_evaluate.statistics.item_pairs import (
     output_tokens,
 )
 from assay_evaluate.verdicts.compared_task import ComparedTask, items_needed_for
-from assay_evaluate.verdicts.looks import look_at
+from assay_evaluate.verdicts.looks import asked_in_rounds, look_at
 from assay_evaluate.verdicts.score_sentences import by_cluster, sentences
 from assay_evaluate.verdicts.truncation import too_much_truncation
 
@@ -69,6 +69,8 @@ def judge_scores(
             detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
         elif one.pairs.has_clusters:
             detail += f" {by_cluster(one.pairs, recipe.level)}"
+        if one.looks:
+            detail += f" {asked_in_rounds(one.looks)}"
         verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
     return verdicts
 
