@@ -153,7 +153,7 @@ def lines(num_draws: int, seed: int) -> Iterator[str]:
     yield f"`python benchmarks/verdicts/sequential_errors.py --draws {num_draws} --seed {seed}`"
     yield ""
     yield f"{num_draws} draws a row: a rate of 2.5 % has a standard error of {error:.2f} %. Without a loss a fifth as many."
-    yield "Items and replies are drawn anew each time (the claim is about such items). Looks are those of `Stopping()`; `cost` is"
+    yield "Items and replies are drawn anew each time (the claim is about such items). Looks are those of `Stopping()`. Cost:"
     yield "the mean number of the candidate's replies, as a share of those at the last look. Populations:"
     yield ""
     for kind, what in KINDS.items():

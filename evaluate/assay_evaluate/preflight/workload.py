@@ -59,10 +59,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Workload:
-    """Parts of a run. tasks: at their max, where a range of samples or items is asked in rounds. again: those that the reference
-    is asked once more, for the noise floor; of the others its second replies are. writing: its texts for divergence. scoring: of
-    these texts, by every checkpoint. probes: of every checkpoint, but not of the reference's repeat. unknown: tasks whose number
-    of items is not known, in no sum."""
+    """Parts of a run. tasks: at their max, where a range of samples or items is asked in rounds. again: what the reference is
+    asked once more for the noise floor; of other tasks its second replies are. writing: its texts for divergence. scoring: of
+    these texts, by every checkpoint. probes: of every checkpoint, but not of the reference's repeat. unknown: tasks whose
+    number of items is not known, in no sum."""
 
     tasks: Load
     again: Load
