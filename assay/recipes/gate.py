@@ -40,6 +40,12 @@ class DivergenceGate(Section):
     ]  # fmt: skip
     max: float | None = None
     min: float | None = None
+    expect: dict[Annotated[int, Field(ge=1, le=16)], float] = Field(default_factory=dict)
+    """Bits of the weights -> the limit for such a checkpoint, stricter than `max` or `min`: what a good one of its format
+    reaches. The entry of the most bits that are no more than the candidate's: 16 takes that of 8, 6 that of 4. One with fewer
+    bits than any entry, or whose bits are not known, is held against `max` or `min`."""
+    times_noise_floor: float | None = Field(default=None, ge=1)
+    """So many times the distance of the reference's own repeat is allowed where that is more, never beyond `max` or `min`."""
     texts: Literal["sampled", "held_out", "every"] = "sampled"
     """every: sampled and held-out ones, the worse of the two."""
     over: Literal["all", "spans"] = "all"
@@ -48,6 +54,15 @@ class DivergenceGate(Section):
     def _contradictions(self) -> Iterator[str]:
         if (self.max is None) == (self.min is None):
             yield "say either `max` or `min`"
+        for bits, limit in self.expect.items():
+            if self.max is not None and limit > self.max:
+                yield f"expect {bits}: {limit:g} is above max {self.max:g}, the limit of every format"
+            if self.min is not None and limit < self.min:
+                yield f"expect {bits}: {limit:g} is below min {self.min:g}, the limit of every format"
+        if self.times_noise_floor is not None and not self.expect:
+            yield "times_noise_floor raises the limits of `expect`, and there are none"
+        if self.metric == "perplexity_ratio" and self.times_noise_floor is not None:
+            yield "times_noise_floor needs a metric that is a distance; perplexity_ratio is none"
         if self.over == "spans" and self.metric != "kl_mean":
             yield "`over: spans` judges kl_mean"
         if self.texts != "sampled" and self.metric in {"kl_unbiased_mean", "kl_exact_mean"}:

@@ -257,6 +257,8 @@ class Measurement(Record):
     """Without a folder: of what its server says it loaded, and of the first signature."""
     checkpoint_bytes: int | None
     """None: no folder was named."""
+    weight_bits: int | None = None
+    """Fewest bits of its quantized weights, by config.json; 16: none is quantized. None: not known, or not recorded yet."""
     suite: str
     suite_sha256: str
     suite_recipe: dict[str, Any]

@@ -79,11 +79,10 @@ def sentence_of(checks: Sequence[Verdict], profile: str, verdict: Status) -> str
 # ------------------------------------------------------------------------------------------------ divergence
 def _divergence(gates: GateRecipe, seen: Seen) -> Iterator[Verdict]:
     """Of every divergence gate; the exact mean, which needs servers of its own, by its unbiased estimate."""
-    own = {
-        one.model_copy(update={"metric": "kl_unbiased_mean"}) if one.metric == "kl_exact_mean" else one: None
-        for one in gates.gates
-        if isinstance(one, DivergenceGate)
-    }
+    every = [one for one in gates.gates if isinstance(one, DivergenceGate)]
+    exact = {"metric": "kl_unbiased_mean"}
+    own = [one.model_copy(update=exact) if one.metric == "kl_exact_mean" else one for one in every]
+    own = [one for number, one in enumerate(own) if one not in own[:number]]
     if not own:
         yield _verdict(
             seen, "divergence", "NOT MEASURED", "The gates have no limit on divergence, so none says how far is too far."
@@ -98,7 +97,9 @@ def _from_itself(gate: DivergenceGate, seen: Seen) -> Verdict:
     floor = None if seen.noise_floor is None else worst_value(gate, seen.noise_floor)
     share = _allowed_share(gate, limit, floor)
     same = _no_difference(gate)
-    own = gate.model_copy(update={"max" if gate.max is not None else "min": same + share * (limit - same)})
+    # The candidate against itself: what is expected of its format says nothing here.
+    name = "max" if gate.max is not None else "min"
+    own = gate.model_copy(update={name: same + share * (limit - same), "expect": {}, "times_noise_floor": None})
     as_measured = seen.measured.model_copy(
         update={"divergence": seen.divergence, "not_measured": dict(seen.not_measured)}
     )  # fmt: skip

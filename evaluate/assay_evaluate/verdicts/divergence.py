@@ -15,6 +15,7 @@ from assay.records.base import Interval
 from assay.records.divergence import EXACT_MODE, FEWEST_TEXTS, Drift, Estimate
 from assay.records.measurement import Divergence, Measurement
 from assay.records.verdict import Status, Verdict
+from assay_evaluate.verdicts.divergence_limits import Limit, limit_for
 
 WORST: tuple[Status, ...] = ("FAIL", "UNDERPOWERED", "PASS")
 SET_NAMES = {"all": "", "held_out": " on held-out text"}
@@ -41,11 +42,16 @@ class _Seen:
 NOT_CERTIFIED = "Not failed; it cannot certify."
 
 
-def judge_divergence(gate: DivergenceGate, candidate: Measurement, *, when_passed: str = NOT_CERTIFIED) -> Verdict:
+def judge_divergence(
+    gate: DivergenceGate, candidate: Measurement, *, floor: Divergence | None = None, when_passed: str = NOT_CERTIFIED
+) -> Verdict:
     """One divergence gate on one candidate: the worst of the texts and spans that it is over.
 
+    floor: of the reference's own repeat. The repeat itself is held against `max` or `min`: its weights are the reference's own.
     when_passed: what the sentence of a PASS ends with.
     """
+    if candidate.is_noise_floor:
+        gate = gate.model_copy(update={"expect": {}, "times_noise_floor": None})
     divergence = candidate.divergence
     if divergence is None:
         reason = candidate.not_measured.get("divergence", "the suite did not ask for it")
@@ -61,16 +67,19 @@ def judge_divergence(gate: DivergenceGate, candidate: Measurement, *, when_passe
         )
     seen = list(_values(gate, divergence))
     too_few = [*(_too_few(gate, one) for one in seen if one.num_texts < FEWEST_TEXTS), *_unreached(gate, divergence)]
-    judged = [(_status(gate, one), one) for one in seen if one.num_texts >= FEWEST_TEXTS]
+    noise = {} if floor is None else {one.where: one.number for one in _values(gate, floor)}
+    limits = {one.where: limit_for(gate, candidate.weight_bits, noise.get(one.where)) for one in seen}
+    judged = [(_status(gate, one, limits[one.where].value), one) for one in seen if one.num_texts >= FEWEST_TEXTS]
     if not judged and not too_few:
         return _verdict(gate, candidate, "NOT MEASURED", f"{_missing(gate, candidate)}.")
     why = f"Not judged: {'; '.join(too_few)}; {FEWEST_TEXTS} are needed."
     if not judged:
         return _verdict(gate, candidate, "NOT MEASURED", why)
     status, worst_one = min(judged, key=lambda found: (WORST.index(found[0]), -_badness(gate, found[1])))
+    limit = limits[worst_one.where]
     if not too_few:
-        return _sentence(gate, candidate, status, worst_one, len(judged), when_passed)
-    verdict = _sentence(gate, candidate, status, worst_one, len(judged), "")
+        return _sentence(gate, candidate, status, worst_one, limit, len(judged), when_passed)
+    verdict = _sentence(gate, candidate, status, worst_one, limit, len(judged), "")
     if status == "FAIL":
         return verdict.model_copy(update={"detail": f"{verdict.detail} {why}"})
     rest = f"{why} The rest does not fail it: {verdict.detail}"
@@ -87,12 +96,11 @@ def _unreached(gate: DivergenceGate, divergence: Divergence) -> Iterator[str]:
             yield from (f"no text{SET_NAMES[drift.texts]} reaches positions {name}" for name in drift.unreached_spans)
 
 
-def _status(gate: DivergenceGate, one: _Seen) -> Status:
+def _status(gate: DivergenceGate, one: _Seen, limit: float) -> Status:
     low, high = one.ends
     if gate.max is not None:
-        return "FAIL" if low > gate.max else "PASS" if high <= gate.max else "UNDERPOWERED"
-    assert gate.min is not None
-    return "FAIL" if high < gate.min else "PASS" if low >= gate.min else "UNDERPOWERED"
+        return "FAIL" if low > limit else "PASS" if high <= limit else "UNDERPOWERED"
+    return "FAIL" if high < limit else "PASS" if low >= limit else "UNDERPOWERED"
 
 
 def _badness(gate: DivergenceGate, one: _Seen) -> float:
@@ -108,19 +116,19 @@ def worst_value(gate: DivergenceGate, divergence: Divergence) -> float | None:
 
 
 def _sentence(
-    gate: DivergenceGate, candidate: Measurement, status: Status, one: _Seen, num_seen: int, when_passed: str
+    gate: DivergenceGate, candidate: Measurement, status: Status, one: _Seen, limit: Limit, num_seen: int, when_passed: str
 ) -> Verdict:  # fmt: skip
     unit = "" if gate.metric in WITHOUT_UNIT else " nats"
-    limit = gate.max if gate.max is not None else gate.min
     interval = "no interval"
     if isinstance(one.value, Interval):
         interval = f"{percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g}"
     text = f"{gate.metric}{one.where} {one.number:.4g}{unit} ({interval})"
-    text += f"; allowed {'at most' if gate.max is not None else 'at least'} {limit:g}{unit}"
+    text += f"; allowed {'at most' if gate.max is not None else 'at least'} {limit.value:.4g}{unit}{limit.why}"
     among = f" The worst of {num_seen}." if num_seen > 1 else ""
     ends = {"PASS": f". {when_passed}".rstrip(), "FAIL": ".", "UNDERPOWERED": ", which lies inside the interval."}
     observed = one.value if isinstance(one.value, Interval) else None
-    return _verdict(gate, candidate, status, f"{text}{ends[status]}{among}", observed)
+    verdict = _verdict(gate, candidate, status, f"{text}{ends[status]}{among}", observed)
+    return verdict.model_copy(update={"limit": limit.value})
 
 
 def _verdict(

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from assay.errors import MeasureError
 from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
 from assay.records.comparable import check_measurements
-from assay.records.measurement import Measurement
+from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
@@ -62,10 +62,11 @@ def judge(
         (m for m in measurements if m is not reference),
         key=lambda m: (not m.is_noise_floor, -(m.checkpoint_bytes or 0), m.label),
     )
+    floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     for candidate in candidates:
-        judged = _judge_candidate(gate_recipe, reference, candidate, probes)
+        judged = _judge_candidate(gate_recipe, reference, candidate, probes, floor)
         verdicts += judged
         overall[candidate.label] = _overall(judged)
     return GateReport(
@@ -84,8 +85,9 @@ def judge(
 
 
 def _judge_candidate(
-    recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport]
-) -> list[Verdict]:
+    recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport],
+    floor: Divergence | None,
+) -> list[Verdict]:  # fmt: skip
     """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
     scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
@@ -97,7 +99,7 @@ def _judge_candidate(
             case ProbesGate():
                 verdicts.append(judge_probes(gate, probes, candidate))
             case _:
-                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond))
+                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond, floor))
     return verdicts
 
 
@@ -111,12 +113,13 @@ def _overall(verdicts: Sequence[Verdict]) -> Status:
 
 def _judge_other(
     gate: DivergenceGate | AcceptanceGate | TruncationGate, reference: Measurement, candidate: Measurement, level: float,
-    beyond: frozenset[str],
+    beyond: frozenset[str], floor: Divergence | None,
 ) -> Verdict:  # fmt: skip
-    """beyond: tasks that the reference cannot do, of optional gates: their cut replies are no reason to doubt the others."""
+    """beyond: tasks that the reference cannot do, of optional gates: their cut replies are no reason to doubt the others.
+    floor: divergence of the reference's own repeat."""
     match gate:
         case DivergenceGate():
-            return judge_divergence(gate, candidate)
+            return judge_divergence(gate, candidate, floor=floor)
         case AcceptanceGate():
             return judge_acceptance(gate, reference, candidate, level)
         case TruncationGate():
