@@ -3,86 +3,110 @@
 The same questions as `paired`, `decisions` and `power` answer for right or wrong. A p value here is the level at which the
 interval just reaches the margin, so that p values, intervals and verdicts never disagree.
 
-Sources: Efron & Tibshirani 1993, ch. 14 and 15.6 (tests from BCa intervals); Miller 2024 (arXiv 2411.00640, sections 3 to 5).
+Sources: Hall 1992 (J. R. Stat. Soc. B 54:221-228), the mean of a skewed sample; Agresti & Min 2005 (Stat. Med. 24:729-740), two
+items more; Miller 2024 (arXiv 2411.00640, sections 3 to 5).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 
 from assay.records.base import Interval
-from assay_evaluate.statistics.clustered import Floats, bca_interval, checked, cluster_bootstrap_mean, resampled_ratios
+from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence
 from assay_evaluate.statistics.power import POWER, items_needed, minimum_detectable_effect
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
 
-NUM_RESAMPLES = 2000
-SMALLEST_P = 1e-4
-"""p values below it are not looked for: 2,000 resamples do not tell them apart."""
+LEAST_SKEWNESS = 1e-6
+"""Below it the correction is rounding."""
 
 
 @dataclass(frozen=True)
-class _PairedBootstrap:
-    """Differences reference - candidate of scores in [0, 1], resampled by cluster: intervals at any level."""
+class _MeanDifference:
+    """Mean of differences reference - candidate of scores in [0, 1], corrected for their skewness.
+
+    A few items that are lost wholly, among many that agree, skew the mean and its standard error together: Student's t passes
+    a loss of the margin in 4 to 5 %. Hall's monotone transformation of t takes the skewness out. It can be inverted, so it
+    gives intervals and p values at any level in closed form.
+    """
 
     estimate: float
-    resampled: Floats
-    left_out: Floats
     n: int
-    """Clusters."""
+    padded_n: int
+    """With two items more, of which one half is lost and one half gained: equal differences do not make a point."""
+    padded_mean: float
+    padded_deviation: float
+    skewness: float
 
     @classmethod
-    def of(cls, reference: ArrayLike, candidate: ArrayLike, clusters: ArrayLike | None, seed: int) -> Self:
+    def of(cls, reference: ArrayLike, candidate: ArrayLike) -> Self:
         ours, theirs = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-        if ours.shape != theirs.shape:
+        if ours.ndim != 1 or ours.shape != theirs.shape:
             raise ValueError(f"reference {ours.shape} and candidate {theirs.shape} must be paired")
         for scores in (ours, theirs):
-            if ((scores < 0) | (scores > 1)).any():
+            if not ((scores >= 0) & (scores <= 1)).all():
                 raise ValueError("scores must lie in [0, 1]")
-        data, index, n = checked(ours - theirs, np.arange(len(ours)) if clusters is None else clusters)
-        sums: Floats = np.bincount(index, weights=data).astype(np.float64)
-        counts: Floats = np.bincount(index).astype(np.float64)
-        resampled = resampled_ratios(sums, counts, NUM_RESAMPLES, np.random.default_rng(seed))
-        left_out = (sums.sum() - sums) / (counts.sum() - counts)
-        return cls(float(sums.sum() / counts.sum()), resampled, left_out, n)
+        if len(ours) < 2:
+            raise ValueError(f"{len(ours)} item: an interval needs at least two")
+        differences = ours - theirs
+        n = len(differences) + 2
+        mean = float(differences.sum()) / n
+        squares, cubes = (float((differences**2).sum()) + 1) / n, float((differences**3).sum()) / n
+        variance = squares - mean**2
+        skewness = (cubes - 3 * mean * squares + 2 * mean**3) / variance**1.5
+        return cls(float(differences.mean()), len(differences), n, mean, math.sqrt(variance), skewness)
 
     def interval(self, level: float) -> Interval:
-        """BCa; neither end is nearer to the value than z^2 / (n + z^2), Tango's half-width without discordant pairs."""
+        """Neither end is nearer to the value than z^2 / (n + z^2), Tango's half-width without discordant pairs."""
+        quantile = float(stats.t.ppf(0.5 + level / 2, self.padded_n - 1))
         least = normal_quantile(level) ** 2 / (self.n + normal_quantile(level) ** 2)
-        low = high = self.estimate
-        if np.ptp(self.left_out) > 0:
-            low, high = bca_interval(self.resampled, self.estimate, self.left_out, level)
-        low, high = min(low, self.estimate - least), max(high, self.estimate + least)
+        low = min(self.padded_mean - self._distance(quantile), self.estimate - least)
+        high = max(self.padded_mean - self._distance(-quantile), self.estimate + least)
         return Interval(value=self.estimate, low=max(low, -1.0), high=min(high, 1.0), n=self.n, level=level)
 
-    def p_of(self, is_compatible: Callable[[Interval], bool]) -> float:
-        """One-sided p of a hypothesis: the greatest (1 - level) / 2 whose interval does not exclude it; 1 from 0.5 on."""
-        low, high = SMALLEST_P, 0.499
-        if is_compatible(self.interval(1 - 2 * high)):
-            return 1.0
-        if not is_compatible(self.interval(1 - 2 * low)):
-            return low
-        while high / low > 1.001:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if is_compatible(self.interval(1 - 2 * middle)) else (low, middle)
-        return high
+    def p_at_least(self, loss: float) -> float:
+        """One-sided p of H0: the true mean is at least `loss`; the greatest (1 - level) / 2 whose interval holds it."""
+        return 1.0 if loss <= self.estimate else self._p(loss)
+
+    def p_at_most(self, loss: float) -> float:
+        return 1.0 if loss >= self.estimate else self._p(loss)
+
+    def _p(self, loss: float) -> float:
+        """By the transformation or by the least half-width, whichever is larger; never above one half."""
+        sign = 1 if loss > self.estimate else -1
+        by_skewness = float(stats.t.sf(-sign * self._transformed(loss), self.padded_n - 1))
+        away = min(abs(loss - self.estimate), 1 - 1e-12)
+        return min(0.5, max(by_skewness, float(stats.norm.sf(math.sqrt(self.n * away / (1 - away))))))
+
+    def _transformed(self, loss: float) -> float:
+        """Hall's transformation of the t statistic of H0: the true mean is `loss`; about a t."""
+        standardized, root = (self.padded_mean - loss) / self.padded_deviation, math.sqrt(self.padded_n)
+        g = self.skewness
+        if abs(g) < LEAST_SKEWNESS:
+            return root * standardized
+        return root * ((1 + g * standardized / 3) ** 3 - 1) / g + g / (6 * root)
+
+    def _distance(self, quantile: float) -> float:
+        """Between the mean and the loss at which the transformation is `quantile`."""
+        g, root = self.skewness, math.sqrt(self.padded_n)
+        if abs(g) < LEAST_SKEWNESS:
+            return self.padded_deviation * quantile / root
+        return self.padded_deviation * 3 / g * (float(np.cbrt(1 + g * (quantile - g / (6 * root)) / root)) - 1)
 
 
-def graded_difference(
-    reference: ArrayLike, candidate: ArrayLike, clusters: ArrayLike | None = None, *, level: float = 0.95, seed: int = 0
-) -> Interval:
-    """`paired_mean_difference` of scores in [0, 1] (partial credit, several samples per item), safe to hold against a margin.
+def graded_difference(reference: ArrayLike, candidate: ArrayLike, *, level: float = 0.95) -> Interval:
+    """Mean of reference - candidate of scores in [0, 1] (partial credit, several samples per item), one pair for each item.
 
-    A bootstrap of equal differences is a point, whatever n: neither end is therefore nearer to the value than
-    z^2 / (n + z^2), Tango's half-width without discordant pairs; n counts clusters. ValueError for scores outside [0, 1].
+    Of equal differences, whatever n, no point: neither end is nearer to the value than z^2 / (n + z^2), Tango's half-width
+    without discordant pairs. ValueError for scores outside [0, 1], or fewer than two items.
     """
-    return _PairedBootstrap.of(reference, candidate, clusters, seed).interval(level)
+    return _MeanDifference.of(reference, candidate).interval(level)
 
 
 def graded_evidence(
@@ -90,22 +114,16 @@ def graded_evidence(
 ) -> PairedEvidence:
     """`paired_evidence` of scores in [0, 1], one pair for each item: of several samples, their mean.
 
-    b and c count the items on which the reference, or the candidate, does better; p values are 0.0001 at least. ValueError as
-    `graded_difference`.
+    b and c count the items on which the reference, or the candidate, does better. ValueError as `graded_difference`.
     """
     ours, theirs = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    bootstrap = _PairedBootstrap.of(ours, theirs, None, 0)
-    at_least = bootstrap.p_of(lambda found: found.high >= margin)
-    at_most = bootstrap.p_of(lambda found: found.low <= margin)
-    no_loss, no_gain = bootstrap.p_of(lambda found: found.low <= 0), bootstrap.p_of(lambda found: found.high >= 0)
+    found = _MeanDifference.of(ours, theirs)
+    p_pass, p_fail = found.p_at_least(margin), found.p_at_most(margin)
     if claim == "equivalent":
-        p_pass = max(at_least, bootstrap.p_of(lambda found: found.low <= -margin))
-        p_fail = min(at_most, bootstrap.p_of(lambda found: found.high >= -margin))
-    else:
-        p_pass, p_fail = at_least, at_most
+        p_pass, p_fail = max(p_pass, found.p_at_most(-margin)), min(p_fail, found.p_at_least(-margin))
     return PairedEvidence(
-        b=int((ours > theirs).sum()), c=int((ours < theirs).sum()), drop=bootstrap.interval(level), margin=margin, claim=claim,
-        p_difference=min(1.0, 2 * min(no_loss, no_gain)), p_pass=p_pass, p_fail=p_fail,
+        b=int((ours > theirs).sum()), c=int((ours < theirs).sum()), drop=found.interval(level), margin=margin, claim=claim,
+        p_difference=min(1.0, 2 * min(found.p_at_least(0), found.p_at_most(0))), p_pass=p_pass, p_fail=p_fail,
     )  # fmt: skip
 
 

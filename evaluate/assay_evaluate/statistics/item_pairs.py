@@ -1,8 +1,8 @@
 """Replies of reference and candidate to the same questions, side by side: what is compared, and the statistics that fit it.
 
-One reply to each item: exact tests of right and wrong. Several, on one side or both: each item's share of right replies, items
-resampled. Items that share a question, a text or a repository are a cluster: clusters are then what is sampled, the wider of
-both intervals counts.
+One reply to each item: exact tests of right and wrong. Several, on one side or both: each item's share of right replies, and
+the mean over items. Items that share a question, a text or a repository are a cluster: clusters are then what is sampled, the
+wider of both intervals counts.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Pairs(NamedTuple):
 
     @property
     def p_difference(self) -> float:
-        """Two-sided: does one side do better? Mid-p McNemar; of several samples, by the bootstrap."""
+        """Two-sided: does one side do better? Mid-p McNemar; of several samples, a t corrected for skewness."""
         return graded_evidence(*self.shares, 0.5).p_difference if self.is_sampled else mcnemar_midp(*self.discordant)
 
     def drop(self, level: float) -> Interval:

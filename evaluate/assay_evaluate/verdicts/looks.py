@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from scipy import stats
-
 from assay.recipes.gate import GateRecipe, ScoreGate, Stopping
 from assay.recipes.suite import SuiteRecipe, TaskBase
 from assay.records.base import Interval
@@ -20,9 +18,6 @@ from assay_evaluate.statistics import PairedEvidence
 from assay_evaluate.statistics.item_pairs import Pairs, pair_items
 from assay_evaluate.statistics.sequential import Spending, nominal_levels, sequential_p
 from assay_evaluate.tasks.looks import Look, items_at, planned_looks
-
-LEAST_LEVEL = 0.0025
-"""One-sided. Beyond it 2,000 resamples say little, and the ends of an interval are moved out as a normal's would be."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ def _together(gate: ScoreGate, recipe: GateRecipe, planned: tuple[Look, ...], re
 
     together = dataclasses.replace(
         evidence[-1],
-        drop=_repeated_interval([_interval_at(pairs, level) for pairs, level in zip(found, levels, strict=True)], recipe.level),
+        drop=_repeated_interval([pairs.drop(1 - 2 * level) for pairs, level in zip(found, levels, strict=True)], recipe.level),
         p_pass=over_looks([one.p_pass for one in evidence]),
         p_fail=over_looks([one.p_fail for one in evidence]),
         p_difference=min(1.0, 2 * over_looks([one.p_difference / 2 for one in evidence])),
@@ -122,16 +117,6 @@ def _together(gate: ScoreGate, recipe: GateRecipe, planned: tuple[Look, ...], re
 
 def spending_of(stopping: Stopping) -> Spending:
     return Spending(stopping.spending, stopping.gamma)
-
-
-def _interval_at(pairs: Pairs, level: float) -> Interval:
-    """The interval that excludes what a look's test at this one-sided level rejects."""
-    drop = pairs.drop(1 - 2 * max(level, LEAST_LEVEL))
-    if level >= LEAST_LEVEL:
-        return drop
-    further = float(stats.norm.isf(max(level, 1e-300)) / stats.norm.isf(LEAST_LEVEL))
-    low, high = drop.value - further * (drop.value - drop.low), drop.value + further * (drop.high - drop.value)
-    return drop.model_copy(update={"low": max(low, -1.0), "high": min(high, 1.0)})
 
 
 def _repeated_interval(intervals: list[Interval], level: float) -> Interval:

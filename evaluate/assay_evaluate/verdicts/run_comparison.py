@@ -59,7 +59,7 @@ class TaskComparison(Part):
     discordant: tuple[int, int] | None
     """(right in the first only, right in the second only)."""
     p_value: float | None
-    """Two-sided: is one side right more often? Mid-p McNemar; of several samples, by the bootstrap."""
+    """Two-sided: is one side right more often? Mid-p McNemar; of several samples, a t corrected for skewness."""
     not_paired: str | None
     """Why there is no difference. None: there is one."""
 

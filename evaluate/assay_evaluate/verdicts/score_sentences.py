@@ -33,7 +33,7 @@ def sentences(
         + (f", {flips.wrong_to_other_wrong} wrong in another way" if flips.wrong_to_other_wrong else "")
         + (f", {one.pairs.num_excluded} without a reply left out" if one.pairs.num_excluded else "")
     )
-    test = "bootstrap p" if one.pairs.is_sampled else "McNemar mid-p"
+    test = "skew-corrected t, p" if one.pairs.is_sampled else "McNemar mid-p"
     tests = f"{test} {evidence.p_difference:.2g}" + (f", Holm over {family} tasks {p_holm:.2g}" if family > 1 else "")
     return f"{seen}: {_conclusion(one, recipe, status, family)}. {tests}.{_token_sentence(one.tokens, reference.label)}"
 

@@ -382,3 +382,51 @@ HEAVY = "print(sorted({'torch', 'transformers', 'vllm', 'safetensors', 'compress
 def test_contract_and_plan_import_nothing_heavy(imports: str) -> None:
     done = subprocess.run([sys.executable, "-c", f"import sys; {imports}; {HEAVY}"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("num_samples: {min: 3, max: 2}", ".num_samples: min 3 is above max 2"),
+        ("num_samples: {min: 0, max: 2}", ".num_samples.min: Input should be greater than or equal to 1 (got '0')"),
+        ("num_samples: few", ".num_samples: Input should be a valid integer, unable to parse string as an integer (got 'few')"),
+        ("limit: {min: 1, max: 2}, num_samples: {min: 1, max: 2}", ": limit and num_samples are both a range; let one of them "
+         "grow: new items where the data set has them"),
+        ("num_samples: {min: 1, max: 2}, temperature: 0.0", ": num_samples above 1 needs a temperature above 0: greedy replies "
+         "to one question are all alike"),
+    ],
+)  # fmt: skip
+def test_a_range_is_two_numbers(tmp_path: Path, written: str, problem: str) -> None:
+    assert _problem_of_a_task(tmp_path, written) == f"tasks.0.lm_eval{problem}"
+
+
+def test_keys_of_a_range(tmp_path: Path) -> None:
+    assert _problem_of_a_task(tmp_path, "limit: {max: 2}") == "key 'tasks.0.lm_eval.limit.min' is missing"
+    assert _problem_of_a_task(tmp_path, "num_samples: {min: 1, mx: 2}") == (
+        "unknown key 'tasks.0.lm_eval.num_samples.mx'; did you mean 'max'? Allowed: max, min"
+    )
+
+
+def _problem_of_a_task(folder: Path, written: str) -> str:
+    """What is wrong with a sampled task of lm-eval that says `written`."""
+    task = f"kind: lm_eval, name: a, tasks: [x], max_tokens: 8, {written}"
+    task += "" if "temperature" in written else ", temperature: 1.0"
+    (file := folder / "ranges.yaml").write_text(f"schema: 1\nname: ranges\nseed: eval-1\ntasks:\n- {{{task}}}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(SuiteRecipe, str(file))
+    return str(caught.value).removeprefix(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    ("looks", "problem"),
+    [
+        ("[]", "looks is empty; say at least one, as [replies of the reference, replies of the candidate]"),
+        ("[[2, 2], [2, 1]]", "looks [2, 2] and then [2, 1]: each look must ask for more than the one before"),
+        ("[[2, 1], [2, 1]]", "looks [2, 1] and then [2, 1]: each look must ask for more than the one before"),
+    ],
+)
+def test_each_look_asks_for_more(tmp_path: Path, looks: str, problem: str) -> None:
+    (file := tmp_path / "looks.yaml").write_text(f"schema: 1\nname: looks\nstopping: {{looks: {looks}}}\ngates: []\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(GateRecipe, str(file))
+    assert str(caught.value) == f"{file}: stopping: {problem}"

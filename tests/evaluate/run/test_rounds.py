@@ -116,8 +116,8 @@ def rounds_of(measurement: Measurement, task: str = "sums") -> list[int]:
 @pytest.mark.slow
 def test_a_copy_stops_early_and_the_reference_is_its_own_noise_floor(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.world.reply["reference"] = sampled(0.97, "reference")
-    run.world.reply["candidate"] = sampled(0.97, "candidate")
+    run.world.reply["reference"] = sampled(0.99, "reference")
+    run.world.reply["candidate"] = sampled(0.99, "candidate")
     found = run()
     report = judged(found)
     assert report.overall["candidate"] == "PASS"
@@ -241,7 +241,7 @@ def test_without_gates_every_task_goes_to_its_max(tmp_path: Path) -> None:
 def test_other_gates_after_the_run_take_what_there_is_as_one_look(tmp_path: Path) -> None:
     """Their looks were not asked: alpha is spent for the share that was, and the limits are said to be chosen late."""
     run = Run(tmp_path)
-    run.world.reply |= {"reference": sampled(0.97, "reference"), "candidate": sampled(0.97, "candidate")}
+    run.world.reply |= {"reference": sampled(0.99, "reference"), "candidate": sampled(0.99, "candidate")}
     found = run()
     stopping = GATES.stopping.model_copy(update={"looks": ((4, 4), (5, 5))})
     looks = judged(found, GATES.model_copy(update={"stopping": stopping})).verdicts[-1].looks

@@ -656,7 +656,7 @@ def test_several_samples_are_judged_by_item() -> None:
     assert (drop.value, drop.n) == (pytest.approx(0.1), 100)
     assert verdict.detail.startswith(
         "arithmetic: +10.0 points lost (95 % interval +6.3 to +13.7) over 100 paired items, 400 pairs of replies, 40 more "
-        "often right in fp8 only and 0 in w4a16 only: more than 5 points. bootstrap p 0.00086."
+        "often right in fp8 only and 0 in w4a16 only: more than 5 points. skew-corrected t, p 0.00086."
     )
     same = judged(reference, measured("w4a16", ours), recipe(SCORE))
     assert same.verdicts[0].status == "PASS"  # 100 clean items: z^2 / (100 + z^2) is 3.7 points
