@@ -48,8 +48,9 @@ class DivergenceGate(Section):
     """So many times the distance of the reference's own repeat is allowed where that is more, never beyond `max` or `min`."""
     texts: Literal["sampled", "held_out", "every"] = "sampled"
     """every: sampled and held-out ones, the worse of the two."""
-    over: Literal["all", "spans"] = "all"
-    """spans: every span of positions by itself, the worst of them: short texts cannot dilute what goes wrong in long ones."""
+    over: Literal["all", "spans", "structural"] = "all"
+    """spans: every span of positions by itself, the worst of them: short texts cannot dilute what goes wrong in long ones.
+    structural: where the tokenizer's added tokens stand (thinking and tool tags, end of text), which other text would hide."""
 
     def _contradictions(self) -> Iterator[str]:
         if (self.max is None) == (self.min is None):
@@ -65,6 +66,8 @@ class DivergenceGate(Section):
             yield "times_noise_floor needs a metric that is a distance; perplexity_ratio is none"
         if self.over == "spans" and self.metric != "kl_mean":
             yield "`over: spans` judges kl_mean"
+        if self.over == "structural" and (self.metric not in {"kl_mean", "top1_agreement"} or self.texts != "sampled"):
+            yield "`over: structural` judges kl_mean or top1_agreement of sampled texts"
         if self.texts != "sampled" and self.metric in {"kl_unbiased_mean", "kl_exact_mean"}:
             yield f"{self.metric} is of sampled texts"
 

@@ -101,6 +101,37 @@ class Drift(Part):
     """Finer spans, for the plot of drift against position."""
 
 
+class StopChance(Part):
+    """Probability that a side gives to the tokens that end a reply, all of them together. One that a side does not list (it is
+    outside its top k) counts as 0, so elsewhere these are lower bounds."""
+
+    num_stops: int
+    """Positions where the reference stopped, one for each reply that was not cut off."""
+    reference_at_stops: float
+    candidate_at_stops: float
+    change_at_stops: TextMean | None
+    """Candidate minus reference: below 0 the candidate goes on where the reference stopped. None: no reply ended."""
+    reference_elsewhere: float
+    """Mean per position."""
+    candidate_elsewhere: float
+    change_elsewhere: TextMean | None
+    """Above 0 the candidate stops where the reference went on. None: there is no other position."""
+
+
+class Structural(Part):
+    """Positions of sampled texts where a structural token stands: one that the tokenizer adds to its vocabulary by name, such
+    as <think>, </think>, tags of tool calls and ends of text and turn."""
+
+    num_documents: int
+    """Texts with at least one."""
+    num_positions: int
+    kl_mean: TextMean
+    top1_agreement: TextMean
+    groups: tuple[DriftGroup, ...]
+    """Thinking, tools, end, other."""
+    stop: StopChance
+
+
 class Agreement(Part):
     """Exact mode beside the server's own log-probabilities of the same positions."""
 

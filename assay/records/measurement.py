@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record
-from assay.records.divergence import Drift, ExactDivergence, TextMean
+from assay.records.divergence import Drift, ExactDivergence, Structural, TextMean
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
@@ -207,6 +207,9 @@ class Divergence(Part):
     by_language: dict[str, TextMean]
     drift: tuple[Drift, ...] = ()
     """Of each set of texts, and of all sampled ones first. Empty: recorded before this was."""
+    structural: Structural | None = None
+    """None: recorded before this was, or `no_structural` says why."""
+    no_structural: str | None = None
     exact: ExactDivergence | None = None
     """None: exact mode was not asked for, or could not be (the measurement's `not_measured` says why)."""
     scored_by: Literal["top_k", "exact_ids"] = "top_k"

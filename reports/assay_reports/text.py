@@ -8,7 +8,7 @@ from typing import Any
 from assay import quantities
 from assay.foreign_text import in_markdown
 from assay.records.base import Interval
-from assay.records.divergence import Estimate, TextMean
+from assay.records.divergence import Estimate, StopChance, TextMean
 from assay.records.verdict import Chosen
 
 NOT_MEASURED = "NOT MEASURED"
@@ -62,6 +62,26 @@ def nats_interval(interval: TextMean | None) -> str:
     if isinstance(interval, Estimate):
         return f"{nats(interval.value)} {_texts(interval)}"
     return f"{nats(interval.value)} [{nats(interval.low)}, {nats(interval.high)}]"
+
+
+def stop_sentence(stop: StopChance) -> str:
+    """Whether a checkpoint ends its replies where the reference did, and elsewhere."""
+    change = stop.change_at_stops
+    if change is None:
+        return "no reply of the reference ended by itself."
+    outcome = "stops as often as the reference where that stopped, as far as the interval tells"
+    if isinstance(change, Estimate):
+        outcome = "too few texts to say whether it stops as often as the reference"
+    elif change.high < 0:
+        outcome = "stops less often than the reference where that stopped"
+    elif change.low > 0:
+        outcome = "stops more often than the reference where that stopped"
+    at_stops = f"{percent(stop.candidate_at_stops)} against {percent(stop.reference_at_stops)}"
+    elsewhere = f"{stop.candidate_elsewhere:.2g} against {stop.reference_elsewhere:.2g} a token"
+    return (
+        f"{outcome}: {at_stops} at {count(stop.num_stops)} ends ({points_interval(change)} points); elsewhere the chance is"
+        f" {elsewhere}."
+    )
 
 
 def _texts(mean: Estimate) -> str:
@@ -156,6 +176,7 @@ FILTERS = {
     for function in (
         percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
         tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, in_markdown, gates_title,
+        stop_sentence,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

@@ -187,7 +187,7 @@ def _by_position(found: Positions, firsts: Sequence[int], level: float) -> tuple
     for (name, inside_N, end), first in zip(_spans(found, firsts), firsts, strict=True):
         if inside_N.any():
             last = int(found.position_N.max()) if end is None else end - 1
-            spans.append(DriftSpan(**vars(_group(name, found.only(inside_N), level)), first=first, last=last))
+            spans.append(DriftSpan(**vars(group_of(name, found.only(inside_N), level)), first=first, last=last))
     return tuple(spans)
 
 
@@ -203,16 +203,17 @@ def _by_confidence(found: Positions, level: float) -> Iterable[DriftGroup]:
     for (low, name), high in zip(CONFIDENCE, ends, strict=True):
         inside_N = (found.confidence_N >= low) & (found.confidence_N < high)
         if inside_N.any():
-            yield _group(name, found.only(inside_N), level)
+            yield group_of(name, found.only(inside_N), level)
 
 
 def _by_label(found: Positions, label: str, level: float) -> Iterable[DriftGroup]:
     label_N = found.labels_N[label]
     for name in sorted({*label_N} - {""}):
-        yield _group(str(name), found.only(label_N == name), level)
+        yield group_of(str(name), found.only(label_N == name), level)
 
 
-def _group(name: str, found: Positions, level: float) -> DriftGroup:
+def group_of(name: str, found: Positions, level: float) -> DriftGroup:
+    """Statistics of some positions."""
     mean = text_mean(found, found.kl_N, NOT_NEGATIVE, level=level)
     return DriftGroup(
         name=name,

@@ -37,6 +37,7 @@ from assay_evaluate.divergence.scoring import (
     pair_scores,
     scoring_requests,
 )
+from assay_evaluate.divergence.structural import StructuralIds, structural_ids
 from assay_evaluate.divergence.summary import summarize
 from assay_evaluate.serving.vllm_command import read_config
 
@@ -166,7 +167,17 @@ class DivergencePhase:
             position_buckets=spec.position_buckets,
             spans=spec.spans_within(self.session.max_model_len),
             scored_by="exact_ids" if scoring.exact_ids else "top_k",
+            structural_ids=self._structural_ids(),
         )
+
+    def _structural_ids(self) -> StructuralIds | str:
+        """By the candidate's own folder, whose tokenizer is the reference's; or why they are not known."""
+        if self.checkpoint is None:
+            return "no folder of the checkpoint was named, so its tokenizer is not known"
+        try:
+            return structural_ids(self.checkpoint)
+        except NotMeasured as error:
+            return str(error)
 
 
 def _vocabulary(checkpoint: Path | None) -> int | None:

@@ -12,6 +12,7 @@ from assay.records.measurement import Divergence, PositionBucket
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, SIGNED, SPANS, Positions, drift_of, gather, text_mean
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence, sampling_gap
+from assay_evaluate.divergence.structural import StructuralIds, structural
 
 ComparedDocument = tuple[ScoredDocument, PositionDivergence]
 
@@ -24,12 +25,14 @@ def summarize(
     position_buckets: Sequence[int],
     spans: Sequence[int] = SPANS,
     scored_by: Literal["top_k", "exact_ids"] = "top_k",
+    structural_ids: StructuralIds | str = "which tokens are structural was not asked",
     level: float = 0.95,
 ) -> Divergence:
     """All documents as one Divergence record. Held-out texts count in `drift` only, all other numbers are of sampled ones.
 
     position_buckets, spans: first positions, ascending; the last one is open. Documents count at every position that is
-    finite; the others are counted in `num_non_finite`. NotMeasured if fewer than two sampled documents have any.
+    finite; the others are counted in `num_non_finite`. structural_ids: of the tokenizer, or why they are not known.
+    NotMeasured if fewer than two sampled documents have any.
     """
     scored = [(doc, position_divergence(doc.reference, doc.candidate)) for doc in documents if doc.candidate is not None]
     sampled = [doc for doc in documents if doc.texts != "held_out"]
@@ -51,6 +54,7 @@ def summarize(
         inside = found.only(found.labels_N["language"] == language)
         by_language[language] = text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level)
     median, p90, p99 = np.quantile(found.kl_N, [0.5, 0.9, 0.99])
+    apart = structural_ids if isinstance(structural_ids, str) else structural(usable, found, structural_ids, level)
     return Divergence(
         reference_checkpoint_sha256=reference_checkpoint_sha256,
         top_k=top_k,
@@ -70,6 +74,8 @@ def summarize(
         by_language=by_language,
         drift=drifts(documents, scored, spans=spans, level=level),
         scored_by=scored_by,
+        structural=None if isinstance(apart, str) else apart,
+        no_structural=apart if isinstance(apart, str) else None,
     )
 
 

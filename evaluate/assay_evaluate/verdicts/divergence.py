@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from assay.quantities import percent_short
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
-from assay.records.divergence import EXACT_MODE, FEWEST_TEXTS, Drift, Estimate
+from assay.records.divergence import EXACT_MODE, FEWEST_TEXTS, Drift, Estimate, Structural
 from assay.records.measurement import Divergence, Measurement
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.verdicts.divergence_limits import Limit, limit_for
@@ -136,7 +136,7 @@ def _verdict(
 ) -> Verdict:  # fmt: skip
     names = [f"divergence {gate.metric}"]
     names += {"sampled": [], "held_out": ["held-out text"], "every": ["all texts"]}[gate.texts]
-    names += ["by span"] if gate.over == "spans" else []
+    names += {"all": [], "spans": ["by span"], "structural": ["structural tokens"]}[gate.over]
     limit = gate.max if gate.max is not None else gate.min
     return Verdict(
         gate=", ".join(names), candidate=candidate.label, status=status, observed=observed, limit=limit, detail=detail
@@ -154,6 +154,10 @@ def _values(gate: DivergenceGate, divergence: Divergence) -> Iterator[_Seen]:
         if divergence.exact is not None:
             yield _Seen("", divergence.exact.drift.kl_mean, divergence.exact.drift.kl_mean.n)
         return
+    if gate.over == "structural":
+        if divergence.structural is not None:
+            yield _seen(" on structural tokens", divergence.structural, gate.metric)
+        return
     if gate.texts == "sampled" and gate.over == "all" and gate.metric in {"kl_mean", "kl_p99", "top1_agreement"}:
         yield _seen("", divergence, gate.metric)
         return
@@ -167,12 +171,15 @@ def _values(gate: DivergenceGate, divergence: Divergence) -> Iterator[_Seen]:
             yield _Seen(f"{name} at positions {span.name}", mean, span.num_documents)
 
 
-def _seen(where: str, record: Divergence | Drift, metric: str) -> _Seen:
+def _seen(where: str, record: Divergence | Drift | Structural, metric: str) -> _Seen:
     found: Interval | Estimate | float = getattr(record, metric)
     return _Seen(where, found, record.num_documents if isinstance(found, float) else found.n)
 
 
 def _missing(gate: DivergenceGate, candidate: Measurement) -> str:
+    if gate.over == "structural":
+        why = None if candidate.divergence is None else candidate.divergence.no_structural
+        return f"Structural tokens: {why or 'recorded before they were told apart; measure again'}"
     if gate.metric == "kl_exact_mean":
         return f"Exact mode: {candidate.not_measured.get(EXACT_MODE, 'the suite did not ask for it')}"
     if gate.texts == "held_out":

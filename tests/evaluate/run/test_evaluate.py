@@ -132,6 +132,7 @@ def test_whole_run(world: World, folders: dict[str, Path]) -> None:
     assert candidate.acceptance is not None
     assert candidate.acceptance.num_accepted_tokens == 28
     assert candidate.not_measured == {}
+    assert candidate.divergence.no_structural == "candidate: no added tokens in tokenizer.json or tokenizer_config.json"
     assert candidate.fingerprint.server == "scripted"
     assert any(line.startswith("w4a16: arithmetic: all 10, ") for line in lines)
     # Same questions to both, byte for byte; another order for the noise floor.

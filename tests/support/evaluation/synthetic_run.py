@@ -18,7 +18,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import Interval, sha256_of
-from assay.records.divergence import Drift
+from assay.records.divergence import Drift, DriftGroup, StopChance, Structural
 from assay.records.manifest import Manifest, ShardRecord
 from assay.records.measurement import Acceptance, Divergence, ItemResult, Measurement, PositionBucket, TaskResult
 from assay.records.plan import OutputTensor, Plan, TensorPlan
@@ -221,6 +221,25 @@ def make_divergence(label: str, scale: float = 1.0) -> Divergence:
         ),
         by_language={"en": near(kl * 0.9, 0.2, 4608), "zh": near(kl * 1.1, 0.2, 4608)},
         drift=(make_drift("all", kl, agreement), make_drift("held_out", kl * 1.4, agreement)),
+        structural=make_structural(kl),
+    )  # fmt: skip
+
+
+def make_structural(kl: float) -> Structural:
+    """Two tokens of each of 48 texts, nearer than the others; the candidate goes on a little more often."""
+    mean = Interval(value=kl / 2, low=kl / 4, high=kl, n=48)
+    end = DriftGroup(
+        name="end", num_positions=48, num_documents=48, kl_mean=kl / 2, kl_mean_interval=mean, kl_p99=kl, top1_agreement=1.0
+    )
+    agreement = Interval(value=0.99, low=0.97, high=1.0, n=48)
+    stop = StopChance(
+        num_stops=48, reference_at_stops=0.97, candidate_at_stops=0.97 - kl, reference_elsewhere=0.00065,
+        candidate_elsewhere=0.00065, change_at_stops=Interval(value=-kl, low=-1.5 * kl, high=-0.5 * kl, n=48),
+        change_elsewhere=Interval(value=0.0, low=-1e-5, high=1e-5, n=48),
+    )  # fmt: skip
+    return Structural(
+        num_documents=48, num_positions=96, kl_mean=mean, top1_agreement=agreement, stop=stop,
+        groups=(end, end.model_copy(update={"name": "thinking"})),
     )  # fmt: skip
 
 

@@ -1,0 +1,154 @@
+"""Structural tokens apart: ends of text and turn, thinking and tool tags, by the names the tokenizer adds to its vocabulary.
+
+A reply has a handful of them among hundreds of tokens, so a mean over all positions says nothing of them; yet a candidate that
+does not close its thinking, breaks a tool's tag or does not stop is of no use. The token that ends a reply is among those that
+vLLM returns and scores. A tag that a tokenizer writes in several tokens is not told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from assay.errors import AssayError
+from assay.records.divergence import DriftGroup, StopChance, Structural, TextMean
+from assay.safe_files import read_json_object
+from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, Positions, group_of, text_mean
+from assay_evaluate.divergence.positions import Bools, Floats, PositionDivergence, ScoredDocument
+
+TokenKind = Literal["end", "thinking", "tools", "other"]
+KINDS: tuple[tuple[TokenKind, tuple[str, ...]], ...] = (
+    ("thinking", ("think", "reason")),
+    ("tools", ("tool", "arg_key", "arg_value", "function", "invoke", "parameter")),
+)
+"""Kind -> what the names of its tokens have in them (the tags of vLLM's reasoning and tool-call parsers)."""
+CHANGE = (-1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class StructuralIds:
+    """kinds: token id -> kind. ends: ids that end a reply."""
+
+    kinds: Mapping[int, TokenKind]
+
+    @property
+    def ends(self) -> list[int]:
+        return [token for token, kind in self.kinds.items() if kind == "end"]
+
+
+def structural_ids(checkpoint: Path) -> StructuralIds:
+    """Of a checkpoint's folder: the tokens that tokenizer.json (or tokenizer_config.json) adds, and the ends that
+    generation_config.json and config.json name. NotMeasured if it has neither file, or names no end."""
+    names = _added_tokens(checkpoint)
+    ends = _ends(checkpoint)
+    if not names or not ends:
+        what = "added tokens in tokenizer.json or tokenizer_config.json" if not names else "eos_token_id in its config files"
+        raise NotMeasured(f"{checkpoint.name}: no {what}")
+    kinds: dict[int, TokenKind] = dict.fromkeys(ends, "end")
+    for token, name in names.items():
+        kinds.setdefault(token, next((kind for kind, parts in KINDS if any(part in name.lower() for part in parts)), "other"))
+    return StructuralIds(kinds)
+
+
+def _added_tokens(checkpoint: Path) -> dict[int, str]:
+    listed = _read(checkpoint, "tokenizer.json").get("added_tokens")
+    if isinstance(listed, list):
+        return {one["id"]: one["content"] for one in listed if isinstance(one, dict) and {"id", "content"} <= one.keys()}
+    decoder = _read(checkpoint, "tokenizer_config.json").get("added_tokens_decoder")
+    entries = decoder.items() if isinstance(decoder, dict) else ()
+    return {int(token): one["content"] for token, one in entries if isinstance(one, dict) and "content" in one}
+
+
+def _ends(checkpoint: Path) -> list[int]:
+    config = _read(checkpoint, "config.json")
+    text = config.get("text_config")
+    for found in (_read(checkpoint, "generation_config.json"), config, text if isinstance(text, dict) else {}):
+        ends = found.get("eos_token_id")
+        if isinstance(ends, int):
+            return [ends]
+        if isinstance(ends, list) and ends:
+            return [one for one in ends if isinstance(one, int)]
+    return []
+
+
+def _read(checkpoint: Path, name: str) -> dict[str, Any]:
+    """{} if the folder has no such file."""
+    if not (checkpoint / name).is_file():
+        return {}
+    try:
+        return read_json_object(checkpoint, name)
+    except AssayError as error:
+        raise NotMeasured(str(error)) from None
+
+
+def structural(
+    scored: Sequence[tuple[ScoredDocument, PositionDivergence]], found: Positions, ids: StructuralIds, level: float
+) -> Structural | str:
+    """Over the finite positions of sampled texts; `found` are theirs. A sentence if no structural token stands in them."""
+    tokens_N = np.concatenate([doc.reference.tokens_P[one.finite_P] for doc, one in scored])
+    kind_N = np.array([ids.kinds.get(int(token), "") for token in tokens_N])
+    inside_N = kind_N != ""
+    if not inside_N.any():
+        return "no structural token stands in the texts"
+    inside = found.only(inside_N)
+    return Structural(
+        num_documents=len(np.unique(inside.document_N)),
+        num_positions=int(inside_N.sum()),
+        kl_mean=text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level),
+        top1_agreement=text_mean(inside, inside.agrees_N.astype(np.float64), SHARE, level=level),
+        groups=tuple(_groups(found, kind_N, level)),
+        stop=_stop(scored, found, kind_N == "end", ids.ends, level),
+    )
+
+
+def _groups(found: Positions, kind_N: Any, level: float) -> Iterator[DriftGroup]:
+    for kind in ("end", "thinking", "tools", "other"):
+        if (kind_N == kind).any():
+            yield group_of(kind, found.only(kind_N == kind), level)
+
+
+def _stop(
+    scored: Sequence[tuple[ScoredDocument, PositionDivergence]],
+    found: Positions,
+    is_end_N: Bools,
+    ends: list[int],
+    level: float,
+) -> StopChance:
+    reference_N, candidate_N = (
+        np.concatenate([_chance(side, ends)[one.finite_P] for side, one in sides])
+        for sides in (
+            [(doc.reference, one) for doc, one in scored],
+            [(doc.candidate, one) for doc, one in scored if doc.candidate is not None],
+        )
+    )
+
+    def change(mask_N: Bools) -> TextMean | None:
+        return text_mean(found.only(mask_N), (candidate_N - reference_N)[mask_N], CHANGE, level=level) if mask_N.any() else None
+
+    def mean(values_N: Floats, mask_N: Bools) -> float:
+        return float(values_N[mask_N].mean()) if mask_N.any() else 0.0
+
+    return StopChance(
+        num_stops=int(is_end_N.sum()),
+        reference_at_stops=mean(reference_N, is_end_N),
+        candidate_at_stops=mean(candidate_N, is_end_N),
+        change_at_stops=change(is_end_N),
+        reference_elsewhere=mean(reference_N, ~is_end_N),
+        candidate_elsewhere=mean(candidate_N, ~is_end_N),
+        change_elsewhere=change(~is_end_N),
+    )
+
+
+def _chance(side: TokenLogprobs, ends: list[int]) -> Floats:
+    """Probability of the `ends` together at each position; of those that are listed, or stand there."""
+    is_end_PK = np.isin(side.ids_PK, ends)
+    listed_P = np.where(is_end_PK, np.exp(np.where(is_end_PK, side.logprobs_PK.astype(np.float64), 0.0)), 0.0).sum(axis=1)
+    unlisted_P = np.isin(side.tokens_P, ends) & ~(side.ids_PK == side.tokens_P[:, None]).any(axis=1)
+    stands_P = np.exp(np.where(unlisted_P, side.chosen_P.astype(np.float64), 0.0))
+    return np.asarray(np.minimum(listed_P + np.where(unlisted_P, stands_P, 0.0), 1.0))
