@@ -35,6 +35,8 @@ NumberOrRange = Annotated[
 
 class TaskBase(Section):
     name: str
+    title: str | None = Field(default=None, min_length=1, max_length=60, exclude=True)
+    """What sentences call the task: `Chinese code lookup`. None: its name. Recorded with the result; not part of the hash."""
     max_tokens: int = Field(ge=1)
     """Budget of the whole reply, thinking included."""
     thinking_tokens: int | None = Field(default=None, ge=1)

@@ -159,6 +159,8 @@ class TaskResult(Part):
     """Share of items that at least one of `num_samples` replies got right. None: one reply each."""
     chance: float | None = None
     """Share of the items that guessing gets right. None: recorded before this was."""
+    title: str | None = None
+    """What sentences call the task. None: its name."""
     swe: SweFigures | None = None
     """Of SWE-bench tasks: how the trajectories ended and what they cost."""
     rounds: tuple[Round, ...] = ()

@@ -44,7 +44,9 @@ class Verdict(Part):
     observed: Interval | None
     limit: float | None
     detail: str
-    """One sentence: which task, what was compared, with the numbers."""
+    """What was seen and what is allowed, in one clause; then what an undecided verdict would need."""
+    title: str | None = None
+    """What sentences call the task of a score gate. None: its name, or no task."""
     minimum_detectable_effect: float | None = None
     discordant: tuple[int, int] | None = None
     """Paired items: (right in reference only, right in candidate only)."""
@@ -54,8 +56,19 @@ class Verdict(Part):
     """Two-sided mid-p McNemar: is one side right more often?"""
     p_value_holm: float | None = None
     """The same, adjusted over the scored tasks of the candidate."""
+    p_pass: float | None = None
+    """One-sided, of the hypothesis that the loss is the margin or more: the gate passes where it is below (1 - level) / 2.
+    With the claim `equivalent` the larger of the two one-sided tests. None: judged before it was recorded, or no score gate."""
+    p_fail: float | None = None
+    """One-sided, of the hypothesis that the loss is the margin or less (`equivalent`: the gain as well)."""
+    p_fail_holm: float | None = None
+    """The same, adjusted as the gates say over the scored tasks of the candidate: the gate fails where it is below
+    (1 - level) / 2."""
     items_needed: int | None = None
     """Paired items with which a candidate that loses nothing would pass, at the discordant rate seen, 4 times in 5."""
+    items_needed_at_loss: int | None = None
+    """The same if the loss that was seen is the true one. None: there is none, it is not below the margin, or no number of
+    items up to a million would do."""
     mean_output_tokens: tuple[float, float] | None = None
     """Over items whose tokens both sides report: (reference, candidate)."""
     extra_output_tokens: Interval | None = None

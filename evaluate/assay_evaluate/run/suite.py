@@ -147,7 +147,9 @@ def _measure_task(
     session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
 ) -> TaskResult:
     found = _run_task(session, suite, task, reference, checkpoint)
-    return found.model_copy(update={"chance": task.chance, "is_second_replies": session.takes_second_replies})
+    return found.model_copy(
+        update={"chance": task.chance, "title": task.title, "is_second_replies": session.takes_second_replies}
+    )
 
 
 def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None) -> TaskResult:

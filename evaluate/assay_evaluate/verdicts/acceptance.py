@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.quantities import percent_short, points_short, points_signed
+from assay.quantities import percent_short, points_short
 from assay.recipes.gate import AcceptanceGate
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance, Measurement
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies
-from assay_evaluate.verdicts.score_sentences import open_question, points_lost
+from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def compare_acceptance(
 
     if not before.drafts and not after.drafts:
         neither = (
-            f"Neither {before.name} nor {after.name} was served with speculative decoding, so nothing was drafted; "
-            "this has no say in the overall verdict."
+            f"Neither {before.name} nor {after.name} was served with speculative decoding, so nothing was drafted. "
+            "This does not count in the overall verdict."
         )
         return verdict("NOT MEASURED", neither).model_copy(update={"has_say": False})
     if (nothing := _no_drafts_to_lose(gate, before)) is not None:
@@ -65,23 +65,22 @@ def compare_acceptance(
     drop = acceptance_difference(ours, theirs, level)
     seen = (
         f"{percent_short(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {before.name}, "
-        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {after.name}: {_lost(ours, theirs, drop)}"
+        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {after.name}: {_lost(ours, theirs, drop)}; "
+        f"{allowed(drop, gate.max_drop)}"
     )
-    margin = f"{points_short(gate.max_drop)} points"
     if drop.high < gate.max_drop:
-        return verdict("PASS", f"{seen}, less than {margin}.", drop)
+        return verdict("PASS", f"{seen}.", drop)
     if drop.low > gate.max_drop:
-        return verdict("FAIL", f"{seen}, more than {margin}.", drop)
+        return verdict("FAIL", f"{seen}.", drop)
     return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}.", drop)
 
 
 def _lost(before: Acceptance, after: Acceptance, drop: Interval) -> str:
     if is_of_replies(before, after):
-        return f"{points_lost(drop)} over {drop.n} replies"
-    low, high = points_signed(drop.low), points_signed(drop.high)
+        return f"{change(drop)} ({interval_of(drop)}, over {drop.n} replies)"
     return (
-        f"{points_signed(drop.value)} points lost ({low} to {high} if drafted tokens were independent: not an interval of "
-        "replies, of which the server told totals only)"
+        f"{change(drop)} ({interval_of(drop)} if drafted tokens were independent; the server reports totals only, so how much "
+        "replies differ is not known)"
     )
 
 
@@ -91,7 +90,7 @@ def _no_drafts_to_lose(gate: AcceptanceGate, before: DraftingSide) -> str | None
     if ours is None or ours.rate is None or ours.rate > gate.max_drop:
         return None
     return (
-        f"{percent_short(ours.rate)} of drafted tokens accepted in {before.name} itself: it cannot lose "
-        f"{points_short(gate.max_drop)} points, so nothing is shown about its draft head, which may be random or damaged; this "
-        "has no say in the overall verdict."
+        f"{percent_short(ours.rate)} of drafted tokens accepted in {before.name} itself: it has less than "
+        f"{points_short(gate.max_drop)} points to lose, so a damaged draft head would not show. This does not count in the "
+        "overall verdict."
     )

@@ -1,60 +1,72 @@
-"""Why a candidate has its overall verdict: one line for a table, from the verdicts of its gates."""
+"""The headline of a candidate: what decided its overall verdict, in one clause, and how many gates said what."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.quantities import hundredfold, percent_plain, points, points_short
+from assay.quantities import percent_short, points
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.verdicts.score_sentences import open_question, points_lost
+from assay_evaluate.verdicts.score_sentences import clause, open_question
 
 WORDS: dict[Status, str] = {
     "PASS": "passed", "FAIL": "failed", "UNDERPOWERED": "underpowered", "NOT MEASURED": "not measured",
 }  # fmt: skip
+NOTHING_SCORED = "no score was judged, and a small divergence alone does not show that a candidate is as good"
 
 
 def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
-    """Of a PASS what passed, and what was not measured; else the first gate that decided, and the names of the others.
+    """`loses 25.0 points on Chinese code lookup; 10 allowed; also failed: MMLU-Pro; 7 gates passed, 2 failed`.
 
     status: overall. verdicts: of one candidate, in the order of its gates. No full stop at the end.
     """
+    deciding = [v for v in verdicts if v.has_say and v.status == status]
     if status == "PASS":
-        return "; ".join([_passed(verdicts), *_names("not measured", [v for v in verdicts if v.status == "NOT MEASURED"])])
-    having_say = [v for v in verdicts if v.has_say]
-    deciding = [v for v in having_say if v.status == status]
-    first = _clause(deciding[0]) if deciding else "no score gate was measured, and divergence alone never certifies"
-    parts = [first, *_names(f"also {WORDS[status]}", deciding[1:])]
-    if status != "NOT MEASURED":
-        parts += _names("not measured", [v for v in having_say if v.status == "NOT MEASURED"])
-    return "; ".join(parts)
+        parts = [_closest(deciding)]
+    elif deciding:
+        first = next((v for v in deciding if v.gate.startswith("score ")), deciding[0])
+        others = [v for v in deciding if v is not first]
+        parts = [_clause(first), *([f"also {WORDS[status]}: {_names(others)}"] if others else [])]
+    else:
+        parts = [NOTHING_SCORED]
+    return "; ".join([*parts, _counts(verdicts, status, deciding)])
 
 
-def _names(what: str, verdicts: Sequence[Verdict]) -> list[str]:
-    names = [v.gate.removeprefix("score ") for v in verdicts]
-    return [f"{what}: {', '.join(names)}"] if names else []
+def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Verdict]) -> str:
+    """`7 gates passed, 1 failed, 2 not measured: RULER, tool calls`; names of those that no earlier part names."""
+    numbers = [(word, sum(v.status == status for v in verdicts)) for status, word in WORDS.items()]
+    said = [(f"{number} {word}", word) for word, number in numbers if number]
+    first, word = said[0]
+    number = first.split(" ", 1)[0]
+    said[0] = (f"{number} gate{'s' if number != '1' else ''} {word}", word)
+    missing = [v for v in verdicts if v.status == "NOT MEASURED" and not (overall == "NOT MEASURED" and v in deciding)]
+    return ", ".join(text for text, _ in said) + (f": {_names(missing)}" if missing else "")
 
 
-def _passed(verdicts: Sequence[Verdict]) -> str:
-    measured = [v for v in verdicts if v.status != "NOT MEASURED"]
-    seen = f"{sum(v.status == 'PASS' for v in measured)} of {len(measured)} measured gates passed"
-    scores = [(v.observed.high, v) for v in measured if v.gate.startswith("score ") and v.observed is not None]
-    high, worst = max(scores, key=lambda found: found[0])
-    assert worst.observed is not None and worst.limit is not None
+def _names(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(name_of(v) for v in verdicts)
+
+
+def name_of(verdict: Verdict) -> str:
+    """The task as sentences call it, or the gate."""
+    return verdict.title or verdict.gate.removeprefix("score ")
+
+
+def _closest(passed: Sequence[Verdict]) -> str:
+    """Of a PASS the task that comes closest to its margin, by the end of its interval."""
+    scores = [(v.observed, v.limit, v) for v in passed if v.gate.startswith("score ")]
+    ends = [(drop.high / limit, drop, limit, v) for drop, limit, v in scores if drop is not None and limit is not None]
+    _, drop, limit, closest = max(ends, key=lambda found: found[0])
+    most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
     return (
-        f"{seen}; with {percent_plain(worst.observed.level)} confidence no gated score fell by more than {points(high)} points "
-        f"({worst.gate.removeprefix('score ')}; margin {hundredfold(worst.limit)})"
+        f"no task loses more than its margin; closest is {name_of(closest)}, {most} ({percent_short(drop.level)} interval), "
+        f"{points(limit).removesuffix('.0')} allowed"
     )
 
 
 def _clause(verdict: Verdict) -> str:
-    """What one gate saw: loss, interval and margin of a score, the sentence of any other."""
+    """What one gate saw: the loss on a task and what is allowed, or the sentence of any other gate."""
     drop, limit = verdict.observed, verdict.limit
-    is_loss = verdict.gate.startswith("score ") or verdict.gate == "acceptance"
-    if verdict.status == "NOT MEASURED" or not is_loss or drop is None or limit is None:
+    if verdict.status == "NOT MEASURED" or not verdict.gate.startswith("score ") or drop is None or limit is None:
         return verdict.detail.removesuffix(".")
-    seen = f"{verdict.gate.removeprefix('score ')}: {points_lost(drop)}"
-    if verdict.status != "UNDERPOWERED":
-        return f"{seen}, margin {points_short(limit)}"
-    is_sure = drop.low > 0 or verdict.items_needed is None or verdict.items_needed <= drop.n
-    needed = "" if is_sure else f"; about {verdict.items_needed} items would decide if nothing was lost"
-    return f"{seen}: {open_question(drop, limit)}{needed}"
+    seen = clause(name_of(verdict), drop, limit)
+    return seen if verdict.status != "UNDERPOWERED" else f"{seen}: {open_question(drop, limit)}"

@@ -7,10 +7,11 @@ In the order in which they are tried: NOT MEASURED (no score, too many items exc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from assay.quantities import percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
-from assay.records.measurement import Measurement
+from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics import decide, holm
 from assay_evaluate.statistics import swe_difference as swe
@@ -20,10 +21,17 @@ from assay_evaluate.statistics.item_pairs import (
     find_task,
     output_tokens,
 )
-from assay_evaluate.verdicts.compared_task import ComparedTask, items_needed_for
+from assay_evaluate.verdicts.compared_task import ComparedTask, items_needed_at_loss_seen, items_needed_for
 from assay_evaluate.verdicts.looks import asked_in_rounds, look_at
 from assay_evaluate.verdicts.score_sentences import by_cluster, sentences
 from assay_evaluate.verdicts.truncation import too_much_truncation
+
+
+class AdjustedP(NamedTuple):
+    """p values of one task, adjusted over the candidate's scored tasks: of any difference, of more than the margin lost."""
+
+    difference: float
+    fail: float
 
 
 # ------------------------------------------------------------------------------------------------ the judgement
@@ -39,12 +47,13 @@ def judge_scores(
         if isinstance(found, str):
             verdicts[gate.task] = Verdict(
                 gate=f"score {gate.task}", candidate=candidate.label, status="NOT MEASURED", observed=None,
-                limit=gate.max_drop, detail=found, has_say=gate.required or _has_score(reference, gate.task),
+                limit=gate.max_drop, detail=found, title=_title(gate, reference, candidate),
+                has_say=gate.required or _has_score(reference, gate.task),
             )  # fmt: skip
             continue
         scored[gate.task] = found
         why = (
-            _too_many_excluded(gate, found.pairs, recipe)
+            _too_many_excluded(title_of(gate, found.reference), found.pairs, recipe)
             or too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
             or _nothing_to_lose(gate, recipe, reference, found)
         )
@@ -64,15 +73,27 @@ def judge_scores(
             verdicts[gate.task] = verdict.model_copy(update={"has_say": has_say})
             continue
         status = decide(one.evidence, min_items=recipe.min_items, p_fail_adjusted=p_fail[gate.task])
-        detail = sentences(one, reference, candidate, recipe, status, p_difference[gate.task], len(believed))
+        detail = sentences(one, title_of(gate, one.reference), recipe, status, len(believed))
         if one.reference.kind == "swe":
             detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
         elif one.pairs.has_clusters:
             detail += f" {by_cluster(one.pairs, recipe.level)}"
         if one.looks:
             detail += f" {asked_in_rounds(one.looks)}"
-        verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, p_difference[gate.task])
+        ps = AdjustedP(p_difference[gate.task], p_fail[gate.task])
+        verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, ps)
     return verdicts
+
+
+def title_of(gate: ScoreGate, task: TaskResult | None) -> str:
+    """What sentences call the gate's task."""
+    return gate.task if task is None or task.title is None else task.title
+
+
+def _title(gate: ScoreGate, *sides: Measurement) -> str | None:
+    """As the first side that asked the task recorded it."""
+    found = [task.title for side in sides if (task := find_task(side, gate.task)) is not None]
+    return found[0] if found else None
 
 
 def _has_score(measurement: Measurement, name: str) -> bool:
@@ -97,11 +118,11 @@ def _score(gate: ScoreGate, reference: Measurement, candidate: Measurement, reci
         if task is None or task.accuracy is None:
             note = task.note if task is not None else None
             reason = note or side.not_measured.get(gate.task) or "the suite did not ask it"
-            return f"{gate.task} has no score for {side.label}: {reason}."
+            return f"{title_of(gate, task)} has no score for {side.label}: {reason}."
     assert ours is not None and theirs is not None
     seen = look_at(gate, recipe, reference, ours, candidate, theirs)
     if seen is None:
-        return f"No item of {gate.task} was answered by both sides."
+        return f"No item of {title_of(gate, ours)} was answered by both sides."
     return ComparedTask(ours, theirs, seen.pairs, seen.evidence, output_tokens(ours, theirs, recipe.level), seen.looks)
 
 
@@ -112,7 +133,7 @@ def _verdict(
     recipe: GateRecipe,
     status: Status,
     detail: str,
-    p_holm: float | None,
+    adjusted: AdjustedP | None,
 ) -> Verdict:
     evidence, tokens = one.evidence, one.tokens
     return Verdict(
@@ -122,25 +143,30 @@ def _verdict(
         observed=evidence.drop,
         limit=gate.max_drop,
         detail=detail,
+        title=one.reference.title,
         minimum_detectable_effect=one.pairs.detectable(recipe.level),
         discordant=(evidence.b, evidence.c),
         num_wrong_to_other_wrong=one.pairs.flips.wrong_to_other_wrong,
         p_value=evidence.p_difference,
-        p_value_holm=p_holm,
+        p_value_holm=None if adjusted is None else adjusted.difference,
+        p_pass=evidence.p_pass,
+        p_fail=evidence.p_fail,
+        p_fail_holm=None if adjusted is None else adjusted.fail,
         items_needed=items_needed_for(one, recipe),
+        items_needed_at_loss=items_needed_at_loss_seen(one, recipe),
         mean_output_tokens=None if tokens is None else (tokens.reference_mean, tokens.candidate_mean),
         extra_output_tokens=None if tokens is None else tokens.extra,
         looks=one.looks,
     )
 
 
-def _too_many_excluded(gate: ScoreGate, pairs: Pairs, recipe: GateRecipe) -> str | None:
+def _too_many_excluded(title: str, pairs: Pairs, recipe: GateRecipe) -> str | None:
     if pairs.excluded_share <= recipe.max_excluded:
         return None
     return (
-        f"{pairs.num_excluded} of {pairs.n + pairs.num_excluded} items of {gate.task} have no reply on one side or both "
-        f"({percent_short(pairs.excluded_share)}, allowed {percent_short(recipe.max_excluded)}): what is left may not be a "
-        "fair sample; run the evaluation again, it asks only what is missing."
+        f"{pairs.num_excluded} of {pairs.n + pairs.num_excluded} items of {title} have no reply on one side or both "
+        f"({percent_short(pairs.excluded_share)}, allowed {percent_short(recipe.max_excluded)}): the others may not be a fair "
+        "sample. Run the evaluation again; it asks only what is missing."
     )
 
 
@@ -149,19 +175,20 @@ def _nothing_to_lose(gate: ScoreGate, recipe: GateRecipe, reference: Measurement
     gate would pass."""
     chance = one.reference.chance or 0.0
     share = sum(one.pairs.reference) / one.pairs.n
-    seen = f"{reference.label} itself is right in {sum(one.pairs.reference)} of {one.pairs.n} replies to {gate.task}"
+    title, num_right = title_of(gate, one.reference), sum(one.pairs.reference)
+    seen = f"{reference.label} itself is right in {num_right} of {one.pairs.n} replies to {title}"
     accuracy, _, _ = accuracy_of(one.reference.items, recipe.level)
     assert accuracy is not None  # there are pairs
     if 0 < chance >= accuracy.low:
         return (
             f"{seen} ({percent_short(share)}, {percent_short(accuracy.level)} interval {percent_short(accuracy.low)} to "
-            f"{percent_short(accuracy.high)}), by guessing {percent_short(chance)}: it may only be guessing, so nothing is "
-            "shown; ask something easier, or more items."
+            f"{percent_short(accuracy.high)}), {percent_short(chance)} by guessing: it may only be guessing, "
+            "so this task cannot show a loss; ask something easier, or more items."
         )
     if share - chance > gate.max_drop:
         return None
-    guessed = f", by guessing {percent_short(chance)}" if chance else ""
+    guessed = f", {percent_short(chance)} by guessing" if chance else ""
     return (
-        f"{seen} ({percent_short(share)}{guessed}): it cannot lose {points_short(gate.max_drop)} points, so nothing is shown; "
-        "ask something easier, or for more of the context or budget it needs."
+        f"{seen} ({percent_short(share)}{guessed}): it has less than {points_short(gate.max_drop)} points to "
+        "lose, so this task cannot show such a loss; ask something easier, or give it the context or budget it needs."
     )

@@ -109,7 +109,7 @@ def test_acceptance_is_judged_as_its_gate_does() -> None:
     assert check().status == "PASS"
     fallen = check(drafts=(before, drafting("4xh200", acceptance=lost)))
     assert fallen.status == "FAIL"
-    assert fallen.detail.startswith("69.4 % of drafted tokens accepted in cpu-emulated, 50 % in 4xh200: +19.4 points lost")
+    assert fallen.detail.startswith("69.4 % of drafted tokens accepted in cpu-emulated, 50 % in 4xh200: loses 19.4 points")
     undrafted = check(drafts=(before, drafting("4xh200", drafts=False, acceptance=None)))
     assert (undrafted.status, undrafted.has_say) == ("NOT MEASURED", True)
     assert undrafted.detail == "No acceptance rate for 4xh200: it was served without speculative decoding."
