@@ -174,7 +174,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "endpoints, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
          "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: budget, chance, kind, languages, "
-         "max_tokens, name, num_items, num_samples, num_steps, sampling, temperature, thinking_tokens, top_k, top_p"),
+         "max_tokens, name, num_items, num_samples, num_steps, sampling, temperature, thinking_tokens, title, top_k, top_p"),
         ("suites", "quick", ["divergence", "top_k"], "topk",
          "unknown key 'divergence.topk'; did you mean 'top_k'? Allowed: exact, held_out, held_out_documents, held_out_tokens, "
          "languages, max_tokens, num_documents, position_buckets, spans, suite_documents, top_k"),
@@ -294,7 +294,7 @@ EVERYTHING_WRONG = {
             "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: budget, chance, kind, languages, "
             "max_tokens, "
             "name, num_items, num_samples, num_tools, prompt_tokens, sampling, share_without_tool, temperature, "
-            "thinking_tokens, top_k, top_p",
+            "thinking_tokens, title, top_k, top_p",
             "tasks.0.arithmetic: num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike",
             "tasks.0.arithmetic: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
             "tasks.2.swe: environment local runs what the model writes on this machine, without a container: it needs "
@@ -303,7 +303,7 @@ EVERYTHING_WRONG = {
             "tasks.3.kind: must be one of arithmetic, needle, lm_eval, ruler, tools, swe (got 'nedle'); did you mean 'needle'?",
             "unknown key 'tasks.3.needle.num_itmes'; did you mean 'num_items'? Allowed: budget, chance, kind, languages, "
             "lengths_tokens, max_tokens, name, num_items, num_needles, num_samples, sampling, temperature, thinking_tokens, "
-            "top_k, top_p",
+            "title, top_k, top_p",
             "tasks.1.tools: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
             "tasks.3.needle.max_tokens: Input should be greater than or equal to 1 (got '0')",
             "two tasks are called a; names are keys of the results",
