@@ -232,7 +232,7 @@ def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator
     from assay_quantize.preflight.split import check_split as look
 
     if is_on_gpus(run.profile):
-        yield from (look(label, model, run.profile) for label, model in run.stored())
+        yield from (look(label, model, run.profile, run.aim.recipe.serving) for label, model in run.stored())
 
 
 def check_loading(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:

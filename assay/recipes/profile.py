@@ -14,6 +14,9 @@ from pydantic import Field
 from assay.recipes.base import Recipe, Section
 from assay.recipes.model import Serving
 
+GPU_MEMORY_UTILIZATION = 0.92
+"""vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
+
 
 class Hardware(Section):
     """What a profile needs. `gpu` is matched, without case, inside the device name the driver reports."""
@@ -75,6 +78,17 @@ class ProfileRecipe(Recipe):
     def flags(self) -> dict[str, Any]:
         """`vllm`, with names as vLLM's documentation has them: `max_model_len` and `--max-model-len` are `max-model-len`."""
         return {name.removeprefix("--").replace("_", "-"): value for name, value in self.vllm.items()}
+
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """Share of a GPU's memory that vLLM takes; on a CPU of the machine's."""
+        return float(self.flags.get("gpu-memory-utilization", GPU_MEMORY_UTILIZATION))
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Of each GPU; None: the profile states no memory."""
+        each = self.hardware.memory_bytes_each
+        return None if each is None else int(each * self.gpu_memory_utilization)
 
 
 # ------------------------------------------------------------------------------------------------ addresses

@@ -60,6 +60,18 @@ class ReplayedPart(Part):
     findings: tuple[Finding, ...]
 
 
+class RankMemory(Part):
+    """What the fullest GPU holds by vLLM's own account. Activations, CUDA graphs and communication come on top.
+
+    weight_bytes: parameters of target and draft as vLLM builds them. kv_cache_bytes: what its engine needs for one sequence of
+    `max_model_len` tokens, without which it does not start; None: not known.
+    """
+
+    weight_bytes: int
+    kv_cache_bytes: int | None
+    max_model_len: int
+
+
 class Replay(Record):
     """One checkpoint on one profile."""
 
@@ -82,6 +94,8 @@ class Replay(Record):
     parts: tuple[ReplayedPart, ...]
     findings: tuple[Finding, ...]
     """What stands against the whole: files, arguments, tensors that nothing takes."""
+    memory: RankMemory | None = None
+    """Not part of the outcome. None: it was refused before that was known, or by a version that did not ask."""
     asked: tuple[str, ...]
     """Compiled or missing functions that were asked for an answer and gave none: choices of kernels may rest on it."""
     cpu_s: float

@@ -13,6 +13,7 @@ from assay.records.preflight.report import Check
 from assay_evaluate.serving.replay import Candidate, replay
 from assay_evaluate.serving.server import find_interpreter
 
+GIB = 2**30
 _MOST_SHOWN = 400
 _REMEDIES: dict[FindingKind, str] = {
     "arguments": "correct `vllm:` of the profile, or `serving:` of the model's recipe",
@@ -34,7 +35,10 @@ _REMEDIES: dict[FindingKind, str] = {
 def check_loading(
     candidates: Sequence[Candidate], profile: ProfileRecipe, on_progress: Callable[[str], None]
 ) -> Iterator[Check]:
-    """One PASS for each checkpoint, or a FAIL for each kind of thing that stands against it. UNKNOWN: nobody can be asked."""
+    """One PASS for each checkpoint, or a FAIL for each kind of thing that stands against it. UNKNOWN: nobody can be asked.
+
+    A checkpoint that loads, and whose weights and KV cache are too large as vLLM itself counts them, is a FAIL of `memory`.
+    """
     if profile.hardware.device == "cpu":
         detail = f"does not apply to {profile.name}: on a CPU, assay's plugin reads every format that assay makes"
         yield Check(check="loading", subject=None, outcome="PASS", detail=detail)
@@ -51,6 +55,7 @@ def check_loading(
         return
     for record in records:
         yield from checks_of(record)
+        yield from too_large(record, profile)
 
 
 def checks_of(record: Replay) -> Iterator[Check]:
@@ -74,6 +79,31 @@ def checks_of(record: Replay) -> Iterator[Check]:
         yield Check(check="loading", subject=record.checkpoint, outcome="FAIL", detail=detail, remedy=remedy)
 
 
+def too_large(record: Replay, profile: ProfileRecipe) -> Iterator[Check]:
+    """A FAIL if vLLM's own figures leave no room for one sequence; what they lack could only make it worse."""
+    memory, usable = record.memory, profile.usable_bytes
+    if memory is None or memory.kv_cache_bytes is None or usable is None:
+        return
+    if memory.weight_bytes + memory.kv_cache_bytes <= usable:
+        return
+    detail = (
+        f"by vLLM's own account each GPU holds {_held(record)}, and {usable / GIB:.1f} GiB are usable, "
+        "of which activations and CUDA graphs take their part, too"
+    )
+    remedy = "lower `max-model-len` (`serving:` of the model's recipe, or the profile), or take a profile with more memory"
+    yield Check(check="memory", subject=record.checkpoint, outcome="FAIL", detail=detail, remedy=remedy)
+
+
+def _held(record: Replay) -> str:
+    """`90.0 GiB of weights, and one sequence of 202,752 tokens 11.8 GiB of KV cache`; nothing where vLLM was not asked."""
+    if (memory := record.memory) is None:
+        return ""
+    weights = f"{memory.weight_bytes / GIB:.1f} GiB of weights"
+    if memory.kv_cache_bytes is None:
+        return weights
+    return f"{weights}, and one sequence of {memory.max_model_len:,} tokens {memory.kv_cache_bytes / GIB:.1f} GiB of KV cache"
+
+
 def _ranks(finding: Finding, num_ranks: int) -> str:
     """`, on rank 0, 3`; nothing if it does not depend on the rank."""
     if not finding.ranks:
@@ -92,4 +122,5 @@ def _loads(record: Replay) -> str:
             kernels[f"{row.what}{'' if row.scheme is None else f' {row.scheme}'} {kernel}"] += row.num_modules
     named = ", ".join(f"{name} ({count})" for name, count in sorted(kernels.items()))
     undrafted = "" if record.undrafted is None else f"; no draft: {record.undrafted}"
-    return f"vLLM {record.vllm} loads {parts} on {ranks} rank{'s' if ranks > 1 else ''}{undrafted}; modules: {named}"
+    held = f"; a GPU holds {_held(record)}" if record.memory is not None else ""
+    return f"vLLM {record.vllm} loads {parts} on {ranks} rank{'s' if ranks > 1 else ''}{undrafted}{held}; modules: {named}"

@@ -26,7 +26,7 @@ from assay.foreign_text import one_line, shown
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
-from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPart
+from assay.records.preflight.replay import Finding, Modules, RankMemory, Replay, ReplayedPart
 from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.gpus import facts_of
 from assay_evaluate.serving.hardware import num_cores
@@ -236,6 +236,7 @@ def _record(candidate: Candidate, command: VllmCommand, cell: dict[str, Any], so
                 for part in cell["parts"]
             ),
             findings=_findings(cell["findings"]),
+            memory=None if cell["memory"] is None else RankMemory(**cell["memory"]),
             asked=tuple(map(one_line, cell["asked"])),
             cpu_s=cell["cpu_s"],
             max_memory_bytes=cell["max_memory_bytes"],

@@ -9,6 +9,7 @@ their own, every rank loads all it has.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -18,8 +19,12 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig, replace, set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.model_loader.utils import get_draft_load_config, initialize_model
+from vllm.platforms import current_platform
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.worker.workspace import init_workspace_manager
 
@@ -27,7 +32,16 @@ from assay_vllm.replay import stand_ins
 from assay_vllm.replay.findings import Finding, finding_of, merged
 from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restricted, stored_shards
 from assay_vllm.replay.loading import ReplayLoader
-from assay_vllm.replay.modules import Row, check_modules, cut_scales, disagreement_of, stored_schemes, unused_tensors
+from assay_vllm.replay.modules import (
+    Row,
+    check_modules,
+    cut_scales,
+    disagreement_of,
+    refused_when_run,
+    stored_schemes,
+    unused_tensors,
+)  # fmt: skip
+from assay_vllm.replay.rank_memory import RankMemory, kv_cache_bytes, parameter_bytes, taken_over
 from assay_vllm.replay.ranks import Rank, become, ranks_of, unknown_parallelism
 from assay_vllm.replay.request import Cell
 
@@ -61,16 +75,18 @@ def replay_cell(cell: Cell) -> dict[str, Any]:
     stand_ins.asked.clear()
     shards, findings = (planned_shards(cell.headers), []) if cell.headers is not None else stored_shards(cell.folder)
     parts: list[Part] = []
+    memory = None
     if not findings:
         config = configured(cell, findings)
         if config is not None:
-            parts = _replay_parts(cell, config, shards, findings)
+            parts, memory = _replay_parts(cell, config, shards, findings)
     return {
         "name": cell.name,
         "num_tensors": sum(map(len, shards.values())),
         "num_shards": len(shards),
         "parts": [_part_json(part) for part in parts],
         "findings": [{**asdict(finding), "ranks": []} for finding in findings],
+        "memory": None if memory is None else asdict(memory),
         "asked": sorted(set(stand_ins.asked)),
         "cpu_s": round(time.process_time() - began, 2),
         "max_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -92,9 +108,12 @@ def configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
     """vLLM's config as its server makes it of the arguments; None: it refuses them."""
     try:
         parsed = make_arg_parser(FlexibleArgumentParser(exit_on_error=False)).parse_args([*cell.arguments])
+        validate_parsed_serve_args(parsed)
+        _check_parsers(parsed)
         parsed.skip_tokenizer_init = True
         parsed.reasoning_parser = ""  # asks the tokenizer for its tokens
-        config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+        # how many tokens and sequences a step has by default depends on who asks
+        config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(UsageContext.OPENAI_API_SERVER)
         config.kernel_config.enable_jit_warmup = False  # while they are built, some models import kernels to compile
         return config
     except SystemExit:
@@ -107,20 +126,36 @@ def configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
     return None
 
 
-def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list[Finding]) -> list[Part]:
+def _check_parsers(parsed: argparse.Namespace) -> None:
+    """As `validate_api_server_args` (vllm/entrypoints/launchers/launcher.py), and of the reasoning parser what the engine says
+    later. A plugin is not run, so the names that it brings are not known."""
+    for what, name, plugin, manager in (
+        ("tool call parser", parsed.tool_call_parser, parsed.tool_parser_plugin, ToolParserManager),
+        ("reasoning parser", parsed.reasoning_parser, parsed.reasoning_parser_plugin, ReasoningParserManager),
+    ):
+        if name and not plugin and name not in (known := manager.list_registered()):
+            raise ValueError(f"invalid {what}: {name}; vLLM has {', '.join(sorted(known))}")
+
+
+def _replay_parts(
+    cell: Cell, config: VllmConfig, shards: Shards, findings: list[Finding]
+) -> tuple[list[Part], RankMemory | None]:
     if (unknown := unknown_parallelism(config.parallel_config)) is not None:
         findings.append(Finding("unknown", f"{unknown} is not replayed", where=None, remedy=None))
-        return []
+        return [], None
     schemes = stored_schemes(shards, cell.schemes)
     parts = [Part("target")] + ([Part("draft")] if drafts_itself(config) else [])
     read = {part.part: shards for part in parts}
     whole: list[Part] = []
     taken: dict[str, set[str]] = {part.part: set() for part in parts}
     cut: dict[str, list[Finding]] = {}  # of each part; ranks that hold the same layers hold parts of the same size
+    memory: list[RankMemory] = []
+    is_one_stage = config.parallel_config.pipeline_parallel_size == 1
     for rank in ranks_of(config.parallel_config):
         become(rank, config.parallel_config)
         config.compilation_config.static_forward_context.clear()
         config.compilation_config.static_all_moe_layers.clear()
+        weight_bytes = 0
         for part in parts:
             part.num_ranks += 1
             loaded = load_part(config, part, rank, read[part.part], schemes)
@@ -128,22 +163,28 @@ def _replay_parts(cell: Cell, config: VllmConfig, shards: Shards, findings: list
             if loaded is not None and (rank.number == 0 or config.parallel_config.pipeline_parallel_size > 1):
                 cut[part.part] = cut_scales(loaded.model, loaded.taken, shards)
             part.findings += [(rank.number, finding) for finding in cut.get(part.part, ())]
+            if loaded is not None:
+                weight_bytes += parameter_bytes(loaded.model, taken_over(loaded.model) if part.part == "draft" else ())
             if rank.number > 0:
                 continue
             if loaded is not None:
                 whole.append(part)
                 part.rows, wrong = check_modules(loaded.model, loaded.taken, schemes, loaded.converted)
+                wrong += refused_when_run(part.rows, current_platform.get_device_capability().to_int())
                 part.findings += [(0, finding) for finding in wrong]
-            if config.parallel_config.pipeline_parallel_size == 1:
+            if is_one_stage:
                 part.layers = layers_of_each_kind(shards, loaded)
                 read[part.part] = restricted(shards, part.layers)
+        if len(whole) == len(parts) and (rank.number == 0 or not is_one_stage):
+            kv_bytes = kv_cache_bytes(config, findings) if is_one_stage else None
+            memory.append(RankMemory(weight_bytes, kv_bytes, config.model_config.max_model_len))
     if len(whole) == len(parts):
         every_rank_read = {layer for part in parts for layer in part.layers or ()}
         apart = config.parallel_config.enable_expert_parallel and every_rank_read  # then no rank takes all experts of a layer
         findings += unused_tensors(
             restricted(shards, every_rank_read) if apart else shards, taken["target"], taken.get("draft")
         )
-    return parts
+    return parts, max(memory, key=lambda rank: rank.weight_bytes, default=None)
 
 
 def drafts_itself(config: VllmConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ _PARTS = frozenset(
 _Key = tuple[str, str | None, str, str | None, str | None]
 _COMPUTED = "rotary_emb.inv_freq"
 """Old checkpoints store it; vLLM computes it from the config."""
+_INT8_KERNEL = "CutlassInt8ScaledMMLinearKernel"
 LATER = "chosen after loading or at run time"
 
 
@@ -74,6 +75,19 @@ def check_modules(
             if (schemes[stored] is None) != (method in _PLAIN) and stored not in converted:
                 wrong.append((stored, schemes[stored], name, method))
     return _rows(modules, scheme_of), _disagreements(wrong)
+
+
+def refused_when_run(rows: Iterable[Row], capability: int) -> Iterator[Finding]:
+    """Kernels that vLLM's oracle chooses and whose compiled code refuses the GPU at the first step.
+
+    capability: 100 is B200. `CutlassInt8ScaledMMLinearKernel` calls itself supported everywhere; `dispatch_scaled_mm`
+    (csrc/libtorch_stable/quantization/w8a8/cutlass/c3x/scaled_mm_helper.hpp) has no INT8 function from SM 100 on.
+    """
+    for row in rows:
+        if row.kernel == _INT8_KERNEL and capability >= 100:
+            message = f"{row.kernel}: its compiled code says `Int8 not supported on SM{capability}` at the first step"
+            remedy = "quantize to FP8 (fp8-channel, fp8) for this GPU, or serve it on Hopper or older"
+            yield Finding("kernel", message, where=row.example, remedy=remedy, count=row.num_modules)
 
 
 def disagreement_of(
@@ -222,6 +236,10 @@ def kernel_of(module: torch.nn.Module) -> str | None:
     holder = getattr(module, "scheme", None) or module.quant_method
     backends = [value for name, value in vars(holder).items() if name.endswith("_backend") and value is not None]
     experts = getattr(holder, "experts_cls", None)
+    if experts is not None and getattr(
+        holder, "use_cutlass_mxfp4", False
+    ):  # beside it `mxfp4_backend` keeps what it was before the choice
+        return f"CUTLASS ({experts.__name__})"
     if backends:
         name = getattr(backends[0], "name", str(backends[0]))
         return name if experts is None else f"{name} ({experts.__name__})"

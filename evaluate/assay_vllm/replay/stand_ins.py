@@ -125,10 +125,12 @@ _COMPILED_ANSWERS: dict[str, Callable[[int], bool]] = {
     "cutlass_scaled_mm_supports_block_fp8": lambda capability: capability >= 90,
     "cutlass_group_gemm_supported": lambda capability: capability >= 90,
     "cutlass_scaled_mm_supports_fp4": lambda capability: 100 <= capability < 130,
+    "mxfp4_experts_quant_supported": lambda capability: 100 <= capability < 120,
 }
-"""What vLLM's compiled code answers when it is built with CUDA 12.8 or later.
+"""What vLLM's compiled code answers when it is built with CUDA 12.9 or later.
 
-csrc/libtorch_stable/quantization/w8a8/cutlass/scaled_mm_entry.cu, .../quantization/fp4/nvfp4_scaled_mm_entry.cu.
+csrc/libtorch_stable/quantization/w8a8/cutlass/scaled_mm_entry.cu, .../quantization/fp4/nvfp4_scaled_mm_entry.cu,
+.../quantization/fp4/mxfp4_experts_quant.cu.
 """
 
 

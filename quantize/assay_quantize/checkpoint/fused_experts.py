@@ -44,6 +44,11 @@ def _fused(name: str) -> _Fused | None:
     return None
 
 
+def is_fused(name: str) -> bool:
+    """Whether a tensor, or the scales of one, is of all experts of a layer."""
+    return _fused(name) is not None
+
+
 def split_experts(
     location: str, config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]
 ) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from assay.recipes.families import classify, form_of, names_of, split_layer
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import BARE_SCALE, SCALE_LEAVES, declared_block, declared_quantization
 from assay_quantize.formats.schemes import SCHEMES, module_of
@@ -54,6 +58,29 @@ class StoredModel:
     weights: tuple[StoredWeight, ...]
     native_fp8: bool = False
     kv_cache: str = "auto"
+
+    def served(self, drafting: bool) -> StoredModel:
+        """What a server keeps of it. Without speculation vLLM passes over the MTP block, its layer's KV cache included. A
+        draft's embedding and head give way to the model's own once they are loaded, unless the family needs them."""
+        kept = (one for one in self.weights if not is_draft(self, one.name) or (drafting and not self._is_shared(one.name)))
+        return replace(self, weights=tuple(kept))
+
+    def _is_shared(self, name: str) -> bool:
+        form, at = form_of(self.family, name, self.config), split_layer(name)
+        needed = names_of(self.family).mtp_required
+        return form.part in ("embedding", "lm_head") and name not in needed and (at is None or at.rest not in needed)
+
+
+def is_draft(model: StoredModel, name: str) -> bool:
+    """Whether a weight is of the MTP block."""
+    return not is_fused(name) and classify(model.family, name, model.config).role == "mtp"
+
+
+def drafts(profile: ProfileRecipe, serving: Serving) -> bool:
+    """Whether a server is asked to speculate."""
+    return serving.num_speculative_tokens is not None or any(
+        one.removeprefix("--").replace("_", "-") == "speculative-config" for one in (*profile.flags, *serving.vllm)
+    )
 
 
 def stored_by(plan: Plan) -> StoredModel:

@@ -2,7 +2,7 @@
 
 vLLM 0.32 (`platforms/cpu.py`, `v1/worker/cpu_worker.py`) allocates VLLM_CPU_KVCACHE_SPACE on each rank after the weights, and
 refuses to start if one sequence of `max-model-len` does not fit into it. Without it the cache gets what the weights leave of
-`gpu-memory-utilization` (0.9) of the memory. Weights are dequantized where the profile emulates.
+`gpu-memory-utilization` (0.92) of the memory. Weights are dequantized where the profile emulates.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import replace
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.report import Check
-from assay_quantize.plan.fits import kv_bytes_per_token, rank_bytes
+from assay_quantize.plan.fits import kv_bytes_per_token, rank_bytes, windows
 from assay_quantize.plan.parallel import ranks_of
-from assay_quantize.plan.stored import StoredModel
+from assay_quantize.plan.stored import StoredModel, drafts
 from assay_quantize.preflight.memory import GIB, context_of
 
 WORKSPACE_BYTES = 2 * GIB
 """Allowed on each rank for the process beside weights and KV cache: Python, torch, vLLM, activations, logits."""
+STEP_TOKENS = 2048
+"""Of one step on one rank, where no flag says so (`get_batch_defaults` of vLLM's arg_utils.py)."""
 _SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
@@ -42,10 +44,13 @@ def check_cpu_memory(
     if bytes_each is None:
         detail = f"profile {profile.name} does not emulate, and how vLLM's kernels for CPUs hold the weights is not known here"
         return Check(check="memory", subject=label, outcome="UNKNOWN", detail=detail)
+    model = model.served(drafts(profile, serving))
     ranks, length = ranks_of(profile), context_of(model, profile, serving)
     sequence_bytes = length * kv_bytes_per_token(model, bytes_each, ranks.tensor_parallel)
+    kept = windows(model, bytes_each, ranks.tensor_parallel, step_tokens=STEP_TOKENS * ranks.tensor_parallel)
+    sequence_bytes += sum(min(length, one.tokens) * one.bytes_per_token for one in kept)
     cache_bytes, whose = sequence_bytes, f"one sequence of max-model-len {length:,}"
-    usable = int(memory_bytes * float(profile.flags.get("gpu-memory-utilization", 0.9)))
+    usable = int(memory_bytes * profile.gpu_memory_utilization)
     if space:
         if not space.isdecimal() or int(space) * GIB < sequence_bytes:
             return _no_space(label, space, length, sequence_bytes)

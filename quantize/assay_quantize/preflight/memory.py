@@ -9,7 +9,7 @@ from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.records.preflight.report import Check
 from assay_quantize.plan.fits import WORKSPACE_BYTES, Fit, fit_on
 from assay_quantize.plan.parallel import misfits, ranks_of
-from assay_quantize.plan.stored import StoredModel
+from assay_quantize.plan.stored import StoredModel, drafts
 
 GIB = 2**30
 
@@ -24,13 +24,13 @@ def check_memory(
     """
     if profile.hardware.memory_bytes_each is None:
         return None
-    fit, length = fit_on(model, profile), context_of(model, profile, serving)
+    fit, length = fit_on(model, profile, serving), context_of(model, profile, serving)
     detail = _detail(fit, length)
     if fit.holds(length):
         detail += f"; {fit.kv_tokens:,} tokens of KV cache fit"
         return Check(check="memory", subject=label, outcome="PASS", detail=detail)
     remedy = _remedy(fit, model, serving, others)
-    left_bytes = fit.free_bytes + WORKSPACE_BYTES - length * fit.kv_bytes_per_token
+    left_bytes = fit.free_bytes + WORKSPACE_BYTES - fit.kv_bytes(length)
     if left_bytes >= 0:
         detail += f"; it fits if the rest takes no more than {left_bytes / GIB:.1f} GiB"
         return Check(check="memory", subject=label, outcome="UNKNOWN", detail=detail, remedy=remedy)
@@ -39,11 +39,11 @@ def check_memory(
 
 def problem_on(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> str | None:
     """Why a profile's GPUs cannot share or hold a checkpoint, in a few words; None: they can, or its memory is not known."""
-    if wrong := misfits(model, ranks_of(profile)):
+    if wrong := misfits(model.served(drafts(profile, serving)), ranks_of(profile)):
         return wrong[0].sentence
     if profile.hardware.memory_bytes_each is None:
         return None
-    fit, length = fit_on(model, profile), context_of(model, profile, serving)
+    fit, length = fit_on(model, profile, serving), context_of(model, profile, serving)
     return None if fit.holds(length) else f"{_needed(fit, length):.1f} GiB needed, {fit.usable_bytes / GIB:.1f} usable"
 
 
@@ -54,13 +54,13 @@ def context_of(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> 
 
 def _needed(fit: Fit, length: int) -> float:
     """GiB."""
-    return (fit.weight_bytes + length * fit.kv_bytes_per_token + WORKSPACE_BYTES) / GIB
+    return (fit.weight_bytes + fit.kv_bytes(length) + WORKSPACE_BYTES) / GIB
 
 
 def _detail(fit: Fit, length: int) -> str:
     return (
         f"{_needed(fit, length):.1f} GiB needed, {fit.usable_bytes / GIB:.1f} usable on each of {fit.num_gpus} GPUs: weights "
-        f"{fit.weight_bytes / GIB:.1f}, KV cache for max-model-len {length:,} {length * fit.kv_bytes_per_token / GIB:.1f}, "
+        f"{fit.weight_bytes / GIB:.1f}, KV cache for max-model-len {length:,} {fit.kv_bytes(length) / GIB:.1f}, "
         f"allowed for the rest {WORKSPACE_BYTES / GIB:g}"
     )
 

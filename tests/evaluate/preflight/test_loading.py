@@ -14,9 +14,9 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
-from assay.records.preflight.replay import Finding, Modules, Replay, ReplayedPart
+from assay.records.preflight.replay import Finding, Modules, RankMemory, Replay, ReplayedPart
 from assay.records.preflight.report import Check
-from assay_evaluate.preflight.loading import check_loading, checks_of
+from assay_evaluate.preflight.loading import check_loading, checks_of, too_large
 from assay_evaluate.serving.replay import Candidate, Unwritten, planned
 from assay_evaluate.serving.server import find_interpreter
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -71,6 +71,27 @@ def test_each_kind_is_one_line_with_what_to_do() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_too_large_by_vllms_own_account() -> None:
+    """A million tokens beside the reference of GLM-5.2. Nothing is said without figures."""
+    memory = RankMemory(weight_bytes=96_000_000_000, kv_cache_bytes=57_400_000_000, max_model_len=1_048_576)
+    h200, large = load_recipe(ProfileRecipe, "8xh200"), REPLAY.model_copy(update={"memory": memory})
+    assert list(too_large(large, h200)) == [
+        Check(
+            check="memory", subject="w4a16", outcome="FAIL",
+            detail="by vLLM's own account each GPU holds 89.4 GiB of weights, and one sequence of 1,048,576 tokens 53.5 GiB of "
+            "KV cache, and 125.7 GiB are usable, of which activations and CUDA graphs take their part, too",
+            remedy="lower `max-model-len` (`serving:` of the model's recipe, or the profile), or take a profile with more "
+            "memory",
+        )
+    ]  # fmt: skip
+    assert "; a GPU holds 89.4 GiB of weights, and one sequence of 1,048,576 tokens 53.5 GiB of KV cache; modules: " in (
+        next(checks_of(large)).detail
+    )
+    silent = h200.model_copy(update={"hardware": h200.hardware.model_copy(update={"memory_bytes_each": None})})
+    small = large.model_copy(update={"memory": memory.model_copy(update={"kv_cache_bytes": 30_000_000_000})})
+    assert [*too_large(REPLAY, h200), *too_large(large, silent), *too_large(small, h200)] == []
+
+
 def test_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay_evaluate.preflight.loading.find_interpreter", lambda profile: None)
     assert list(check_loading([], load_recipe(ProfileRecipe, "8xh200"), print)) == [
@@ -107,9 +128,9 @@ def test_broken_checkpoints_in_vllms_words(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [(check.detail, check.remedy) for check in found] == [
         (
-            "vLLM 0.32.0 loads target and draft on 8 ranks; modules: attention FLASHMLA_SPARSE (5), experts TRITON "
-            "(TritonExperts) (1), experts w4a16 MARLIN (MarlinExperts) (1), linear w4a16 MacheteLinearKernel (20), linear "
-            "w4a16 MarlinLinearKernel (4)",
+            "vLLM 0.32.0 loads target and draft on 8 ranks; a GPU holds 0.9 GiB of weights, and one sequence of 4,096 tokens "
+            "0.0 GiB of KV cache; modules: attention FLASHMLA_SPARSE (5), experts TRITON (TritonExperts) (1), experts w4a16 "
+            "MARLIN (MarlinExperts) (1), linear w4a16 MacheteLinearKernel (20), linear w4a16 MarlinLinearKernel (4)",
             None,
         ),
         (

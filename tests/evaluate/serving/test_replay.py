@@ -24,7 +24,9 @@ from assay.records.preflight.replay import Replay
 from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
+from assay_quantize.plan.fits import fit_on
 from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.stored import stored_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
@@ -118,6 +120,10 @@ def broken(interpreter: str, sources: dict[str, Path], folder: Path) -> Iterator
     with (cut / "model-00002-of-00003.safetensors").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 1)
     yield Candidate("cut", cut, on, glm5)
+    yield Candidate("tool parser", w4a16, on, glm5.model_copy(update={"tool_call_parser": "glm48"}))
+    yield Candidate("reasoning parser", w4a16, on, glm5.model_copy(update={"reasoning_parser": "glm48"}))
+    yield Candidate("template", w4a16, on, glm5.model_copy(update={"vllm": {"chat-template": "nowhere/template.jinja"}}))
+    yield Candidate("int8", quantized(sources["glm-4.7"], "w8a8"), profile(interpreter, "8xb200", 2), glm47)
     yield Candidate("arguments", w4a16, profile(interpreter, **{"kv-cache-dtype": "fp7"}), glm5)
     yield Candidate("pieces of context", w4a16, profile(interpreter, ranks=2, **{"decode-context-parallel-size": 2}), glm5)
 
@@ -219,6 +225,39 @@ def test_what_vllm_does_not_take_and_what_is_not_replayed(said: dict[str, Replay
     assert findings(said["arguments"]) == [("arguments", None, ())]
     assert findings(said["pieces of context"]) == [("unknown", None, ())]
     assert said["pieces of context"].outcome == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("tool parser", "invalid tool call parser: glm48; vLLM has"),
+        ("reasoning parser", "invalid reasoning parser: glm48; vLLM has"),
+        ("template", "nowhere/template.jinja"),
+    ],
+)
+def test_what_the_server_refuses_before_its_engine_starts(said: dict[str, Replay], what: str, words: str) -> None:
+    assert findings(said[what]) == [("arguments", None, ())]
+    assert words in said[what].every_finding[0].message
+
+
+def test_a_kernel_that_is_chosen_and_refuses_the_gpu(said: dict[str, Replay]) -> None:
+    """vLLM's oracle takes CUTLASS for INT8 on Blackwell, and the compiled code raises at the first step."""
+    (finding,) = said["int8"].every_finding
+    assert (finding.kind, finding.where, said["int8"].outcome) == ("kernel", "model.layers.0.self_attn.qkv_proj", "FAIL")
+    assert "Int8 not supported on SM100" in finding.message
+
+
+def test_what_one_gpu_holds(said: dict[str, Replay], sources: dict[str, Path]) -> None:
+    """vLLM's own parameters and KV cache for one sequence, against the arithmetic that needs no vLLM; target and draft."""
+    on = load_recipe(ProfileRecipe, "8xh200")
+    for model, ranks in MODELS.items():
+        serving, memory = load_recipe(ModelRecipe, model).serving, said[f"{model} w4a16"].memory
+        assert memory is not None and memory.kv_cache_bytes is not None and memory.max_model_len == 4096, model
+        plan = make_plan(open_checkpoint(sources[model]), load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None)
+        flags = {**on.vllm, "tensor-parallel-size": ranks}
+        fit = fit_on(stored_by(plan), on.model_copy(update={"vllm": flags}), serving)
+        assert fit.weight_bytes == pytest.approx(memory.weight_bytes, rel=0.03), model
+        assert fit.kv_bytes(4096) == pytest.approx(memory.kv_cache_bytes, rel=0.02, abs=10e6), model
 
 
 def chosen(record: Replay) -> set[tuple[str, str | None, str]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import hollow
 import pytest
 
 from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on, fits, kv_bytes_per_token, rank_bytes
+from assay_quantize.plan.fits import WORKSPACE_BYTES, Window, fit_on, fits, kv_bytes_per_token, rank_bytes, windows
 from assay_quantize.plan.parallel import Ranks
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, StoredWeight, stored_by, stored_in
@@ -44,11 +47,45 @@ def test_kv_cache_of_sparse_latent_attention(glm52: StoredModel) -> None:
     assert kv_bytes_per_token(glm52, 1, 8) == 79 * 656 + 22 * 132 == 54_728
     assert kv_bytes_per_token(glm52, 1, 4) == 54_728  # every rank keeps all of it
     assert kv_bytes_per_token(glm52, 2, 8) == 79 * 576 * 2 + 22 * 132
+    drafting = Serving(num_speculative_tokens=1)
+    on = {name: fit_on(glm52, load_recipe(ProfileRecipe, name), drafting).kv_bytes_per_token for name in SPARSE}
+    assert on == SPARSE
+
+
+SPARSE = {"8xh200": 79 * 656 + 22 * 132, "8xb200": 79 * 576 + 22 * 132, "8xrtx-pro-6000": 79 * 656 + 22 * 132}
+"""Profile -> bytes per token: B200's kernel reads plain FP8, RTX PRO 6000's packs even where the dtype is `auto`."""
+
+
+def test_without_speculation_the_mtp_block_is_not_served(glm52: StoredModel) -> None:
+    profile = load_recipe(ProfileRecipe, "8xh200")
+    drafting, alone = (fit_on(glm52, profile, Serving(num_speculative_tokens=tokens)) for tokens in (1, None))
+    block = tuple(weight for weight in glm52.weights if weight.name.startswith("model.layers.78."))
+    of_block = rank_bytes(replace(glm52, weights=block), Ranks(8))
+    assert (drafting.weight_bytes - alone.weight_bytes, round(of_block / GIB, 1)) == (of_block, 1.3)
+    assert drafting.kv_bytes_per_token - alone.kv_bytes_per_token == 656 + 132
+    asked = profile.model_copy(update={"vllm": {**profile.vllm, "speculative_config": {"method": "mtp"}}})
+    assert fit_on(glm52, asked, Serving()) == drafting
+
+
+def test_experts_in_one_tensor_are_shared_by_the_ranks(tmp_path: Path) -> None:
+    """As a source or a release stores them: what is served, and not planned, is read as it is."""
+    path = hollow.hollow_model(tmp_path, "step-3.5-flash")
+    stacked = stored_in(open_checkpoint(path, allow_quantized=True), "step3p5", "source")
+    one_by_one = stored_in(open_checkpoint(path), "step3p5", "source")
+    assert any(len(weight.shape) == 3 for weight in stacked.weights) and len(stacked.weights) < len(one_by_one.weights)
+    assert rank_bytes(stacked, Ranks(4)) == rank_bytes(one_by_one, Ranks(4))
+
+
+def test_how_much_of_a_gpu_vllm_takes_if_nobody_says() -> None:
+    profile = load_recipe(ProfileRecipe, "8xh200")
+    silent = profile.model_copy(update={"vllm": {}})
+    assert (profile.gpu_memory_utilization, silent.gpu_memory_utilization) == (0.9, 0.92)
+    assert silent.usable_bytes == 150_000_000_000 * 92 // 100
 
 
 def test_a_million_tokens_do_not_fit_beside_the_reference(glm52: StoredModel) -> None:
     """GLM-5.2 says 1,048,576: 53.4 GiB of KV cache a GPU, and 8 H200 have less than 38.4 GiB left."""
-    fit = fit_on(glm52, load_recipe(ProfileRecipe, "8xh200"))
+    fit = fit_on(glm52, load_recipe(ProfileRecipe, "8xh200"), Serving(num_speculative_tokens=1))
     assert 1_048_576 * fit.kv_bytes_per_token / GIB == pytest.approx(53.44, abs=0.01)
     left = (143_771 * 2**20 * 0.9 - sum(weight.num_bytes for weight in glm52.weights) / 8) / GIB
     assert left == pytest.approx(38.4, abs=0.1)
@@ -78,10 +115,20 @@ def test_kv_cache_of_grouped_query_attention(tmp_path: Path) -> None:
 
 
 def test_kv_cache_where_layers_have_other_heads_and_values_are_narrower(tmp_path: Path) -> None:
-    """One full layer with 4 key-value heads; three sliding ones and three MTP layers with 8; keys of 192, values of 128."""
+    """One full layer with 4 key-value heads; three sliding ones and three MTP layers with 8; keys of 192, values of 128.
+
+    Of the sliding ones 128 tokens are kept, those of two steps of 8,192, and a block.
+    """
     model = stored_in(open_checkpoint(hollow.hollow_model(tmp_path, "mimo-v2-flash")), "mimo_v2_flash", "the source")
-    assert kv_bytes_per_token(model, 2, 1) == (4 + 6 * 8) * (192 + 128) * 2
-    assert kv_bytes_per_token(model, 1, 8) == (1 + 6) * (192 + 128)
+    assert kv_bytes_per_token(model, 2, 1) == 4 * (192 + 128) * 2
+    assert kv_bytes_per_token(model, 1, 8) == 192 + 128
+    assert windows(model, 2, 1, step_tokens=8192) == (Window(128 + 16_384 + 64, 6 * 8 * (192 + 128) * 2),)
+    assert windows(model, 1, 8, step_tokens=8192) == (Window(128 + 16_384 + 64, 6 * (192 + 128)),)
+    rtx = load_recipe(ProfileRecipe, "4xrtx-pro-6000")
+    without = fit_on(model, rtx, Serving())
+    assert without.kv_bytes(100) == 100 * (1 + 3 * 2) * (192 + 128) * 2
+    assert without.kv_bytes(200_000) == (200_000 + 16_576 * 3 * 2) * (192 + 128) * 2
+    assert without.tokens_in(without.kv_bytes(200_000)) == 200_000
 
 
 def test_kv_cache_of_compressed_attention(tmp_path: Path) -> None:
@@ -89,6 +136,10 @@ def test_kv_cache_of_compressed_attention(tmp_path: Path) -> None:
     model = stored_in(open_checkpoint(hollow.hollow_shapes(tmp_path, "deepseek-v4-flash")), "deepseek_v4", "the source")
     assert kv_bytes_per_token(model, 1, 8) == kv_bytes_per_token(model, 1, 1) == 3851
     assert 21 * (584 + 132) / 4 + 20 * 584 / 128 == 3850.25
+    kept = windows(model, 1, 8, step_tokens=8192)
+    assert kept[0] == Window(128 + 16_448, 44 * 584), "43 layers and the draft"
+    found = Counter(kept[1:])
+    assert found == {Window(8 + 16_448, 8192): 21, Window(8 + 16_448, 2048): 21, Window(128 + 16_448, 4096): 20}
 
 
 def test_mamba_keeps_nothing_per_token(tmp_path: Path) -> None:

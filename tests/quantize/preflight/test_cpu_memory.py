@@ -31,9 +31,9 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
     return stored_by(make_plan(source, load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None))
 
 
-def found(model: StoredModel, memory: int, profile: ProfileRecipe = CPU, **given: Any) -> Check:
+def found(model: StoredModel, memory: float, profile: ProfileRecipe = CPU, **given: Any) -> Check:
     asked: dict[str, Any] = {"bytes_each": 4, "space": "2", **given}
-    return check_cpu_memory("w4a16", model, profile, Serving(), memory_bytes=memory * GIB, **asked)
+    return check_cpu_memory("w4a16", model, profile, Serving(), memory_bytes=int(memory * GIB), **asked)
 
 
 def test_weights_count_as_dequantized(qwen: StoredModel) -> None:
@@ -80,10 +80,10 @@ def test_without_the_variable_the_cache_takes_what_is_left(qwen: StoredModel, sp
     check = found(qwen, 16, space=space)
     assert (check.outcome, check.detail) == (
         "PASS",
-        "10.9 GiB needed, 14.4 usable in this machine: weights 7.4 (4 bytes each), KV cache 1.5 (one sequence of "
+        "10.9 GiB needed, 14.7 usable in this machine: weights 7.4 (4 bytes each), KV cache 1.5 (one sequence of "
         "max-model-len 8,192), allowed for the rest 2",
     )
-    assert found(qwen, 12, space=space).outcome == "UNKNOWN", "0.9 of it"
+    assert found(qwen, 11.5, space=space).outcome == "UNKNOWN", "0.92 of it"
 
 
 def test_two_ranks_have_a_cache_each(qwen: StoredModel) -> None:

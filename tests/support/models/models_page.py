@@ -102,7 +102,7 @@ class Stored:
 
     def cell(self, profile_name: str, use: str, precision: str) -> Cell:
         profile, model = load_recipe(ProfileRecipe, profile_name), self.of(precision)
-        fit = fit_on(model, profile)
+        fit = fit_on(model, profile, self.recipe.serving)
         config = {"max_position_embeddings": CONTEXTS[self.recipe.name]}
         context = context_tokens(config, profile, self.recipe.serving) or 0
         wrong = misfits(model, ranks_of(profile))
