@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +26,9 @@ from assay.records.serving import MODEL_FLAGS, Fingerprint, as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
 from assay_reports.report import environment, why_none
-from assay_reports.run import Run, load_checkpoint, load_run
-from assay_reports.schema import Report, Row
+from assay_reports.run import UNQUANTIZED_LABELS, Run, load_checkpoint, load_run
+from assay_reports.schema import Limit, Report, Row
+from assay_reports.text import size
 
 CARD = "README.md"
 MEASURING_FLAGS = frozenset(
@@ -122,6 +124,8 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
     data = _metadata(plan, row, report, base_model, _licence(checkpoint))
     verification = run.verifications.get(label)
     verification = verification if verification and verification.checkpoint_sha256 == manifest.checkpoint_sha256 else None
+    own = _about(run, label)
+    beside = [one for one in report.rows if _stands_beside(one, row)] if report and row else []
     text = environment(html=False).get_template("card.md.j2")
     return text.render(
         metadata=data.to_yaml(),
@@ -136,11 +140,68 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
         base_model=base_model,
         command=serve_command(measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp),
         emulated=bool(measured and measured.fingerprint.emulated),
-        limits=find_limits(run) if row else (),
+        beside=beside,
+        scores_beside={one.label: {task.task: task for task in one.tasks} for one in beside},
+        sampling=sampling_of(report) if report else (),
+        instead=_instead(report, row) if report and row else None,
+        limits=_limits(run, own) if row else (),
         no_divergence=why_none(report, "divergence", [row]) if report and row else "",
         no_acceptance=why_none(report, "acceptance", [row]) if report and row else "",
         licence=_licence(checkpoint),
         deployments=[one for one in run.deployments if one.label == label and one.outcome != "NOT MEASURED"] if row else [],
+    )
+
+
+def _about(run: Run, label: str) -> Run:
+    """The run as if this checkpoint were its only candidate: a card does not list what happened to others."""
+    kept = tuple(m for m in run.measurements if m.label == label or m.is_reference or m.is_noise_floor)
+    hashes = {m.label for m in kept}
+    return replace(
+        run,
+        measurements=kept,
+        plans={name: plan for name, plan in run.plans.items() if name == label},
+        verifications={name: found for name, found in run.verifications.items() if name == label},
+        probes=tuple(one for one in run.probes if one.label in hashes),
+        deployments=tuple(one for one in run.deployments if one.label == label),
+        old_deployments=tuple(one for one in run.old_deployments if one.label == label),
+    )
+
+
+def _limits(run: Run, own: Run) -> tuple[Limit, ...]:
+    """Those of this checkpoint; how far a quantized reference is from the source is said by the whole run."""
+    whole = {limit.key: limit for limit in find_limits(run)}
+    return tuple(whole[one.key] if one.key == "quantized_reference" else one for one in find_limits(own))
+
+
+def _stands_beside(other: Row, row: Row) -> bool:
+    """The reference and the unquantized source have a column of their own."""
+    return other.label != row.label and (other.kind == "reference" or other.label in UNQUANTIZED_LABELS)
+
+
+def sampling_of(report: Report) -> tuple[str, ...]:
+    """`temperature 1, top_p 0.95: gsm8k, aime`: how the suite asked, tasks of one kind together."""
+    found: dict[str, list[str]] = {}
+    for task in report.suite_recipe.get("tasks", ()):
+        temperature = task.get("temperature", 0.0)
+        how = f"temperature {temperature:g}, top_p {task.get('top_p', 1.0):g}" if temperature else "greedy (temperature 0)"
+        if temperature and task.get("top_k", -1) != -1:
+            how += f", top_k {task['top_k']}"
+        found.setdefault(how, []).append(task["name"])
+    return tuple(f"{how}: {', '.join(names)}" for how, names in found.items())
+
+
+def _instead(report: Report, row: Row) -> str | None:
+    """What to use where this checkpoint did not pass: the smallest that did, and the reference. None: it passed."""
+    if row.kind != "candidate" or row.status == "PASS":
+        return None
+    passed = [
+        one for one in report.rows if one.kind == "candidate" and one.status == "PASS" and one.checkpoint_bytes is not None
+    ]
+    smallest = min(passed, key=lambda one: one.checkpoint_bytes or 0, default=None)
+    if smallest is None:
+        return f"{report.reference}, the reference; no candidate of this run passed"
+    return (
+        f"{smallest.label} ({size(smallest.checkpoint_bytes)}), the smallest that passed, or {report.reference}, the reference"
     )
 
 
@@ -171,7 +232,12 @@ def _metadata(plan: Plan, row: Row | None, report: Report | None, base_model: st
 
 
 def _eval_results(row: Row, report: Report) -> list[EvalResult]:
-    """Absolute scores, one per task; the interval is an argument of the metric."""
+    """Absolute scores, one per task that was measured; the interval is an argument of the metric.
+
+    A score that its gate calls NOT MEASURED (cut off, nothing to lose) is none; of the reference one that no candidate could be
+    judged by.
+    """
+    unmeasured = _unmeasured_tasks(row, report)
     return [
         EvalResult(
             task_type="text-generation",
@@ -187,8 +253,17 @@ def _eval_results(row: Row, report: Report) -> list[EvalResult]:
             },
         )
         for task in row.tasks
-        if task.accuracy is not None
+        if task.accuracy is not None and task.task not in unmeasured
     ]
+
+
+def _unmeasured_tasks(row: Row, report: Report) -> set[str]:
+    """Tasks whose gate says NOT MEASURED of this checkpoint; of the reference, of every candidate."""
+    found: dict[str, list[bool]] = {}
+    for verdict in report.verdicts:
+        if verdict.gate.startswith("score ") and (row.kind == "reference" or verdict.candidate == row.label):
+            found.setdefault(verdict.gate.removeprefix("score "), []).append(verdict.status == "NOT MEASURED")
+    return {task for task, missing in found.items() if all(missing)}
 
 
 def _model_recipe(model: str) -> ModelRecipe | None:

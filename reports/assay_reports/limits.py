@@ -86,8 +86,8 @@ def one_seed(run: Run) -> str | None:
     seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
     item = "each item" if is_all else f"each item of {_and(once)}"
     return (
-        f"Each checkpoint answered {item} once (seed {', '.join(seeds)}): the intervals cover the choice of items, not what "
-        "another run, seed or batch composition would add."
+        f"Each checkpoint answered {item} once (seed {', '.join(seeds)}): the intervals cover other items and other replies "
+        "to them, but nothing that all replies of a run share, such as a fault of the server."
     )
 
 
@@ -122,7 +122,9 @@ def quantized_reference(run: Run) -> str | None:
     if reference is None or reference.label in UNQUANTIZED_LABELS:
         return None
     source = next((m.label for m in run.measurements if m.label in UNQUANTIZED_LABELS), None)
-    beyond = f"row {source} shows how far that is from it" if source else "how far that is from it was not measured"
+    beyond = (
+        f"{source}, measured as well, shows how far that is from it" if source else "how far that is from it was not measured"
+    )
     return (
         f"The reference is {reference.label}, not the unquantized model: a loss is a loss against {reference.label}; {beyond}."
     )
@@ -232,8 +234,8 @@ def divergence_direction(run: Run) -> str | None:
     if all(m.divergence is None for m in run.candidates):
         return None
     return (
-        "KL and agreement say how much a candidate differs from the reference, not whether it is worse: they can fail it, "
-        "never certify it."
+        "KL and agreement say how much a candidate differs from the reference, not whether it is worse: a large divergence "
+        "fails it, a small one does not show that its answers are as good."
     )
 
 

@@ -67,6 +67,12 @@ class TaskNumbers(Part):
     """Of tasks that offer tools."""
     margin: float | None = None
     """The loss its gate allows. None: no gate asks for it."""
+    title: str | None = None
+    """What sentences call the task. None: its name."""
+    p_pass: float | None = None
+    """Of a loss of the margin or more; decides a PASS. None: not judged, or before it was recorded."""
+    p_fail_holm: float | None = None
+    """Of a loss of the margin or less, adjusted over the candidate's scored tasks; decides a FAIL. None: as above."""
     p_value_holm: float | None = None
     """`mcnemar_midp`, adjusted over the candidate's scored tasks. None: not judged."""
     items_needed: int | None = None

@@ -23,16 +23,16 @@ class Mark(NamedTuple):
 
 
 def losses(report: Report, colour: dict[str, str]) -> Figure | None:
-    """Points lost with their intervals, a line for every task and candidate; the margin of the task's gate as a stroke.
+    """Change in points with its interval, a line for every task and candidate; the margin of the task's gate as a stroke.
 
     A task whose gate says NOT MEASURED (cut off too often, nothing to lose) is left out: its bar would look like a result.
     """
     unmeasured = {(verdict.candidate, verdict.gate) for verdict in report.verdicts if verdict.status == "NOT MEASURED"}
 
     def mark_of(label: str, task: TaskNumbers) -> Mark | None:
-        return None if (label, f"score {task.task}") in unmeasured else lost_points(task)
+        return None if (label, f"score {task.task}") in unmeasured else changed_points(task)
 
-    return _lanes(report, colour, mark_of, "points lost (+ is worse)", "points", has_margins=True)
+    return _lanes(report, colour, mark_of, "change in points (− is a loss)", "points", has_margins=True)
 
 
 def reply_lengths(report: Report, colour: dict[str, str]) -> Figure | None:
@@ -41,8 +41,11 @@ def reply_lengths(report: Report, colour: dict[str, str]) -> Figure | None:
     return _lanes(report, colour, lambda _, task: extra_length(task), title, "%", has_margins=False)
 
 
-def lost_points(task: TaskNumbers) -> Mark | None:
-    return None if task.drop is None else _scaled(task.drop, 100.0)
+def changed_points(task: TaskNumbers) -> Mark | None:
+    """Candidate minus reference."""
+    if task.drop is None:
+        return None
+    return Mark(-100 * task.drop.value, -100 * task.drop.high, -100 * task.drop.low)
 
 
 def extra_length(task: TaskNumbers) -> Mark | None:
@@ -97,7 +100,7 @@ def _trace(label: str, colour: str, found: Sequence[tuple[str, Mark]], heights: 
 
 def _strokes(margins: dict[str, float], heights: list[float], pixels: int) -> Figure:
     return {
-        "type": "scatter", "mode": "markers", "name": "margin", "x": [100 * margin for margin in margins.values()],
-        "y": heights, "customdata": list(margins), "hovertemplate": "%{customdata}: at most %{x:g} points<extra></extra>",
+        "type": "scatter", "mode": "markers", "name": "margin", "x": [-100 * margin for margin in margins.values()],
+        "y": heights, "customdata": list(margins), "hovertemplate": "%{customdata}: %{x:g} points allowed<extra></extra>",
         "marker": {"symbol": "line-ns-open", "size": pixels / 1.4, "color": MARGIN_COLOUR, "line": {"width": 2}},
     }  # fmt: skip

@@ -48,6 +48,13 @@ def points_interval(interval: TextMean | None) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def change_interval(lost: Interval | None) -> str:
+    """A loss of 9.0 points as a change: -9.0 [-16.6, -3.1]. lost: reference minus candidate."""
+    if lost is None:
+        return NOT_MEASURED
+    return points_interval(lost.model_copy(update={"value": -lost.value, "low": -lost.high, "high": -lost.low}))
+
+
 def nats(number: float | None) -> str:
     """Three significant digits: 0.0213; 0 where it is exactly 0."""
     if number is None:
@@ -174,8 +181,8 @@ def flag_value(value: Any) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        percent, confidence, percent_interval, points, points_interval, nats, nats_interval, size, ratio, tokens,
-        tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, in_markdown, gates_title,
+        percent, confidence, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
+        tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, in_markdown, gates_title,
         stop_sentence,
     )
 }  # fmt: skip

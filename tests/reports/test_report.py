@@ -151,7 +151,7 @@ def test_the_markdown_and_the_page_show_the_same_numbers(run_dir: Path) -> None:
         for task in row.tasks:
             assert text.percent_interval(task.accuracy) in shown
             if task.drop is not None:
-                assert text.points_interval(task.drop) in shown
+                assert text.change_interval(task.drop) in shown
     for verdict in report.verdicts:
         assert verdict.detail.replace("'", "&#39;").replace("<", "&lt;") in shown
 
@@ -207,11 +207,11 @@ def test_figures_hold_the_numbers_of_the_report(run_dir: Path) -> None:
         for task, value in zip(trace["customdata"], trace["x"], strict=True)
     }
     seen = [(row.label, task) for row in report.rows if row.kind == "candidate" for task in row.tasks]
-    assert marks == {(label, task.task): 100 * task.drop.value for label, task in seen if task.drop} | {
-        ("margin", task): pytest.approx(5) for task in ("arithmetic", "needle")
+    assert marks == {(label, task.task): -100 * task.drop.value for label, task in seen if task.drop} | {
+        ("margin", task): pytest.approx(-5) for task in ("arithmetic", "needle")
     }
     low = figures["losses"]["data"][0]["x"][0] - figures["losses"]["data"][0]["error_x"]["arrayminus"][0]
-    assert low == pytest.approx(100 * seen[0][1].drop.low)  # type: ignore[union-attr]
+    assert low == pytest.approx(-100 * seen[0][1].drop.high)  # type: ignore[union-attr]
     extra = seen[0][1].extra_output_tokens
     length = 100 * extra.value / seen[0][1].reference_mean_output_tokens  # type: ignore[union-attr,operator]
     assert figures["reply-lengths"]["data"][0]["x"][0] == pytest.approx(length)
@@ -246,7 +246,9 @@ def test_missing_is_written_as_not_measured(tmp_path: Path) -> None:
     lines = (run_dir / "report" / "report.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| w4a16")]
     assert rows[0] == "| w4a16 | NOT MEASURED | 6.3 MB | 69.2 % | Not judged yet. |"
-    assert rows[1].startswith("| w4a16 |" + " NOT MEASURED |" * 4 + " – | NOT MEASURED | 0 | – | NOT MEASURED |")
+    assert rows[1].startswith(
+        "| w4a16 |" + " NOT MEASURED |" * 3 + " – | – |" + " NOT MEASURED |" * 2 + " 0 | – | NOT MEASURED |"
+    )
     assert rows[3] == "| w4a16 |" + " NOT MEASURED |" * 12
     assert rows[4] == "| w4a16 |" + " NOT MEASURED |" * 5
     page = (run_dir / "report" / "index.html").read_text()
@@ -517,7 +519,8 @@ def test_limits_name_numbers_of_the_records(run_dir: Path) -> None:
         "Replies cut off by the token budget are scored as they stand: 7 of 200 for w4a16 in arithmetic (budget 512 tokens)."
     )
     assert said["quantized_reference"] == (
-        "The reference is fp8, not the unquantized model: a loss is a loss against fp8; row bf16 shows how far that is from it."
+        "The reference is fp8, not the unquantized model: a loss is a loss against fp8; bf16, measured as well, shows how far "
+        "that is from it."
     )
     alone = {limit.key: limit.text for limit in find_limits(without("bf16")(run))}
     assert alone["quantized_reference"].endswith("how far that is from it was not measured.")
@@ -561,17 +564,55 @@ def test_card_is_read_back_by_the_hub_with_its_results(run_dir: Path) -> None:
 def test_card_says_what_the_verdict_and_the_limits_say(run_dir: Path) -> None:
     report = report_of(run_dir)
     card = write_card(run_dir, "nvfp4a16").read_text()
-    assert "**UNDERPOWERED** against fp8." in card
+    assert "**UNDERPOWERED** against fp8: loses 5.0 points on needle; 5 allowed: the loss is certain, whether" in card
+    assert "Use instead: w4a16 (6.3 MB), the smallest that passed, or fp8, the reference.\n" in card
+    assert "| | **nvfp4a16** | fp8 (reference) | bf16 |\n|---|---|---|---|\n" in card
+    assert "| size of the weights | 6.7 MB | 9.1 MB | 14.6 MB |\n| verdict | UNDERPOWERED | reference | PASS |\n" in card
+    assert "| memory while served | not measured | not measured | not measured |\n" in card
+    assert "\nSampling: greedy (temperature 0): arithmetic, needle, codes-en, codes-zh, ruler, needle-grid, tools.\n" in card
     for verdict in (v for v in report.verdicts if v.candidate == "nvfp4a16"):
         assert verdict.detail in card
     for limit in report.limits:
-        assert f"- {limit.text}\n" in card
+        assert (
+            limit.key in {"emulated", "sample_sizes", "acceptance_interval", "verification_gaps"} or f"- {limit.text}\n" in card
+        )
     assert "taken **emulated**" in card
     assert "| routed_expert | quantized to nvfp4a16 | 1 | 6.72 MB | 1.89 MB |" in card
     assert "| router_bias | kept in F32 | 1 | 2.56 kB | 2.56 kB |" in card
     assert Manifest.load(run_dir / "nvfp4a16" / "checkpoint" / "assay_manifest.json").checkpoint_sha256 in card
     again = write_card(run_dir, "nvfp4a16").read_text()
     assert again == card
+
+
+def test_a_card_speaks_of_its_own_checkpoint(run_dir: Path) -> None:
+    """Truncated replies of w4a16 stand in its card and in the report, not in the card of nvfp4a16."""
+    run = truncated(load_run(run_dir))
+    said = "7 of 200 for w4a16 in arithmetic"
+    assert said in render_card(run, "w4a16", run_dir)
+    assert said not in render_card(run, "nvfp4a16", run_dir)
+    assert "w4a16 ran emulated" not in render_card(run, "nvfp4a16", run_dir).replace("nvfp4a16 ran", "")
+
+
+@pytest.mark.parametrize(("label", "task"), [("w4a16", "needle"), ("fp8", "needle")])
+def test_what_is_not_measured_is_no_result_of_the_hub(run_dir: Path, label: str, task: str) -> None:
+    """A score that its gate calls NOT MEASURED is no entry of model-index; of the reference, if so for every candidate."""
+    run = load_run(run_dir)
+    assert run.gates is not None
+    verdicts = tuple(
+        v.model_copy(update={"status": "NOT MEASURED"}) if v.gate == f"score {task}" else v for v in run.gates.verdicts
+    )
+    gated = replaced(run, gates=run.gates.model_copy(update={"verdicts": verdicts}))
+    found = ModelCard(render_card(gated, label, run_dir)).data.eval_results
+    assert [one.dataset_type for one in found] == ["assay-quick-arithmetic"]
+    assert len(ModelCard(render_card(run, label, run_dir)).data.eval_results) == 2
+
+
+def test_intervals_are_said_to_cover_what_they_cover(run_dir: Path) -> None:
+    [said] = [limit.text for limit in find_limits(load_run(run_dir)) if limit.key == "one_seed"]
+    assert said == (
+        "Each checkpoint answered each item once (seed eval-quick-1): the intervals cover other items and other replies to "
+        "them, but nothing that all replies of a run share, such as a fault of the server."
+    )
 
 
 def test_card_of_the_reference_is_not_judged(run_dir: Path) -> None:

@@ -18,7 +18,7 @@ from assay_evaluate.asking.look_ahead import InLine, LookAhead
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, truncated_by
-from assay_evaluate.statistics import cluster_bootstrap_mean
+from assay_evaluate.statistics import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
 
 T = TypeVar("T")
@@ -197,11 +197,13 @@ def task_result(
 
 
 def _mean_score(items: Sequence[ItemResult]) -> Interval | None:
-    """Of tasks with partial credit, with a BCa interval; None without such scores, or with fewer than two."""
-    scored = [(item.score, item.item) for item in items if item.score is not None]
-    if len({item for _, item in scored}) < 2:
-        return None
-    return cluster_bootstrap_mean([score for score, _ in scored], [item for _, item in scored])
+    """Of tasks with partial credit, over the items' own means; Wilson's interval where all are alike, else BCa. None without
+    such scores, or with fewer than two items."""
+    scores: dict[str, list[float]] = {}
+    for item in items:
+        if item.score is not None:
+            scores.setdefault(item.item, []).append(item.score)
+    return mean_of_shares([sum(found) / len(found) for found in scores.values()]) if len(scores) > 1 else None
 
 
 def _why_nothing(items: Sequence[ItemResult]) -> str:

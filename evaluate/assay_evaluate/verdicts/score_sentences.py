@@ -97,7 +97,7 @@ def _would_decide(one: ComparedTask, recipe: GateRecipe) -> str:
     if drop.low <= 0 and (needed := items_needed_for(one, recipe)) > drop.n:
         ways.append(f"about {needed:,} items would decide if nothing is lost")
     if drop.value >= one.evidence.margin:
-        ways.append("more items would fail it if the loss seen is the true one")
+        ways.append("more items would not pass it if the loss seen is the true one")
     elif (needed_then := items_needed_at_loss_seen(one, recipe)) is not None:
         ways.append(f"about {needed_then:,} items would decide if the loss seen is the true one")
     return f"; {', '.join(ways)}" if ways else ""

@@ -60,7 +60,7 @@ def judged(ours: range, theirs: range, *others: dict[str, Any], n: int = 100, **
          "loses 12.0 points on Chinese code lookup; 10 allowed: the loss is certain, whether it is more than 10 points is not; "
          "1 gate underpowered",
          "Loses 12.0 points on Chinese code lookup (95 % interval: 7.0 to 19.8 lost); 10 allowed. The loss is certain, whether "
-         "it is more than 10 points is not; more items would fail it if the loss seen is the true one."),
+         "it is more than 10 points is not; more items would not pass it if the loss seen is the true one."),
         (range(13), range(13, 26), {},
          "neither gains nor loses on Chinese code lookup; 10 allowed: there may be no loss, or one of more than 10 points; "
          "1 gate underpowered",
