@@ -32,7 +32,7 @@ from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
-from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.candidate import Candidate, sorted_out
 from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.further_rounds import go_on, look_again
 from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
@@ -86,7 +86,7 @@ def evaluate(
     starting it; None: only the server can tell) are seams for tests. Raises ServeError when a server does not start,
     MeasureError when one dies, is served unlike the reference, or answers with other weights than its label's.
     """
-    reference, others = _sorted_out(candidates)
+    reference, others = sorted_out(candidates)
     require_separate(candidates)
     check_suite(suite)
     check_context(suite, reference, profile, serving)
@@ -115,17 +115,6 @@ def evaluate(
             run.in_exact_mode(reference, first, *pair) for pair in zip([reference, *others], [repeat, *measured], strict=True)
         ]
         return [first, *exact]
-
-
-def _sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
-    references = [one for one in candidates if one.is_reference]
-    if len(references) != 1:
-        raise MeasureError(f"a run needs one reference, {len(references)} are marked as such")
-    labels = [one.label for one in candidates] + [f"{references[0].label}-repeat"]
-    twice = sorted({label for label in labels if labels.count(label) > 1 or "/" in label})
-    if twice:
-        raise MeasureError(f"label {twice[0]!r} is used twice or holds a slash; labels are names of files")
-    return references[0], [one for one in candidates if not one.is_reference]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge
+from assay_reports.numbers import task_numbers
 
 PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 SUITE = SuiteRecipe.model_validate(
@@ -174,6 +175,9 @@ def test_what_stays_undecided_goes_to_its_max_and_says_why(tmp_path: Path) -> No
         f"FAIL, {first.level:.2g} decides at this look"
     )
     assert any(line.startswith("candidate: sums is asked again (2 replies to each item): candidate: und") for line in run.lines)
+    ours, gate = find_task(found["fp8"], "sums"), report.verdicts[-1]
+    shown = task_numbers(ours, task, 0.95, gate)  # the report's row is what was judged
+    assert (shown.drop, shown.discordant, shown.mcnemar_midp) == (gate.observed, gate.discordant, gate.p_value)
     # Nothing is asked again, and nothing is decided otherwise.
     assert run() == found
     assert (run.num_starts("reference"), run.num_starts("candidate")) == (3, 3)
@@ -229,6 +233,25 @@ def test_killed_between_and_within_rounds_the_decision_is_the_same(tmp_path: Pat
     assert judged(found) == expected
     asked = run.num_asked("reference") + run.num_asked("candidate")
     assert asked <= 600 + 2 * PROFILE.concurrency  # again only what was in flight
+
+
+def test_a_run_from_before_there_were_rounds_is_read_and_judged(tmp_path: Path) -> None:
+    task = SUITE.tasks[0].model_copy(update={"num_samples": 2})
+    run = Run(tmp_path)
+    run.world.reply["candidate"] = sampled(0.7, "candidate")
+    found = run(SUITE.model_copy(update={"tasks": (task,)}))
+    before = {}
+    for label, measurement in found.items():
+        written = json.loads(measurement.model_dump_json())
+        for result in written["tasks"]:
+            assert (result.pop("rounds"), result.pop("is_second_replies")) == ([], False)
+        before[label] = Measurement.model_validate(written)
+    assert before == found
+    report = judged(before)
+    assert report.verdicts[-1].looks == ()
+    ours, theirs = find_task(before["fp8"], "sums"), find_task(before["candidate"], "sums")
+    assert ours is not None and theirs is not None
+    assert report.verdicts[-1].observed == pair_items(ours, theirs).drop(0.95)
 
 
 def test_without_gates_every_task_goes_to_its_max(tmp_path: Path) -> None:
