@@ -12,6 +12,8 @@ from assay.records.divergence import Estimate, StopChance, TextMean
 from assay.records.verdict import Chosen
 
 NOT_MEASURED = "NOT MEASURED"
+LEAST_CHANGE = 0.0005
+"""Of a chance to stop: less is 0.0 points in print."""
 
 
 def percent(share: float | None) -> str:
@@ -79,9 +81,9 @@ def stop_sentence(stop: StopChance) -> str:
     outcome = "stops as often as the reference where that stopped, as far as the interval tells"
     if isinstance(change, Estimate):
         outcome = "too few texts to say whether it stops as often as the reference"
-    elif change.high < 0:
+    elif change.high < -LEAST_CHANGE:
         outcome = "stops less often than the reference where that stopped"
-    elif change.low > 0:
+    elif change.low > LEAST_CHANGE:
         outcome = "stops more often than the reference where that stopped"
     at_stops = f"{percent(stop.candidate_at_stops)} against {percent(stop.reference_at_stops)}"
     elsewhere = f"{stop.candidate_elsewhere:.2g} against {stop.reference_elsewhere:.2g} a token"

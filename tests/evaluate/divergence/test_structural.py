@@ -193,6 +193,10 @@ def test_sentences_of_the_report() -> None:
         f"stops less often than the reference where that stopped: 51.9 % against 95.0 % at 24 ends (-43.1 [{100 * low:+.1f}, "
         f"{100 * high:+.1f}] points); elsewhere the chance is 0.017 against 0.0083 a token."
     )
+    small = Interval(value=0.0002, low=0.000002, high=0.001, n=108)
+    assert stop_sentence(less.stop.model_copy(update={"change_at_stops": small})).startswith(
+        "stops as often as the reference where that stopped, as far as the interval tells: "
+    )
     few = record([text(i, 0.5) for i in range(3)]).structural
     assert few is not None and stop_sentence(few.stop) == (
         "too few texts to say whether it stops as often as the reference: 50.0 % against 95.0 % at 3 ends (-45.0 (3 texts) "
