@@ -16,6 +16,8 @@ from assay_quantize.kernels.bits import e4m3_to_f32, f32_to_bf16, kernel, round_
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = np.array([sign * value for sign in (1, -1) for value in _MAGNITUDES], np.float32)
 """Value of every code; the highest of four bits is the sign."""
+_INT4 = np.arange(-8, 8).astype(np.float32)
+"""Value of every code, to which 8 was added."""
 
 
 def dequantize_rows(
@@ -44,7 +46,7 @@ def dequantize_int4_rows(
     `packed_OP` may lie in the end of the memory of `out_OI`: a row is read before it is written over. Scales must be finite.
     Releases the GIL.
     """
-    _dequantize_int4(packed_OP, scale_OG, out_OI)
+    _dequantize_codes(packed_OP, scale_OG, _INT4, out_OI)
 
 
 def dequantize_fp4_rows(
@@ -54,11 +56,12 @@ def dequantize_fp4_rows(
 
     Otherwise as `dequantize_int4_rows`. With scales that are powers of two nothing is rounded.
     """
-    _dequantize_fp4(packed_OP, scale_OG, out_OI)
+    _dequantize_codes(packed_OP, scale_OG, _E2M1, out_OI)
 
 
 @kernel
-def _dequantize_fp4(packed_OP: Any, scale_OG: Any, out_OI: Any) -> None:
+def _dequantize_codes(packed_OP: Any, scale_OG: Any, values: Any, out_OI: Any) -> None:
+    """values: of the 16 codes."""
     rows, num_bytes = packed_OP.shape
     packed = np.empty(num_bytes, np.uint8)
     group_bytes = num_bytes // scale_OG.shape[1]
@@ -67,23 +70,8 @@ def _dequantize_fp4(packed_OP: Any, scale_OG: Any, out_OI: Any) -> None:
         for group in range(scale_OG.shape[1]):
             scale = scale_OG[row, group]
             for byte in range(group * group_bytes, (group + 1) * group_bytes):
-                out_OI[row, 2 * byte] = f32_to_bf16(round_bf16(_E2M1[packed[byte] & 15] * scale))
-                out_OI[row, 2 * byte + 1] = f32_to_bf16(round_bf16(_E2M1[packed[byte] >> 4] * scale))
-
-
-@kernel
-def _dequantize_int4(packed_OP: Any, scale_OG: Any, out_OI: Any) -> None:
-    rows, num_bytes = packed_OP.shape
-    packed = np.empty(num_bytes, np.uint8)
-    group_bytes = num_bytes // scale_OG.shape[1]
-    for row in range(rows):
-        packed[:] = packed_OP[row]
-        for group in range(scale_OG.shape[1]):
-            scale = scale_OG[row, group]
-            for byte in range(group * group_bytes, (group + 1) * group_bytes):
-                low, high = np.int32(packed[byte] & 15) - 8, np.int32(packed[byte] >> 4) - 8
-                out_OI[row, 2 * byte] = f32_to_bf16(round_bf16(np.float32(low) * scale))
-                out_OI[row, 2 * byte + 1] = f32_to_bf16(round_bf16(np.float32(high) * scale))
+                out_OI[row, 2 * byte] = f32_to_bf16(round_bf16(values[packed[byte] & 15] * scale))
+                out_OI[row, 2 * byte + 1] = f32_to_bf16(round_bf16(values[packed[byte] >> 4] * scale))
 
 
 @kernel
