@@ -122,7 +122,8 @@ def with_plain_activations(checkpoint: Path, folder: Path) -> Path:
 
 
 def no_kernel(checkpoint: Path, gpu: str | None) -> str | None:
-    """What is known to be missing in vLLM and shows only when a kernel runs, which the replay cannot see; None: nothing."""
+    """What is known to be missing in vLLM and shows only when a kernel runs; None: nothing. The replay says so as well, where
+    vLLM's loaders could be asked (`refused_when_run`)."""
     facts = None if gpu is None else facts_of_gpu(gpu)
     if (
         facts is not None
