@@ -7,7 +7,7 @@ torch nor lm-eval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.quantities import size
 from assay.recipes.gate import GateRecipe
-from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe, PublishedScore, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
@@ -361,10 +361,16 @@ def load_measurements(run_dir: Path) -> list[Measurement]:
     return found
 
 
-def judge_and_write(gates: GateRecipe, run_dir: Path, measurements: list[Measurement]) -> GateReport:
+def judge_and_write(
+    gates: GateRecipe,
+    run_dir: Path,
+    measurements: list[Measurement],
+    published: Mapping[str, PublishedScore] | None = None,
+) -> GateReport:
     """Verdicts, then everything that is written from records: gates.json, report, cards.
 
-    gates: as they apply to the run's suite.
+    gates: as they apply to the run's suite. published: scores of the model's recipe; None: those that the run was judged with
+    before, or of the shipped recipe of its model.
     """
     from assay_evaluate.verdicts.gates import judge
     from assay_reports.report import write_report
@@ -375,11 +381,18 @@ def judge_and_write(gates: GateRecipe, run_dir: Path, measurements: list[Measure
         model=measurements[0].model,
         registered=registered_gates(run_dir),
         probes=load_probes(run_dir),
+        published=_published_before(run_dir, measurements[0].model) if published is None else published,
     )
     judged.save(run_dir / "gates.json")
     write_cards(run_dir)
     write_report(run_dir)
     return judged
+
+
+def _published_before(run_dir: Path, model: str) -> Mapping[str, PublishedScore]:
+    if (before := GateReport.load_if_there(run_dir / "gates.json")) is not None:
+        return {one.task: PublishedScore.model_validate(one.given) for one in before.published}
+    return load_recipe(ModelRecipe, model).published if model in recipe_names("models") else {}
 
 
 def load_report(run_dir: Path) -> Report:

@@ -91,7 +91,7 @@ def evaluate_in_run(
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)
-        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements))
+        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, aim.recipe.published))
 
 
 def passed(gates: GateReport) -> bool:

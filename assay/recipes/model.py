@@ -69,6 +69,24 @@ class Sampling(Section):
     """Length of a reply, thinking included, for tasks with `budget: model`. None: what the suite says."""
 
 
+class PublishedScore(Section):
+    """What the model's publisher reports for one task of a suite, with the protocol as far as it is stated."""
+
+    value: float = Field(gt=0, le=1)
+    """Share right; of several replies to each item their mean (avg@k), never pass@k."""
+    num_items: int = Field(ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    """None: not stated; the score is then shown and not compared."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    """None: not stated. A smaller budget here is no other protocol: cut replies are what the comparison is to find."""
+    num_fewshot: int | None = Field(default=None, ge=0)
+    """None: not stated."""
+    tools: bool = False
+    source: str = Field(pattern=r"^https://")
+
+
 class ModelRecipe(Recipe):
     """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
 
@@ -91,6 +109,8 @@ class ModelRecipe(Recipe):
     """Profiles that the candidates fit and the reference does not: there each is held against itself (`assay deployment`)."""
     sampling: Sampling | None = None
     """As the model's card says; tasks with `sampling: model` ask so. None: as the suite says."""
+    published: dict[str, PublishedScore] = Field(default_factory=dict)
+    """Task of a suite -> published score of the source. A reference that misses it makes the task's verdicts NOT MEASURED."""
     serving: Serving = Serving()
 
     def found_from(self, folder: Path) -> Self:

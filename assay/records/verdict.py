@@ -80,6 +80,23 @@ class Verdict(Part):
     where nothing was served with speculative decoding."""
 
 
+PublishedOutcome = Literal["agrees", "missed", "above", "not comparable"]
+
+
+class PublishedComparison(Part):
+    """The reference's score of one task beside the one that was published for the model."""
+
+    task: str
+    outcome: PublishedOutcome
+    """missed: by more than the interval, so no verdict of the task is believed. above: said, not judged."""
+    score: float
+    difference: Interval | None
+    """Published minus measured. None: not comparable."""
+    detail: str
+    given: dict[str, Any]
+    """As the model's recipe has it: value, items, protocol, source."""
+
+
 class RegisteredGates(Record):
     """`RUN/gates.registered.json`: the limits as they stood when measuring began."""
 
@@ -107,6 +124,8 @@ class GateReport(Record):
     """Name of those limits. None: as above."""
     verdicts: tuple[Verdict, ...]
     overall: dict[str, Status]
+    published: tuple[PublishedComparison, ...] = ()
+    """Empty: the model's recipe has no published score of a task that was asked, or judged before they were."""
     reasons: dict[str, str] = Field(default_factory=dict)
     """Candidate -> why it has its overall verdict, one line with the numbers. Empty: judged before reasons were written."""
 

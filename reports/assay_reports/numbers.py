@@ -43,6 +43,7 @@ def build_report(run: Run) -> Report:
         gates_registered=run.gates.registered_name if run.gates else None,
         rows=tuple(_row(run, reference, measurement, level) for measurement in run.measurements),
         verdicts=run.gates.verdicts if run.gates else (),
+        published=run.gates.published if run.gates else (),
         limits=find_limits(run),
         plans=tuple(plan_numbers(plan) for plan in _by_size(run)),
         verifications=tuple(

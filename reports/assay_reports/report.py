@@ -77,6 +77,7 @@ def context(report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "tasks": tasks,
+        "published": {one.task: one for one in report.published},
         "candidates": [row for row in report.rows if row.kind == "candidate"],
         "floor": next((row for row in report.rows if row.kind == "noise floor"), None),
         "no_divergence": why_none(report, "divergence", report.rows),

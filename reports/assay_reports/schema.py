@@ -10,7 +10,7 @@ from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
 from assay.records.serving import Fingerprint
 from assay.records.swe import SweDifference, SweFigures
-from assay.records.verdict import Chosen, Status, Verdict
+from assay.records.verdict import Chosen, PublishedComparison, Status, Verdict
 from assay.records.verification import Damage
 from assay_reports.drift import TaskFlips, TimesFloor
 
@@ -164,6 +164,8 @@ class Report(Record):
     """Name of the limits that were written down before the run."""
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
+    published: tuple[PublishedComparison, ...] = ()
+    """The reference beside the scores that were published for the model."""
     limits: tuple[Limit, ...]
     plans: tuple[PlanNumbers, ...]
     verifications: tuple[VerificationNumbers, ...]

@@ -37,7 +37,13 @@ def _binomial_interval(successes: int, n: int, level: float, method: str) -> Int
 def independent_difference(successes_a: int, n_a: int, successes_b: int, n_b: int, level: float = 0.95) -> Interval:
     """Newcombe's hybrid score interval of p_a - p_b for two independent samples; `n` is the smaller one."""
     a, b = wilson(successes_a, n_a, level), wilson(successes_b, n_b, level)
+    return difference_of(a, b)
+
+
+def difference_of(a: Interval, b: Interval) -> Interval:
+    """Of a - b from intervals of two independent estimates at one level (MOVER; Zou & Donner 2008, Stat. Med. 27:1693-1702);
+    with Wilson's it is Newcombe's. `n` is the smaller one."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.low, b.high - b.value)
     high = value + math.hypot(a.high - a.value, b.value - b.low)
-    return Interval(value=value, low=low, high=high, n=min(n_a, n_b), level=level)
+    return Interval(value=value, low=low, high=high, n=min(a.n, b.n), level=a.level)

@@ -3,7 +3,8 @@
 The rules, in the order in which they are tried:
 
 - **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many replies cut
-  off by the budget, on either side; positions without a finite log-probability; divergence over fewer than twenty texts).
+  off by the budget, on either side; positions without a finite log-probability; divergence over fewer than twenty texts; a
+  reference that misses its published score).
   Missing is never zero and never a pass.
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
   PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
@@ -19,10 +20,12 @@ The reference's own repeat (the noise floor) is judged like a candidate: if it d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from assay.errors import MeasureError
 from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
+from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
@@ -31,6 +34,7 @@ from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, t
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
 from assay_evaluate.verdicts.probes import judge_probes
+from assay_evaluate.verdicts.published import compare_published, suspect_tasks
 from assay_evaluate.verdicts.reasons import reason_for
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.truncation import judge_truncation
@@ -47,11 +51,13 @@ def judge(
     model: str,
     registered: RegisteredGates | None = None,
     probes: Sequence[ProbeReport] = (),
+    published: Mapping[str, PublishedScore] = MappingProxyType({}),
 ) -> GateReport:
     """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
 
     `registered`: the limits as they stood when measuring began; None if nobody wrote them down.
     `probes`: of the run's checkpoints, in any order.
+    `published`: task -> the model's published score; a reference that misses it makes the task's verdicts NOT MEASURED.
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
     """
@@ -63,10 +69,11 @@ def judge(
         key=lambda m: (not m.is_noise_floor, -(m.checkpoint_bytes or 0), m.label),
     )
     floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
+    beside = compare_published(published, reference, gate_recipe.level)
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     for candidate in candidates:
-        judged = _judge_candidate(gate_recipe, reference, candidate, probes, floor)
+        judged = _judge_candidate(gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor)
         verdicts += judged
         overall[candidate.label] = _overall(judged)
     return GateReport(
@@ -78,6 +85,7 @@ def judge(
         registered_name=None if registered is None else str(registered.recipe["name"]),
         verdicts=tuple(verdicts),
         overall=overall,
+        published=beside,
         reasons={
             label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
         },
@@ -86,10 +94,11 @@ def judge(
 
 def _judge_candidate(
     recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport],
+    suspect: Mapping[str, str],
     floor: Divergence | None,
 ) -> list[Verdict]:  # fmt: skip
     """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
-    scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe)
+    scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe, suspect)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
     verdicts = []
     for gate in recipe.gates:

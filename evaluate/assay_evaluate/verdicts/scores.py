@@ -6,7 +6,8 @@ In the order in which they are tried: NOT MEASURED (no score, too many items exc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from assay.quantities import percent_short, points_short
@@ -36,9 +37,10 @@ class AdjustedP(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------ the judgement
 def judge_scores(
-    gates: Sequence[ScoreGate], reference: Measurement, candidate: Measurement, recipe: GateRecipe
-) -> dict[str, Verdict]:
-    """Task -> verdict, for every score gate of the recipe."""
+    gates: Sequence[ScoreGate], reference: Measurement, candidate: Measurement, recipe: GateRecipe,
+    suspect: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Verdict]:  # fmt: skip
+    """Task -> verdict, for every score gate of the recipe. suspect: task -> why no verdict of it is believed."""
     verdicts: dict[str, Verdict] = {}
     scored: dict[str, ComparedTask] = {}
     unbelievable: dict[str, str] = {}
@@ -53,7 +55,8 @@ def judge_scores(
             continue
         scored[gate.task] = found
         why = (
-            _too_many_excluded(title_of(gate, found.reference), found.pairs, recipe)
+            suspect.get(gate.task)
+            or _too_many_excluded(title_of(gate, found.reference), found.pairs, recipe)
             or too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
             or _nothing_to_lose(gate, recipe, reference, found)
         )
