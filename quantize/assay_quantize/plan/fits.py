@@ -141,14 +141,14 @@ def rank_bytes(model: StoredModel, ranks: Ranks) -> int:
 
 def _rank_bytes(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int:
     if is_fused(weight.name):
-        return math.ceil(weight.num_bytes / ranks.tensor_parallel)
+        return math.ceil(weight.num_bytes / ranks.sharing("routed_expert"))
     form = form_of(model.family, weight.name, model.config)
     if form.split == "whole" or not weight.shape:
         return weight.num_bytes
     if form.split == "kv_rows":
         rows = max(weight.shape[0] / ranks.tensor_parallel, head_dim(model.config, weight.name))
         return math.ceil(weight.num_bytes * rows / weight.shape[0])
-    return math.ceil(weight.num_bytes / ranks.tensor_parallel)  # experts too: whole ones, or a part of each
+    return math.ceil(weight.num_bytes / ranks.sharing(form.part))  # experts too: whole ones, or a part of each
 
 
 def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int, *, packed: bool = True) -> int:

@@ -35,10 +35,16 @@ REFINED = 32
 
 
 class Ranks(NamedTuple):
-    """Over how many GPUs a model is split. expert_parallel: every expert whole, on one of them."""
+    """Over how many GPUs a model is split. expert_parallel: every expert whole, on one of them. data_parallel: replicas, which
+    share the experts all the same (`FusedMoEParallelConfig.make` in vllm/model_executor/layers/fused_moe/config.py)."""
 
     tensor_parallel: int = 1
     expert_parallel: bool = False
+    data_parallel: int = 1
+
+    def sharing(self, role: str) -> int:
+        """GPUs that share a weight which is split."""
+        return self.tensor_parallel * (self.data_parallel if role == "routed_expert" else 1)
 
 
 class Misfit(NamedTuple):
@@ -89,7 +95,8 @@ class UnevenHeads(NamedTuple):
 
 def ranks_of(profile: ProfileRecipe) -> Ranks:
     """As a profile's flags say."""
-    return Ranks(int(profile.flags.get("tensor-parallel-size") or 1), bool(profile.flags.get("enable-expert-parallel")))
+    tensor, data = (int(profile.flags.get(f"{kind}-parallel-size") or 1) for kind in ("tensor", "data"))
+    return Ranks(tensor, bool(profile.flags.get("enable-expert-parallel")), data)
 
 
 def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit | UnevenHeads]:
@@ -123,7 +130,7 @@ def _misfitting(model: StoredModel, ranks: Ranks) -> list[Misfit]:
     return [
         Misfit(
             role, projection, weights[0].name, len(weights), side, width, unit, weights[0].block_rows > 1,
-            ranks.tensor_parallel, _works_at(model, weights[0], ranks),
+            ranks.sharing(role), _works_at(model, weights[0], ranks),
         )
         for (role, projection, side, width, unit), weights in found.items()
     ]  # fmt: skip
@@ -176,7 +183,7 @@ def _wrong(model: StoredModel, weight: StoredWeight, form: Form, ranks: Ranks) -
     is_expert = form.part == "routed_expert"
     if form.kind != "linear" or weight.group is None or form.split == "whole":
         return
-    parts = 1 if is_expert and ranks.expert_parallel else ranks.tensor_parallel
+    parts = 1 if is_expert and ranks.expert_parallel else ranks.sharing(form.part)
     rows, columns = weight.shape
     if form.split == "columns":
         width = columns / parts

@@ -13,7 +13,8 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.parallel import Misfit, Ranks, check_parallel, misfits, uneven_heads
+from assay_quantize.plan.fits import rank_bytes
+from assay_quantize.plan.parallel import Misfit, Ranks, check_parallel, misfits, ranks_of, uneven_heads
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, stored_by, stored_in
 
@@ -178,3 +179,17 @@ def test_the_error_names_width_group_and_what_fits(folders: Path) -> None:
     )
     with pytest.raises(PlanError, match=r"what fits: one scale per row \(w4a16-channel\), or a profile with"):
         check_parallel(planned(folders, "glm-4.5-air", "w4a16-g32"), profile)
+
+
+def test_replicas_share_the_experts(folders: Path) -> None:
+    """GLM-4.7 on twice four GPUs: 384 columns of an expert on four, 192 on eight, and the shared expert as on four."""
+    model, h200 = planned(folders, "glm-4.7", "w4a16"), load_recipe(ProfileRecipe, "4xh200")
+    replicas = h200.model_copy(update={"vllm": {**h200.vllm, "data_parallel_size": 2}})
+    assert (ranks_of(h200), ranks_of(replicas)) == (Ranks(4), Ranks(4, data_parallel=2))
+    assert misfits(model, Ranks(4)) == [] == misfits(model, Ranks(4, expert_parallel=True, data_parallel=2))
+    (found,) = misfits(model, ranks_of(replicas))
+    assert isinstance(found, Misfit)
+    assert (found.short, found.width, found.unit, found.ranks) == ("routed_expert down_proj", 192, 128, 8)
+    experts = sum(one.num_bytes for one in model.weights if ".mlp.experts." in one.name)
+    saved = rank_bytes(model, Ranks(4)) - rank_bytes(model, ranks_of(replicas))
+    assert saved == pytest.approx(experts / 8, rel=1e-3)
