@@ -114,6 +114,12 @@ class ItemResult:
     """Which of `TaskResult.num_samples` replies to the item."""
     cluster: str | None = None
     """Items of one cluster (a repository) rise and fall together. None: each stands for itself."""
+    subtask: str | None = None
+    """Part of the task: RULER's task, or the number of tools. None: the task has one part, or recorded before this was."""
+    length_tokens: int | None = None
+    """Length that the suite names for it, which the prompt was filled up to. None: it names none, or as above."""
+    depth: float | None = None
+    """Where in the context lies what was asked for: 0 the front, 1 the end. None: at several places, nowhere, or as above."""
 
 
 class Round(Part):

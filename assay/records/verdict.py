@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from assay.records.base import Interval, Part, Record
+from assay.records.long_context import EffectiveLength, LongContext
 
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
 Chosen = Literal["before the run", "after the run", "not recorded"]
@@ -128,6 +129,10 @@ class GateReport(Record):
     """Empty: the model's recipe has no published score of a task that was asked, or judged before they were."""
     reasons: dict[str, str] = Field(default_factory=dict)
     """Candidate -> why it has its overall verdict, one line with the numbers. Empty: judged before reasons were written."""
+    long_context: tuple[LongContext, ...] = ()
+    """Of every candidate and task of several lengths or depths. Empty: there is none, or judged before this was."""
+    effective_lengths: tuple[EffectiveLength, ...] = ()
+    """Of every candidate and gate of that kind."""
 
     @property
     def chosen(self) -> Chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 
 from assay.recipes.suite import ArithmeticTask, NeedleTask
@@ -28,16 +29,20 @@ def run_generated(
         )
 
     results = [
-        session.result(
-            reply,
-            item=item.id,
-            sample=sample,
-            language=item.language,
-            prompt=item.prompt,
-            expected=item.answer or "",
-            correct=bool(score(item, reply.text)),
-            answer=extract_answer(reply.text),
-            max_tokens=task.max_tokens,
+        dataclasses.replace(
+            session.result(
+                reply,
+                item=item.id,
+                sample=sample,
+                language=item.language,
+                prompt=item.prompt,
+                expected=item.answer or "",
+                correct=bool(score(item, reply.text)),
+                answer=extract_answer(reply.text),
+                max_tokens=task.max_tokens,
+            ),
+            length_tokens=item.facts.get("length_tokens"),
+            depth=item.facts.get("depth"),
         )
         for item, sample, reply in session.ask_items(task, items, request)
     ]

@@ -18,6 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from assay_evaluate.tasks.ruler.niah import hiding_blueprint
+from assay_evaluate.tasks.ruler.sizing import largest_fitting
+
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 MAX_VALUE = 99
@@ -45,7 +48,7 @@ class Needle(NamedTuple):
 class Item:
     """One question. `prompt` is the user's message; `answer` is None for open text.
 
-    `facts` is what the item was made from: `steps`, or `needles` and `asked` (index) and `depth` (0..1) and `num_tokens`.
+    `facts` is what the item was made from: `steps`, or `needles`, `asked` (index), `depth` (0..1), `num_tokens`, `length_tokens`.
     """
 
     id: str
@@ -106,6 +109,11 @@ PLACES = {
     "zh": ("花园里", "河边", "房子后面", "大树下", "山上", "路边", "公园里", "大门旁"),
 }
 COUNTS = {"en": ("ten", "fifteen", "twenty"), "zh": ("十", "十五", "二十")}
+
+
+HEADINGS = {"en": "Read these notes.", "zh": "请阅读下面的笔记。"}
+JOINTS = {"en": " ", "zh": ""}
+"""Between two sentences."""
 
 
 def arithmetic_item(seed: str, index: int, language: Language, num_steps: int) -> Item:
@@ -170,9 +178,7 @@ def needle_question(key: str, language: Language) -> str:
 
 def haystack(sentences: list[str], language: Language) -> str:
     """The notes under their heading."""
-    if language == "en":
-        return "Read these notes.\n" + " ".join(sentences)
-    return "请阅读下面的笔记。\n" + "".join(sentences)
+    return f"{HEADINGS[language]}\n{JOINTS[language].join(sentences)}"
 
 
 def needle_item(
@@ -187,7 +193,7 @@ def needle_item(
 ) -> Item:
     """Notes that fill `max_tokens` as `count_tokens(prompt)` counts them; the asked code lies at `depth` (0 first, 1 last).
 
-    As much filler as fits, by binary search. Raises ValueError when the codes alone do not fit, or when the best prompt fills
+    As much filler as fits. Raises ValueError when the codes alone do not fit, or when the best prompt fills
     less than 90 % (a tokenizer that counts in large lumps).
     """
     if not 0 <= depth <= 1:
@@ -198,26 +204,42 @@ def needle_item(
     others = sorted(draw.random() for _ in range(num_needles - 1))
     filler_seed = draw.random()
 
-    def build(num_filler: int) -> str:
-        filler_draw = random.Random(filler_seed)
-        sentences = [filler_sentence(filler_draw, language) for _ in range(num_filler)]
-        places = [(depth, asked), *zip(others, (i for i in range(num_needles) if i != asked), strict=True)]
-        for place, which in sorted(places, reverse=True):
-            sentences.insert(round(place * num_filler), needles[which].sentence)
-        return f"{haystack(sentences, language)}\n{needle_question(needles[asked].key, language)}"
-
-    low, high = 0, max(8, max_tokens)
-    if count_tokens(build(0)) > max_tokens:
+    blueprint = hiding_blueprint(
+        _filler(filler_seed, language),
+        [
+            (depth, needles[asked].sentence),
+            *zip(others, (needles[i].sentence for i in range(num_needles) if i != asked), strict=True),
+        ],
+        asked=[needles[asked].sentence],
+        expected=[needles[asked].code],
+        keys=[needles[asked].key],
+        before=HEADINGS[language],
+        question=needle_question(needles[asked].key, language),
+        joint=JOINTS[language],
+    )
+    fitted = largest_fitting(
+        lambda units: count_tokens(blueprint.build(units, 0).question), max_tokens, 0, max(8, max_tokens), slack=0
+    )
+    if fitted is None:
         raise ValueError(f"{num_needles} codes alone need more than {max_tokens} tokens")
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if count_tokens(build(middle)) <= max_tokens else (low, middle - 1)
-    prompt = build(low)
-    num_tokens = count_tokens(prompt)
-    if num_tokens < 0.9 * max_tokens:
-        raise ValueError(f"the fullest prompt has {num_tokens} of {max_tokens} tokens, less than 90 %")
-    facts = {"needles": needles, "asked": asked, "depth": depth, "num_tokens": num_tokens}
+    if fitted.num_tokens < 0.9 * max_tokens:
+        raise ValueError(f"the fullest prompt has {fitted.num_tokens} of {max_tokens} tokens, less than 90 %")
+    facts = {
+        "needles": needles, "asked": asked, "depth": depth, "num_tokens": fitted.num_tokens, "length_tokens": max_tokens,
+    }  # fmt: skip
+    prompt = blueprint.build(fitted.units, 0).question
     return Item(f"needle/{language}/{max_tokens}/{index}", "needle", language, prompt, needles[asked].code, facts)
+
+
+def _filler(seed: float, language: Language) -> Callable[[int], list[str]]:
+    draw = random.Random(seed)
+    made: list[str] = []
+
+    def first(num_sentences: int) -> list[str]:
+        made.extend(filler_sentence(draw, language) for _ in range(num_sentences - len(made)))
+        return made[:num_sentences]
+
+    return first
 
 
 def writing_item(seed: str, index: int, language: Language) -> Item:

@@ -218,8 +218,18 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         max_tokens=_max_tokens(task, item.style, item.task),
         score=value,
     )
+    subtask = GRID_TASK if "depth" in item.facts else item.task
+    found = dataclasses.replace(found, subtask=subtask, length_tokens=item.length_tokens, depth=_depth(item))
     if "question" in item.facts:  # of qa_1 and qa_2: the same one, in the same documents, at every length
         found = dataclasses.replace(found, cluster=f"{item.task}: {item.facts['question']}")
     if item.style == "base" and found.truncated_by in {"length", "budget"}:  # by design, as published
         return dataclasses.replace(found, truncated=False, truncated_by=None)
     return found
+
+
+def _depth(item: RulerItem) -> float | None:
+    """Of the one place that holds the answer; in the grid the depth asked for."""
+    asked: float | None = item.facts.get("depth")
+    if asked is None and len(item.depths) == 1:
+        return item.depths[0]
+    return asked

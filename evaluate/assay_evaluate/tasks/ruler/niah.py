@@ -1,5 +1,7 @@
 """Needle tasks and variable tracking: what was hidden must be found, among much or among much alike.
 
+`hiding_blueprint` makes all needle items: RULER's, those of the grid, and the codes of the quick suite (`tasks/items.py`).
+
 Configurations and wording: Hsieh et al. 2024 (arXiv 2404.06654), section 3 and appendices.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import random
 import string
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -54,18 +56,53 @@ def needle_blueprint(spec: Needles, seed: str, essays: Sentences) -> Blueprint:
     filler = {"noise": noise, "essay": essays, "needles": others}[spec.haystack]
     before, question, prefix = _wording(spec.values, [keys[i] for i in asked], num_asked)
 
+    most = NUM_KEYS - spec.num_keys if filler is others and spec.keys == "words" else MOST_UNITS
+    return hiding_blueprint(
+        filler,
+        list(zip(places, sentences, strict=True)),
+        asked=[sentences[i] for i in chosen],
+        expected=[values[i] for i in chosen],
+        keys=[keys[i] for i in asked],
+        before=before,
+        question=question,
+        answer_prefix=prefix,
+        most=most,
+    )
+
+
+def hiding_blueprint(
+    filler: Sentences,
+    placed: Sequence[tuple[float, str]],
+    *,
+    asked: Sequence[str],
+    expected: Sequence[str],
+    keys: Sequence[str],
+    before: str,
+    question: str,
+    answer_prefix: str = "",
+    joint: str = " ",
+    most: int = MOST_UNITS,
+) -> Blueprint:
+    """The one generator of needle items: sentences hidden in filler, with what is said before it and asked after it.
+
+    placed: (share of the filler before it 0..1, needle) of all; asked: those that hold the answer. keys: what they are asked by.
+    Units: sentences of `filler`.
+    """
+
     def build(units: int, pieces: int) -> Draft:
-        context = _fill(filler, units, pieces, list(zip(places, sentences, strict=True)))
+        sentences = filler(units + (pieces > 0))
+        if pieces:
+            sentences[-1] = cut(sentences[-1], pieces)
+        context = hide(sentences, placed, joint)
         return Draft(
             question=f"{before}\n{context}\n{question}",
-            answer_prefix=prefix,
+            answer_prefix=answer_prefix,
             context=context,
-            expected=tuple(values[i] for i in chosen),
-            needles=tuple(sentences[i] for i in chosen),
-            facts={"keys": [keys[i] for i in asked], "num_sentences": units},
+            expected=tuple(expected),
+            needles=tuple(asked),
+            facts={"keys": list(keys), "num_sentences": units},
         )
 
-    most = NUM_KEYS - spec.num_keys if filler is others and spec.keys == "words" else MOST_UNITS
     return Blueprint(build, 0, most, "all", num_pieces=lambda units: num_pieces(filler(units + 1)[-1]))
 
 
@@ -76,25 +113,17 @@ def grid_blueprint(language: RulerLanguage, depth: float, seed: str, essays: Sen
     name, value = words.key(draw), _value_of("numbers", draw)
     needle = words.needle.format(key=name, value=value)
 
-    def build(units: int, pieces: int) -> Draft:
-        context = _fill(essays, units, pieces, [(depth, needle)], words.joint)
-        return Draft(
-            question=f"{words.before}\n{context}\n{words.question.format(key=name)}",
-            answer_prefix=words.answer_prefix.format(key=name),
-            context=context,
-            expected=(value,),
-            needles=(needle,),
-            facts={"keys": [name], "num_sentences": units},
-        )
-
-    return Blueprint(build, 0, MOST_UNITS, "all", num_pieces=lambda units: num_pieces(essays(units + 1)[-1]))
-
-
-def _fill(filler: Sentences, units: int, pieces: int, needles: list[tuple[float, str]], joint: str = " ") -> str:
-    sentences = filler(units + (pieces > 0))
-    if pieces:
-        sentences[-1] = cut(sentences[-1], pieces)
-    return hide(sentences, needles, joint)
+    return hiding_blueprint(
+        essays,
+        [(depth, needle)],
+        asked=[needle],
+        expected=[value],
+        keys=[name],
+        before=words.before,
+        question=words.question.format(key=name),
+        answer_prefix=words.answer_prefix.format(key=name),
+        joint=words.joint,
+    )
 
 
 def key_stream(draw: random.Random) -> Callable[[int], str]:

@@ -21,11 +21,13 @@ class Fitted:
     num_tokens: int
 
 
-def largest_fitting(count: Callable[[int], int], room_tokens: int, first: int, last: int) -> Fitted | None:
+def largest_fitting(
+    count: Callable[[int], int], room_tokens: int, first: int, last: int, slack: float = SLACK
+) -> Fitted | None:
     """The largest number of units in first..last whose count stays within the room; None if even `first` does not.
 
     Binary search in which the middle is foretold from the tokens per unit seen so far; plain halving after ten steps. `count`
-    should grow with its argument. Ends at the unit, or when less than `SLACK` of the room (but at least a unit) is empty.
+    should grow with its argument. Ends at the unit, or when less than `slack` of the room (but at least a unit) is empty.
     A pure function of its arguments: the same item is found in whatever company it is made.
     """
     low = Fitted(first, count(first))
@@ -35,7 +37,7 @@ def largest_fitting(count: Callable[[int], int], room_tokens: int, first: int, l
     per_unit = 0.0
     for step in range(200):
         left = room_tokens - low.num_tokens
-        if high - low.units == 1 or (per_unit and per_unit <= left <= SLACK * room_tokens):
+        if high - low.units == 1 or (per_unit and per_unit <= left <= slack * room_tokens):
             return low
         if step == 0:
             units = first + PROBE_UNITS

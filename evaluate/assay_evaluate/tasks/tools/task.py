@@ -101,7 +101,12 @@ def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Re
         answer=answer_of(reply, done),
         max_tokens=task.max_tokens,
     )
-    return dataclasses.replace(result, tool=done if reply.status == "answered" else None)
+    return dataclasses.replace(
+        result,
+        tool=done if reply.status == "answered" else None,
+        subtask=f"{question.num_tools} {'tool' if question.num_tools == 1 else 'tools'}",
+        length_tokens=question.prompt_tokens,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ items
