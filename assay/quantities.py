@@ -53,6 +53,13 @@ def signed(number: float) -> str:
     return "0.0" if text in {"+0.0", "-0.0"} else text
 
 
+def tokens_short(num_tokens: int) -> str:
+    """32768 -> 32K, 1048576 -> 1M, 936000 -> 936,000: a length of a context."""
+    if num_tokens % 2**20 == 0:
+        return f"{num_tokens >> 20}M"
+    return f"{num_tokens >> 10}K" if num_tokens % 2**10 == 0 else f"{num_tokens:,}"
+
+
 def size(num_bytes: float) -> str:
     """Bytes in decimal units, as disks and GPUs are sold: 12.3 MB, 372 GB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

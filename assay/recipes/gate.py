@@ -10,7 +10,7 @@ from pydantic import Field
 
 from assay.errors import RecipeError, did_you_mean
 from assay.recipes.base import Recipe, Section
-from assay.recipes.suite import SuiteRecipe
+from assay.recipes.suite import SuiteRecipe, tasks_with_lengths
 from assay.records.probe import ProbeName
 
 
@@ -84,6 +84,20 @@ class TruncationGate(Section):
     """Above it a score is NOT MEASURED, not low."""
 
 
+class EffectiveLengthGate(Section):
+    """Non-inferiority length by length, from the shortest on: how far into long context the margin holds."""
+
+    kind: Literal["effective_length"]
+    tasks: tuple[str, ...] = ()
+    """Judged together at each length. Empty: every task that asks at stated lengths (RULER, needles, tools after dialogue)."""
+    max_drop: float = Field(gt=0, lt=1)
+    """At every single length."""
+    at_least: Literal["reference"] | Annotated[int, Field(ge=1)] = "reference"
+    """Tokens up to which the margin must hold. reference: as far as the reference itself can do the tasks."""
+    required: bool = True
+    """False: where the *reference* cannot do any length, the gate is shown without a say in the overall verdict."""
+
+
 class ProbesGate(Section):
     """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): one alarm fails the candidate."""
 
@@ -94,7 +108,7 @@ class ProbesGate(Section):
     """Probe -> rate of events that must be excluded; UNDERPOWERED while the upper bound is above it."""
 
 
-Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | ProbesGate
+Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | EffectiveLengthGate | ProbesGate
 
 
 class Stopping(Section):
@@ -171,6 +185,11 @@ def _no_such_task(task: str, asked: Sequence[str]) -> str:
 
 def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:
     """What a gate is on, if the suite does not measure it. Probes may be run by themselves (`assay probe`)."""
+    if isinstance(gate, EffectiveLengthGate):
+        asked = tasks_with_lengths(suite)
+        if unknown := [task for task in gate.tasks if task not in asked]:
+            return f"the effective length of {', '.join(unknown)}, which the suite does not ask at stated lengths"
+        return None if asked else "the effective length, and no task of the suite asks at stated lengths"
     if isinstance(gate, AcceptanceGate):
         return None if suite.acceptance else "acceptance, which the suite does not measure (`acceptance: false`)"
     if not isinstance(gate, DivergenceGate):

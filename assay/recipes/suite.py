@@ -257,3 +257,12 @@ class SuiteRecipe(Recipe):
             yield f"two tasks are called {twice}; names are keys of the results"
         if not self.seed.startswith("eval"):
             yield f"seed {self.seed!r} must begin with 'eval': other seeds may have been trained on"
+
+
+def tasks_with_lengths(suite: SuiteRecipe) -> list[str]:
+    """Names of the tasks that ask at stated lengths."""
+    return [
+        task.name
+        for task in suite.tasks
+        if isinstance(task, NeedleTask | RulerTask) or (isinstance(task, ToolsTask) and any(task.prompt_tokens))
+    ]

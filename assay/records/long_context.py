@@ -7,8 +7,9 @@ from typing import Literal
 from assay.records.base import Interval, Part
 
 LengthStatus = Literal["within", "beyond", "open", "reference cannot", "not measured", "not reached"]
-"""Of one length: the loss is within the margin, or certainly beyond it, or neither is shown. reference cannot: it is hardly ever
-right there, or cut off. not measured: too many replies are missing. not reached: a shorter length is one of these two."""
+"""Of one length by itself: the loss is within the margin, or certainly beyond it, or neither is shown. reference cannot: it is
+hardly ever right there, or cut off. not measured: too many replies are missing. not reached: a shorter length is one of these
+two. What is claimed of all lengths together is `EffectiveLength.effective_tokens`."""
 
 
 class CellLoss(Part):

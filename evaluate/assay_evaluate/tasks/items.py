@@ -48,7 +48,8 @@ class Needle(NamedTuple):
 class Item:
     """One question. `prompt` is the user's message; `answer` is None for open text.
 
-    `facts` is what the item was made from: `steps`, or `needles`, `asked` (index), `depth` (0..1), `num_tokens`, `length_tokens`.
+    `facts` is what the item was made from: `steps`, or `needles`, `asked` (index), `depth` (0..1), `num_tokens` and
+    `length_tokens`.
     """
 
     id: str

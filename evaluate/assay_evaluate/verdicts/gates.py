@@ -24,7 +24,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from assay.errors import MeasureError
-from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ProbesGate, ScoreGate, TruncationGate
+from assay.recipes.gate import (
+    AcceptanceGate,
+    DivergenceGate,
+    EffectiveLengthGate,
+    GateRecipe,
+    ProbesGate,
+    ScoreGate,
+    TruncationGate,
+)
 from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
@@ -33,6 +41,8 @@ from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
+from assay_evaluate.verdicts.effective_length import effective_lengths, judge_effective_length
+from assay_evaluate.verdicts.long_context import long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published, suspect_tasks
 from assay_evaluate.verdicts.reasons import reason_for
@@ -89,6 +99,8 @@ def judge(
         reasons={
             label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
         },
+        long_context=tuple(one for m in candidates for one in long_context(reference, m, gate_recipe.level)),
+        effective_lengths=tuple(one for m in candidates for one in effective_lengths(gate_recipe, reference, m)),
     )
 
 
@@ -107,6 +119,8 @@ def _judge_candidate(
                 verdicts.append(scores[gate.task])
             case ProbesGate():
                 verdicts.append(judge_probes(gate, probes, candidate))
+            case EffectiveLengthGate():
+                verdicts.append(judge_effective_length(gate, reference, candidate, recipe))
             case _:
                 verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond, floor))
     return verdicts

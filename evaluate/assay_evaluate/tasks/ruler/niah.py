@@ -85,8 +85,8 @@ def hiding_blueprint(
 ) -> Blueprint:
     """The one generator of needle items: sentences hidden in filler, with what is said before it and asked after it.
 
-    placed: (share of the filler before it 0..1, needle) of all; asked: those that hold the answer. keys: what they are asked by.
-    Units: sentences of `filler`.
+    placed: (share of the filler before it 0..1, needle) of all; asked: those that hold the answer; keys: what they are asked
+    by. Units: sentences of `filler`.
     """
 
     def build(units: int, pieces: int) -> Draft:
