@@ -158,7 +158,7 @@ def test_with_two_ranks_the_verdict_travels(judged: Judged) -> None:
     """Other sums in another order: far below a tenth of the limit, and below what the gates would have noticed."""
     record = judged.deploy(judged.candidate, elsewhere(2))
     assert outcomes(record) == dict.fromkeys(outcomes(record), "PASS"), record.checks
-    assert record.outcome == "PASS" and record.sentence.startswith(f"the verdict {record.verdict} travels to 2-ranks: ")
+    assert record.outcome == "PASS" and record.sentence.startswith(f"the verdict {record.verdict} also holds on 2-ranks: ")
     assert record.verdict == judged.gates.overall["w4a16"]
     different = " ".join(record.served_differently)
     assert "flags.tensor-parallel-size (None, 2-ranks 2)" in different and "flags.max-num-seqs (32, 2-ranks 8)" in different
@@ -180,5 +180,5 @@ def test_damaged_scales_do_not(judged: Judged, tmp_path: Path) -> None:
     record = judged.deploy(copy, elsewhere(1))
     assert outcomes(record)["divergence kl_mean"] == outcomes(record)["divergence kl_mean, by span"] == "FAIL", record.checks
     assert record.outcome == "FAIL"
-    assert record.sentence.startswith(f"the verdict {record.verdict} does not travel to 1-ranks: divergence kl_mean: kl_mean ")
+    assert record.sentence.startswith(f"the verdict {record.verdict} does not hold on 1-ranks: divergence kl_mean: kl_mean ")
     assert not verify(copy).passed

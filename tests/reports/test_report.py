@@ -490,7 +490,7 @@ def test_deployments_stand_in_report_and_card_while_they_are_about_this_run(run_
     html, markdown = (whole / "report" / "index.html").read_text(), (whole / "report" / "report.md").read_text()
     assert "<h3>w4a16 on 4xh200 <span" in html and 'href="#deployment"' in html
     assert "### w4a16 on 4xh200: PASS" in markdown and "### w4a16 on 4xb200: NOT MEASURED" in markdown
-    assert "the verdict PASS travels to 4xh200: 5 checks passed (" in markdown
+    assert "the verdict PASS also holds on 4xh200: 5 checks passed (" in markdown
     for check in travels.checks:
         assert f"| {check.gate} | {check.status} | {check.limit or 0:.4g} |".replace(" 0 |", " – |") in markdown
     served = "Served differently: flags.tensor-parallel-size (None, 4xh200 4); profile (cpu-emulated, 4xh200 4xh200)."

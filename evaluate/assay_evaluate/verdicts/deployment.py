@@ -1,4 +1,4 @@
-"""Does a verdict travel? A candidate on a deployment profile, held against itself where it was judged.
+"""Does a verdict also hold on other hardware? A candidate on a deployment profile, held against itself where it was judged.
 
 What was lost to quantization was judged against the reference, which does not fit there. What is left to show is that the other
 hardware serves the same model: the same next-token probabilities, the same drafts accepted, no failure that was not there.
@@ -9,7 +9,7 @@ hardware serves the same model: the same next-token probabilities, the same draf
 - **Acceptance**: the gate's own limit, between the same questions answered here and there.
 - **Probes**: none alarms that did not alarm there.
 
-Each is PASS, FAIL, UNDERPOWERED or NOT MEASURED; only if all pass does the verdict travel.
+Each is PASS, FAIL, UNDERPOWERED or NOT MEASURED; only if all pass does the verdict hold there as well.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ def judge_deployment(gates: GateRecipe, seen: Seen) -> tuple[Verdict, ...]:
 
 
 def outcome_of(checks: Sequence[Verdict]) -> Status:
-    """The worst that has a say."""
+    """The worst of those that count."""
     return min((one.status for one in checks if one.has_say), key=SEVERITY.index)
 
 
 def sentence_of(checks: Sequence[Verdict], profile: str, verdict: Status) -> str:
-    """Whether the verdict of the gates travels; if it does not, or nobody knows, the first check that says so."""
+    """Whether the verdict of the gates also holds there; if it does not, or is not known, the first check that says so."""
     outcome = outcome_of(checks)
     if outcome == "PASS":
         passed = [one.gate for one in checks if one.status == "PASS"]
         others = [one.gate for one in checks if one.status != "PASS"]
-        silent = f"; not measured, without a say: {'; '.join(others)}" if others else ""
-        return f"the verdict {verdict} travels to {profile}: {len(passed)} checks passed ({'; '.join(passed)}){silent}"
+        uncounted = f"; not measured and not counted: {'; '.join(others)}" if others else ""
+        return f"the verdict {verdict} also holds on {profile}: {len(passed)} checks passed ({'; '.join(passed)}){uncounted}"
     first = next(one for one in checks if one.has_say and one.status == outcome)
     why = f"{first.gate}: {first.detail.removesuffix('.')}"
     if outcome == "FAIL":
-        return f"the verdict {verdict} does not travel to {profile}: {why}"
-    return f"whether the verdict {verdict} travels to {profile} is not known: {why}"
+        return f"the verdict {verdict} does not hold on {profile}: {why}"
+    return f"whether the verdict {verdict} also holds on {profile} is not known: {why}"
 
 
 # ------------------------------------------------------------------------------------------------ divergence
@@ -135,7 +135,7 @@ def _non_finite(divergence: Divergence | None) -> int:
 def _acceptance(gates: GateRecipe, seen: Seen) -> Verdict:
     gate = next((one for one in gates.gates if isinstance(one, AcceptanceGate)), None)
     if gate is None:
-        none = "The gates have no limit on acceptance; this has no say."
+        none = "The gates have no limit on acceptance, so it does not count."
         return _verdict(seen, "acceptance", "NOT MEASURED", none).model_copy(update={"has_say": False})
     return compare_acceptance(gate, *seen.drafts, seen.measured.label, gates.level)
 

@@ -1,5 +1,5 @@
-"""Divergence against limits. It can fail a candidate and never certifies one: KL tells how much two models differ, not which is
-better (arXiv 2606.19558), so PASS means "not failed".
+"""Divergence against limits. It can fail a candidate and never passes one by itself: KL says how much two models differ, not
+which is better (arXiv 2606.19558), so PASS means "not failed".
 
 With fewer than `FEWEST_TEXTS` texts nothing is judged: KL of twice the limit would pass by chance. A gate by span judges every
 span that the suite asks for; one that too few texts reach, or none, is NOT MEASURED by name, unless another span fails."""
@@ -39,7 +39,7 @@ class _Seen:
         return (self.value.low, self.value.high) if isinstance(self.value, Interval) else (self.number, self.number)
 
 
-NOT_CERTIFIED = "Not failed; it cannot certify."
+NOT_CERTIFIED = "A small divergence fails nothing; it does not show that answers are as good."
 
 
 def judge_divergence(

@@ -11,7 +11,7 @@ The rules, in the order in which they are tried:
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
 - **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
   (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
-- **Overall** is the worst of the verdicts that have a say: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. No say have
+- **Overall** is the worst of the verdicts that count: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. Not counted are
   optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
   the reference's own drafts are hardly ever accepted.
 
@@ -127,7 +127,7 @@ def _judge_candidate(
 
 
 def _overall(verdicts: Sequence[Verdict]) -> Status:
-    """The worst verdict that has a say; never PASS on divergence alone."""
+    """The worst verdict that counts; never PASS on divergence alone."""
     counted = [v.status for v in verdicts if v.has_say]
     if not any(v.gate.startswith("score ") and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")

@@ -55,7 +55,18 @@ def judge_truncation(
     detail = (
         f"At most {percent_short(share)} of the replies of a task were cut off"
         + (f" ({task.num_truncated} of {replies}, {label}, {task.task})" if task.num_truncated else "")
-        + f"; allowed {percent_short(gate.max_share)}."
+        + f"; allowed {percent_short(gate.max_share)}.{_not_counted(beyond, reference, candidate)}"
     )
     status: Status = "PASS" if share <= gate.max_share else "NOT MEASURED"
     return verdict(status, detail, wilson(task.num_truncated, replies, level))
+
+
+def _not_counted(beyond: frozenset[str], *sides: Measurement) -> str:
+    """Cut replies of tasks that are left out, so that no small share stands beside large ones unexplained."""
+    cut = [
+        f"{task.num_truncated} of {task.num_items - task.num_failed} on {task.title or task.task} ({side.label})"
+        for side in sides
+        for task in side.tasks
+        if task.task in beyond and task.num_truncated
+    ]
+    return f" Not counted, for the reference cannot do the task: {', '.join(cut)}." if cut else ""

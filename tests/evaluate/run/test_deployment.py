@@ -155,7 +155,7 @@ def test_own_texts_are_written_later_and_the_verdict_travels(case: Case, probes:
     assert statuses(without) == {**dict.fromkeys(ALL_PASS, "NOT MEASURED"), "probes": "PASS"}
     assert (without.divergence, without.noise_floor, without.acceptance, without.outcome) == (None, None, None, "NOT MEASURED")
     assert without.sentence == (
-        "whether the verdict UNDERPOWERED travels to elsewhere is not known: "
+        "whether the verdict UNDERPOWERED also holds on elsewhere is not known: "
         "divergence kl_mean: No divergence for w4a16: w4a16 wrote no "
         "texts of its own on cpu-emulated; `assay evaluate --own-texts` there writes them and measures nothing again"
     )
@@ -165,7 +165,7 @@ def test_own_texts_are_written_later_and_the_verdict_travels(case: Case, probes:
     record = case.deploy()
     assert statuses(record) == ALL_PASS
     assert record.sentence == (
-        "the verdict UNDERPOWERED travels to elsewhere: 4 checks passed "
+        "the verdict UNDERPOWERED also holds on elsewhere: 4 checks passed "
         "(divergence kl_mean; divergence top1_agreement; acceptance; probes)"
     )
     judged = judge(case.measured, GATES, model="tiny")
@@ -221,7 +221,7 @@ def test_a_deployment_that_serves_something_else_fails(
     assert {gate for gate, status in statuses(record).items() if status == "FAIL"} == failed
     assert {gate for gate, status in statuses(record).items() if status == "PASS"} == ALL_PASS.keys() - failed
     assert record.outcome == "FAIL"
-    assert record.sentence.startswith("the verdict UNDERPOWERED does not travel to elsewhere: ") and words in record.sentence
+    assert record.sentence.startswith("the verdict UNDERPOWERED does not hold on elsewhere: ") and words in record.sentence
 
 
 def test_an_alarm_that_was_there_before_is_no_reason(case: Case, probes: list[ProbeReport]) -> None:

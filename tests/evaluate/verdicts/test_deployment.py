@@ -139,17 +139,17 @@ def test_probes_must_not_alarm_where_they_did_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "outcome", "sentence"),
     [
-        ({}, "PASS", "the verdict PASS travels to 4xh200: 3 checks passed (divergence kl_mean; acceptance; probes)"),
+        ({}, "PASS", "the verdict PASS also holds on 4xh200: 3 checks passed (divergence kl_mean; acceptance; probes)"),
         (
             {"probes": probed("w4a16", *ALARM), "divergence": None},  # a failure is one, whatever else is missing
             "FAIL",
-            "the verdict PASS does not travel to 4xh200: "
+            "the verdict PASS does not hold on 4xh200: "
             "probes: garble: 3 of 2000 replies are garbled, and not by the model's habit",
         ),
         (
             {"probes": None},
             "NOT MEASURED",
-            "whether the verdict PASS travels to 4xh200 is not known: probes: No probes: none were run",
+            "whether the verdict PASS also holds on 4xh200 is not known: probes: No probes: none were run",
         ),
     ],
 )

@@ -14,7 +14,8 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.statistics import items_needed
+from assay_evaluate.asking.session import task_result
+from assay_evaluate.statistics import items_needed, wilson
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.score_sentences import change, interval_of
 
@@ -154,3 +155,32 @@ def test_a_sampled_loss_has_its_items_too() -> None:
     assert (verdict.status, verdict.observed and verdict.observed.value) == ("UNDERPOWERED", pytest.approx(0.075))
     spread = (0.25**2 * 0.3 * 0.7 * 60 / 59) ** 0.5
     assert verdict.items_needed_at_loss == pytest.approx(((1.95996 + 0.84162) * spread / 0.025) ** 2, abs=1)
+
+
+def test_cut_replies_of_tasks_that_are_left_out_are_named() -> None:
+    """12 of 52 replies to RULER are cut off, which the reference cannot do: no bare `at most 0 %`."""
+    sides = []
+    for label in ("fp8", "w4a16"):
+        items = [replace(item, truncated=i < 12) for i, item in enumerate(answers(52, range(52)))]
+        ruler = task_of("ruler", "ruler", items).model_copy(update={"title": "RULER"})
+        one = measured(label, range(0))
+        sides.append(one.model_copy(update={"tasks": (*one.tasks, ruler)}))
+    gates = [
+        {"kind": "score", "task": "codes-zh", "max_drop": 0.10},
+        {"kind": "score", "task": "ruler", "max_drop": 0.10, "required": False},
+        {"kind": "truncation", "max_share": 0.05},
+    ]
+    report = judge(sides, GateRecipe.model_validate({"schema": 1, "name": "test", "gates": gates}), model="tiny-glm")
+    assert (report.verdicts[2].status, report.verdicts[2].detail) == (
+        "PASS",
+        "At most 0 % of the replies of a task were cut off; allowed 5 %. Not counted, for the reference cannot do the task: "
+        "12 of 52 on RULER (fp8), 12 of 52 on RULER (w4a16).",
+    )
+
+
+def test_a_mean_score_of_nothing_has_an_interval() -> None:
+    """52 items without any credit: between 0 and 6.9 %, not a point."""
+    items = [replace(item, score=0.0) for item in answers(52, range(52))]
+    mean = task_result("ruler", "ruler", items, 512).mean_score
+    assert mean is not None and (mean.value, mean.low) == (0, 0)
+    assert mean.high == pytest.approx(wilson(0, 52).high)

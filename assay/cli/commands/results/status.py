@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from assay.cli.status import CheckpointStatus, RunStatus
 
 
-TRAVELS: dict[Status, str] = {
-    "PASS": "travels to", "FAIL": "does not travel to", "UNDERPOWERED": "not decided on", "NOT MEASURED": "not known on",
+HOLDS: dict[Status, str] = {
+    "PASS": "also holds on", "FAIL": "does not hold on", "UNDERPOWERED": "not decided on", "NOT MEASURED": "not known on",
 }  # fmt: skip
 """What is said of a verdict on a deployment profile."""
 
@@ -80,7 +80,7 @@ def _row(one: CheckpointStatus) -> tuple[str, ...]:
     verdict = "reference" if one.is_reference else one.verdict or ("not judged" if one.measured else "")
     colour = None if one.verdict is None else COLOURS[one.verdict]
     cells = (one.label, _made(one), one.verified or "", _measured(one))
-    where = escape("".join(f"; {TRAVELS[status]} {profile}" for profile, status in one.deployments.items()))
+    where = escape("".join(f"; {HOLDS[status]} {profile}" for profile, status in one.deployments.items()))
     return *map(escape, cells), (f"[{colour}]{verdict}[/]" if colour else verdict) + where
 
 

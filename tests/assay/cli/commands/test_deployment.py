@@ -60,7 +60,7 @@ def test_candidates_that_passed_or_those_that_are_named(run: Run, run_dir: Path,
         0, [(label, "cpu-emulated", run_dir / label / "checkpoint") for label in ("w4a16", "nvfp4a16")],
     )  # fmt: skip
     assert out.splitlines()[0] == (
-        "w4a16: the verdict PASS travels to cpu-emulated: 5 checks passed (divergence kl_mean; divergence kl_mean, by span; "
+        "w4a16: the verdict PASS also holds on cpu-emulated: 5 checks passed (divergence kl_mean; divergence kl_mean, by span; "
         "divergence top1_agreement; acceptance; probes)"
     )
     assert f"record: {run_dir}/deployment/cpu-emulated/w4a16.json" in err
