@@ -83,6 +83,9 @@ def _line(cost: CheckpointCost, work: Workload, *, is_reference: bool) -> Check:
     if not is_reference and work.own.num_requests:
         what += ", and writes texts of its own, for deployment profiles"
     detail = f"{what}: {tokens(cost.load)}, {_time(cost.hours, cost.gpu_hours)}"
+    if work.most != work.tasks:
+        further = work.most.num_requests - work.tasks.num_requests
+        detail += f"; up to {further:,} requests more where the gates cannot decide"
     return Check(check="cost", subject=cost.label, outcome="PASS", detail=detail)
 
 

@@ -5,8 +5,11 @@ Counted where the suite says it, else from the assumptions of `known_tasks`. Not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from assay.recipes.gate import Stopping
 from assay.recipes.model import Serving
 from assay.recipes.suite import (
     ArithmeticTask,
@@ -35,7 +38,9 @@ from assay_evaluate.preflight.known_tasks import (
     UNKNOWN_PROMPT_TOKENS,
 )
 from assay_evaluate.preflight.suite_items import num_items, replies_each
-from assay_evaluate.tasks.looks import has_second_replies
+from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
+
+T = TypeVar("T", bound=TaskBase)
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Workload:
-    """Parts of a run. tasks: at their max, where a range of samples or items is asked in rounds. again: what the reference is
-    asked once more for the noise floor; of other tasks its second replies are. writing: its texts for divergence. scoring: of
-    these texts, by every checkpoint. probes: of every checkpoint, but not of the reference's repeat. unknown: tasks whose
-    number of items is not known, in no sum."""
+    """Parts of a run. tasks: of a candidate, in round one where a range of samples or items is asked in rounds. again: what the
+    reference is asked beyond that for the noise floor: everything once more, or second replies. most: tasks at their last look.
+    writing: its texts for divergence. scoring: of these texts, by every checkpoint. probes: of every checkpoint, but not of the
+    reference's repeat. unknown: tasks whose number of items is not known, in no sum."""
 
     tasks: Load
     again: Load
+    most: Load
     writing: Load
     scoring: Load
     probes: Load
@@ -89,18 +95,35 @@ def workload_of(suite: SuiteRecipe, serving: Serving, *, own_texts: bool = False
     own_texts: candidates write texts of their own.
     """
     thinks = serving.reasoning_parser is not None
-    loads = {task.name: _of_task(task, thinks) for task in suite.tasks}
-    twice = {task.name for task in suite.tasks if has_second_replies(task)}
+    first, last = ([planned_looks(task, Stopping())[place] for task in suite.tasks] for place in (0, -1))
+    theirs = {
+        task.name: _of_task(_at(task, look, look.candidate_samples), thinks)
+        for task, look in zip(suite.tasks, first, strict=True)
+    }
+    ours = [_of_task(_at(task, look, look.reference_samples), thinks) for task, look in zip(suite.tasks, first, strict=True)]
+    most = [_of_task(_at(task, look, look.candidate_samples), thinks) for task, look in zip(suite.tasks, last, strict=True)]
+    once = _known(list(theirs.values()))
+    again = [load for task, load in zip(suite.tasks, theirs.values(), strict=True) if not has_second_replies(task)]
     writing, scoring = (Load(), Load()) if suite.divergence is None else _divergence(suite, suite.divergence, thinks)
     return Workload(
-        tasks=sum((load for load in loads.values() if load is not None), Load()),
-        again=sum((load for name, load in loads.items() if load is not None and name not in twice), Load()),
+        tasks=once,
+        again=_known(ours) + _known(again) + once.times(-1),
+        most=_known(most),
         writing=writing,
         scoring=scoring,
         probes=Load() if suite.probes is None else _probes(suite.probes),
-        unknown=tuple(name for name, load in loads.items() if load is None),
+        unknown=tuple(name for name, load in theirs.items() if load is None),
         own=_own(suite, thinks) if own_texts else Load(),
     )
+
+
+def _known(loads: Sequence[Load | None]) -> Load:
+    return sum((load for load in loads if load is not None), Load())
+
+
+def _at(task: T, look: Look, num_samples: int) -> T:
+    """The task with the numbers of one look."""
+    return asked_for(task, num_samples, look.limit) if task.is_adaptive else task
 
 
 def _own(suite: SuiteRecipe, thinks: bool) -> Load:

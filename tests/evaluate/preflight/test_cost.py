@@ -74,7 +74,10 @@ def test_one_pass_of_full_on_glm_5() -> None:
     recipe = load_recipe(ModelRecipe, "glm-5")
     work = workload_of(as_model_asks(load_recipe(SuiteRecipe, "full"), recipe.sampling), recipe.serving)
     assert work.unknown == ()
-    assert work.tasks.num_requests == 400 + 300 + 1319 + 500 + 60 + 198 + 1400 + 541 + 1300 + 480
+    once = 400 + 300 + 1319 + 500 + 60 + 198 + 14 * 50 + 541 + 1300 + 480
+    assert work.tasks.num_requests == once
+    assert work.again.num_requests == once  # second replies, in one pass
+    assert work.most.num_requests == 2 * 700 + 5 * (1319 + 500 + 60 + 198 + 541) + 14 * 200 + 3 * (1300 + 480)
     assert 38.6e6 + 10.2e6 + 15.7e6 < work.tasks.prompt_tokens < 70e6
     assert 10e6 < work.candidate.output_tokens < 30e6
 
