@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from assay.records.base import Interval
 from assay_reports.drift_plots import drift_by_position
+from assay_reports.long_context_plots import long_context_figures
 from assay_reports.plot_layout import Figure, axis, base_layout
 from assay_reports.schema import Report, Row
 from assay_reports.score_plots import losses, reply_lengths
@@ -42,7 +43,8 @@ def figures(report: Report) -> dict[str, Figure]:
         "drift-position": drift_by_position(report, colours(report)),
         "bytes-role": bytes_per_role(report),
     }
-    return {name: figure for name, figure in made.items() if figure is not None}
+    drawn = {name: figure for name, figure in made.items() if figure is not None}
+    return drawn | long_context_figures(report.long_context)
 
 
 def quality_against_size(report: Report) -> Figure | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from assay.records.base import Interval, Part, Record
 from assay.records.deployment.record import Deployment
+from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
 from assay.records.serving import Fingerprint
@@ -174,3 +175,5 @@ class Report(Record):
     """Of every checkpoint that was probed."""
     deployments: tuple[Deployment, ...] = ()
     """Candidates on other hardware than they were judged on."""
+    long_context: tuple[LongContext, ...] = ()
+    effective_lengths: tuple[EffectiveLength, ...] = ()

@@ -698,3 +698,37 @@ def test_records_of_the_synthetic_run_are_valid(run_dir: Path) -> None:
     for precision in ("fp8", "w4a16", "nvfp4a16"):
         assert Plan.load(run_dir / precision / "plan.json").precision == precision
         assert Verification.load(run_dir / precision / "verify.json").passed
+
+
+def test_long_context_is_drawn_by_length_and_depth_with_its_numbers(tmp_path: Path) -> None:
+    """Only where there is something to show: the samples have one length."""
+    from assay.records.long_context import CellLoss, EffectiveLength, LongContext
+    from assay.records.verdict import GateReport
+
+    run_dir = make_run(tmp_path)
+    assert "Long context" not in write_report(run_dir).read_text()
+    lost = {(32768, 0.5): 0.25}
+    cells = tuple(
+        CellLoss(
+            subtask=None, length_tokens=length, depth=depth, num_pairs=20, reference=1.0, candidate=1 - drop,
+            drop=Interval(value=drop, low=drop - 0.1, high=drop + 0.1, n=20, level=0.95),
+        )
+        for length in (16384, 32768)
+        for depth in (0.0, 0.5)
+        for drop in (lost.get((length, depth), 0.0),)
+    )  # fmt: skip
+    one = LongContext(candidate="w4a16", task="ruler", by_subtask=(), by_length=(), by_depth=cells)
+    reach = EffectiveLength(
+        candidate="w4a16", tasks=("ruler",), max_drop=0.05, at_least_tokens=None, lengths=(), effective_tokens=16384,
+        reference_tokens=32768,
+    )  # fmt: skip
+    gates = GateReport.load(run_dir / "gates.json")
+    gates.model_copy(update={"long_context": (one,), "effective_lengths": (reach,)}).save(run_dir / "gates.json")
+    page = write_report(run_dir).read_text()
+    assert 'id="long-depth-0"' in page and 'id="long-part-0"' not in page
+    assert "w4a16, ruler: within 5.0 points of fp8 up to 16,384 tokens." in page
+    figure = plots.long_context_figures((one,))["long-depth-0"]["data"][0]
+    assert {key: figure[key] for key in ("x", "y", "z", "text", "zmin", "zmax")} == {
+        "x": ["16K", "32K"], "y": ["0", "0.5"], "z": [[0.0, 0.0], [0.0, 25.0]], "text": [["0.0", "0.0"], ["0.0", "25.0"]],
+        "zmin": -25.0, "zmax": 25.0,
+    }  # fmt: skip
