@@ -22,9 +22,14 @@ from assay_evaluate.statistics.item_pairs import (
     find_task,
     output_tokens,
 )
-from assay_evaluate.verdicts.compared_task import ComparedTask, items_needed_at_loss_seen, items_needed_for
 from assay_evaluate.verdicts.looks import asked_in_rounds, look_at
-from assay_evaluate.verdicts.score_sentences import by_cluster, sentences
+from assay_evaluate.verdicts.score_sentences import (
+    ComparedTask,
+    by_cluster,
+    items_needed_at_loss_seen,
+    items_needed_for,
+    sentences,
+)
 from assay_evaluate.verdicts.truncation import too_much_truncation
 
 
