@@ -28,7 +28,7 @@ from assay.cli.targets import run_name
 from assay.cli.terminal import escape
 from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import MOST_NAME_BYTES, check_label, in_markdown, one_line, safe_name, shown
-from assay.records.locate import LocateReport, Remedy
+from assay.records.diagnosis.locate import LocateReport, Remedy
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, probes_place
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
@@ -301,7 +301,7 @@ def test_a_command_line_is_quoted(tmp_path: Path) -> None:
 
 
 def lever_report(text: str) -> Any:
-    from assay.records.lever import LeverEffect, LeverReport, Observation
+    from assay.records.diagnosis.lever import LeverEffect, LeverReport, Observation
     from assay_evaluate.statistics import clopper_pearson
 
     seen = Observation(setting={}, num_requests=1, rate=clopper_pearson(0, 1), passes=((),), seconds=0.0)

@@ -23,8 +23,8 @@ from assay import cli
 from assay.errors import AssayError
 from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
-from assay.records.lever import LeverReport, Observation
-from assay.records.locate import LocateReport
+from assay.records.diagnosis.lever import LeverReport, Observation
+from assay.records.diagnosis.locate import LocateReport
 from assay.records.plan import Plan
 from assay.records.preflight.report import PreflightReport
 from assay.records.verdict import GateReport

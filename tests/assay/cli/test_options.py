@@ -15,7 +15,7 @@ from assay.cli.options import several
 from assay.cli.root import SINGLE_LINE_END, app
 from assay.cli.targets import url_in
 from assay.recipes.load import recipe_names
-from assay.records.lever import LeverName
+from assay.records.diagnosis.lever import LeverName
 from assay.records.probe import ProbeName
 from assay_evaluate.diagnosis.levers.settings import LEVERS
 from assay_evaluate.diagnosis.probes.run_probes import PROBES

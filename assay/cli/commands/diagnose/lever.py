@@ -35,7 +35,7 @@ from assay.cli.targets import url_in
 from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, safe_name
-from assay.records.lever import STRUCTURAL, LeverName, LeverReport
+from assay.records.diagnosis.lever import STRUCTURAL, LeverName, LeverReport
 
 if TYPE_CHECKING:
     from assay_evaluate.diagnosis.levers.search import LeverSettings

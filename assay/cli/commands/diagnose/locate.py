@@ -25,7 +25,7 @@ from assay.cli.targets import Target, local_checkpoint, resolve_target, url_in
 from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
 from assay.foreign_text import safe_name
-from assay.records.locate import LocateReport
+from assay.records.diagnosis.locate import LocateReport
 from assay.records.run import folder_name
 
 SideArgument = typer.Argument(

@@ -17,7 +17,7 @@ import assay
 from assay.callbacks import Say
 from assay.foreign_text import in_markdown, shown
 from assay.records.base import canonical_json, write_text_atomically
-from assay.records.lever import LeverReport
+from assay.records.diagnosis.lever import LeverReport
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.levers import reproduction_script

@@ -20,7 +20,7 @@ from typing import Any
 
 from assay.callbacks import Say
 from assay.errors import MeasureError, ServeError
-from assay.records.lever import Failure, LeverEffect, LeverReport, Observation
+from assay.records.diagnosis.lever import Failure, LeverEffect, LeverReport, Observation
 from assay.records.probe import ProbeSettings
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.exchanges import Ask, Exchange

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.records.lever import Effect, Observation
+from assay.records.diagnosis.lever import Effect, Observation
 
 ALPHA = 0.01
 """Of all levers together (Holm): a lever named wrongly costs an engineer a day."""

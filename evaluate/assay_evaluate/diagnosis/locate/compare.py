@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.recipes.runtime_names import role_of
-from assay.records.locate import Parting, PointDifference
+from assay.records.diagnosis.locate import Parting, PointDifference
 from assay_evaluate.diagnosis.locate.reading import PointReading, Reading
 
 NOISE_FACTOR = 5.0

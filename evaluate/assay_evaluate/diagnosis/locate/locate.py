@@ -26,7 +26,7 @@ from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.base import write_text_atomically
-from assay.records.locate import LocateReport, Parting, PointDifference, Remedy
+from assay.records.diagnosis.locate import LocateReport, Parting, PointDifference, Remedy
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan
 from assay.records.run import plan_of

@@ -21,7 +21,7 @@ from fake_server import FakeServer, Scripted
 from assay.errors import MeasureError, ServeError
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
-from assay.records.lever import Failure, LeverReport, Observation
+from assay.records.diagnosis.lever import Failure, LeverReport, Observation
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import reproduce, shrink
 from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers

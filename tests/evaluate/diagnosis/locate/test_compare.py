@@ -15,7 +15,7 @@ from assay.cli.commands.diagnose.locate import show
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import role_of
-from assay.records.locate import LocateReport, PointDifference
+from assay.records.diagnosis.locate import LocateReport, PointDifference
 from assay_evaluate.diagnosis.locate.compare import (
     compare,
     compare_ranks,

@@ -9,7 +9,7 @@ import pytest
 from command_line import Run
 from faults.planting import faulty_spec, planted
 
-from assay.records.locate import LocateReport
+from assay.records.diagnosis.locate import LocateReport
 from assay_evaluate.diagnosis.locate.locate import Side, judge_servers, locate_ranks, prompts
 from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations
 from assay_evaluate.serving.server import serve
