@@ -31,6 +31,15 @@ def preflight(run: PlannedRun, on_progress: Callable[[str], None]) -> PreflightR
     """All checks of a run, in their order. on_progress: is told what takes longer than a moment."""
     started = time.monotonic()
     checks = [check for name, look in CHECKS for check in _looked(name, look, run, on_progress)]
+    return _report(run, checks, time.monotonic() - started)
+
+
+def nothing_to_look_at(run: PlannedRun) -> PreflightReport:
+    """Of a run whose checkpoints are made and measured already: no check was made."""
+    return _report(run, (), 0.0)
+
+
+def _report(run: PlannedRun, checks: Iterable[Check], seconds: float) -> PreflightReport:
     return PreflightReport(
         model=run.aim.recipe.name,
         source=run.source.location,
@@ -38,7 +47,7 @@ def preflight(run: PlannedRun, on_progress: Callable[[str], None]) -> PreflightR
         suite=run.suite.name,
         precisions=tuple(one.label for one in run.checkpoints if one.location is None),
         checks=tuple(checks),
-        seconds=time.monotonic() - started,
+        seconds=seconds,
     )
 
 

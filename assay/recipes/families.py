@@ -220,6 +220,19 @@ def count_of(key: str, value: Any) -> int:
     return value
 
 
+MAX_SIZE = 10**9
+"""No width, rank or window of a model is larger."""
+
+
+def size_of(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A width, rank or window in a config. default: where it is missing, null or 0. PlanError: it cannot be, or is missing."""
+    value = config.get(key) or default
+    if type(value) is not int or not 0 <= value <= MAX_SIZE or (value == 0 and default is None):
+        got = ascii(config.get(key))[:40]
+        raise PlanError(f"config.json: {key} must be a whole number from 1 to {MAX_SIZE}, got {got}; correct the config")
+    return value
+
+
 def num_experts(family: str, config: Mapping[str, Any]) -> int:
     """Routed experts per MoE layer; 0 if the config does not say."""
     text = text_of(config)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from assay.recipes.families import form_of, num_experts, text_of
+from assay.errors import PlanError
+from assay.recipes.families import form_of, num_experts, size_of, text_of
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 
@@ -98,8 +99,10 @@ def served_weights(
             experts, expert_params = experts + held, expert_params + count
         elif part != "embedding":  # one row a token
             shared, shared_params = shared + held, shared_params + count
-    each = int(text_of(config).get("num_experts_per_tok") or 0)
+    each = size_of(text_of(config), "num_experts_per_tok", 0)
     number = num_experts(family, config) if each else 0  # a router of another kind: every expert is taken to be used
+    if number and each > number:
+        raise PlanError(f"config.json: num_experts_per_tok is {each:,}, and a layer has {number} experts; correct the config")
     active = expert_params * each // number if number else expert_params
     return ServedWeights(shared, experts, shared_params + active, number, each)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import form_of, split_layer, text_of
+from assay.recipes.families import form_of, size_of, split_layer, text_of
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe, context_tokens
@@ -165,9 +165,9 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int, *, pack
     if compressors := _compressors(model):
         return _compressed_bytes(config, compressors)
     indexers = _indexers(model)
-    if config.get("kv_lora_rank"):
+    if config.get("kv_lora_rank") or any(one.name.endswith(".kv_a_proj_with_mqa.weight") for one in model.weights):
         attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
-        latent, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+        latent, rope = size_of(config, "kv_lora_rank"), size_of(config, "qk_rope_head_dim")
         sparse_fp8 = packed and bool(indexers) and value_bytes == 1
         per_layer = latent + latent // 128 * 4 + 2 * rope if sparse_fp8 else (latent + rope) * value_bytes
         return len(attending) * per_layer + sum(one.shape[0] + 4 for one in indexers)
@@ -182,12 +182,12 @@ def windows(model: StoredModel, value_bytes: int, ranks: int, *, step_tokens: in
     for every column of `ape` (`compressor_state`): 8 tokens where 4 are compressed, as these overlap, and 128 of 128.
     """
     config = text_of(model.config)
-    size, more = int(config.get("sliding_window") or 0), _STEPS * step_tokens + 64
+    size, more = size_of(config, "sliding_window", 0), _STEPS * step_tokens + 64
     if compressors := _compressors(model):
         layers = sum(one.name.endswith(".attn.wo_b.weight") for one in model.weights)
         found = [Window(size + more, layers * _compressed_width(config))]
         for one in compressors:
-            width = int(config["index_head_dim" if ".indexer." in one.name else "head_dim"])
+            width = size_of(config, "index_head_dim" if ".indexer." in one.name else "head_dim")
             found.append(Window(one.shape[0] * one.shape[1] // width + more, 2 * 4 * one.shape[1]))
         return tuple(found)
     sliding = [one for one in _of_heads(model) if _slides(model, one)]
@@ -231,7 +231,7 @@ def _compressors(model: StoredModel) -> list[StoredWeight]:
 
 def _compressed_width(config: Mapping[str, Any]) -> int:
     """Bytes of one row of DeepSeek-V4's attention: 448 FP8, rope of 64 in BF16, 8 for scales, 584 in all."""
-    width, rope = int(config["head_dim"]), int(config["qk_rope_head_dim"])
+    width, rope = size_of(config, "head_dim"), size_of(config, "qk_rope_head_dim")
     return width - rope + 2 * rope + (width - rope) // 64 + 1
 
 
@@ -240,7 +240,7 @@ def _compressed_bytes(config: Mapping[str, Any], compressors: Sequence[StoredWei
 
     584 bytes (`DeepseekV4Attention.get_kv_cache_spec`). Of an indexer 132, as above.
     """
-    of_attention, of_indexer = _compressed_width(config), int(config["index_head_dim"]) + 4
+    of_attention, of_indexer = _compressed_width(config), size_of(config, "index_head_dim") + 4
     rows = ((of_indexer if ".indexer." in one.name else of_attention) / one.shape[0] for one in compressors)
     return math.ceil(sum(rows))
 

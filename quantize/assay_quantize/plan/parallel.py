@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import count_of, form_of, text_of
+from assay.recipes.families import count_of, form_of, size_of, text_of
 from assay.recipes.family import Form
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.plan.stored import StoredModel, StoredWeight
@@ -201,7 +201,7 @@ def _refines(model: StoredModel, width: float) -> bool:
     """Whether vLLM's own FP8 method takes finer blocks for the experts."""
     if not model.native_fp8 or width != int(width):
         return False
-    return math.gcd(128, int(width), int(text_of(model.config).get("hidden_size") or 0)) >= REFINED
+    return math.gcd(128, int(width), size_of(text_of(model.config), "hidden_size", 0)) >= REFINED
 
 
 def _is_let_through(model: StoredModel, form: Form, width: float, *, is_expert: bool) -> bool:
@@ -213,5 +213,5 @@ def head_dim(config: Mapping[str, Any], name: str = "") -> int:
     """Values of one attention head. name: of a weight; heads of `v_proj` may be narrower (MiMo-V2-Flash)."""
     text = text_of(config)
     if name.endswith(".v_proj.weight") and text.get("v_head_dim"):
-        return int(text["v_head_dim"])
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+        return size_of(text, "v_head_dim")
+    return size_of(text, "head_dim", 0) or size_of(text, "hidden_size") // size_of(text, "num_attention_heads")

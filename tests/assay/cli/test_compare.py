@@ -139,4 +139,7 @@ def test_what_cannot_be_compared(run: Run, runs: tuple[Path, Path]) -> None:
         "before/tiny-glm and after/tiny-glm have no checkpoint of one name, so nothing can be compared: fp8, bf16, nvfp4a16, "
         "w4a16 in the first, x-fp8, x-bf16, x-nvfp4a16, x-w4a16 in the second"
     )
+    assert one_error(run("compare", runs[0])) == (
+        "compare before/tiny-glm: only one run is named; name the run that it is compared with as well"
+    )
     assert one_error(run("compare", runs[0], "none")).startswith("none: no run of that name")

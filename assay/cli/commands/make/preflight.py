@@ -45,8 +45,8 @@ def preflight(
     Reads headers only. With --profile, also for a machine that is not this one. Exit 1 if something would fail.
     """
     from assay.cli.candidates.planned import planned_run
+    from assay.cli.preflight import nothing_to_look_at, show, skipped
     from assay.cli.preflight import preflight as look
-    from assay.cli.preflight import show, skipped
 
     run = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
@@ -54,6 +54,8 @@ def preflight(
     )  # fmt: skip
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")
+        if as_json:
+            emit(nothing_to_look_at(run))
         return
     found = look(run, say)
     if as_json:

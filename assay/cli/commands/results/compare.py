@@ -14,6 +14,7 @@ from assay.cli.run_folders import find_run, refuse_runs
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results
 from assay.errors import AssayError
+from assay.foreign_text import shown
 from assay.records.base import Interval
 from assay.records.divergence import TextMean
 
@@ -34,8 +35,8 @@ def compare(
         str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run's folder, or a model's name under --runs.")
     ],
     second: Annotated[
-        str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The run that it is compared with.")
-    ],
+        str | None, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The run that it is compared with.")
+    ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -45,6 +46,8 @@ def compare(
     """
     from assay_evaluate.verdicts.run_comparison import compare_runs
 
+    if second is None:
+        raise AssayError(f"compare {shown(first)}: only one run is named; name the run that it is compared with as well")
     refuse_runs(ctx, first, second)
     folders = find_run(first, runs), find_run(second, runs)
     if folders[0].resolve() == folders[1].resolve():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -223,6 +224,9 @@ def test_nothing_is_looked_at_when_all_is_made_and_measured(run: Run, monkeypatc
     assert (code, out, err, len(looked)) == (
         0, "", "preflight: nothing is looked at, runs/tuned is made and measured already\n", 3,
     )  # fmt: skip
+    code, out, err = run(*first, "--json")
+    found = PreflightReport.model_validate_json(out)
+    assert (code, found.checks, found.outcome, found.precisions, len(looked)) == (0, (), "PASS", ("fp8", "w4a16"), 3)
     assert run(*first[:-1])[0] == 0 and len(looked) == 4, "the command alone always looks"
     run(*first, "--suite", "full")
     assert len(looked) == 5, "another suite is not measured"
@@ -269,4 +273,29 @@ def test_what_cannot_be_looked_at_is_unknown(run: Run, small: str, monkeypatch: 
     code, out, _ = run("preflight", small, "--profile", "4xh200", "--json")
     assert (code, list(found(out).values())) == (
         0, [Check(check="tokenizer", subject=None, outcome="UNKNOWN", detail="could not be looked at: org/model: gated")],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("head_dim", "64", "head_dim must be a whole number RANGE, got '64'; correct the config"),
+        ("head_dim", float("nan"), "head_dim must be a whole number RANGE, got nan; correct the config"),
+        ("num_experts_per_tok", [2], "num_experts_per_tok must be a whole number RANGE, got [2]; correct the config"),
+        ("num_experts_per_tok", 9, "num_experts_per_tok is 9, and a layer has 4 experts; correct the config"),
+        ("num_experts_per_tok", -1, "num_experts_per_tok must be a whole number RANGE, got -1; correct the config"),
+    ],
+)  # fmt: skip
+def test_a_number_of_config_json_that_cannot_be(
+    run: Run, monkeypatch: pytest.MonkeyPatch, key: str, value: object, line: str
+) -> None:
+    with_gpus(monkeypatch, ())
+    checks = (("cost", preflight.check_cost), ("memory", preflight.check_memory))
+    monkeypatch.setattr(preflight, "CHECKS", checks)
+    config = Path(make_tiny_glm4_moe(Path("tuned")), "config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
+    code, out, _ = run("preflight", "tuned", "--precisions", "w4a16", "--suite", "quick", "--profile", "4xh200", "--json")
+    subject = "cost" if key == "num_experts_per_tok" else "memory"
+    assert (code, found(out)[subject, None].detail) == (
+        0, f"could not be looked at: config.json: {line.replace('RANGE', 'from 1 to 1000000000')}",
     )  # fmt: skip
