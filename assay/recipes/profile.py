@@ -18,13 +18,21 @@ GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
 
 
+MAX_RANKS = 1024
+"""More GPUs than serve any model together: loops over ranks stay short."""
+
+
 class Hardware(Section):
     """What a profile needs. `gpu` is matched, without case, inside the device name the driver reports."""
 
     device: Literal["cpu", "cuda"]
     gpu: str | None = None
-    num_gpus: int = 0
-    memory_bytes_each: int | None = None
+    num_gpus: int = Field(default=0, ge=0, le=MAX_RANKS)
+    memory_bytes_each: int | None = Field(default=None, ge=1)
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.gpu is not None and not self.gpu.isprintable():
+            yield "gpu: must be text of one line, as in the name that the driver reports"
 
 
 class GivenServer(Section):
@@ -73,6 +81,16 @@ class ProfileRecipe(Recipe):
     """Python of another environment that has vLLM; default: `.venv-serve`."""
     endpoints: dict[str, GivenServer] = Field(default_factory=dict)
     """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        for name in ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"):
+            ranks = self.flags.get(name, 1)
+            if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
+                yield f"vllm: {name} must be a whole number from 1 to {MAX_RANKS}, got {ascii(ranks)[:40]}"
+        share = self.flags.get("gpu-memory-utilization", 1)
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            yield f"vllm: gpu-memory-utilization must be a number above 0 and up to 1, got {ascii(share)[:40]}"
 
     @property
     def flags(self) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Rates:
 
 
 def rates_on(profile: ProfileRecipe, weights: ServedWeights, serving: Serving) -> Rates | None:
-    """None: a GPU that is not in the table."""
+    """None: a GPU that is not in the table, or a profile that does not say how many there are."""
     hardware = profile.hardware
     drafted = serving.num_speculative_tokens or 0
     written = [profile.concurrency * (1 + accepted * drafted) for accepted in ACCEPTED_SHARE]
@@ -139,7 +139,7 @@ def rates_on(profile: ProfileRecipe, weights: ServedWeights, serving: Serving) -
         writing = [tokens / seconds for tokens, seconds in zip(written, step, strict=True)]
     else:
         device = _device(hardware.gpu)
-        if device is None:
+        if device is None or hardware.num_gpus == 0:
             return None
         step_s = touched / (device.bytes_s * hardware.num_gpus)
         reading = [device.operations_s * hardware.num_gpus * share / (2 * weights.active_params) for share in READING_SHARE]

@@ -299,3 +299,13 @@ def test_a_number_of_config_json_that_cannot_be(
     assert (code, found(out)[subject, None].detail) == (
         0, f"could not be looked at: config.json: {line.replace('RANGE', 'from 1 to 1000000000')}",
     )  # fmt: skip
+
+
+def test_a_profile_that_does_not_say_how_many_gpus(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, ())
+    monkeypatch.setattr(preflight, "CHECKS", (("cost", preflight.check_cost),))
+    make_tiny_glm4_moe(Path("tuned"))
+    (tmp_path / "mine.yaml").write_text("schema: 1\nname: mine\nhardware: {device: cuda, gpu: H200}\n")
+    profile = str(tmp_path / "mine.yaml")
+    code, out, err = run("preflight", "tuned", "--precisions", "w4a16", "--suite", "quick", "--profile", profile, "--json")
+    assert (code, err, {check.outcome for check in found(out).values()}) == (0, "", {"UNKNOWN"})

@@ -1,0 +1,41 @@
+"""Numbers of a profile that cannot be are named before anything is planned with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.errors import RecipeError
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
+
+
+@pytest.mark.parametrize(
+    ("vllm", "problem"),
+    [
+        ("tensor-parallel-size: a", "vllm: tensor-parallel-size must be a whole number from 1 to 1024, got 'a'"),
+        ("tensor_parallel_size: [2]", "vllm: tensor-parallel-size must be a whole number from 1 to 1024, got [2]"),
+        (
+            "tensor-parallel-size: 1000000000",
+            "vllm: tensor-parallel-size must be a whole number from 1 to 1024, got 1000000000",
+        ),
+        ("data-parallel-size: 0", "vllm: data-parallel-size must be a whole number from 1 to 1024, got 0"),
+        ("gpu-memory-utilization: .nan", "vllm: gpu-memory-utilization must be a number above 0 and up to 1, got nan"),
+        ("gpu-memory-utilization: 1.5", "vllm: gpu-memory-utilization must be a number above 0 and up to 1, got 1.5"),
+    ],
+)
+def test_numbers_that_cannot_be(tmp_path: Path, vllm: str, problem: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"schema: 1\nname: mine\nhardware: {{device: cuda, gpu: H200, num_gpus: 4}}\nvllm: {{{vllm}}}\n")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(ProfileRecipe, str(path))
+    assert str(error.value) == f"{path}: {problem}"
+
+
+def test_a_gpu_of_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text('schema: 1\nname: mine\nhardware: {device: cuda, gpu: "H200\\nx", num_gpus: 4}\n')
+    with pytest.raises(RecipeError) as error:
+        load_recipe(ProfileRecipe, str(path))
+    assert "must be text of one line" in str(error.value) and "\n" not in str(error.value)
