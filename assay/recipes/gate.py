@@ -133,6 +133,23 @@ class Stopping(Section):
                 yield f"looks {list(before)} and then {list(after)}: each look must ask for more than the one before"
 
 
+class WholeGate(Section):
+    """The claim about the whole: the mean use of the margins, and the most that a single task may have lost.
+
+    The use of a margin is drop / margin. With this claim a task that is undecided by itself does not stand against a PASS; one
+    that fails its own margin does.
+    """
+
+    max_mean_use: float = Field(default=0.5, gt=0, le=1)
+    """Below which the mean use over the score gates must be shown to lie."""
+    max_task: float = Field(default=2.0, ge=1)
+    """In margins: no task may have lost more, each shown by itself."""
+
+
+Estimand = Literal["these_items", "such_items"]
+"""such_items: the items are a sample of such items, and the interval covers other ones. these_items: only replies vary."""
+
+
 class GateRecipe(Recipe):
     gates: tuple[Annotated[Gate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)
@@ -143,6 +160,8 @@ class GateRecipe(Recipe):
     """Share of items without a reply on either side above which a task is NOT MEASURED."""
     min_items: int = Field(default=30, ge=1)
     """Fewer paired items never PASS, whatever the margin."""
+    whole: WholeGate | None = None
+    """None: a candidate must pass every score gate by itself."""
     default_max_drop: float | None = Field(default=None, gt=0, lt=1)
     """Margin of every task of the suite without a score gate of its own. With it the recipe goes with any suite: its gates on
     divergence and acceptance apply where the suite measures these. None: what the gates name, and the suite must have that."""
@@ -152,6 +171,8 @@ class GateRecipe(Recipe):
         tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]
         for twice in sorted({task for task in tasks if tasks.count(task) > 1}):
             yield f"two score gates for task {twice}; write one margin and one claim per task"
+        if self.whole is not None and not tasks and self.default_max_drop is None:
+            yield "whole is about score gates, and there is none; write one, or default_max_drop"
 
 
 # ------------------------------------------------------------------------------------------------ on a suite

@@ -77,8 +77,36 @@ class Verdict(Part):
     looks: tuple[LookSeen, ...] = ()
     """Of a task that is asked again while undecided, in order. Empty: looked at once."""
     has_say: bool = True
-    """False: shown, but not part of the overall verdict. An optional gate on what the reference itself cannot do, or acceptance
-    where nothing was served with speculative decoding."""
+    """False: shown, but not part of the overall verdict. An optional gate on what the reference itself cannot do, acceptance
+    where nothing was served with speculative decoding, or a task undecided alone where the claim about the whole decides."""
+
+
+class TaskUse(Part):
+    """One task in the claim about the whole. use: drop / margin, with the interval of the drop."""
+
+    task: str
+    use: Interval
+    word: Literal["within its margin", "beyond its margin", "undecided alone"]
+    within_max: bool
+    """Shown to have lost less than `max_task` margins."""
+
+
+class WholeClaim(Part):
+    """What is claimed of a candidate over all its score gates together, beside the verdicts of the single tasks."""
+
+    candidate: str
+    status: Status
+    mean_use: Interval | None
+    """Mean over the tasks of drop / margin; n counts the tasks. None: a task was not measured."""
+    max_mean_use: float
+    max_task: float
+    """In margins."""
+    p_value: float | None
+    """One-sided, of H0: the mean use is `max_mean_use` or more."""
+    tasks: tuple[TaskUse, ...]
+    left_out: tuple[str, ...]
+    """Tasks of optional gates that the reference cannot do."""
+    detail: str
 
 
 PublishedOutcome = Literal["agrees", "missed", "above", "not comparable"]
@@ -127,6 +155,8 @@ class GateReport(Record):
     overall: dict[str, Status]
     published: tuple[PublishedComparison, ...] = ()
     """Empty: the model's recipe has no published score of a task that was asked, or judged before they were."""
+    wholes: tuple[WholeClaim, ...] = ()
+    """One for each candidate, where the gates claim something of the whole."""
     reasons: dict[str, str] = Field(default_factory=dict)
     """Candidate -> why it has its overall verdict, one line with the numbers. Empty: judged before reasons were written."""
     long_context: tuple[LongContext, ...] = ()

@@ -11,6 +11,8 @@ The rules, in the order in which they are tried:
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
 - **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
   (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
+- **The whole** (`whole:` in the gates) is a claim over all score gates together: the mean use of their margins, and the most
+  that one task may have lost. With it a task that is undecided alone has no say; one that FAILs has.
 - **Overall** is the worst of the verdicts that count: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. Not counted are
   optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
   the reference's own drafts are hardly ever accepted.
@@ -37,7 +39,7 @@ from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
-from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
+from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict, WholeClaim
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
@@ -48,6 +50,8 @@ from assay_evaluate.verdicts.published import compare_published, suspect_tasks
 from assay_evaluate.verdicts.reasons import reason_for
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.truncation import judge_truncation
+from assay_evaluate.verdicts.whole import GATE as WHOLE
+from assay_evaluate.verdicts.whole import judge_whole, settled, verdict_of
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
@@ -82,9 +86,11 @@ def judge(
     beside = compare_published(published, reference, gate_recipe.level)
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
+    wholes: list[WholeClaim] = []
     for candidate in candidates:
-        judged = _judge_candidate(gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor)
+        judged, whole = _judge_candidate(gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor)
         verdicts += judged
+        wholes += [] if whole is None else [whole]
         overall[candidate.label] = _overall(judged)
     return GateReport(
         model=model,
@@ -96,6 +102,7 @@ def judge(
         verdicts=tuple(verdicts),
         overall=overall,
         published=beside,
+        wholes=tuple(wholes),
         reasons={
             label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
         },
@@ -108,11 +115,14 @@ def _judge_candidate(
     recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport],
     suspect: Mapping[str, str],
     floor: Divergence | None,
-) -> list[Verdict]:  # fmt: skip
-    """The recipe's gates in its order; scores are judged together, for what can fail one of them is adjusted over all."""
+) -> tuple[list[Verdict], WholeClaim | None]:  # fmt: skip
+    """The whole, if the gates claim something of it, and the gates in their order; scores are judged together, for what can
+    fail one of them is adjusted over all."""
     scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe, suspect)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
-    verdicts = []
+    whole = judge_whole(recipe, scores, candidate.label)
+    scores = settled(recipe, whole, scores)
+    verdicts = [] if whole is None else [verdict_of(whole)]
     for gate in recipe.gates:
         match gate:
             case ScoreGate():
@@ -123,13 +133,13 @@ def _judge_candidate(
                 verdicts.append(judge_effective_length(gate, reference, candidate, recipe))
             case _:
                 verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond, floor))
-    return verdicts
+    return verdicts, whole
 
 
 def _overall(verdicts: Sequence[Verdict]) -> Status:
     """The worst verdict that counts; never PASS on divergence alone."""
     counted = [v.status for v in verdicts if v.has_say]
-    if not any(v.gate.startswith("score ") and v.has_say for v in verdicts):
+    if not any((v.gate == WHOLE or v.gate.startswith("score ")) and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")
     return min(counted, key=SEVERITY.index)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from assay.quantities import percent_short, points
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.verdicts.score_sentences import clause, open_question
+from assay_evaluate.verdicts.whole import GATE as WHOLE
 
 WORDS: dict[Status, str] = {
     "PASS": "passed", "FAIL": "failed", "UNDERPOWERED": "underpowered", "NOT MEASURED": "not measured",
@@ -21,7 +22,8 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     """
     deciding = [v for v in verdicts if v.has_say and v.status == status]
     if status == "PASS":
-        parts = [_closest(deciding)]
+        whole = next((v.detail.removesuffix(".") for v in deciding if v.gate == WHOLE), None)
+        parts = [whole or _closest(deciding)]
     elif deciding:
         first = next((v for v in deciding if v.gate.startswith("score ")), deciding[0])
         others = [v for v in deciding if v is not first]

@@ -1,0 +1,121 @@
+"""The claim about the whole: how much of their margins the tasks used on average, and that none lost far more than its own.
+
+A mean over tasks is much more certain than each task, so it can be decided where single margins cannot. Two tests, both
+of which must hold at the level of one (intersection-union, Berger 1982): the mean use of the margins lies below `max_mean_use`,
+and each task's loss below `max_task` margins. Chance of a false PASS: (1 - level) / 2 at either limit.
+
+A gain on one task offsets a loss on another in the mean; the second test bounds what that can hide, and a task that FAILs its
+own margin fails the candidate whatever the whole says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from assay.quantities import percent_plain, percent_short
+from assay.recipes.gate import GateRecipe, ScoreGate, WholeGate
+from assay.records.base import Interval
+from assay.records.verdict import Status, TaskUse, Verdict, WholeClaim
+from assay_evaluate.statistics.pooled import p_at_least, weighted_sum
+
+GATE = "whole"
+"""Name of its verdict."""
+Word = Literal["within its margin", "beyond its margin", "undecided alone"]
+WORDS: dict[Status, Word] = {"PASS": "within its margin", "FAIL": "beyond its margin"}
+
+
+def judge_whole(recipe: GateRecipe, scores: Mapping[str, Verdict], candidate: str) -> WholeClaim | None:
+    """From the verdicts of the score gates, task -> verdict. None: the gates claim nothing of the whole, or have no score."""
+    gate = recipe.whole
+    if gate is None or not scores:
+        return None
+    left_out = tuple(task for task, one in scores.items() if one.status == "NOT MEASURED" and not one.has_say)
+    missing = [task for task, one in scores.items() if one.status == "NOT MEASURED" and one.has_say]
+    judged = {task: one for task, one in scores.items() if one.status != "NOT MEASURED"}
+    uses = tuple(_use(task, one, gate) for task, one in judged.items())
+    if missing or not uses:
+        what = f"{', '.join(missing)} not measured" if missing else "no score was measured"
+        return _claim(gate, candidate, "NOT MEASURED", None, uses, left_out, f"Nothing is said of the whole: {what}.")
+    mean = weighted_sum([one.use for one in uses], [1 / len(uses)] * len(uses))
+    few = [task for task, one in judged.items() if one.observed is not None and one.observed.n < recipe.min_items]
+    status = _status(gate, mean, uses, few)
+    return _claim(gate, candidate, status, mean, uses, left_out, _detail(gate, mean, uses, few, recipe.min_items))
+
+
+def settled(recipe: GateRecipe, whole: WholeClaim | None, scores: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """The verdicts of the tasks; one undecided alone has no say where the whole decides.
+
+    An equivalence claim also excludes gains, of which the whole says nothing: it keeps its say.
+    """
+    if whole is None or whole.status == "NOT MEASURED":
+        return dict(scores)
+    one_sided = {one.task for one in recipe.gates if isinstance(one, ScoreGate) and one.claim == "non_inferior"}
+    return {
+        task: one.model_copy(update={"has_say": False}) if one.status == "UNDERPOWERED" and task in one_sided else one
+        for task, one in scores.items()
+    }
+
+
+def verdict_of(whole: WholeClaim) -> Verdict:
+    """As one of the candidate's verdicts; observed and limit are shares of the margins, not points."""
+    return Verdict(
+        gate=GATE, candidate=whole.candidate, status=whole.status, observed=whole.mean_use, limit=whole.max_mean_use,
+        detail=whole.detail,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ the parts
+def _use(task: str, verdict: Verdict, gate: WholeGate) -> TaskUse:
+    drop, margin = verdict.observed, verdict.limit
+    assert drop is not None and margin is not None  # it was judged
+    use = Interval(value=drop.value / margin, low=drop.low / margin, high=drop.high / margin, n=drop.n, level=drop.level)
+    return TaskUse(task=task, use=use, word=WORDS.get(verdict.status, "undecided alone"), within_max=use.high < gate.max_task)
+
+
+def _status(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str]) -> Status:
+    if mean.low > gate.max_mean_use:
+        return "FAIL"
+    holds = mean.high < gate.max_mean_use and all(one.within_max for one in uses) and not few
+    return "PASS" if holds else "UNDERPOWERED"
+
+
+def _claim(
+    gate: WholeGate, candidate: str, status: Status, mean: Interval | None, uses: tuple[TaskUse, ...],
+    left_out: tuple[str, ...], detail: str,
+) -> WholeClaim:  # fmt: skip
+    if left_out:
+        detail += f" Left out, for the reference cannot do it: {', '.join(left_out)}."
+    return WholeClaim(
+        candidate=candidate, status=status, mean_use=mean, max_mean_use=gate.max_mean_use, max_task=gate.max_task,
+        p_value=None if mean is None else p_at_least(mean, gate.max_mean_use), tasks=uses, left_out=left_out, detail=detail,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ in words
+def _detail(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str], min_items: int) -> str:
+    """`On average 12 % of the margins are used (95 % interval -8 to 31 %), less than 50 %; no task lost 2 margins.`"""
+    limit = percent_plain(gate.max_mean_use)
+    seen = f"On average {mean_use(mean)} of the margins of {mean.n} task{'s' if mean.n > 1 else ''}"
+    if mean.high < gate.max_mean_use:
+        found = f"{seen}, less than {limit}"
+    elif mean.low > gate.max_mean_use:
+        found = f"{seen}, more than {limit}"
+    else:
+        found = f"{seen}; allowed {limit}, which the interval does not exclude"
+    beyond = [one for one in uses if not one.within_max]
+    if beyond:
+        most = ", ".join(f"{one.task} (up to {one.use.high:.1f} margins)" for one in beyond)
+        found += f"; a loss of {gate.max_task:g} margins is not excluded on {most}"
+    else:
+        found += f"; no task lost {gate.max_task:g} margins"
+    if few:
+        found += f"; fewer than {min_items} items on {', '.join(few)}"
+    words = [(word, [one.task for one in uses if one.word == word]) for word in (*WORDS.values(), "undecided alone")]
+    return f"{found}. " + "; ".join(f"{word.capitalize()}: {', '.join(names)}" for word, names in words if names) + "."
+
+
+def mean_use(mean: Interval) -> str:
+    """`12 % (95 % interval -8 to 31 %)`; a mean gain is a negative use."""
+    low, high = round(100 * mean.low), round(100 * mean.high)
+    return f"{round(100 * mean.value)} % ({percent_short(mean.level)} interval {low} to {high} %)"

@@ -1,0 +1,160 @@
+"""The claim about the whole: what it is, what it overrides, and what stands against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from synthetic_run import make_measurement, task_of
+
+from assay.recipes.gate import GateRecipe
+from assay.recipes.load import load_recipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.base import Interval
+from assay.records.measurement import ItemResult, Measurement
+from assay.records.verdict import GateReport, TaskUse, WholeClaim
+from assay_evaluate.statistics import paired_difference
+from assay_evaluate.statistics.pooled import p_at_least, weighted_sum
+from assay_evaluate.verdicts.gates import judge
+
+SUITE = load_recipe(SuiteRecipe, "quick")
+WHOLE = {"max_mean_use": 0.5, "max_task": 2.0}
+TASKS = ("arithmetic", "needle", "ruler")
+
+
+def gates(whole: dict[str, float] | None = WHOLE, *more: dict[str, Any], **changes: Any) -> GateRecipe:
+    scores = [{"kind": "score", "task": task, "max_drop": 0.05} for task in TASKS]
+    return GateRecipe.model_validate({"schema": 1, "name": "t", "gates": [*scores, *more], "whole": whole} | changes)
+
+
+def items(n: int, wrong: range) -> list[ItemResult]:
+    return [
+        ItemResult(
+            item=f"i{i}", language="en", correct=i not in wrong, truncated=False, wrong_script=False, finish_reason="stop",
+            prompt_tokens=None, output_tokens=None, answer=None,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def side(label: str, *wrong: range, n: int = 200) -> Measurement:
+    tasks = tuple(task_of(task, "arithmetic", items(n, one)) for task, one in zip(TASKS, wrong, strict=False))
+    return make_measurement(label, SUITE).model_copy(update={"tasks": tasks})
+
+
+def judged(recipe: GateRecipe, *lost: tuple[int, int], n: int = 200) -> GateReport:
+    """lost: of each task, how many items only the reference gets right, and how many only the candidate."""
+    reference = side("fp8", *(range(100, 100 + c) for _, c in lost), n=n)
+    candidate = side("w4a16", *(range(b) for b, _ in lost), n=n)
+    return judge([reference, candidate], recipe, model="tiny-glm")
+
+
+def statuses(report: GateReport) -> dict[str, tuple[str, bool]]:
+    return {one.gate.removeprefix("score "): (one.status, one.has_say) for one in report.verdicts}
+
+
+def test_what_is_undecided_alone_passes_as_a_whole() -> None:
+    lost = ((9, 6), (5, 5), (3, 6))
+    alone = judged(gates(whole=None), *lost)
+    assert alone.overall == {"w4a16": "UNDERPOWERED"}
+    assert alone.wholes == ()
+    report = judged(gates(), *lost)
+    assert report.overall == {"w4a16": "PASS"}
+    assert statuses(report) == {
+        "whole": ("PASS", True), "arithmetic": ("UNDERPOWERED", False), "needle": ("PASS", True), "ruler": ("PASS", True),
+    }  # fmt: skip
+    drops = [paired_difference(b, c, 200) for b, c in lost]
+    uses = [Interval(value=d.value / 0.05, low=d.low / 0.05, high=d.high / 0.05, n=200) for d in drops]
+    mean = weighted_sum(uses, [1 / 3] * 3)
+    assert report.wholes == (
+        WholeClaim(
+            candidate="w4a16", status="PASS", mean_use=mean, max_mean_use=0.5, max_task=2.0, p_value=p_at_least(mean, 0.5),
+            tasks=(
+                TaskUse(task="arithmetic", use=uses[0], word="undecided alone", within_max=True),
+                TaskUse(task="needle", use=uses[1], word="within its margin", within_max=True),
+                TaskUse(task="ruler", use=uses[2], word="within its margin", within_max=True),
+            ),
+            left_out=(),
+            detail="On average 0 % (95 % interval -43 to 43 %) of the margins of 3 tasks, less than 50 %; no task lost 2 "
+            "margins. Within its margin: needle, ruler; Undecided alone: arithmetic.",
+        ),
+    )  # fmt: skip
+    assert report.reasons["w4a16"] == f"{report.wholes[0].detail.removesuffix('.')}; 3 gates passed, 1 underpowered"
+    (verdict,) = (one for one in report.verdicts if one.gate == "whole")
+    assert (verdict.observed, verdict.limit) == (mean, 0.5)
+
+
+def test_a_task_that_fails_its_margin_fails_the_candidate() -> None:
+    report = judged(gates(), (40, 2), (0, 5), (0, 5))
+    assert statuses(report)["arithmetic"] == ("FAIL", True)
+    assert report.overall == {"w4a16": "FAIL"}
+    assert report.reasons["w4a16"].startswith("loses 19.0 points on arithmetic; 5 allowed")
+
+
+def test_two_margins_that_are_not_excluded_leave_it_open() -> None:
+    report = judged(gates(), (15, 3), (0, 12), (0, 12))
+    whole = report.wholes[0]
+    assert whole.mean_use is not None
+    assert whole.mean_use.high < 0.5
+    assert [one.within_max for one in whole.tasks] == [False, True, True]
+    assert (whole.status, report.overall) == ("UNDERPOWERED", {"w4a16": "UNDERPOWERED"})
+    assert "a loss of 2 margins is not excluded on arithmetic (up to 2.1 margins)" in whole.detail
+
+
+def test_margins_used_up_on_average_fail_without_a_task_that_does() -> None:
+    report = judged(gates(), (12, 0), (12, 0), (12, 0))
+    assert [one.status for one in report.verdicts] == ["FAIL", "UNDERPOWERED", "UNDERPOWERED", "UNDERPOWERED"]
+    assert report.overall == {"w4a16": "FAIL"}
+    whole = report.wholes[0]
+    assert whole.detail.startswith("On average 120 % (95 % interval 91 to 168 %) of the margins of 3 tasks, more than 50 %")
+    assert report.reasons["w4a16"].startswith("On average 120 %")
+
+
+def test_the_mean_is_open() -> None:
+    report = judged(gates(), (6, 1), (6, 1), (6, 1))
+    assert report.wholes[0].status == "UNDERPOWERED"
+    assert "allowed 50 %, which the interval does not exclude" in report.wholes[0].detail
+    assert report.reasons["w4a16"].startswith("On average 50 %")
+
+
+def test_fewer_items_than_the_least_never_pass_as_a_whole() -> None:
+    recipe = gates(min_items=201)
+    assert judged(recipe, (0, 0), (0, 0), (0, 0)).wholes[0].status == "UNDERPOWERED"
+    assert "fewer than 201 items on arithmetic, needle, ruler" in judged(recipe, (0, 0), (0, 0), (0, 0)).wholes[0].detail
+
+
+def test_a_task_without_a_score_leaves_nothing_to_say_of_the_whole() -> None:
+    report = judged(gates(), (0, 0), (0, 0))
+    assert report.wholes[0].mean_use is None
+    assert report.wholes[0].detail == "Nothing is said of the whole: ruler not measured."
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def test_an_optional_task_that_the_reference_cannot_do_is_left_out() -> None:
+    recipe = gates()
+    optional = recipe.gates[2].model_copy(update={"required": False})
+    report = judged(recipe.model_copy(update={"gates": (*recipe.gates[:2], optional)}), (0, 0), (0, 0))
+    assert (report.wholes[0].status, report.wholes[0].left_out) == ("PASS", ("ruler",))
+    assert report.wholes[0].detail.endswith("Left out, for the reference cannot do it: ruler.")
+    assert report.overall == {"w4a16": "PASS"}
+
+
+def test_an_equivalence_claim_keeps_its_say() -> None:
+    recipe = gates()
+    both_ways = recipe.gates[2].model_copy(update={"claim": "equivalent"})
+    report = judged(recipe.model_copy(update={"gates": (*recipe.gates[:2], both_ways)}), (0, 0), (0, 0), (0, 8))
+    assert report.wholes[0].status == "PASS"
+    assert statuses(report)["ruler"] == ("UNDERPOWERED", True)
+    assert report.overall == {"w4a16": "UNDERPOWERED"}
+
+
+def test_another_gate_stands_against_it() -> None:
+    report = judged(gates(WHOLE, {"kind": "probes", "required": ["argmax"]}), (0, 0), (0, 0), (0, 0))
+    assert report.wholes[0].status == "PASS"
+    assert report.overall == {"w4a16": "NOT MEASURED"}
+
+
+def test_a_whole_of_nothing_is_a_mistake() -> None:
+    with pytest.raises(ValidationError, match="whole is about score gates, and there is none"):
+        GateRecipe.model_validate({"schema": 1, "name": "t", "gates": [], "whole": {}})
