@@ -146,10 +146,6 @@ class WholeGate(Section):
     """In margins: no task may have lost more, each shown by itself."""
 
 
-Estimand = Literal["these_items", "such_items"]
-"""such_items: the items are a sample of such items, and the interval covers other ones. these_items: only replies vary."""
-
-
 class GateRecipe(Recipe):
     gates: tuple[Annotated[Gate, Field(discriminator="kind")], ...]
     level: float = Field(default=0.95, gt=0.5, lt=1)

@@ -198,7 +198,10 @@ def clustered_values_needed(
 ) -> int:
     """Values so that a candidate with true `loss` passes `margin` with chance `power`, if they come from further clusters of
     the same sizes: twice as many values are twice the clusters and degrees. More values of the same clusters would not do.
+    ValueError unless loss < margin.
     """
+    if not loss < margin:
+        raise ValueError(f"loss {loss} is not below the margin {margin}: no number of values makes it pass")
 
     def enough(times: float) -> bool:
         error = found.standard_error / math.sqrt(times)

@@ -50,8 +50,8 @@ from assay_evaluate.verdicts.published import compare_published, suspect_tasks
 from assay_evaluate.verdicts.reasons import reason_for
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.truncation import judge_truncation
-from assay_evaluate.verdicts.whole import GATE as WHOLE
-from assay_evaluate.verdicts.whole import judge_whole, settled, verdict_of
+from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
+from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")

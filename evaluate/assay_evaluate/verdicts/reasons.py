@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from assay.quantities import percent_short, points
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.verdicts.score_sentences import clause, open_question
-from assay_evaluate.verdicts.whole import GATE as WHOLE
+from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 
 WORDS: dict[Status, str] = {
     "PASS": "passed", "FAIL": "failed", "UNDERPOWERED": "underpowered", "NOT MEASURED": "not measured",

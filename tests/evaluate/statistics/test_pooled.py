@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from assay.records.base import Interval
-from assay_evaluate.statistics import paired_difference
+from assay_evaluate.statistics import clustered_values_needed, paired_difference
+from assay_evaluate.statistics.clustered import ClusteredMean
 from assay_evaluate.statistics.pooled import p_at_least, p_at_most, weighted_sum
 
 
@@ -71,3 +72,10 @@ def test_it_covers_the_mean_use_of_unlike_margins() -> None:
         above, below = above + (found.low > 0.5), below + (found.high < 0.5)
     assert below / num_draws <= 0.03  # a false PASS
     assert 0.935 <= 1 - (above + below) / num_draws <= 0.97
+
+
+@pytest.mark.parametrize("loss", [0.05, 0.06])
+def test_no_number_of_clusters_makes_a_loss_of_the_margin_pass(loss: float) -> None:
+    found = ClusteredMean(value=loss, standard_error=0.02, degrees=11.0, num_clusters=12)
+    with pytest.raises(ValueError, match=r"is not below the margin 0\.05: no number of values makes it pass"):
+        clustered_values_needed(found, 500, 0.05, loss=loss)
