@@ -184,7 +184,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
              "required, task"),
         ("gates", "quick", ["level"], "levl",
          "unknown key 'levl'; did you mean 'level'? Allowed: adjust, default_max_drop, description, gates, level, "
-         "max_excluded, min_items, name, schema, stopping"),
+         "max_excluded, min_items, name, schema, stopping, whole"),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_names_file_key_and_the_nearest(
