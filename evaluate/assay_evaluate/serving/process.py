@@ -17,7 +17,10 @@ _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 class SupervisedProcess:
     """A command started in a new session (and process group), its output in `log_path`; dies with us, even on `kill -9`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log_path: Path, folder: Path | None = None
+    ) -> None:
+        """folder: where the command runs. None: where this process does."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self.log_path = log_path
         supervised = [sys.executable, "-I", str(_SUPERVISOR), str(os.getpid()), *command]
@@ -29,6 +32,7 @@ class SupervisedProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
+                cwd=folder,
                 start_new_session=True,
             )
 

@@ -11,8 +11,9 @@ ones it divides itself into several.
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.gpus import facts_of
 from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
-from assay_evaluate.serving.process import as_activated
+from assay_evaluate.serving.process import SupervisedProcess, as_activated
 from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 
@@ -44,6 +45,7 @@ _LARGE_TENSORS = 100_000
 _MOST_PROCESSES = 4
 """About 0.7 GB each."""
 _LOADING_TIMEOUT_S, _START_TIMEOUT_S = 300, 300
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,19 @@ def replay(
     for numbers in groups:
         group = [candidates[number] for number in numbers]
         report(f"vLLM's loaders for {group[0].profile.hardware.gpu}: {', '.join(candidate.name for candidate in group)}")
+    given_up = threading.Event()
     with ThreadPoolExecutor(max_workers=num_cores()) as pool:
-        answers = pool.map(lambda numbers: _replay_group([candidates[number] for number in numbers], packages), groups)
-        records = {
-            number: record
-            for numbers, found in zip(groups, answers, strict=True)
-            for number, record in zip(numbers, found, strict=True)
-        }
+        answers = pool.map(
+            lambda numbers: _replay_group([candidates[number] for number in numbers], packages, given_up), groups
+        )
+        try:
+            records = {
+                number: record
+                for numbers, found in zip(groups, answers, strict=True)
+                for number, record in zip(numbers, found, strict=True)
+            }
+        finally:
+            given_up.set()  # after Ctrl-C, or when another group failed: the pool waits for its threads
     return tuple(records[number] for number in range(len(candidates)))
 
 
@@ -129,7 +137,7 @@ def _process_key(profile: ProfileRecipe) -> str:
     )
 
 
-def _replay_group(group: Sequence[Candidate], packages: Mapping[str, str]) -> list[Replay]:
+def _replay_group(group: Sequence[Candidate], packages: Mapping[str, str], given_up: threading.Event) -> list[Replay]:
     with tempfile.TemporaryDirectory(prefix="assay-replay-") as temporary:
         folder = Path(temporary)
         commands, cells = [], []
@@ -143,7 +151,7 @@ def _replay_group(group: Sequence[Candidate], packages: Mapping[str, str]) -> li
             "num_processes": _num_processes(group),
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        _run(group, commands[0].environment, folder)
+        _run(group, commands[0].environment, folder, given_up)
         answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
     return [
         _record(candidate, command, cell, answer["sources"])
@@ -184,8 +192,8 @@ def _cell(candidate: Candidate, folder: Path) -> tuple[VllmCommand, dict[str, An
     return command, {**cell, "folder": str(checkpoint.resolve()), "arguments": arguments}
 
 
-def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Path) -> None:
-    """Run the program; AssayError with the end of what it printed if it gave no answer."""
+def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Path, given_up: threading.Event) -> None:
+    """Run the program; AssayError with the end of what it printed if it gave no answer. It ends with us, however that is."""
     profile = group[0].profile
     interpreter = find_interpreter(profile)
     if interpreter is None:
@@ -195,17 +203,15 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
     words = [str(interpreter), "-m", "assay_vllm.replay", str(folder / "request.json"), str(folder / "answer.json")]
     log = folder / "log"
     timeout_s = _START_TIMEOUT_S + _LOADING_TIMEOUT_S * len(group)
+    deadline = time.monotonic() + timeout_s
+    process = SupervisedProcess(words, as_activated({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), log, folder)
     try:
-        with log.open("wb") as file:
-            done = subprocess.run(
-                words, env=as_activated({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter),
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=timeout_s, check=False, cwd=folder,
-            )  # fmt: skip
-        failed = None if done.returncode == 0 else f"ended with status {done.returncode}"
-    except OSError as error:
-        failed = f"could not be started ({error.strerror})"
-    except subprocess.TimeoutExpired:
-        failed = f"was not done after {timeout_s} s"
+        while (status := process.exit_status()) is None and time.monotonic() < deadline:
+            if given_up.wait(_POLL_S):
+                raise AssayError("the replay of vLLM's loaders was given up")
+    finally:
+        process.stop()
+    failed = f"was not done after {timeout_s} s" if status is None else f"ended with status {status}" if status else None
     if failed is not None:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
         cause = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
