@@ -24,7 +24,10 @@ MAX_RECORD_BYTES = 2_000_000_000
 
 
 def stays_inside(path: Path, folder: Path) -> bool:
-    """Whether `path`, links followed, lies in `folder`, or in the blobs of the same Hugging Face cache entry."""
+    """Whether `path`, links followed, lies in `folder`, or in the blobs of the same Hugging Face cache entry.
+
+    RuntimeError: its links lead in a circle.
+    """
     root, target = folder.resolve(), path.resolve()
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
     return target.is_relative_to(root) or (blobs is not None and target.is_relative_to(blobs))
@@ -33,10 +36,14 @@ def stays_inside(path: Path, folder: Path) -> bool:
 def open_inside(folder: Path, name: str) -> BinaryIO:
     """`folder/name` for reading, if it is a regular file that stays in the folder.
 
-    Raises CheckpointError for a link that leads out of it, a pipe, a device or a folder; OSError like `open`.
+    Raises CheckpointError for a link that leads out of it or to itself, a pipe, a device or a folder; OSError like `open`.
     """
     path = folder / name
-    if not stays_inside(path, folder):
+    try:
+        is_inside = stays_inside(path, folder)
+    except RuntimeError:  # pathlib's word for links in a circle
+        raise CheckpointError(f"{path}: is a link that leads back to itself; put the file itself there") from None
+    if not is_inside:
         raise CheckpointError(f"{path}: is a link that leads out of its folder; put the file itself there")
     # O_NONBLOCK: opening a pipe that nobody writes to must not wait
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

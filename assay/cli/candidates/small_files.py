@@ -22,7 +22,18 @@ def small_files(label: str, checkpoint: Checkpoint) -> SmallFiles:
     if template is None:
         inside = (json_file(checkpoint, "chat_template.json") or tokenizer_config).get("chat_template")
         template = None if inside is None else str(inside)
-    return SmallFiles(label, checkpoint.files, checkpoint.config, tokenizer_config, template)
+    return SmallFiles(label, checkpoint.files, checkpoint.config, tokenizer_config, template, _damage(checkpoint))
+
+
+def _damage(checkpoint: Checkpoint) -> str | None:
+    """What is wrong with tokenizer.json, in a folder; on the hub it is not looked at, for it may have 30 MB."""
+    if checkpoint.folder is None:
+        return None
+    try:
+        json_file(checkpoint, "tokenizer.json")
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def json_file(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:

@@ -11,6 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from assay.foreign_text import shown
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
@@ -31,13 +36,25 @@ TOKENIZERS: tuple[frozenset[str], ...] = (
 
 @dataclass(frozen=True)
 class SmallFiles:
-    """What a checkpoint has beside its weights. tokenizer_config: {} if there is none. template: text of the chat template."""
+    """What a checkpoint has beside its weights. tokenizer_config: {} if there is none. template: text of the chat template.
+    damage: what is wrong with its tokenizer.json; None: nothing, or there is none."""
 
     label: str
     names: Collection[str]
     config: Mapping[str, Any]
     tokenizer_config: Mapping[str, Any]
     template: str | None
+    damage: str | None = None
+
+
+class _Generation(Extension):
+    """`{% generation %}`, with which templates mark the assistant's words (transformers' chat_template_utils.py)."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def check_tokenizer(
@@ -58,6 +75,8 @@ def _check(one: SmallFiles, detail: str, remedy: str | None = None, *, is_requir
 
 
 def _tokenizer(one: SmallFiles) -> Check:
+    if one.damage is not None:
+        return _check(one, one.damage, "copy the tokenizer's files from the model's release into it")
     found = next((wanted for wanted in TOKENIZERS if wanted <= set(one.names)), None)
     if found is not None:
         return _check(one, ", ".join(sorted(found)))
@@ -83,6 +102,10 @@ def _template(
     one: SmallFiles, suite: SuiteRecipe, flags: Mapping[str, Any], required: Collection[str]
 ) -> Iterator[Check]:  # fmt: skip
     given = flags.get("chat-template")
+    if given is None and one.template is not None and (wrong := _syntax_error(one.template)) is not None:
+        remedy = "take chat_template.jinja from the model's release, or name one under `serving: {vllm: {chat-template: PATH}}`"
+        yield _check(one, f"the chat template cannot be read: {wrong}; the server would refuse every question", remedy)
+        return
     if given is not None or one.template is not None:
         yield _check(one, "chat template " + ("of the checkpoint" if given is None else shown(given, 200)))
         tools = [task.name for task in suite.tasks if isinstance(task, ToolsTask)]
@@ -96,6 +119,20 @@ def _template(
         return
     remedy = "add chat_template.jinja, or name one under `serving: {vllm: {chat-template: PATH}}` in the model's recipe"
     yield _not_measured(one, needing, detail, remedy, required)
+
+
+def _syntax_error(template: str) -> str | None:
+    """Where a template is no Jinja. It is parsed as transformers does, and not run."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )  # fmt: skip
+    try:
+        environment.parse(template)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {shown(error.message or 'no Jinja', 200)}"
+    except RecursionError:
+        return "nested too deeply"
+    return None
 
 
 def _tools(one: SmallFiles, tasks: Sequence[str], flags: Mapping[str, Any], required: Collection[str]) -> Check:

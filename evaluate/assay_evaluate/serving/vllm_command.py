@@ -175,7 +175,7 @@ def _profile_flags(profile: ProfileRecipe) -> dict[str, Any]:
     if taken:
         raise ServeError(
             f"profile {profile.name}: `vllm:` may not hold {taken[0]!r}: the checkpoint, the address and the model's name are "
-            "set by the command; remove it (for a server that runs already say `base_url:`)"
+            "set by the command; remove it (for a server that runs already say `endpoints:`)"
         )
     return flags
 

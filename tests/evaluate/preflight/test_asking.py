@@ -80,6 +80,25 @@ def test_a_tokenizer_that_is_a_program() -> None:
     ]
 
 
+def test_a_template_that_is_no_jinja() -> None:
+    broken = replace(WHOLE, template="{{ messages }}\n{% if %}")
+    assert tokenizer_lines(broken, TOOLS, tool_call_parser="glm47")[1:] == [
+        "FAIL tokenizer source: the chat template cannot be read: line 2: Expected an expression, got 'end of statement block';"
+        " the server would refuse every question "
+        "-> take chat_template.jinja from the model's release, or name one under `serving: {vllm: {chat-template: PATH}}`"
+    ]
+    marked = "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
+    assert tokenizer_lines(replace(WHOLE, template=marked), GSM8K)[1:] == [
+        "PASS tokenizer source: chat template of the checkpoint"
+    ]
+
+
+def test_a_tokenizer_that_is_no_json() -> None:
+    assert tokenizer_lines(replace(WHOLE, damage="a/tokenizer.json: not JSON"), GSM8K)[0] == (
+        "FAIL tokenizer source: a/tokenizer.json: not JSON -> copy the tokenizer's files from the model's release into it"
+    )
+
+
 def test_tools_without_a_parser_or_a_template() -> None:
     assert tokenizer_lines(WHOLE, TOOLS)[2] == (
         "FAIL tokenizer source: the server is told no parser of tool calls, so tools would be NOT MEASURED "

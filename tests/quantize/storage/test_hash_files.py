@@ -148,6 +148,12 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, files: dict[st
         hash_file(inner, "link")
 
 
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(CheckpointError, match="link: is a link that leads back to itself; put the file itself there$"):
+        hash_file(tmp_path, "link")
+
+
 def test_memory_is_a_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_into: set[int] = set()  # addresses
     real = os.preadv
