@@ -150,7 +150,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, files: dict[st
 
 def test_links_in_a_circle(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("link")
-    with pytest.raises(CheckpointError, match="link: is a link that leads back to itself; put the file itself there$"):
+    with pytest.raises(CheckpointError, match=r"link: is a link that leads back to itself; put the file itself there$"):
         hash_file(tmp_path, "link")
 
 
