@@ -24,8 +24,8 @@ class ScoreGate(Section):
     claim: Literal["non_inferior", "equivalent"] = "non_inferior"
     """equivalent: a gain of `max_drop` must be excluded too (TOST)."""
     max_truncated: float | None = Field(default=None, ge=0, le=1)
-    """Share of replies cut off, on either side, above which this task is NOT MEASURED. Default: the truncation gate's; without
-    one, 5 %."""
+    """Share of the reference's replies cut off above which this task is NOT MEASURED. Default: the truncation gate's (without
+    one, 5 %), at most a third of `max_drop`."""
     required: bool = True
     """False: where the *reference* cannot do the task (no score, hardly ever right, cut off), the gate is shown without a say
     in the overall verdict. A candidate that cannot do what the reference can is judged all the same."""
@@ -79,9 +79,25 @@ class AcceptanceGate(Section):
 
 
 class TruncationGate(Section):
+    """Replies that are cut off or repeat themselves. More of them than the reference has fail a candidate."""
+
     kind: Literal["truncation"]
     max_share: float = Field(ge=0, le=1)
-    """Above it a score is NOT MEASURED, not low."""
+    """Of the reference's replies to a task; above it, or above a third of the task's margin, the budget is too small to
+    compare: NOT MEASURED."""
+    max_excess: float = Field(default=0.02, gt=0, lt=1)
+    """FAIL if surely more replies of the candidate than of the reference are cut off, or loop, by more than this share."""
+
+
+class VerbosityGate(Section):
+    """Output tokens for what both sides get right, candidate / reference: a longer answer costs money."""
+
+    kind: Literal["verbosity"]
+    max_increase: float = Field(gt=0, lt=1)
+    """0.05 = 5 % more tokens. Fewer are never a failure."""
+    decides: Literal["pass_and_fail", "fail", "nothing"] = "fail"
+    """pass_and_fail: a candidate passes only if the increase is surely below. fail: a sure increase fails, anything else is
+    only shown. nothing: shown."""
 
 
 class EffectiveLengthGate(Section):
@@ -108,7 +124,7 @@ class ProbesGate(Section):
     """Probe -> rate of events that must be excluded; UNDERPOWERED while the upper bound is above it."""
 
 
-Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | EffectiveLengthGate | ProbesGate
+Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | VerbosityGate | EffectiveLengthGate | ProbesGate
 
 
 class Stopping(Section):

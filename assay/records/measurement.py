@@ -112,6 +112,9 @@ class ItemResult:
     """0..1, of tasks with partial credit; `correct` is then whether it is 1. None: right or wrong is all there is."""
     sample: int = 0
     """Which of `TaskResult.num_samples` replies to the item."""
+    loops: bool | None = None
+    """The reply repeats itself until it is cut off, or its thinking until its budget ended it. None: no reply, or recorded
+    before this was."""
     cluster: str | None = None
     """Items of one cluster (a repository) rise and fall together. None: each stands for itself."""
     subtask: str | None = None
@@ -153,6 +156,8 @@ class TaskResult(Part):
     """Of tasks that offer tools."""
     truncated_by: dict[Truncation, int] = Field(default_factory=dict)
     """Truncated items by reason; adds up to `num_truncated`."""
+    num_loops: int | None = None
+    """Replies that repeat themselves until they are cut off. None: recorded before this was, or nobody looked."""
     thinking_budget_tokens: int | None = None
     """Tokens of `max_tokens` after which the server ends the thinking. None: thinking and answer share the budget."""
     num_thinking_cut: int | None = None

@@ -76,6 +76,9 @@ class Verdict(Part):
     """Candidate minus reference per such item: + means longer replies. BCa interval."""
     looks: tuple[LookSeen, ...] = ()
     """Of a task that is asked again while undecided, in order. Empty: looked at once."""
+    worst_case: Interval | None = None
+    """Of a score: the drop with every cut reply of the candidate wrong and of the reference right; a PASS holds for it too.
+    None: nothing was cut off, or judged before this was."""
     has_say: bool = True
     """False: shown, but not part of the overall verdict. An optional gate on what the reference itself cannot do, acceptance
     where nothing was served with speculative decoding, or a task undecided alone where the claim about the whole decides."""

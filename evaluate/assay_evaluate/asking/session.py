@@ -17,7 +17,7 @@ from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.asking.look_ahead import InLine, LookAhead
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, truncated_by
+from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, loops, truncated_by
 from assay_evaluate.statistics import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
 
@@ -130,6 +130,7 @@ class Session:
         max_tokens: int,
         score: float | None = None,
         sample: int = 0,
+        thinking_budget_tokens: int | None = None,
     ) -> ItemResult:
         """An item's result; without a reply, neither right nor wrong. score: 0..1, where there is partial credit.
 
@@ -149,6 +150,7 @@ class Session:
             correct=correct if answered else None,
             truncated=cut_by is not None,
             truncated_by=cut_by,
+            loops=loops(reply, cut_by, thinking_budget_tokens),
             thinking_tokens=reply.thinking_tokens,
             score=score if answered else None,
             wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),
@@ -188,6 +190,7 @@ def task_result(
         items=tuple(items),
         note=note if scored or note else _why_nothing(items),
         truncated_by=count_truncations(items),
+        num_loops=count_loops(items),
         thinking_budget_tokens=thinking_budget_tokens,
         num_thinking_cut=count_thinking_cut(items, thinking_budget_tokens),
         mean_score=_mean_score(items),

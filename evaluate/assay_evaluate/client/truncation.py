@@ -13,6 +13,14 @@ from typing import get_args
 from assay.records.measurement import ItemResult, Truncation
 from assay_evaluate.client.journal import Reply
 
+SHORTEST_TAIL = 64
+LONGEST_TAIL = 8192
+"""Characters at the end of a reply that are looked at: tails of 64, 128, ... 8192."""
+WINDOW = 16
+MIN_REPEATS = 3
+"""A tail loops if at most every third of its windows of 16 characters is a new one. Prose, code, tables of different
+numbers and lists of keys have hardly any twice; a repeat that changes a number each time still has most of them again."""
+
 
 def room_tokens(prompt_tokens: int | None, max_tokens: int, max_model_len: int | None) -> int:
     """Tokens a reply can have: its budget, or what the prompt leaves of the context."""
@@ -51,3 +59,35 @@ def count_thinking_cut(items: Iterable[ItemResult], thinking_budget_tokens: int 
         return None
     known = [item.thinking_tokens for item in items if item.thinking_tokens is not None]
     return sum(tokens >= thinking_budget_tokens for tokens in known) if known else None
+
+
+# ------------------------------------------------------------------------------------------------ loops
+def repeats_to_the_end(text: str) -> bool:
+    """Whether the text ends in a passage that it repeats, at least `MIN_REPEATS` times, exactly or nearly."""
+    size = SHORTEST_TAIL
+    while size <= min(len(text), LONGEST_TAIL):
+        tail = text[-size:]
+        windows = [tail[at : at + WINDOW] for at in range(size - WINDOW + 1)]
+        if len(set(windows)) * MIN_REPEATS <= len(windows):
+            return True
+        size *= 2
+    return False
+
+
+def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int | None) -> bool | None:
+    """Whether the reply repeats itself until it is cut off, or its thinking until the thinking's budget ended it.
+
+    A reply that ends of its own accord does not loop, whatever it repeats. None: no reply came.
+    """
+    if reply.status != "answered":
+        return None
+    thought = reply.thinking_tokens
+    if thinking_budget_tokens is not None and thought is not None and thought >= thinking_budget_tokens:
+        return repeats_to_the_end((reply.reasoning or "").rstrip()) or (cut_by is not None and repeats_to_the_end(reply.text))
+    return cut_by is not None and repeats_to_the_end(reply.text if reply.text.strip() else reply.reasoning or "")
+
+
+def count_loops(items: Iterable[ItemResult]) -> int | None:
+    """Replies that loop. None: there is none of which this was looked at."""
+    known = [item.loops for item in items if item.loops is not None]
+    return sum(known) if known else None

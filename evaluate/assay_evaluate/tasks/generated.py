@@ -39,6 +39,7 @@ def run_generated(
                 expected=item.answer or "",
                 correct=bool(score(item, reply.text)),
                 answer=extract_answer(reply.text),
+                thinking_budget_tokens=session.thinking_budget_tokens(task),
                 max_tokens=task.max_tokens,
             ),
             length_tokens=item.facts.get("length_tokens"),

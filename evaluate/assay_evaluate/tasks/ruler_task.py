@@ -215,6 +215,7 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         expected=" ".join(item.expected),
         correct=value == 1,
         answer=reply.text.strip()[:200],
+        thinking_budget_tokens=session.thinking_budget_tokens(task),
         max_tokens=_max_tokens(task, item.style, item.task),
         score=value,
     )
@@ -223,7 +224,7 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
     if "question" in item.facts:  # of qa_1 and qa_2: the same one, in the same documents, at every length
         found = dataclasses.replace(found, cluster=f"{item.task}: {item.facts['question']}")
     if item.style == "base" and found.truncated_by in {"length", "budget"}:  # by design, as published
-        return dataclasses.replace(found, truncated=False, truncated_by=None)
+        return dataclasses.replace(found, truncated=False, truncated_by=None, loops=False)
     return found
 
 

@@ -2,10 +2,9 @@
 
 The rules, in the order in which they are tried:
 
-- **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many replies cut
-  off by the budget, on either side; positions without a finite log-probability; divergence over fewer than twenty texts; a
-  reference that misses its published score).
-  Missing is never zero and never a pass.
+- **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many
+  replies of the reference cut off by the budget; positions without a finite log-probability; divergence over fewer than
+  twenty texts; a reference that misses its published score). Missing is never zero and never a pass.
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
   PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
@@ -17,7 +16,10 @@ The rules, in the order in which they are tried:
   optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
   the reference's own drafts are hardly ever accepted.
 
-The reference's own repeat (the noise floor) is judged like a candidate: if it does not pass, no other verdict means much.
+- **Truncation**: more replies cut off or looping than the reference has FAIL; a score passes only if it would with every cut
+  reply counted against the candidate.
+
+The reference's own repeat (the noise floor) is judged like a candidate: if it fails, every candidate is NOT MEASURED.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from assay.recipes.gate import (
     ProbesGate,
     ScoreGate,
     TruncationGate,
+    VerbosityGate,
 )
 from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
@@ -47,9 +50,10 @@ from assay_evaluate.verdicts.effective_length import effective_lengths, judge_ef
 from assay_evaluate.verdicts.long_context import long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published, suspect_tasks
-from assay_evaluate.verdicts.reasons import reason_for
+from assay_evaluate.verdicts.reasons import reason_for, suspect_reason
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.truncation import judge_truncation
+from assay_evaluate.verdicts.verbosity import judge_verbosity
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
 
@@ -92,6 +96,13 @@ def judge(
         verdicts += judged
         wholes += [] if whole is None else [whole]
         overall[candidate.label] = _overall(judged)
+    reasons = {
+        label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
+    }
+    for repeat in [one.label for one in candidates if one.is_noise_floor and overall[one.label] == "FAIL"]:
+        why = suspect_reason(reference.label, [one for one in verdicts if one.candidate == repeat])
+        for candidate in (one for one in candidates if not one.is_noise_floor):
+            overall[candidate.label], reasons[candidate.label] = "NOT MEASURED", why
     return GateReport(
         model=model,
         reference=reference.label,
@@ -103,9 +114,7 @@ def judge(
         overall=overall,
         published=beside,
         wholes=tuple(wholes),
-        reasons={
-            label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
-        },
+        reasons=reasons,
         long_context=tuple(one for m in candidates for one in long_context(reference, m, gate_recipe.level)),
         effective_lengths=tuple(one for m in candidates for one in effective_lengths(gate_recipe, reference, m)),
     )
@@ -128,11 +137,15 @@ def _judge_candidate(
             case ScoreGate():
                 verdicts.append(scores[gate.task])
             case ProbesGate():
-                verdicts.append(judge_probes(gate, probes, candidate))
+                verdicts.append(judge_probes(gate, probes, reference, candidate))
+            case TruncationGate():
+                verdicts.append(judge_truncation(gate, reference, candidate, recipe, beyond))
+            case VerbosityGate():
+                verdicts.append(judge_verbosity(gate, reference, candidate, recipe))
             case EffectiveLengthGate():
                 verdicts.append(judge_effective_length(gate, reference, candidate, recipe))
             case _:
-                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, beyond, floor))
+                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, floor))
     return verdicts, whole
 
 
@@ -145,15 +158,12 @@ def _overall(verdicts: Sequence[Verdict]) -> Status:
 
 
 def _judge_other(
-    gate: DivergenceGate | AcceptanceGate | TruncationGate, reference: Measurement, candidate: Measurement, level: float,
-    beyond: frozenset[str], floor: Divergence | None,
+    gate: DivergenceGate | AcceptanceGate, reference: Measurement, candidate: Measurement, level: float,
+    floor: Divergence | None,
 ) -> Verdict:  # fmt: skip
-    """beyond: tasks that the reference cannot do, of optional gates: their cut replies are no reason to doubt the others.
-    floor: divergence of the reference's own repeat."""
+    """floor: divergence of the reference's own repeat."""
     match gate:
         case DivergenceGate():
             return judge_divergence(gate, candidate, floor=floor)
         case AcceptanceGate():
             return judge_acceptance(gate, reference, candidate, level)
-        case TruncationGate():
-            return judge_truncation(gate, reference, candidate, level, beyond)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.quantities import percent_short, points
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.verdicts.score_sentences import clause, open_question
+from assay_evaluate.verdicts.score_sentences import clause, if_cut_replies_were_wrong, open_question
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 
 WORDS: dict[Status, str] = {
@@ -31,6 +31,18 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     else:
         parts = [NOTHING_SCORED]
     return "; ".join([*parts, _counts(verdicts, status, deciding)])
+
+
+def suspect_reason(reference: str, verdicts: Sequence[Verdict]) -> str:
+    """Why no candidate of the run is judged: `bf16 fails against itself: loses 6.2 points on GSM8K; 5 allowed`.
+
+    verdicts: of the reference's own repeat, which failed.
+    """
+    failed = [v for v in verdicts if v.has_say and v.status == "FAIL"]
+    first = next((v for v in failed if v.gate.startswith("score ")), failed[0])
+    others = [v for v in failed if v is not first]
+    also = f"; also failed: {_names(others)}" if others else ""
+    return f"{reference} fails against itself: {_clause(first)}{also}; so no loss in this run can be put down to a candidate"
 
 
 def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Verdict]) -> str:
@@ -71,4 +83,8 @@ def _clause(verdict: Verdict) -> str:
     if verdict.status == "NOT MEASURED" or not verdict.gate.startswith("score ") or drop is None or limit is None:
         return verdict.detail.removesuffix(".")
     seen = clause(name_of(verdict), drop, limit)
-    return seen if verdict.status != "UNDERPOWERED" else f"{seen}: {open_question(drop, limit)}"
+    if verdict.status != "UNDERPOWERED":
+        return seen
+    if verdict.worst_case is not None and drop.high < limit:
+        return f"{seen}: {if_cut_replies_were_wrong(verdict.worst_case)}"
+    return f"{seen}: {open_question(drop, limit)}"

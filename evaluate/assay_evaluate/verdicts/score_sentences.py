@@ -114,6 +114,11 @@ def open_question(drop: Interval, margin: float) -> str:
     return f"there may be no loss, or one of more than {limit}"
 
 
+def if_cut_replies_were_wrong(worst: Interval) -> str:
+    """worst: of the drop with every cut reply counted against the candidate."""
+    return f"with every cut reply counted against it, up to {points(worst.high)} points may be lost; raise max_tokens"
+
+
 # ------------------------------------------------------------------------------------------------ the whole sentence
 def sentences(one: ComparedTask, title: str, recipe: GateRecipe, status: Status, family: int) -> str:
     """`Loses 9.0 points on Chinese code lookup (95 % interval: 3.1 to 16.6 lost); 10 allowed.` and, if it is undecided, why.
@@ -124,15 +129,15 @@ def sentences(one: ComparedTask, title: str, recipe: GateRecipe, status: Status,
     limit = allowed(drop, margin) if one.evidence.claim == "non_inferior" else f"{points_short(margin)} allowed either way"
     seen = f"{change(drop)} on {title} ({interval_of(drop)}); {limit}."
     undecided = f" {_sentence(_undecided(one, recipe, family))}" if status == "UNDERPOWERED" else ""
-    return f"{_capital(seen)}{undecided}"
+    return f"{capital(seen)}{undecided}"
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def _sentence(text: str) -> str:
-    return f"{_capital(text)}."
+    return f"{capital(text)}."
 
 
 def _undecided(one: ComparedTask, recipe: GateRecipe, family: int) -> str:

@@ -14,7 +14,7 @@ from assay.quantities import percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics import decide, holm
+from assay_evaluate.statistics import PairedEvidence, decide, holm
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.item_pairs import (
     Pairs,
@@ -26,11 +26,13 @@ from assay_evaluate.verdicts.looks import asked_in_rounds, look_at
 from assay_evaluate.verdicts.score_sentences import (
     ComparedTask,
     by_cluster,
+    capital,
+    if_cut_replies_were_wrong,
     items_needed_at_loss_seen,
     items_needed_for,
     sentences,
 )
-from assay_evaluate.verdicts.truncation import too_much_truncation
+from assay_evaluate.verdicts.truncation import too_much_truncation, worst_case
 
 
 class AdjustedP(NamedTuple):
@@ -62,7 +64,7 @@ def judge_scores(
         why = (
             suspect.get(gate.task)
             or _too_many_excluded(title_of(gate, found.reference), found.pairs, recipe)
-            or too_much_truncation(gate, recipe, (reference, found.reference), (candidate, found.candidate))
+            or too_much_truncation(recipe, reference, found.reference)
             or _nothing_to_lose(gate, recipe, reference, found)
         )
         if why is not None:
@@ -88,9 +90,25 @@ def judge_scores(
             detail += f" {by_cluster(one.pairs, recipe.level)}"
         if one.looks:
             detail += f" {asked_in_rounds(one.looks)}"
+        worst = _worst_case(gate, recipe, reference, candidate, one)
+        if worst is not None and status == "PASS" and decide(worst, min_items=recipe.min_items) != "PASS":
+            status, detail = "UNDERPOWERED", f"{detail} {capital(if_cut_replies_were_wrong(worst.drop))}."
         ps = AdjustedP(p_difference[gate.task], p_fail[gate.task])
-        verdicts[gate.task] = _verdict(gate, one, candidate, recipe, status, detail, ps)
+        found_here = _verdict(gate, one, candidate, recipe, status, detail, ps)
+        verdicts[gate.task] = found_here.model_copy(update={"worst_case": None if worst is None else worst.drop})
     return verdicts
+
+
+def _worst_case(
+    gate: ScoreGate, recipe: GateRecipe, reference: Measurement, candidate: Measurement, one: ComparedTask
+) -> PairedEvidence | None:
+    """The evidence with every cut reply counted against the candidate. None: nothing was cut off."""
+    sides = worst_case(one.reference, one.candidate)
+    if sides is None:
+        return None
+    seen = look_at(gate, recipe, reference, sides[0], candidate, sides[1])
+    assert seen is not None, "no reply was taken away"
+    return seen.evidence
 
 
 def title_of(gate: ScoreGate, task: TaskResult | None) -> str:
@@ -111,7 +129,7 @@ def _has_score(measurement: Measurement, name: str) -> bool:
 
 def _can_do(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> bool:
     """Whether the reference has something to lose, and room for its replies."""
-    is_cut = too_much_truncation(gate, recipe, (reference, one.reference)) is not None
+    is_cut = too_much_truncation(recipe, reference, one.reference) is not None
     return _nothing_to_lose(gate, recipe, reference, one) is None and not is_cut
 
 

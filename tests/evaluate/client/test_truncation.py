@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Scripted
 
+from assay.quantities import percent_short
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
@@ -20,10 +21,17 @@ from assay.recipes.suite import ArithmeticTask, SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.serving import Fingerprint
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, truncated_by
+from assay_evaluate.client.truncation import (
+    count_thinking_cut,
+    count_truncations,
+    loops,
+    repeats_to_the_end,
+    truncated_by,
+)
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
+from assay_evaluate.statistics import paired_difference
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge
 
@@ -159,8 +167,8 @@ def test_a_budget_of_eight_tokens_is_not_measured_and_not_zero(tmp_path: Path) -
         ("truncation", "w4a16", "NOT MEASURED"),
     ]
     assert report.verdicts[2].detail == (
-        "80 of 80 replies of fp8 to arithmetic were cut off at 8 tokens (100 %, allowed 5 %): "
-        "the score would measure the budget, not the model; raise max_tokens."
+        "80 of 80 replies of fp8 itself to arithmetic are cut off at 8 tokens (100 %, surely above 1.7 %): "
+        "the score measures the budget, not the model; raise max_tokens."
     )
     again = Measurement.load(tmp_path / "run" / "measurements" / "w4a16.json")
     assert again == measurements[2]
@@ -182,7 +190,72 @@ def test_a_cut_that_only_the_candidate_has_and_nobody_admits(
     assert measurements[2].tasks[0].truncated_by == {reason: 80}
     assert {item.finish_reason for item in measurements[2].tasks[0].items} == {"stop"}
     report = judge(measurements, GATES, model="tiny")
-    assert report.overall == {"fp8-repeat": "PASS", "w4a16": "NOT MEASURED"}
+    assert report.overall == {"fp8-repeat": "PASS", "w4a16": "FAIL"}
+    assert report.verdicts[3].detail == (
+        "Is cut off or loops in 100 % of its replies to arithmetic (80 of 80), fp8 in none (95 % interval of the difference: "
+        "90.8 to 100.0 points); 2 % more allowed."
+    )
+
+
+def looping(body: dict[str, Any]) -> Scripted:
+    """Three sums in ten are begun and never ended."""
+    text = obedient(body).text
+    if sum(map(ord, body["messages"][-1]["content"])) % 10 >= 3:
+        return Scripted(text)
+    return Scripted(("Step by step. Let me see. Wait, " * 40)[: body["max_tokens"]], finish_reason="length")
+
+
+def test_a_candidate_that_loops_where_the_reference_does_not_fails(tmp_path: Path) -> None:
+    measurements, _ = run(tmp_path, suite_of(512), {"candidate": looping})
+    num = sum(sum(map(ord, prompt)) % 10 < 3 for prompt in ANSWERS)
+    assert [(m.tasks[0].num_truncated, m.tasks[0].num_loops) for m in measurements] == [(0, 0), (0, 0), (num, num)]
+    report = judge(measurements, GATES, model="tiny")
+    assert report.overall == {"fp8-repeat": "PASS", "w4a16": "FAIL"}
+    verdict = report.verdicts[3]
+    assert verdict.observed == paired_difference(num, 0, 80)
+    low, high = 100 * verdict.observed.low, 100 * verdict.observed.high
+    assert (verdict.gate, verdict.status, verdict.detail) == (
+        "truncation", "FAIL",
+        f"Loops in {percent_short(num / 80)} of its replies to arithmetic ({num} of 80), fp8 in none (95 % interval of the "
+        f"difference: {low:.1f} to {high:.1f} points); 2 % more allowed.",
+    )  # fmt: skip
+
+
+SENTENCE = "The pump on the left runs at 40 bar, so the valve opens after 12 s. "
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loop"),
+    [
+        ("", False),
+        ("x" * 63, False),
+        ("x" * 64, True),
+        ("Let me see. " + SENTENCE * 5, True),
+        (SENTENCE * 3, False),
+        (SENTENCE * 200 + "The answer is 4.", True),
+        ("".join(f"Wait, check case {i}: the sum of both sides must then be even again. " for i in range(60)), True),
+        ("".join(f"{i}: {i * 7919 % 100_003}, " for i in range(300)), False),
+        ("".join(f"{chr(97 + i * 7 % 26)}{i * i % 97} " for i in range(300)), False),
+        ("\n".join(f"| item {i} | {i * i} | {chr(97 + i % 26) * 3} |" for i in range(80)), False),
+    ],
+)  # fmt: skip
+def test_what_repeats_itself_to_the_end(text: str, is_loop: bool) -> None:
+    assert repeats_to_the_end(text) == is_loop
+
+
+@pytest.mark.parametrize(
+    ("changes", "cut_by", "budget", "found"),
+    [
+        ({"text": SENTENCE * 9}, None, None, False),  # it ended of its own accord
+        ({"text": SENTENCE * 9}, "budget", None, True),
+        ({"text": "#### 7", "reasoning": SENTENCE * 9, "thinking_tokens": 40}, None, 40, True),
+        ({"text": "#### 7", "reasoning": SENTENCE * 9, "thinking_tokens": 39}, None, 40, False),
+        ({"text": " ", "reasoning": SENTENCE * 9}, "empty", None, True),
+        ({"status": "failed", "text": ""}, None, None, None),
+    ],
+)
+def test_which_replies_loop(changes: dict[str, Any], cut_by: Any, budget: int | None, found: bool | None) -> None:
+    assert loops(dataclasses.replace(PLAIN, **changes), cut_by, budget) is found
 
 
 @pytest.mark.parametrize("parser", [None, "deepseek_r1"])

@@ -110,6 +110,7 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
         "mean_output_tokens": (30.0, 30.0),
         "extra_output_tokens": {"value": 0.0, "low": 0.0, "high": 0.0, "n": n, "level": 0.95},
         "looks": (),
+        "worst_case": None,
         "has_say": True,
     }
     assert report.overall == {"w4a16": status}
@@ -258,42 +259,6 @@ def test_the_gate_file_is_identified() -> None:
     }
     with pytest.raises(ValueError, match="two score gates for task arithmetic"):
         recipe(SCORE, SCORE)
-
-
-def test_a_gate_file_without_a_truncation_gate_still_limits_it() -> None:
-    reference, candidate = measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=11))
-    assert judged(reference, candidate, recipe(SCORE)).verdicts[0].status == "NOT MEASURED"
-    assert judged(reference, candidate, recipe({**SCORE, "max_truncated": 0.06})).verdicts[0].status == "PASS"
-    strict = recipe({**SCORE, "max_truncated": 0.01}, {"kind": "truncation", "max_share": 0.2})
-    assert judged(reference, candidate, strict).verdicts[0].status == "NOT MEASURED"
-
-
-@pytest.mark.parametrize("side", ["fp8", "w4a16"])
-def test_truncation_above_the_limit_is_not_measured_rather_than_low(side: str) -> None:
-    """A budget of a few tokens cuts everything off: the score must not read 0."""
-    cut, whole = answers(200, range(200), truncated=200), answers(200)
-    reference = measured("fp8", cut if side == "fp8" else whole)
-    candidate = measured("w4a16", cut if side == "w4a16" else whole)
-    report = judged(reference, candidate, recipe(SCORE, TRUNCATION))
-    assert [(v.gate, v.status) for v in report.verdicts] == [
-        ("score arithmetic", "NOT MEASURED"),
-        ("truncation", "NOT MEASURED"),
-    ]
-    assert report.verdicts[0].detail == (
-        f"200 of 200 replies of {side} to arithmetic were cut off at 512 tokens (100 %, allowed 5 %): "
-        "the score would measure the budget, not the model; raise max_tokens."
-    )
-    assert report.overall == {"w4a16": "NOT MEASURED"}
-
-
-def test_truncation_within_the_limit_is_scored() -> None:
-    report = judged(measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=10)), recipe(SCORE, TRUNCATION))
-    assert [v.status for v in report.verdicts] == ["PASS", "PASS"]
-    assert report.verdicts[1].detail == (
-        "At most 5 % of the replies of a task were cut off (10 of 200, w4a16, arithmetic); allowed 5 %."
-    )
-    more = judged(measured("fp8", answers(200)), measured("w4a16", answers(200, truncated=11)), recipe(SCORE, TRUNCATION))
-    assert [v.status for v in more.verdicts] == ["NOT MEASURED", "NOT MEASURED"]
 
 
 @pytest.mark.parametrize(
@@ -559,7 +524,7 @@ RIGHT, NEVER_RIGHT, CUT = answers(200), answers(200, range(200)), answers(200, t
         (None, RIGHT, "NOT MEASURED", False),
         (CUT, CUT, "NOT MEASURED", False),
         (RIGHT, NEVER_RIGHT, "FAIL", True),  # it can be done, only not by this candidate
-        (RIGHT, CUT, "NOT MEASURED", True),
+        (RIGHT, CUT, "UNDERPOWERED", True),
         (RIGHT, None, "NOT MEASURED", True),
         (RIGHT, RIGHT, "PASS", True),
     ],
@@ -576,7 +541,7 @@ def test_an_optional_gate_has_a_say_only_on_what_the_reference_can_do(
     report = judged(ours, theirs, gates)
     assert (report.verdicts[0].status, report.verdicts[0].has_say) == (status, has_say)
     # its cut replies are no reason to doubt the other task, unless the candidate alone is cut
-    assert report.overall == {"w4a16": status if has_say else "PASS"}
+    assert report.overall == {"w4a16": "FAIL" if candidate is CUT and has_say else status if has_say else "PASS"}
 
 
 def choices(label: str, items: tuple[ItemResult, ...], chance: float | None) -> Measurement:

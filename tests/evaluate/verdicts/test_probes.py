@@ -30,7 +30,7 @@ def measured(label: str) -> Measurement:
 
 
 def verdict_of(gate: ProbesGate, *reports: ProbeReport, label: str = "w4a16") -> Verdict:
-    return judge_probes(gate, reports, measured(label))
+    return judge_probes(gate, reports, measured("fp8"), measured(label))
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
@@ -44,7 +44,26 @@ def test_verdicts() -> None:
     )
     found = verdict_of(gate, probed("w4a16", *ALARM))
     assert found.status == "FAIL" and found.observed == clopper_pearson(3, 2000)
-    assert found.detail == "garble: 3 of 2000 replies are garbled, and not by the model's habit."
+    assert found.detail == (
+        "garble: 3 of 2000 replies are garbled, and not by the model's habit; whether fp8 does the same was not probed."
+    )
+    found = verdict_of(gate, probed("w4a16", *ALARM), probed("fp8", *CLEAN))
+    assert found.status == "FAIL" and found.detail.endswith("; no alarm in fp8.")
+
+
+def test_an_alarm_that_the_reference_shares_is_not_the_candidates() -> None:
+    gate = ProbesGate(kind="probes")
+    found = verdict_of(gate, probed("w4a16", *ALARM), probed("fp8", *ALARM))
+    assert (found.status, found.detail) == (
+        "NOT MEASURED",
+        "garble: fp8 has the same alarm, so the serving is at fault and not this checkpoint: 3 of 2000 replies are garbled, "
+        "and not by the model's habit.",
+    )
+    more = (*ALARM[:-1], result("garble", 60, 2000, "60 of 2000 replies are garbled"))
+    found = verdict_of(gate, probed("w4a16", *more), probed("fp8", *ALARM))
+    assert (found.status, found.detail) == (
+        "FAIL", "garble: 60 of 2000 replies are garbled; fp8 has the alarm too, but fewer events: 3 of 2000 requests.",
+    )  # fmt: skip
 
 
 def test_missing_is_not_a_pass() -> None:

@@ -205,6 +205,7 @@ def _model(session: Session, task: LmEvalTask, sample: int, documents: Documents
             expected="",
             correct=False,
             answer=None,
+            thinking_budget_tokens=session.thinking_budget_tokens(task),
             max_tokens=task.max_tokens,
         )
         scripts = count_scripts((reply.reasoning or "") + reply.text)

@@ -99,6 +99,7 @@ def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Re
         expected=canonical_json(question.expected),
         correct=is_correct(done, reply),
         answer=answer_of(reply, done),
+        thinking_budget_tokens=session.thinking_budget_tokens(task),
         max_tokens=task.max_tokens,
     )
     return dataclasses.replace(

@@ -21,6 +21,7 @@ from assay_evaluate.statistics.pooled import p_at_least, weighted_sum
 
 GATE = "whole"
 """Name of its verdict."""
+IF_CUT = "It does not hold with every cut reply counted against the candidate; raise max_tokens."
 Word = Literal["within its margin", "beyond its margin", "undecided alone"]
 WORDS: dict[Status, Word] = {"PASS": "within its margin", "FAIL": "beyond its margin"}
 
@@ -39,8 +40,10 @@ def judge_whole(recipe: GateRecipe, scores: Mapping[str, Verdict], candidate: st
         return _claim(gate, candidate, "NOT MEASURED", None, uses, left_out, f"Nothing is said of the whole: {what}.")
     mean = weighted_sum([one.use for one in uses], [1 / len(uses)] * len(uses))
     few = [task for task, one in judged.items() if one.observed is not None and one.observed.n < recipe.min_items]
-    status = _status(gate, mean, uses, few)
-    return _claim(gate, candidate, status, mean, uses, left_out, _detail(gate, mean, uses, few, recipe.min_items))
+    status, detail = _status(gate, mean, uses, few), _detail(gate, mean, uses, few, recipe.min_items)
+    if status == "PASS" and not _holds_with_cut_replies(gate, judged):
+        status, detail = "UNDERPOWERED", f"{detail} {IF_CUT}"
+    return _claim(gate, candidate, status, mean, uses, left_out, detail)
 
 
 def settled(recipe: GateRecipe, whole: WholeClaim | None, scores: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -71,6 +74,14 @@ def _use(task: str, verdict: Verdict, gate: WholeGate) -> TaskUse:
     assert drop is not None and margin is not None  # it was judged
     use = Interval(value=drop.value / margin, low=drop.low / margin, high=drop.high / margin, n=drop.n, level=drop.level)
     return TaskUse(task=task, use=use, word=WORDS.get(verdict.status, "undecided alone"), within_max=use.high < gate.max_task)
+
+
+def _holds_with_cut_replies(gate: WholeGate, judged: Mapping[str, Verdict]) -> bool:
+    """Whether the claim also holds with every cut reply counted against the candidate."""
+    worst = {task: one.model_copy(update={"observed": one.worst_case or one.observed}) for task, one in judged.items()}
+    uses = tuple(_use(task, one, gate) for task, one in worst.items())
+    mean = weighted_sum([one.use for one in uses], [1 / len(uses)] * len(uses))
+    return _status(gate, mean, uses, ()) == "PASS"
 
 
 def _status(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str]) -> Status:
