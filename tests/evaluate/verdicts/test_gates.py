@@ -495,7 +495,7 @@ def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
     for label, status in report.overall.items():
         assert status == min((v.status for v in report.verdicts if v.candidate == label and v.has_say), key=order.index)
     assert {v.gate for v in report.verdicts if not v.has_say} == {  # optional, and not part of these measurements
-        "score codes-en", "score codes-zh", "score ruler", "score needle-grid", "score tools",
+        "score codes-en", "score codes-zh", "score ruler", "score needle-grid", "score tools", "verbosity",
     }  # fmt: skip
 
 
