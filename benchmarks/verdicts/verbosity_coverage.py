@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay_evaluate.verdicts.verbosity import Lengths, length_ratio
+from assay_evaluate.verdicts.replies.verbosity import Lengths, length_ratio
 
 LIMIT = 0.05
 DESIGNS = (

@@ -21,7 +21,7 @@ from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics import POWER, PairedEvidence, holm
 from assay_evaluate.statistics.item_pairs import Pairs, find_task
 from assay_evaluate.verdicts.long_context import joined, lengths_of, pairs_where
-from assay_evaluate.verdicts.truncation import truncation_limit
+from assay_evaluate.verdicts.replies.truncation import truncation_limit
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ from assay_evaluate.verdicts.long_context import long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published, suspect_tasks
 from assay_evaluate.verdicts.reasons import reason_for, suspect_reason
+from assay_evaluate.verdicts.replies.truncation import judge_truncation
+from assay_evaluate.verdicts.replies.verbosity import judge_verbosity
 from assay_evaluate.verdicts.scores import judge_scores
-from assay_evaluate.verdicts.truncation import judge_truncation
-from assay_evaluate.verdicts.verbosity import judge_verbosity
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
 

@@ -23,6 +23,7 @@ from assay_evaluate.statistics.item_pairs import (
     output_tokens,
 )
 from assay_evaluate.verdicts.looks import asked_in_rounds, look_at
+from assay_evaluate.verdicts.replies.truncation import too_much_truncation, worst_case
 from assay_evaluate.verdicts.score_sentences import (
     ComparedTask,
     by_cluster,
@@ -32,7 +33,6 @@ from assay_evaluate.verdicts.score_sentences import (
     items_needed_for,
     sentences,
 )
-from assay_evaluate.verdicts.truncation import too_much_truncation, worst_case
 
 
 class AdjustedP(NamedTuple):

@@ -16,7 +16,7 @@ from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
 from assay_evaluate.statistics import paired_difference
 from assay_evaluate.verdicts.gates import judge
-from assay_evaluate.verdicts.verbosity import Lengths, length_ratio
+from assay_evaluate.verdicts.replies.verbosity import Lengths, length_ratio
 
 SUITE = load_recipe(SuiteRecipe, "quick")
 SCORE = {"kind": "score", "task": "arithmetic", "max_drop": 0.05}
