@@ -12,17 +12,10 @@ from pathlib import Path
 
 import hollow
 import pytest
+from tiny_plans import plan_of
 
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.planner import make_plan
-
-
-def plan_of(folder: Path, recipe: PrecisionRecipe | str = "w4a16") -> Plan:
-    made = load_recipe(PrecisionRecipe, recipe) if isinstance(recipe, str) else recipe
-    return make_plan(open_checkpoint(folder), made, model="m", family=None)
 
 
 # ------------------------------------------------------------------------------------------------ GLM-5 at full size

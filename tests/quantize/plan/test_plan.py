@@ -7,32 +7,19 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hollow
 import pytest
 from hollow import write_hollow
 from rich.console import Console
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_plans import KEEP, plan_of, precision
 
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import OutputTensor, Plan, TensorPlan
-from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.planner import bytes_by_role, make_plan
+from assay_quantize.plan.planner import bytes_by_role
 from assay_quantize.plan.show import gigabytes, print_plan
-
-KEEP = {"source": ["norm"], "bf16": ["mtp", "lm_head", "embedding", "router", "indexer"], "fp32": ["router_bias"]}
-
-
-def precision(name: str = "w4a16", **changes: Any) -> PrecisionRecipe:
-    """A shipped precision recipe, changed."""
-    return PrecisionRecipe.model_validate({**load_recipe(PrecisionRecipe, name).model_dump(by_alias=True), **changes})
-
-
-def plan_of(folder: Path, recipe: PrecisionRecipe | str = "w4a16") -> Plan:
-    made = load_recipe(PrecisionRecipe, recipe) if isinstance(recipe, str) else recipe
-    return make_plan(open_checkpoint(folder), made, model="m", family=None)
 
 
 # ------------------------------------------------------------------------------------------------ whole plans

@@ -11,26 +11,12 @@ import hollow
 import pytest
 from hollow import write_hollow
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_plans import KEEP, plan_of, precision
 
 from assay.errors import PlanError
 from assay.recipes.families import family_names, names_of
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe
-from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import check_ignore, make_plan
-
-KEEP = {"source": ["norm"], "bf16": ["mtp", "lm_head", "embedding", "router", "indexer"], "fp32": ["router_bias"]}
-
-
-def precision(name: str = "w4a16", **changes: Any) -> PrecisionRecipe:
-    """A shipped precision recipe, changed."""
-    return PrecisionRecipe.model_validate({**load_recipe(PrecisionRecipe, name).model_dump(by_alias=True), **changes})
-
-
-def plan_of(folder: Path, recipe: PrecisionRecipe | str = "w4a16") -> Plan:
-    made = load_recipe(PrecisionRecipe, recipe) if isinstance(recipe, str) else recipe
-    return make_plan(open_checkpoint(folder), made, model="m", family=None)
 
 
 # ------------------------------------------------------------------------------------------------ what a user can get wrong
