@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from distributions import VOCABULARY, log_softmax, top_k_of
+from divergence_measured import measured
 
 from assay.recipes.gate import DivergenceGate
 from assay.recipes.suite import DivergenceSpec
-from assay.records.measurement import Divergence, Measurement
-from assay.records.serving import Fingerprint
+from assay.records.measurement import Divergence
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, position_divergence, summarize
 from assay_evaluate.verdicts.divergence import judge_divergence
@@ -152,16 +152,6 @@ def test_bias_table_of_truncated_sums(
 
 
 # ------------------------------------------------------------------------------------------------ gates
-def measured(divergence: Divergence | None, **not_measured: str) -> Measurement:
-    fingerprint = Fingerprint(
-        server="e", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None, checkpoint_flags={},
-        emulated=None, kernels=(),
-    )  # fmt: skip
-    return Measurement(
-        model="m", label="w4a16", is_reference=False, is_noise_floor=False, checkpoint="c", checkpoint_sha256="c",
-        checkpoint_bytes=1, suite="s", suite_sha256="s", suite_recipe={}, fingerprint=fingerprint, tasks=(),
-        divergence=divergence, acceptance=None, not_measured=not_measured, started="2026-01-01", seconds=1,
-    )  # fmt: skip
 
 
 def gate(**fields: Any) -> DivergenceGate:

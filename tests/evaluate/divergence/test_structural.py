@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from divergence_measured import measured
 from pydantic import ValidationError
 
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
 from assay.records.divergence import Estimate
-from assay.records.measurement import Divergence, Measurement
-from assay.records.serving import Fingerprint
+from assay.records.measurement import Divergence
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, summarize
@@ -57,18 +57,6 @@ def record(texts: list[ScoredDocument], ids: StructuralIds | str = IDS) -> Diver
 
 def gate(**fields: Any) -> DivergenceGate:
     return DivergenceGate(kind="divergence", max=0.10, **fields)
-
-
-def measured(divergence: Divergence) -> Measurement:
-    fingerprint = Fingerprint(
-        server="e", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None, checkpoint_flags={},
-        emulated=None, kernels=(),
-    )  # fmt: skip
-    return Measurement(
-        model="m", label="w4a16", is_reference=False, is_noise_floor=False, checkpoint="c", checkpoint_sha256="c",
-        checkpoint_bytes=1, suite="s", suite_sha256="s", suite_recipe={}, fingerprint=fingerprint, tasks=(),
-        divergence=divergence, acceptance=None, not_measured={}, started="2026-01-01", seconds=1,
-    )  # fmt: skip
 
 
 def test_ids_of_the_small_glm() -> None:
