@@ -45,7 +45,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize full-count clean
+.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize full-count fuzz planted soak damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,15p'
@@ -121,6 +121,18 @@ bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minute
 
 full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in six minutes; write benchmarks/full_count.txt
 	@.venv/bin/python benchmarks/full_count.py
+
+fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in an hour; write benchmarks/trust/fuzz.md
+	@.venv/bin/python benchmarks/trust/fuzz.py --write benchmarks/trust/fuzz.md
+
+planted: setup ## have real servers judge checkpoints with a known damage; each must fail by name, a copy must pass
+	@.venv/bin/python benchmarks/verdicts/planted.py "$(RUNS)" --write benchmarks/verdicts/planted.md
+
+soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in half an hour; write benchmarks/trust/soak.md
+	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md
+
+damages: .venv/.ready ## damage checkpoints in 340 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
+	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md
 
 clean: ## remove build leftovers and caches; keep runs/ and the environments
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -7,12 +7,14 @@ a terabyte, and JSON that is legal and impossible. All of it ends in a Checkpoin
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from assay.errors import AssayError, CheckpointError
 
@@ -33,7 +35,7 @@ def stays_inside(path: Path, folder: Path) -> bool:
     return target.is_relative_to(root) or (blobs is not None and target.is_relative_to(blobs))
 
 
-def open_inside(folder: Path, name: str) -> BinaryIO:
+def open_inside(folder: Path, name: str) -> io.BufferedReader:
     """`folder/name` for reading, if it is a regular file that stays in the folder.
 
     Raises CheckpointError for a link that leads out of it or to itself, a pipe, a device or a folder; OSError like `open`.
@@ -137,7 +139,7 @@ def parse_json_object(where: str, data: bytes, *, unique_names: bool = False) ->
 def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"{twice!r} is named twice")
     return made

@@ -19,11 +19,13 @@ from assay.quantities import size
 from assay.recipes.gate import ScoreGate
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe, context_tokens
+from assay.recipes.suite import SuiteRecipe
 from assay.records.preflight.report import Check, CheckName, PreflightReport
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from assay_evaluate.preflight.rates import ServedWeights
     from assay_evaluate.serving.replay import Candidate
 
 
@@ -139,13 +141,26 @@ def check_data_sets(run: PlannedRun, on_progress: Callable[[str], None]) -> Iter
 
 def check_context(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """Prompts and replies against the context that the profile serves."""
-    from assay.cli.candidates.small_files import small_files
     from assay_evaluate.preflight.context import check_context as look
 
-    serving = run.aim.recipe.serving
-    tokens = context_tokens(run.reference.config or run.source.config, run.profile, serving)
-    has_template = "chat-template" in serving.vllm or small_files("source", run.source).template is not None
-    return look(run.suite, tokens, _required(run), is_chat=has_template) if run.is_served_here else ()
+    return look(run.suite, _context(run), _required(run), is_chat=_is_chat(run)) if run.is_served_here else ()
+
+
+def _context(run: PlannedRun) -> int | None:
+    return context_tokens(run.reference.config or run.source.config, run.profile, run.aim.recipe.serving)
+
+
+def _is_chat(run: PlannedRun) -> bool:
+    from assay.cli.candidates.small_files import small_files
+
+    return "chat-template" in run.aim.recipe.serving.vllm or small_files("source", run.source).template is not None
+
+
+def counted(run: PlannedRun) -> SuiteRecipe:
+    """The suite with numbers only; of servers that run already, by what profile and config say of the context."""
+    from assay_evaluate.tasks.longest import settled_suite
+
+    return settled_suite(run.suite, _context(run), is_chat=_is_chat(run))
 
 
 def _required(run: PlannedRun) -> frozenset[str]:
@@ -164,9 +179,22 @@ def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
 def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """Requests, tokens and hours of measuring. How long it takes to quantize says `assay plan --hardware`."""
     from assay_evaluate.preflight import cost
+
+    return cost.check_cost(
+        counted(run),
+        run.profile,
+        run.aim.recipe.serving,
+        reference=run.reference.label,
+        weights=served_weights_of(run),
+        own_texts=bool(run.aim.recipe.deployment_profiles),
+    )
+
+
+def served_weights_of(run: PlannedRun) -> dict[str, ServedWeights | None]:
+    """Label -> what a server reads and computes, of every checkpoint, the reference first; None: not known."""
     from assay_evaluate.preflight.rates import held_by, served_weights
 
-    weights = {
+    return {
         one.label: None
         if one.stored is None
         else served_weights(
@@ -177,21 +205,13 @@ def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[
         )
         for one in run.checkpoints
     }
-    return cost.check_cost(
-        run.suite,
-        run.profile,
-        run.aim.recipe.serving,
-        reference=run.reference.label,
-        weights=weights,
-        own_texts=bool(run.aim.recipe.deployment_profiles),
-    )
 
 
 def check_power(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Whether the suite can decide."""
     from assay_evaluate.preflight import power
 
-    yield power.check_power(run.suite, run.gates)
+    yield power.check_power(counted(run), run.gates)
 
 
 def check_disk(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:

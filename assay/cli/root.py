@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer._click.exceptions import NoArgsIsHelpError, UsageError  # typer has no public name for them
 from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
@@ -27,6 +28,7 @@ from assay.cli.commands.diagnose.locate import locate
 from assay.cli.commands.diagnose.probe import probe
 from assay.cli.commands.make.calibrate import calibrate
 from assay.cli.commands.make.plan import plan
+from assay.cli.commands.make.power import power
 from assay.cli.commands.make.preflight import preflight
 from assay.cli.commands.make.quantize import quantize
 from assay.cli.commands.make.verify import verify
@@ -95,7 +97,12 @@ def main() -> None:
     # A plan is a million small objects that stay: looking through them all after every 700 new ones costs a fifth of the time.
     gc.set_threshold(50_000, 20, 100)
     try:
-        app(prog_name="assay")
+        code = app(prog_name="assay", standalone_mode=False)  # else typer draws a box around wrong usage
+        sys.exit(code if isinstance(code, int) else 0)
+    except UsageError as error:
+        if not isinstance(error, NoArgsIsHelpError):  # which has shown the help
+            say_error(wrong_usage(error))
+        sys.exit(2)
     except AssayError as error:
         say_error(str(error))
         sys.exit(2)
@@ -110,6 +117,14 @@ def main() -> None:
             raise
         say_error(f"{one_line(str(error.filename or 'system'))}: {error.strerror}")
         sys.exit(2)
+
+
+def wrong_usage(error: UsageError) -> str:
+    """One line: the command, what is wrong with its words, where the right ones are listed."""
+    command = error.ctx.command_path if error.ctx else "assay"
+    what = one_line(error.format_message()).rstrip(".")
+    end = "" if what.endswith("?") else ";"
+    return f"{command}: {what[:1].lower()}{what[1:]}{end} `{command} --help` lists what it takes"
 
 
 def _version(value: bool) -> None:
@@ -128,6 +143,7 @@ def _root(
 
 app.command(cls=Command)(run)
 app.command(cls=Command)(preflight)
+app.command(cls=Command)(power)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(quantize)
 app.command(cls=Command)(verify)

@@ -24,7 +24,7 @@ from assay.foreign_text import MOST_NAME_BYTES, safe_name, shown
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
-from assay.records.run import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity
+from assay.records.run import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity, source_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -195,7 +195,7 @@ def _from_records(folder: Path) -> RunRecord:
     plans: list[Plan | Manifest] = [Plan.load(path) for path in sorted(folder.glob("*/plan.json"))]
     plans += [Manifest.load(path) for path in sorted(folder.glob(f"*/checkpoint/{MANIFEST}"))]
     measured = [Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))]
-    sources = [SourceData(location=p.source, revision=p.source_revision, files=p.source_files) for p in plans]
+    sources = [source_of(plan) for plan in plans]
     references = [
         ReferenceCheckpoint(location=m.checkpoint, checkpoint_sha256=m.checkpoint_sha256)
         for m in measured
@@ -241,7 +241,7 @@ def _claim(folder: Path, about: RunRecord) -> bool:
 
 def difference(there: RunRecord, about: RunRecord) -> str:
     """`holds ...`: what the run that is there is about, where `about` differs."""
-    from assay_quantize.checkpoint.stamps import other_data
+    from assay.file_data import other_data
 
     if there.source is None and there.reference is None:
         return "holds an older run whose records do not say what it was made from"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from assay.atomic_files import naming
 from assay.errors import AssayError
 from assay.safe_files import open_ours
 
@@ -35,8 +36,9 @@ def locked_run(run_dir: Path) -> Iterator[None]:
                 f"{run_dir}: another evaluation is at work in it (pid {holder or 'unknown'}); wait for it, "
                 "or give this one --name"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with naming(run_dir / LOCK):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -8,10 +8,10 @@ torch nor lm-eval.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
@@ -24,13 +24,12 @@ from assay.recipes.model import ModelRecipe, PublishedScore, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay.records.manifest import load_manifest
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.plan import Plan
 from assay.records.probe import load_probes
-from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
+from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
 from assay.records.verdict import GateReport
-from assay.records.verification import Verification
+from assay.records.verification import Verification, is_as_verified
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
+    from assay_quantize.verify.finished import FinishedShards
     from assay_reports.card import Cards
     from assay_reports.schema import Report
 
@@ -116,8 +116,8 @@ class QuantizeOptions:
 
     device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
     memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
-    stream_from: `hub`: each shard of the source is downloaded when it is due and deleted after; None: the source is there, or
-    is downloaded whole first.
+    allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is downloaded
+    when it is due and deleted after; None: the source is there, or is downloaded whole first.
     """
 
     device: Device = "cpu"
@@ -125,12 +125,20 @@ class QuantizeOptions:
     workers: int | None = None
     memory_bytes: int | None = None
     importance: Path | None = None
+    allow_not_finite: bool = False
     stream_from: str | None = None
 
 
 def quantize_options(
-    device: str, runner: str, workers: int | None, memory: str | None, importance: Path | None, stream_from: str | None = None
-) -> QuantizeOptions:  # fmt: skip
+    device: str,
+    runner: str,
+    workers: int | None,
+    memory: str | None,
+    importance: Path | None = None,
+    stream_from: str | None = None,
+    *,
+    allow_not_finite: bool = False,
+) -> QuantizeOptions:
     """The command line's options, checked."""
     from assay_quantize.engine.budget import parse_memory
 
@@ -143,7 +151,8 @@ def quantize_options(
                 f"--workers {workers}: with --runner ray it is the number of threads that make one shard, "
                 f"{CPUS_PER_TASK} at most; the number of shards at once follows from the cluster's cores"
             )
-    return QuantizeOptions(where, runner, workers, None if memory is None else parse_memory(memory), importance, stream_from)
+    memory_bytes = None if memory is None else parse_memory(memory)
+    return QuantizeOptions(where, runner, workers, memory_bytes, importance, allow_not_finite, stream_from)
 
 
 def device_of(option: str) -> Device:
@@ -199,33 +208,64 @@ def quantize_one(
     if complete and plan_path.is_file() and record_path.is_file():
         previous = Verification.load(record_path)
         if previous.passed and is_as_verified(folder, previous):
+            if not (folder / CARD).is_file():  # killed before it was written
+                write_first_card(folder)
             out.print(escape(f"{made.precision:10} done before and verified: {folder}"))
             return previous
-    with (
-        says_what_is_kept(lambda: _kept(made, folder)),
-        _source_of(aim, made, folder, options) as (source, runner),
-        ShardProgress(console, made) as progress,
-    ):
-        manifest = run_engine(
-            made,
-            source,
-            folder,
-            device=options.device,
-            workers=options.workers,
-            memory_bytes=options.memory_bytes,
-            runner=runner,
-            runs_elsewhere=options.runner == "ray" and options.stream_from is None,
-            importance=options.importance,
-            on_progress=progress,
-        )
-    made.save(plan_path)
-    sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
-    out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
-    result = verify_one(folder, None if options.stream_from else source)
+    with ExitStack() as opened:
+        with (
+            says_what_is_kept(lambda: _kept(made, folder)),
+            _source_of(aim, made, folder, options) as (source, runner),
+            ShardProgress(console, made) as progress,
+        ):
+            finished = opened.enter_context(_checking_meanwhile(made, folder, source, options))
+            manifest = run_engine(
+                made,
+                source,
+                folder,
+                device=options.device,
+                workers=options.workers,
+                memory_bytes=options.memory_bytes,
+                runner=runner,
+                runs_elsewhere=options.runner == "ray" and options.stream_from is None,
+                importance=options.importance,
+                allow_not_finite=options.allow_not_finite,
+                on_shard=None if finished is None else finished.add,
+                on_progress=progress,
+            )
+        made.save(plan_path)
+        sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
+        out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
+        for name, count in (found for shard in manifest.shards for found in shard.not_finite.items()):
+            say(f"note: {name}: {count} values are NaN or infinite, copied as they are")
+        there = None if options.stream_from else source
+        result = verify_one(folder, there, importance=options.importance, finished=finished)
     result.save(record_path)
     print_verification(result, out, indent=" " * 11)
     write_first_card(folder)
     return result
+
+
+MEMORY_TO_CHECK_MEANWHILE_BYTES = 1 << 30
+"""Of a smaller `--memory` nothing is left for a second set of slabs, and torch, beside the engine's."""
+
+
+@contextmanager
+def _checking_meanwhile(
+    made: Plan, folder: Path, source: Path, options: QuantizeOptions
+) -> Iterator[FinishedShards | None]:  # fmt: skip
+    """Who checks finished shards while others are made; None: they are checked after the last one."""
+    bound = options.memory_bytes
+    is_small = bound is not None and bound < MEMORY_TO_CHECK_MEANWHILE_BYTES
+    if options.stream_from is not None or options.runner != "local" or options.device != "cpu" or is_small:
+        yield None
+        return
+    from assay_quantize.kernels.devices import default_workers
+    from assay_quantize.verify.finished import FinishedShards
+
+    workers = options.workers or default_workers()
+    with FinishedShards(made, folder, source, workers=workers, importance=options.importance) as finished:
+        yield finished
 
 
 def _kept(made: Plan, folder: Path) -> str:
@@ -242,9 +282,7 @@ def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) 
     if options.stream_from is None:
         from assay.cli.targets import local_checkpoint
 
-        # the very commit that was planned, whatever was pushed since
-        pinned = {} if made.source_revision is None else {"revision": made.source_revision}
-        yield local_checkpoint(aim.location.model_copy(update=pinned)), _runner(options.runner)
+        yield local_checkpoint(aim.location, source_of(made)), _runner(options.runner)
         return
     from assay_quantize.remote.hub_stream import HubStream
 
@@ -270,27 +308,13 @@ def _runner(name: str) -> Runner:
     return run_local
 
 
-def verify_one(
-    folder: Path, source: Path | None, *, workers: int | None = None, contents: bool = True
-) -> Verification:  # fmt: skip
+def verify_one(folder: Path, source: Path | None, **options: Any) -> Verification:
+    """options: others of `verify`."""
     from assay.cli.progress import ByteProgress
     from assay_quantize.verify.verify import num_bytes_of, verify
 
     with ByteProgress(console, "verifying", num_bytes_of(folder)) as progress:
-        return verify(folder, source=source, workers=workers, contents=contents, on_progress=progress)
-
-
-def is_as_verified(folder: Path, previous: Verification) -> bool:
-    """Whether no file of the checkpoint was touched since it was verified."""
-    from assay_quantize.checkpoint.stamps import data_of_files
-
-    there = [name for name in previous.files if (folder / name).is_file()]
-    return previous.checkpoint_sha256 == manifest_sha256(folder) and data_of_files(folder, there) == previous.files
-
-
-def manifest_sha256(folder: Path) -> str | None:
-    manifest = load_manifest(folder)
-    return None if manifest is None else manifest.checkpoint_sha256
+        return verify(folder, source=source, on_progress=progress, **options)
 
 
 def profile_for(

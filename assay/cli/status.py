@@ -12,7 +12,6 @@ from pydantic import Field
 
 from assay.cli.run_folders import find_run, read_run
 from assay.cli.run_lock import LOCK
-from assay.cli.stages import is_as_verified
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
@@ -22,7 +21,7 @@ from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.run import RUN_RECORD, RunRecord
 from assay.records.verdict import GateReport, Status
-from assay.records.verification import Verification
+from assay.records.verification import Verification, is_as_verified
 from assay.safe_files import open_ours
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from assay.cli.terminal import say
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import safe_name, shown
 from assay.recipes.families import family_of, names_of, quantization_of
@@ -19,7 +20,7 @@ from assay.recipes.load import load_recipe, recipe_names, recipes_dir
 from assay.recipes.model import Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
-from assay.records.run import folder_name
+from assay.records.run import SourceData, folder_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 from assay.safetensors_index import tensor_names
 
@@ -109,26 +110,23 @@ def _no_such_folder(text: str, folder: Path) -> str:
     return line
 
 
-def local_checkpoint(location: Location) -> Path:
+def local_checkpoint(location: Location, source: SourceData | None = None) -> Path:
     """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included).
 
-    Raises CheckpointError: no such model, gated, offline and not in the cache, the hub does not answer, the disk is full.
+    source: what a plan was made from, if this is it: then that very commit, whatever was pushed since, and every file is held
+    against the hash that the hub states. Raises CheckpointError like `download_model`.
     """
     if location.path is not None:
         return Path(location.path)
-    from huggingface_hub import snapshot_download
-
-    from assay.hub_errors import HUB_ERRORS, hub_error
+    from assay_quantize.checkpoint.hub import check_hashes_stated
+    from assay_quantize.remote.hub_download import download_model
 
     assert location.hub is not None
-    try:
-        return Path(
-            snapshot_download(
-                location.hub, revision=location.revision, ignore_patterns=["*.py", "*.bin", "*.pt", "*.pth", "*.gguf"]
-            )
-        )
-    except HUB_ERRORS as error:
-        raise hub_error(location.hub, error) from None
+    if source is None or source.files is None:
+        return download_model(location.hub, location.revision, {})
+    check_hashes_stated(location.hub, source.files)
+    say(f"{location.hub}: its {len(source.files)} files are held against the hashes that the hub states")
+    return download_model(location.hub, source.revision or location.revision, source.files)
 
 
 def _hub_target(hub_id: str) -> Target:

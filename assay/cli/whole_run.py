@@ -16,7 +16,7 @@ from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
-from assay.records.run import RunRecord, SourceData, SuiteIdentity
+from assay.records.run import RunRecord, SuiteIdentity, source_of
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from assay.cli.candidates.of_target import Comparison
     from assay.cli.stages import QuantizeOptions
     from assay.cli.targets import Target
+    from assay.recipes.gate import GateRecipe
     from assay.recipes.profile import ProfileRecipe
     from assay.recipes.suite import SuiteRecipe
 
@@ -35,10 +36,9 @@ def quantize_in_run(
 ) -> list[Verification]:
     """Every plan made and verified in the run of its source: RUN/PRECISION/checkpoint."""
     made = plans[0]
-    source = SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
     made_of = [plan.precision for plan in plans]
     choices = choices_of(aim, made_of, all_of_recipe=set(aim.recipe.precisions) <= set(made_of))
-    with open_run(runs, RunRecord(model=aim.recipe.name, source=source, choices=choices), name=name) as run_dir:
+    with open_run(runs, RunRecord(model=aim.recipe.name, source=source_of(made), choices=choices), name=name) as run_dir:
         return [quantize_one(aim, plan, run_dir / plan.precision / "checkpoint", options, out, in_run=True) for plan in plans]
 
 
@@ -75,6 +75,8 @@ def evaluate_in_run(
     with open_run(runs, about, name=name, lock=True) as run_dir:
         limits = register_gates(gates, run_dir)
         say(describe_gates(limits, suite))
+        if not any((run_dir / "measurements").glob("*.json")) and (note := little_power(suite, limits)) is not None:
+            say(note)
         if (note := unused_draft_head(aim, compared.candidates[0])) is not None:
             say(note)
         with says_what_is_kept(lambda: replies_kept(run_dir)):
@@ -92,6 +94,17 @@ def evaluate_in_run(
             )
         measurements = load_measurements(run_dir)
         return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, aim.recipe.published))
+
+
+def little_power(suite: SuiteRecipe, gates: GateRecipe) -> str | None:
+    """One line, if the suite is more likely to call a candidate that lost nothing UNDERPOWERED than to pass it."""
+    from assay_evaluate.preflight import power_report
+    from assay_evaluate.preflight.power import lossless_chances
+
+    if (found := lossless_chances(suite, gates)) is None:
+        return None
+    all_gates, required = found
+    return power_report.little_power(suite.name, all_gates.passes, None if required is None else required.passes)
 
 
 def passed(gates: GateReport) -> bool:

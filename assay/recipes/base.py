@@ -16,7 +16,7 @@ WHOLE_ONLY = "whole recipe only"
 class Section(BaseModel):
     """Base of every recipe and part of one: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def _contradictions(self) -> Iterator[str]:
         """Contradictions within this section, one sentence each; sections that have such rules override this."""

@@ -150,10 +150,20 @@ _KEPT, _KEPT_WEIGHT = Form(role="other"), Form(role="other", kind="plain")
 
 
 # ------------------------------------------------------------------------------------------------ configs
+_WITHOUT_FAMILY = {
+    "GptOssForCausalLM": (
+        "cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a weight, and vLLM 0.32 takes no "
+        "smaller or other form of them in full; serve it as it is (docs/decisions/122-gpt-oss-has-no-family.md)"
+    ),
+}
+"""Architectures that vLLM serves and no family will have as things are, with the reason."""
+
+
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, multimodal wrapper, or an architecture that is not known, with the list that is.
+    Raises PlanError: dense model, multimodal wrapper, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
+    known, with the list that is.
     """
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
@@ -166,11 +176,16 @@ def family_of(config: Mapping[str, Any]) -> str:
         raise PlanError(
             f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
         )
-    if not any(count_of(key, config.get(key)) for key in _EXPERT_COUNT_KEYS):
+    if not any(count_of(key, config.get(key)) for key in EXPERT_COUNT_KEYS):
         raise PlanError(
             f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {_supported()}"
         )
-    raise PlanError(f"config.json: architecture {what} is not known; supported: {_supported()}")
+    if why := _WITHOUT_FAMILY.get(what):
+        raise PlanError(f"config.json: {what} {why}")
+    raise PlanError(
+        f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
+        f"(docs/families.md); supported: {_supported()}"
+    )
 
 
 def _family_called(architecture: str | None, model_type: str) -> str | None:
@@ -200,7 +215,7 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-_EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
+EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 
 
 MAX_COUNT = 100_000

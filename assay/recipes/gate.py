@@ -124,6 +124,8 @@ class ProbesGate(Section):
     """Probe -> rate of events that must be excluded; UNDERPOWERED while the upper bound is above it."""
 
 
+SpendingName = Literal["obrien_fleming", "pocock", "hwang_shih_decani"]
+Estimand = Literal["these_items", "such_items"]
 Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | VerbosityGate | EffectiveLengthGate | ProbesGate
 
 
@@ -133,13 +135,18 @@ class Stopping(Section):
     After each look a task that is undecided for some candidate is asked again, up to its max. Written down before the run.
     """
 
-    spending: Literal["obrien_fleming", "pocock", "hwang_shih_decani"] = "pocock"
-    """Of (1 - level) / 2, for PASS and for FAIL each. pocock: about the same at every look, so that most tasks stop early.
-    obrien_fleming: hardly any before the last one."""
+    spending: SpendingName = "pocock"
+    """Of (1 - level) / 2, for PASS. pocock: about the same at every look, so that most tasks stop early. obrien_fleming: hardly
+    any before the last one. Of a claim of equivalence for FAIL, too."""
+    fail_spending: SpendingName = "hwang_shih_decani"
+    """Of as much, for FAIL: most of it at the last look, since a loss that is not large needs all replies to be shown."""
     gamma: float = -2.0
     """Of hwang_shih_decani: -4 is close to obrien_fleming, 1 to pocock."""
     looks: tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...] = ((2, 1), (2, 2), (3, 3), (5, 5))
     """(replies of the reference, of the candidate) to each item. More of the reference's need another start of its server."""
+    until: Literal["overall", "every_task"] = "overall"
+    """overall: with `whole`, undecided tasks are asked again only while the overall verdict of the scores can still change;
+    without `whole` each of them counts. every_task: until each is decided by itself, for a table without open questions."""
 
     def _contradictions(self) -> Iterator[str]:
         if not self.looks:
@@ -178,6 +185,10 @@ class GateRecipe(Recipe):
     """Margin of every task of the suite without a score gate of its own. With it the recipe goes with any suite: its gates on
     divergence and acceptance apply where the suite measures these. None: what the gates name, and the suite must have that."""
     stopping: Stopping = Stopping()
+    estimand: Estimand = "such_items"
+    """What score intervals are for. such_items: questions like these; items and replies are both a sample. these_items: these
+    questions only; replies are a sample. That takes several replies of both sides to each item: where a task has one, and
+    where items are drawn in rounds, the interval is the one for such items, and the verdict says so."""
 
     def _contradictions(self) -> Iterator[str]:
         tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]

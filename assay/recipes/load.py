@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from assay.errors import RecipeError, did_you_mean
 from assay.recipes.base import Recipe, recipe_names, recipes_dir
 from assay.recipes.defaults import EXTENDS, MAX_DEPTH, with_defaults
@@ -20,6 +18,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.problems import problems_in
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.safe_yaml import NotPlainYaml, read_yaml
 
 __all__ = ["KINDS", "load_recipe", "parse_recipe", "recipe_file", "recipe_names", "recipes_dir"]
 
@@ -36,8 +35,6 @@ KINDS: dict[str, type[Recipe]] = {
 """Folder of `recipes/` -> what a file of it is."""
 _FOLDERS: dict[str, type[Recipe]] = {**KINDS, "families/blocks": FamilyBlock}
 _ONE_OF = {"families": "family", "families/blocks": "block of names"}
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's is ten times as fast, and is not on every machine."""
 
 
 def load_recipe(kind: type[R], name_or_path: str) -> R:
@@ -105,13 +102,11 @@ def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path
 
 def _read(path: Path) -> dict[Any, Any]:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        data = read_yaml(path)
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise RecipeError(f"{path}: not YAML: not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except NotPlainYaml as error:
+        raise RecipeError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds a {type(data).__name__}")
     return data

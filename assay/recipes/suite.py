@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag
 
@@ -34,6 +34,8 @@ NumberOrRange = Annotated[
 
 
 class TaskBase(Section):
+    items_field: ClassVar[str | None] = None
+    """Name of the field that says how many items are asked, a number or a range. None: the kind of task has none."""
     name: str
     title: str | None = Field(default=None, min_length=1, max_length=60, exclude=True)
     """What sentences call the task: `Chinese code lookup`. None: its name. Recorded with the result; not part of the hash."""
@@ -66,6 +68,8 @@ class TaskBase(Section):
                 f"thinking_tokens {self.thinking_tokens} leaves no room for an answer; it is part "
                 f"of max_tokens ({self.max_tokens})"
             )
+        if isinstance(self.items, Range) and isinstance(self.num_samples, Range):
+            yield f"{self.items_field} and num_samples are both a range; let one of them grow: new items where there are any"
 
     @property
     def fewest_samples(self) -> int:
@@ -77,9 +81,34 @@ class TaskBase(Section):
         return self.num_samples.max if isinstance(self.num_samples, Range) else self.num_samples
 
     @property
+    def items(self) -> int | Range | None:
+        """Items of each part of the task; what a part is depends on the kind. None: all there are."""
+        found: int | Range | None = None if self.items_field is None else getattr(self, self.items_field)
+        return found
+
+    @property
+    def most_items(self) -> int | None:
+        """Of each part. None: all."""
+        return self.items.max if isinstance(self.items, Range) else self.items
+
+    @property
     def is_adaptive(self) -> bool:
         """How much is asked depends on what is seen."""
-        return isinstance(self.num_samples, Range)
+        return isinstance(self.num_samples, Range) or isinstance(self.items, Range)
+
+
+class GeneratedTask(TaskBase):
+    """A task whose items are made from the suite's seed, as many as one likes: the first are the same however many follow."""
+
+    items_field: ClassVar[str | None] = "num_items"
+    num_items: NumberOrRange
+    """Of each part: of a language (arithmetic), a language and length (needle), a task and length (RULER; of the needle grid a
+    cell), a number of tools, length and language (tools). {min, max}: new ones in rounds while the gates cannot decide."""
+
+    @property
+    def num_made(self) -> int:
+        """Of each part: `num_items`, or the max of a range."""
+        return self.num_items.max if isinstance(self.num_items, Range) else self.num_items
 
 
 RulerTaskName = Literal[
@@ -88,21 +117,18 @@ RulerTaskName = Literal[
 ]  # fmt: skip
 RULER_TASKS: tuple[RulerTaskName, ...] = get_args(RulerTaskName)[:-1]
 """The published thirteen."""
+LONGEST: Literal["longest"] = "longest"
 
 
-class ArithmeticTask(TaskBase):
+class ArithmeticTask(GeneratedTask):
     kind: Literal["arithmetic"]
     languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
-    num_items: int = Field(ge=1)
-    """Per language."""
     num_steps: tuple[int, ...] = (3, 4, 5)
 
 
-class NeedleTask(TaskBase):
+class NeedleTask(GeneratedTask):
     kind: Literal["needle"]
     languages: tuple[Literal["en", "zh"], ...] = ("en", "zh")
-    num_items: int = Field(ge=1)
-    """Per language and length."""
     lengths_tokens: tuple[int, ...] = (1024,)
     num_needles: int = Field(default=5, ge=1)
 
@@ -110,6 +136,7 @@ class NeedleTask(TaskBase):
 class LmEvalTask(TaskBase):
     """Any task of lm-eval, by name, over HTTP."""
 
+    items_field: ClassVar[str | None] = "limit"
     kind: Literal["lm_eval"]
     tasks: tuple[str, ...]
     limit: NumberOrRange | None = None
@@ -135,53 +162,52 @@ class LmEvalTask(TaskBase):
         yield from super()._contradictions()
         if self.translations and len(self.tasks) < 2:
             yield "translations: true needs several tasks, one for each language"
-        if isinstance(self.limit, Range) and isinstance(self.num_samples, Range):
-            yield "limit and num_samples are both a range; let one of them grow: new items where the data set has them"
-
-    @property
-    def is_adaptive(self) -> bool:
-        return super().is_adaptive or isinstance(self.limit, Range)
-
-    @property
-    def most_items(self) -> int | None:
-        """Of each task behind a name. None: all."""
-        return self.limit.max if isinstance(self.limit, Range) else self.limit
 
 
-class RulerTask(TaskBase):
+class RulerTask(GeneratedTask):
     """RULER's tasks, and the needle grid, generated for the reference's tokenizer and chat template."""
 
     kind: Literal["ruler"]
     tasks: tuple[RulerTaskName, ...] = RULER_TASKS
-    lengths_tokens: tuple[int, ...]
-    num_items: int = Field(ge=1)
-    """Per task and length; of the needle grid, per cell."""
+    lengths_tokens: tuple[Annotated[int, Field(ge=1)] | Literal["longest"], ...]
+    """longest: what the context of the reference leaves room for."""
     style: Literal["auto", "base", "chat", "prefill"] = "auto"
     """auto: `chat` with a chat template, `base` without. prefill: the reply begins with the published words; a model that
     thinks first then cannot."""
     reply_within_length: bool = False
     """True: `max_tokens` are taken from the length. False: only the published 30 to 128 are, and the budget lies beyond it."""
+    sources: Literal["generated", "published", "auto"] = "generated"
+    """published: RULER's essays, SQuAD and HotpotQA, downloaded once; the run does not begin without them. auto: each of them
+    that can be had when the run begins, generated text instead of the others. What was used is recorded."""
     essays: str | None = None
-    """Folder of .txt files to hide needles in. None: generated text."""
+    """Folder of .txt files to hide needles in, whatever `sources` says."""
     squad: str | None = None
-    """SQuAD JSON file for qa_1. None: generated questions."""
+    """SQuAD JSON file for qa_1, whatever `sources` says."""
     hotpotqa: str | None = None
-    """HotpotQA JSON file for qa_2. None: generated questions."""
+    """HotpotQA JSON file for qa_2, whatever `sources` says."""
     depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Of the needle grid: 0 the front, 1 the end."""
     languages: tuple[Literal["en", "zh", "es", "ru", "ja"], ...] = ("en",)
     """Of the needle grid."""
 
+    @property
+    def stated_tokens(self) -> tuple[int, ...]:
+        """The lengths that are numbers."""
+        return tuple(length for length in self.lengths_tokens if length != LONGEST)
 
-class ToolsTask(TaskBase):
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        for twice in sorted({str(one) for one in self.lengths_tokens if self.lengths_tokens.count(one) > 1}):
+            yield f"lengths_tokens names {twice} twice"
+
+
+class ToolsTask(GeneratedTask):
     """Generated questions with tools to call, or not to: one cell for every number of tools and length of prompt."""
 
     kind: Literal["tools"]
     num_tools: tuple[Annotated[int, Field(ge=1, le=128)], ...] = (1, 8, 32, 128)
     prompt_tokens: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """Of the whole prompt, tools included; dialogue before the question fills it. 0: no dialogue."""
-    num_items: int = Field(ge=1)
-    """Per cell and language."""
     languages: tuple[Literal["en", "zh", "es", "ru", "ja"], ...] = ("en",)
     """Of the questions; tools and their parameters are in English."""
     share_without_tool: float = Field(default=0.25, ge=0, le=1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from assay.atomic_files import replacing
 from assay.errors import AssayError
@@ -43,9 +43,23 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 class Part(BaseModel):
-    """Base of everything inside a record: frozen, and an unknown key is an error."""
+    """Base of everything inside a record: frozen; an unknown key is an error, and so is a number that is not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _recorded(recipe: dict[str, Any]) -> dict[str, Any]:
+    for part, named in (("tasks", "name"), ("gates", "kind")):
+        rows = recipe.get(part) or []
+        if not (isinstance(rows, list) and all(isinstance(row, dict) and isinstance(row.get(named), str) for row in rows)):
+            raise ValueError(f"{part} must be a list of mappings, each with a {named}")
+    if not isinstance(recipe.get("level", 0.95), float):
+        raise ValueError("level must be a number")
+    return recipe
+
+
+RecordedRecipe = Annotated[dict[str, Any], AfterValidator(_recorded)]
+"""A suite or gates as they were when a record was made, perhaps by an earlier version: read by key, not loaded again."""
 
 
 class Interval(Part):

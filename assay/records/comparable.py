@@ -116,7 +116,10 @@ def _asked_of(measurement: Measurement, task: str) -> dict[str, Any]:
     """What decides which questions a task asks, out of the suite's recipe."""
     recipe = measurement.suite_recipe
     found: dict[str, Any] = next((one for one in recipe.get("tasks", ()) if one.get("name") == task), {})
-    return {"task": found, "seed": recipe.get("seed"), "files_sha256": recipe.get("files_sha256")}
+    return {
+        "task": found, "seed": recipe.get("seed"), "files_sha256": recipe.get("files_sha256"),
+        "sources": next((one.sources for one in measurement.tasks if one.task == task), {}),
+    }  # fmt: skip
 
 
 def _differences(reference: Any, candidate: Any, path: str, other: str = "candidate") -> list[str]:

@@ -26,11 +26,11 @@ class Estimate(Part):
 
     value: float
     n: int
-    """Texts."""
+    """Texts; those that answer one question, as its translations do, count once."""
 
 
 TextMean = Interval | Estimate
-"""A mean over the positions of texts; `n` counts the texts."""
+"""A mean over the positions of texts; `n` counts the texts, those that answer one question once."""
 
 
 class DriftGroup(Part):

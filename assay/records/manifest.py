@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from assay.records.base import Part, Record, sha256_of
 
 
@@ -16,6 +18,8 @@ class ShardRecord(Part):
     sha256: str
     relative_error: dict[str, float]
     """Per quantized tensor: ||dequantized - source|| / ||source|| (Frobenius)."""
+    not_finite: dict[str, int] = Field(default_factory=dict)
+    """Tensor that was copied or cast -> how many of its values are NaN or infinite. Only with `--allow-not-finite`."""
     seconds: float
 
 

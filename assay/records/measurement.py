@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from assay.records.base import Interval, Part, Record
+from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.divergence import Drift, ExactDivergence, Structural, TextMean
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
@@ -84,7 +84,7 @@ class ToolCalls(Part):
     """None: this is the reference, or the journal does not have its replies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class ItemResult:
     """One question, one sample. `correct` is None when infrastructure failed: never counted as wrong.
 
@@ -176,6 +176,8 @@ class TaskResult(Part):
     """Of SWE-bench tasks: how the trajectories ended and what they cost."""
     rounds: tuple[Round, ...] = ()
     """Of tasks that are asked again while undecided, in order. Empty: asked once."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """Of RULER: essays, squad, hotpotqa -> `published`, `generated`, or the path of a file of one's own."""
     is_second_replies: bool = False
     """The reference's own second replies, which stand against its first: the noise floor of a task that is sampled."""
 
@@ -277,7 +279,7 @@ class Measurement(Record):
     """Fewest bits of its quantized weights, by config.json; 16: none is quantized. None: not known, or not recorded yet."""
     suite: str
     suite_sha256: str
-    suite_recipe: dict[str, Any]
+    suite_recipe: RecordedRecipe
     fingerprint: Fingerprint
     tasks: tuple[TaskResult, ...]
     divergence: Divergence | None

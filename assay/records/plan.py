@@ -75,8 +75,9 @@ class Plan(Record):
     source_revision: str | None = None
     """Commit of a source on the hub; None for a folder."""
     source_files: dict[str, str]
-    """Every shard of the source -> what identifies its data: `sha256:...` (`blob:...`, `commit:...`) as the hub states it; of a
-    file in a folder `stamp:BYTES:MTIME_NS:CTIME_NS:INODE`, which any write to it or another file in its place changes."""
+    """Every shard of the source, its config.json and every file that is copied -> what identifies its data: of a file on the
+    hub `sha256:...`, `blob:...` (git's hash) or `commit:...` (no hash is stated); of a small file in a folder `sha256:...`; of
+    a shard there `stamp:BYTES:MTIME_NS:CTIME_NS:INODE`, which any write to it or another file in its place changes."""
     mtp_layers: tuple[int, ...]
     """Decoder-layer indexes of inlined MTP blocks; empty if there are none or they lie elsewhere (`mtp.*`)."""
     ignore: tuple[str, ...]

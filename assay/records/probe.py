@@ -17,6 +17,7 @@ from assay.records.serving import Fingerprint
 
 ProbeName = Literal[
     "argmax", "recompute", "consensus", "routing", "determinism", "speculation", "acceptance", "garble", "tools", "nonfinite",
+    "swapped",
 ]  # fmt: skip
 """In the order in which they run."""
 ProbeStatus = Literal["ok", "alarm", "not_run"]
@@ -120,6 +121,7 @@ class Offer(Part):
     extended_sampling: bool
     """top_k, min_p and repetition_penalty may be sent."""
     tokenize: bool
+    detokenize: bool = False
     metrics: bool
     counts_nans: bool
     """`vllm:corrupted_requests_total` counts (VLLM_COMPUTE_NANS_IN_LOGITS=1)."""

@@ -10,11 +10,16 @@ from typing import Literal, Self
 
 from assay.foreign_text import safe_name
 from assay.records.base import Part, Record, sha256_of
+from assay.records.manifest import MANIFEST, Manifest
+from assay.records.plan import Plan
 from assay.records.serving import Signature
 
 RUN_RECORD = "run.json"
 PLAN_INSIDE, VERIFICATION_INSIDE = "assay_plan.json", "assay_verify.json"
 """In the folder of a checkpoint that lies in no run (`--out`); in a run they are its neighbours plan.json and verify.json."""
+CARD = "README.md"
+WRITTEN_ABOUT = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, CARD})
+"""Files in the folder of a checkpoint that are written about it: no loader reads them."""
 
 
 class SourceData(Part):
@@ -32,6 +37,11 @@ class SourceData(Part):
         if self.files is not None and other.files is not None:
             return (self.revision, self.files) == (other.revision, other.files)
         return self.location == other.location and None in (self.revision, other.revision)
+
+
+def source_of(made: Plan | Manifest) -> SourceData:
+    """What a plan or a checkpoint is made from."""
+    return SourceData(location=made.source, revision=made.source_revision, files=made.source_files)
 
 
 class ReferenceCheckpoint(Part):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from assay.records.base import Interval, Part, Record
+from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.long_context import EffectiveLength, LongContext
 
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
@@ -23,9 +23,9 @@ class LookSeen(Part):
     share: float
     """Planned share of all that may be asked; alpha is spent by it."""
     alpha_spent: float
-    """One-sided, by this look and those before; for PASS and for FAIL each."""
+    """One-sided, by this look and those before, for PASS."""
     level: float
-    """One-sided level at which this look decides: where its p lies below."""
+    """One-sided level at which this look decides PASS: where its p lies below."""
     p_pass: float
     """One-sided, of the margin: how compatible a loss of at least the margin is with this look by itself."""
     p_fail: float
@@ -34,6 +34,8 @@ class LookSeen(Part):
     """Reference minus candidate."""
     information: float
     """1 / variance of `drop`."""
+    fail_level: float | None = None
+    """The same for FAIL, before Holm. None: that of PASS, in records from before they differed."""
 
 
 class Verdict(Part):
@@ -48,6 +50,9 @@ class Verdict(Part):
     """What was seen and what is allowed, in one clause; then what an undecided verdict would need."""
     title: str | None = None
     """What sentences call the task of a score gate. None: its name, or no task."""
+    clause: str | None = None
+    """Of the gate on truncation: what was seen, as the headline says it beside a score. None: another gate, or judged before
+    it was recorded."""
     minimum_detectable_effect: float | None = None
     discordant: tuple[int, int] | None = None
     """Paired items: (right in reference only, right in candidate only)."""
@@ -76,6 +81,9 @@ class Verdict(Part):
     """Candidate minus reference per such item: + means longer replies. BCa interval."""
     looks: tuple[LookSeen, ...] = ()
     """Of a task that is asked again while undecided, in order. Empty: looked at once."""
+    estimand: Literal["these_items", "such_items"] | None = None
+    """What the interval of a score is for: these very items, with other replies to them, or such items. these_items only where
+    the gates say so and there are replies enough. None: no score, or judged before it was recorded."""
     worst_case: Interval | None = None
     """Of a score: the drop with every cut reply of the candidate wrong and of the reference right; a PASS holds for it too.
     None: nothing was cut off, or judged before this was."""
@@ -147,7 +155,7 @@ class GateReport(Record):
     kind: Literal["gates"] = "gates"
     model: str
     reference: str
-    gate_recipe: dict[str, Any]
+    gate_recipe: RecordedRecipe
     gate_recipe_sha256: str | None = None
     """Identity of the limits that were applied. None: written before hashes were."""
     registered_sha256: str | None = None

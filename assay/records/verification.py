@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from assay.file_data import data_of_files
 from assay.records.base import Part, Record
+from assay.records.manifest import load_manifest
+from assay.records.run import WRITTEN_ABOUT
 
 
 class Damage(Part):
@@ -30,7 +34,8 @@ class Verification(Record):
     checks: dict[str, int]
     """Check name -> how many things it looked at."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Every file of the manifest -> its stamp (`Plan.source_files`) before it was read: unchanged, the result still holds."""
+    """Every file of the folder -> its stamp (`Plan.source_files`) before it was read: as long as all are as they were, and none
+    has come in, the result still holds. What is written about a checkpoint (`WRITTEN_ABOUT`) is left out."""
     not_checked: tuple[str, ...]
     """What could not be checked and why (no source given, ...)."""
     worst_relative_error: dict[str, float]
@@ -38,3 +43,12 @@ class Verification(Record):
     mean_relative_error: dict[str, float]
     bytes_by_role: dict[str, int]
     seconds: float
+
+
+def is_as_verified(folder: Path, record: Verification) -> bool:
+    """Whether no file of a checkpoint was touched since `record` was made, and none came in."""
+    manifest = load_manifest(folder)
+    if manifest is None or manifest.checkpoint_sha256 != record.checkpoint_sha256:
+        return False
+    there = [path.name for path in folder.iterdir() if path.name not in WRITTEN_ABOUT]
+    return data_of_files(folder, there) == record.files

@@ -134,7 +134,8 @@ class Vllm:
     def start(self) -> None:
         profile = load_recipe(ProfileRecipe, "cpu-emulated")
         log = self.folder / f"vllm-{self.num_started}.log"
-        self.open = serve(ServerSpec(CHECKPOINT, profile, Serving(), speculate=False, log_path=log))
+        spec = ServerSpec(CHECKPOINT, profile, Serving(), speculate=False, log_path=log, is_open=True)  # the proxy has no key
+        self.open = serve(spec)
         server = self.open.__enter__()
         self.num_started += 1
         self.proxy.target = int(server.base_url.rsplit(":", 1)[1].split("/")[0])

@@ -22,6 +22,7 @@ from assay.records.base import write_text_atomically
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
+from assay.records.run import CARD
 from assay.records.serving import MODEL_FLAGS, Fingerprint, as_arguments
 from assay_reports.limits import find_limits
 from assay_reports.numbers import build_report, plan_numbers, verification_numbers
@@ -30,7 +31,6 @@ from assay_reports.run import UNQUANTIZED_LABELS, Run, load_checkpoint, load_run
 from assay_reports.schema import Limit, Report, Row
 from assay_reports.text import size
 
-CARD = "README.md"
 MEASURING_FLAGS = frozenset(
     {
         "enable-per-request-metrics", "per-request-spec-decode-metrics", "disable-uvicorn-access-log", "max-logprobs",

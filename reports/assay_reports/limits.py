@@ -91,6 +91,18 @@ def one_seed(run: Run) -> str | None:
     )
 
 
+def which_items(run: Run) -> str | None:
+    """None: no score was judged, or before verdicts recorded it."""
+    scores = [] if run.gates is None else [one for one in run.gates.verdicts if one.estimand is not None]
+    names = {one.gate: one.title or one.gate.removeprefix("score ") for one in scores}
+    these = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_items"))
+    such = [name for name in names.values() if name not in these]
+    if not these:
+        return "Intervals of score changes are for questions like these, and other replies to them." if such else None
+    text = f"Intervals of score changes on {_and(these)} are for these questions only, and other replies to them"
+    return f"{text}; those on {_and(such)} are for questions like these." if such else f"{text}."
+
+
 def truncation(run: Run) -> str | None:
     cut = [
         f"{task.num_truncated} of {task.num_items} for {m.label} in {task.task} "
@@ -392,6 +404,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "second_rounding": second_rounding,
     "native_kernels": native_kernels,
     "sample_sizes": sample_sizes,
+    "which_items": which_items,
     "one_seed": one_seed,
     "measurement_notes": measurement_notes,
     "truncation": truncation,

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from assay.errors import AssayError
+from assay.foreign_text import in_markdown
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
 from assay_reports.plot_layout import Figure
@@ -58,14 +60,25 @@ def _script_json(data: dict[str, Figure]) -> str:
 
 
 def environment(*, html: bool) -> Environment:
-    """Jinja with the number formats of `text.py`; an unknown name is an error, not an empty string."""
+    """Jinja with the number formats of `text.py`; an unknown name is an error, not an empty string.
+
+    What an expression gives is text, of HTML or else of Markdown, unless the template says that it is `safe`.
+    """
     made = Environment(
-        loader=PackageLoader("assay_reports"), autoescape=html, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
+        loader=PackageLoader("assay_reports"), autoescape=html, finalize=None if html else _markdown_text,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     made.filters |= FILTERS
     made.globals["NOT_MEASURED"] = NOT_MEASURED
     return made
+
+
+def _markdown_text(value: object) -> object:
+    """One line of text, with the space before and after it that a template has put there."""
+    if isinstance(value, Markup):
+        return value
+    text = str(value)
+    return f"{' ' if text[:1] == ' ' else ''}{in_markdown(text)}{' ' if text[1:].endswith(' ') else ''}"
 
 
 def context(report: Report) -> dict[str, Any]:

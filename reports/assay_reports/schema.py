@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from assay.records.base import Interval, Part, Record
+from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.deployment.record import Deployment
 from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
@@ -157,8 +157,8 @@ class Report(Record):
     level: float
     suite: str
     suite_sha256: str
-    suite_recipe: dict[str, Any]
-    gate_recipe: dict[str, Any] | None
+    suite_recipe: RecordedRecipe
+    gate_recipe: RecordedRecipe | None
     gates_chosen: Chosen | None = None
     """When these limits were chosen. None: the run was not judged."""
     gates_registered: str | None = None

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from assay import quantities
-from assay.foreign_text import in_markdown
 from assay.records.base import Interval
 from assay.records.divergence import Estimate, StopChance, TextMean
 from assay.records.verdict import Chosen
@@ -184,7 +183,7 @@ FILTERS = {
     function.__name__: function
     for function in (
         percent, confidence, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
-        tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, in_markdown, gates_title,
+        tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, gates_title,
         stop_sentence,
     )
 }  # fmt: skip

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from assay import safe_files
-from assay.atomic_files import replacing
+from assay.atomic_files import naming, replacing
 from assay.errors import AssayError
 from assay.records.base import sha256_of_file, write_text_atomically
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.safe_files import parse_json_object
 
 
 def test_a_file_appears_whole_under_its_name(tmp_path: Path) -> None:
@@ -45,6 +46,13 @@ def test_what_the_system_refuses_names_the_file(tmp_path: Path, named: str | Non
     with pytest.raises(OSError, match="No space left on device") as refused, replacing(tmp_path / "file.txt") as partial:
         raise OSError(errno.ENOSPC, "No space left on device", {"partial": str(partial)}.get(named or "", named))
     assert refused.value.filename == ("elsewhere" if named == "elsewhere" else str(tmp_path / "file.txt"))
+
+
+@pytest.mark.parametrize("named", [None, "elsewhere"])
+def test_what_the_system_refuses_names_what_was_to_be_written(tmp_path: Path, named: str | None) -> None:
+    with pytest.raises(OSError, match="No space left on device") as refused, naming(tmp_path / "shard"):
+        raise OSError(errno.ENOSPC, "No space left on device", named)
+    assert refused.value.filename == (named or str(tmp_path / "shard"))
 
 
 def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
@@ -105,3 +113,10 @@ def test_a_folder_without_a_manifest_has_none_and_a_damaged_one_is_an_error(tmp_
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(AssayError, match=r"assay_manifest\.json: not a Manifest record of schema 1"):
         load_manifest(tmp_path)
+
+
+def test_a_name_that_stands_twice_among_very_many(tmp_path: Path) -> None:
+    """What is looked for grows as the names do: as it was, with their square, this took minutes."""
+    pairs = [f'"model.layers.{number}.weight":1' for number in range(200_000)]
+    with pytest.raises(AssayError, match=r"^header: not JSON: 'model\.layers\.199999\.weight' is named twice; download"):
+        parse_json_object("header", f"{{{','.join([*pairs, pairs[-1]])}}}".encode(), unique_names=True)

@@ -25,7 +25,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.manifest import MANIFEST
 from assay.records.plan import Plan
 from assay.safetensors_index import INDEX_NAME
-from assay_evaluate.serving.server import ServerSpec, find_interpreter, serve
+from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, serve
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.engine.quantize import quantize
@@ -150,7 +150,7 @@ def test_fp8_weights_that_were_carried_over_are_served(tmp_path: Path) -> None:
     profile = load_recipe(ProfileRecipe, "cpu-emulated")
     spec = ServerSpec(made, profile, Serving(num_speculative_tokens=1), speculate=True, log_path=tmp_path / "server.log")
     with serve(spec) as server:
-        replies = [ask(server.base_url, server.model, prompt) for prompt in prompts]
+        replies = [ask(server, prompt) for prompt in prompts]
         metrics = server.metrics()
     served = [mean_distance(reply, reference) for reply, reference in zip(replies, original, strict=True)]
     weights = [mean_distance(reply, reference) for reply, reference in zip(replies, rounded, strict=True)]
@@ -191,10 +191,18 @@ def logprobs_of(folder: Path, prompts: list[list[int]], replaced: dict[str, torc
         return [F.log_softmax(model(torch.tensor([prompt])).logits[0], -1) for prompt in prompts]
 
 
-def ask(base_url: str, model: str, prompt: list[int]) -> list[dict[str, float]]:
+def ask(server: Server, prompt: list[int]) -> list[dict[str, float]]:
     """Log-probabilities of the twenty likeliest tokens behind every token of the prompt; asks for a reply as well."""
-    request: dict[str, Any] = {"model": model, "prompt": prompt, "prompt_logprobs": 20, "max_tokens": 48, "temperature": 0}
-    reply = httpx.post(f"{base_url}/v1/completions", json=request | {"ignore_eos": True}, timeout=300)
+    request: dict[str, Any] = {
+        "model": server.model,
+        "prompt": prompt,
+        "prompt_logprobs": 20,
+        "max_tokens": 48,
+        "temperature": 0,
+    }
+    reply = httpx.post(
+        f"{server.base_url}/v1/completions", json=request | {"ignore_eos": True}, headers=server.headers, timeout=300
+    )
     reply.raise_for_status()
     positions = reply.json()["choices"][0]["prompt_logprobs"][1:]
     return [{token: entry["logprob"] for token, entry in position.items()} for position in positions]

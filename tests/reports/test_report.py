@@ -396,6 +396,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("second_rounding", False, fingerprint(emulated=False, hardware={"gpus": "8x NVIDIA B200 (192 GB)"})),
         ("native_kernels", False, checked_on("NVIDIA B200", "8x NVIDIA B200 (192 GB)")),
         ("sample_sizes", True, tasks(items=())),
+        ("which_items", True, lambda run: replaced(run, gates=None)),
         ("one_seed", True, lambda run: replaced(run, measurements=())),
         ("one_seed", True, tasks(num_samples=4)),
         ("measurement_notes", False, measurements(notes=("no chat template: asked as plain completions",))),
@@ -613,6 +614,31 @@ def test_intervals_are_said_to_cover_what_they_cover(run_dir: Path) -> None:
         "Each checkpoint answered each item once (seed eval-quick-1): the intervals cover other items and other replies to "
         "them, but nothing that all replies of a run share, such as a fault of the server."
     )
+
+
+def test_which_items_the_intervals_are_for(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    assert run.gates is not None
+
+    def said(*these: str) -> str:
+        verdicts = tuple(
+            one.model_copy(update={"estimand": "these_items" if one.gate in these else one.estimand})
+            for one in run.gates.verdicts  # type: ignore[union-attr]
+        )
+        gated = replaced(run, gates=run.gates.model_copy(update={"verdicts": verdicts}))  # type: ignore[union-attr]
+        [text] = [limit.text for limit in find_limits(gated) if limit.key == "which_items"]
+        return text
+
+    assert said() == "Intervals of score changes are for questions like these, and other replies to them."
+    scores = list(dict.fromkeys(one.gate for one in run.gates.verdicts if one.gate.startswith("score ")))
+    assert said(*scores).startswith("Intervals of score changes on ")
+    assert said(*scores).endswith(" are for these questions only, and other replies to them.")
+    names = [one.title or one.gate.removeprefix("score ") for one in run.gates.verdicts if one.gate == scores[0]]
+    mixed = said(scores[0])
+    assert mixed.startswith(
+        f"Intervals of score changes on {names[0]} are for these questions only, and other replies to them; "
+    )
+    assert mixed.endswith(" are for questions like these.")
 
 
 def test_card_of_the_reference_is_not_judged(run_dir: Path) -> None:

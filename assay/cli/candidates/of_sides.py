@@ -249,8 +249,8 @@ def _identity(reference: Side, server: Server | None, model: str, runs: Path) ->
 
 
 def _identity_of_folder(folder: Path, earlier: list[ReferenceCheckpoint]) -> ReferenceCheckpoint:
+    from assay.file_data import data_of_files
     from assay_evaluate.run.identity import checkpoint_sha256, hashed_files
-    from assay_quantize.checkpoint.stamps import data_of_files
 
     files = data_of_files(folder, [path.name for path in hashed_files(folder)])
     for one in earlier:

@@ -20,7 +20,7 @@ from assay.recipes.mtp import mtp_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import GivenServer
 from assay.records.manifest import MANIFEST, Manifest
-from assay.records.run import RunRecord, SourceData
+from assay.records.run import RunRecord, SourceData, source_of
 from assay.safe_files import read_json_object
 from assay.safetensors_index import tensor_names
 
@@ -76,9 +76,7 @@ def of_target(
     if only_reference:
         return Comparison(found, RunRecord(model=recipe.name, source=source))
     if recipe.include_source:
-        # the commit that the candidates were made from, whatever was pushed since
-        pinned = {} if source.revision is None else {"revision": source.revision}
-        folder = local_checkpoint(aim.location.model_copy(update=pinned))
+        folder = local_checkpoint(aim.location, source)  # what the candidates were made from, whatever was pushed since
         found.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
     return Comparison(found, RunRecord(model=recipe.name, source=source))
 
@@ -236,10 +234,7 @@ def _one_source(
         if now.files is not None and (how := _how_other(manifest, now)) is not None:
             raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {remedy}")
         if first is None:
-            first = (
-                one.checkpoint,
-                SourceData(location=manifest.source, revision=manifest.source_revision, files=manifest.source_files),
-            )
+            first = one.checkpoint, source_of(manifest)
         elif (how := _how_other(manifest, first[1])) is not None:
             raise CheckpointError(f"{one.checkpoint}: made from other data than {first[0]} ({how}); {remedy}")
     return now if first is None else first[1].model_copy(update={"location": now.location})
@@ -247,7 +242,7 @@ def _one_source(
 
 def _how_other(manifest: Manifest, source: SourceData) -> str | None:
     """How the data that a checkpoint was made from differs from `source`; None: it does not."""
-    from assay_quantize.checkpoint.stamps import other_data
+    from assay.file_data import other_data
 
     if source.files is None:
         return None
@@ -263,8 +258,7 @@ def other_source(reference: Path, candidate: Path, label: str) -> str | None:
         ours, theirs = (Manifest.load(folder / MANIFEST) for folder in (reference, candidate))
     except AssayError:
         return None
-    source = SourceData(location=ours.source, revision=ours.source_revision, files=ours.source_files)
-    how = _how_other(theirs, source)
+    how = _how_other(theirs, source_of(ours))
     return (
         None if how is None else f"made from other data than the reference {label}: {theirs.source}, not {ours.source} ({how})"
     )

@@ -107,11 +107,8 @@ def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
     else:
         path, body = dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
     response = client.post(path, body)
-    if response.status == 200:
-        data = response.data
-        count = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
-        if isinstance(count, int):
-            return count
+    if response.num_prompt_tokens is not None:
+        return response.num_prompt_tokens
     longest = client.endpoint.max_model_len
     if response.status == 400 and longest is not None and not dialect.can_tokenize:
         return longest + 1

@@ -13,11 +13,11 @@ from assay.errors import MeasureError
 from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
-from assay_evaluate.client.client import MISCONFIGURED, Endpoint, NotMeasured
-from assay_evaluate.client.sending import COME_LATER, TRY_AGAIN
+from assay_evaluate.client.client import Endpoint, NotMeasured
+from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
-from assay_evaluate.transport.foreign_json import text_of
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE, text_of
 
 PROMPTS = (
     "The harbour master closed his ledger, looked out at the grey water and said that the ferry would not sail before",
@@ -128,7 +128,7 @@ def _read(reply: HttpReply) -> SignedPrompt:
             logprobs=tuple(_number(entry["logprob"]) for _, entry in tokens),
             next={str(text_of(token)): _number(value) for token, value in following.items()},
         )
-    except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
+    except (*WRONG_SHAPE, StopIteration):
         return SignedPrompt(token_ids=(), logprobs=(), next={})
 
 

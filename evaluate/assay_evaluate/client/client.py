@@ -27,14 +27,14 @@ from assay.errors import MeasureError, ServeError, UnreachableError
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.sending import COME_LATER, REQUEST_S, TRY_AGAIN, Received, Sender, wait_s
+from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, REQUEST_S, TRY_AGAIN, Received, Sender, wait_s
 from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in
+from assay_evaluate.transport.foreign_json import NotJson, count_in, object_in
 
-MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
-"""HTTP statuses that every other request would get as well."""
+MOST_MISCONFIGURED = 8
+"""Replies in a row with such a status after which the address or the key counts as wrong."""
 PROGRESS_EVERY_S = 10.0
 IDLE_EVERY_S = 0.05
 WINDOW = 64
@@ -92,6 +92,18 @@ class Told:
     message: str
     """The server's own words about an error, on one line."""
 
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """Of the prompt, as /tokenize counts them or a reply bills them. None: the server does not say."""
+        counted = count_in(self.data, "count")
+        return counted if counted is not None else count_in(object_in(self.data, "usage"), "prompt_tokens")
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """As /tokenize gives them; () if it gives none."""
+        told = self.data.get("tokens")
+        return tuple(told) if isinstance(told, list) and set(map(type, told)) == {int} else ()
+
 
 class Client:
     """Asks the servers of one checkpoint. Use as a context manager: it closes its connections.
@@ -131,6 +143,8 @@ class Client:
         self._on_progress = on_progress
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
+        self._misconfigured_in_a_row = 0
+        self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         self._about = self._sender.connect(self._urls[0])
         self._one_asks_about = threading.Lock()
@@ -142,6 +156,7 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._dispatcher.stop()
+        self._tell_changed()
         self._about.close()
         if self._ledger is not None:
             self._ledger.close()
@@ -269,7 +284,7 @@ class Client:
                 break
             if self._over.wait(wait_s(ask.id, attempt, self._backoff_s, received.retry_after_s)):
                 break
-        return exchange_of(ask, slot, concurrency, received.reply, received.data)
+        return exchange_of(ask, slot, concurrency, received)
 
     def ask_together(
         self, asks: Sequence[Ask], concurrency: int, *, in_waves: bool = False, slim: Slim | None = None
@@ -312,7 +327,15 @@ class Client:
 
     def _known(self, keys: Sequence[str], requests: Sequence[Request]) -> Iterator[tuple[str, Request, Reply]]:
         found = self.journal.find_all([key for key in keys if key not in self._open])
+        self._tell_changed()
         return ((key, request, found[key]) for key, request in zip(keys, requests, strict=True) if key in found)
+
+    def _tell_changed(self) -> None:
+        num_changed = 0 if self._journal is None else self._journal.num_changed
+        if num_changed > self._num_changed:
+            what = f"{self.journal.path}: {num_changed - self._num_changed} replies are not as they were written"
+            self._on_progress(f"{what}; they are not used, and asked for again")
+            self._num_changed = num_changed
 
     def _wait(self, job: PendingRequest, on_hungry: Callable[[], bool] | None) -> Reply | None:
         """The reply, or None after a while, so that the caller can do something else meanwhile."""
@@ -358,10 +381,11 @@ class Client:
 
     def _send(self, connection: Connection, request: Request) -> Received:
         received = self._sender.send(connection, request)
-        if received.data is not None:
-            self._check_same(fingerprint_in(received.data))
-        elif received.reply.http_status in MISCONFIGURED:
+        if (status := received.reply.http_status) is not None:
+            self._misconfigured_in_a_row = self._misconfigured_in_a_row + 1 if status in MISCONFIGURED else 0
+        if self._misconfigured_in_a_row >= MOST_MISCONFIGURED:
             raise MeasureError(f"{self._urls[0]}{request.path}: {received.reply.error}")
+        self._check_same(received.system_fingerprint)
         return received
 
     def _check_same(self, told: str | None) -> None:

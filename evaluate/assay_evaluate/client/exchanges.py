@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.transport.foreign_json import fingerprint_in, text_of
+from assay_evaluate.client.sending import Received
 
-Token = int | str
-"""An id where the server tells ids, else the token's text."""
 ExchangeStatus = Literal["answered", "refused", "failed", "aborted"]
 
 
@@ -41,14 +39,6 @@ class Ask:
         return Request("ask", self.id, 0, self.path, self.body, self.logprobs_from)
 
 
-class TokenRow(NamedTuple):
-    """One generated token: its log-probability, and the likeliest tokens with theirs, best first. NaN: not a number came."""
-
-    token: Token
-    logprob: float
-    top: tuple[tuple[Token, float], ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Exchange:
     """One request and what came of it. `slot`: its place in its wave; else the least number free among those in flight."""
@@ -64,6 +54,8 @@ class Exchange:
     routed_experts: str | None = None
     """As it came: base64 of an .npy of [tokens, layers, experts per token]."""
     system_fingerprint: str | None = None
+    is_of_another: bool = False
+    """Failed: the reply that came belongs to another request."""
 
     @property
     def id(self) -> str:
@@ -111,49 +103,9 @@ class Ledger:
             self._file.write(line + "\n")
 
 
-def exchange_of(ask: Ask, slot: int, concurrency: int, reply: Reply, data: dict[str, Any] | None) -> Exchange:
-    """An exchange with what is read of a reply beyond `Reply`. data: the reply's JSON; None: it could not be read."""
-    if data is None:
-        return Exchange(ask, slot, concurrency, reply.status, reply)
-    try:
-        choice = data["choices"][0]
-        experts = text_of(choice.get("routed_experts"))
-        return Exchange(ask, slot, concurrency, "answered", reply, read_rows(choice), experts, fingerprint_in(data))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        what = f"reply is not what the API promises: {type(error).__name__}: {error}"
-        return Exchange(ask, slot, concurrency, "failed", Reply("failed", error=what, http_status=200))
-
-
-# ------------------------------------------------------------------------------------------------ generated log-probabilities
-def read_rows(choice: dict[str, Any]) -> tuple[TokenRow, ...]:
-    """Generated log-probabilities of a choice, of the chat or the completions API; empty if there are none."""
-    told = choice.get("logprobs")
-    if not told:
-        return ()
-    if told.get("content") is not None:
-        return tuple(
-            _row(row["token"], row["logprob"], ((other["token"], other["logprob"]) for other in row["top_logprobs"]))
-            for row in told["content"]
-        )
-    tops = told.get("top_logprobs") or [None] * len(told["tokens"])
-    return tuple(
-        _row(token, logprob, (top or {}).items())
-        for token, logprob, top in zip(told["tokens"], told["token_logprobs"], tops, strict=True)
-    )
-
-
-def _row(token: str, logprob: float | None, top: Iterable[tuple[str, float | None]]) -> TokenRow:
-    """The likeliest best first; what is not a number comes last. Equal ones keep the server's order."""
-    found = [(_token(other), _number(value)) for other, value in top]
-    ranked = sorted(found, key=lambda one: -one[1] if one[1] == one[1] else float("inf"))
-    return TokenRow(_token(token), _number(logprob), tuple(ranked))
-
-
-def _token(told: str) -> Token:
-    """`token_id:42` -> 42 (vLLM's return_tokens_as_token_ids)."""
-    text = text_of(told) or ""
-    return int(text.removeprefix("token_id:")) if text.startswith("token_id:") else text
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
+def exchange_of(ask: Ask, slot: int, concurrency: int, received: Received) -> Exchange:
+    """What came of a request, with its place among the others."""
+    return Exchange(
+        ask, slot, concurrency, received.reply.status, received.reply, received.rows, received.routed_experts,
+        received.system_fingerprint, received.is_of_another,
+    )  # fmt: skip

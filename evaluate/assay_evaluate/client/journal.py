@@ -3,7 +3,7 @@
 A reply is found again by the SHA-256 of everything that could change it: suite, task, item, sample, the request itself with
 all its sampling parameters, the checkpoint's hash and the serving fingerprint. A reply of another checkpoint, other flags or
 other sampling therefore has another key and can never be taken for this one's. Killing the program loses nothing that was
-answered.
+answered. Each reply is kept with a SHA-256 of its own: one that is not as it was written is not believed, and asked for again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.errors import MeasureError
+from assay.foreign_text import one_line
 from assay.records.base import canonical_json, sha256_of, sha256_of_file
 
 LONG_TEXT = 4096
@@ -41,12 +42,15 @@ CREATE TABLE IF NOT EXISTS requests (
     checkpoint_sha256 TEXT NOT NULL, fingerprint_sha256 TEXT NOT NULL, path TEXT NOT NULL, body NOT NULL,
     status TEXT NOT NULL, num_attempts INTEGER NOT NULL DEFAULT 0, asked_at REAL NOT NULL,
     http_status INTEGER, latency_s REAL, finish_reason TEXT, prompt_tokens INTEGER, output_tokens INTEGER,
-    error TEXT, reply, logprobs BLOB
+    error TEXT, reply, logprobs BLOB, reply_sha256 TEXT
 );
 CREATE TABLE IF NOT EXISTS items (key TEXT PRIMARY KEY, what TEXT NOT NULL, items NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, counters TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS hashes_of_files (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, sha256 TEXT NOT NULL);
 """
+
+STORED_REPLY = "typeof(reply), CAST(reply AS BLOB), CAST(logprobs AS BLOB)"
+"""As bytes: text that was damaged need not be UTF-8 any more."""
 
 ReplyStatus = Literal["answered", "refused", "failed"]
 
@@ -157,15 +161,33 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._lock = threading.Lock()
+        self.num_changed = 0
+        """Replies found so far that are not as they were written."""
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")  # survives a killed process; one fsync per checkpoint of the WAL
             self._db.executescript(SCHEMA)
-            if "suite" not in {row[1] for row in self._db.execute("PRAGMA table_info(requests)")}:  # of an earlier version
-                self._db.execute("ALTER TABLE requests ADD COLUMN suite TEXT NOT NULL DEFAULT ''")
+            self._bring_up_to_date()
         except sqlite3.DatabaseError as error:
-            raise MeasureError(f"{path}: not a journal ({error}); move the file away to start a new one") from None
+            raise MeasureError(
+                f"{path}: not a journal ({one_line(str(error))}); move the file away to start a new one"
+            ) from None
+
+    def _bring_up_to_date(self) -> None:
+        """Columns that a journal of an earlier version lacks; its replies are taken as they are."""
+        columns = {row[1] for row in self._db.execute("PRAGMA table_info(requests)")}
+        if "suite" not in columns:
+            self._db.execute("ALTER TABLE requests ADD COLUMN suite TEXT NOT NULL DEFAULT ''")
+        if "reply_sha256" in columns:
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("ALTER TABLE requests ADD COLUMN reply_sha256 TEXT")
+        self._db.create_function("sha256_of_reply", 5, _sha256_of_reply, deterministic=True)
+        self._db.execute(
+            f"UPDATE requests SET reply_sha256 = sha256_of_reply(key, status, {STORED_REPLY}) WHERE reply IS NOT NULL"
+        )
+        self._db.execute("COMMIT")
 
     @property
     def path(self) -> Path:
@@ -203,8 +225,8 @@ class Journal:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:  # disk full, locked by another process
-            raise MeasureError(f"{self._path}: cannot be written: {error}") from None
+        except sqlite3.DatabaseError as error:  # disk full, locked by another process, damaged
+            raise MeasureError(f"{self._path}: cannot be read or written: {one_line(str(error))}") from None
 
     # -------------------------------------------------------------------------------------------- requests
     def find(self, key: str) -> Reply | None:
@@ -212,16 +234,25 @@ class Journal:
         return self.find_all([key]).get(key)
 
     def find_all(self, keys: Sequence[str]) -> dict[str, Reply]:
-        """Final replies by key; what was never asked, not answered, or failed is left out."""
-        found = {}
+        """Final replies by key; what was never asked, not answered, or failed is left out, and what is not as it was written.
+
+        Such a reply gets the status `changed`; it is asked for again.
+        """
+        found, changed = {}, []
         for first in range(0, len(keys), MOST_KEYS):
             some = keys[first : first + MOST_KEYS]
-            for key, reply, logprobs in self._execute(
-                f"SELECT key, reply, logprobs FROM requests WHERE key IN ({','.join('?' * len(some))})"
-                " AND status IN ('answered', 'refused')",
+            for key, sha256, *written in self._execute(
+                f"SELECT key, CAST(reply_sha256 AS BLOB), status, {STORED_REPLY} FROM requests"
+                f" WHERE key IN ({','.join('?' * len(some))}) AND status IN ('answered', 'refused')",
                 some,
             ):
-                found[key] = _read_reply(reply, logprobs)
+                if sha256 == _sha256_of_reply(key, *written).encode():
+                    found[key] = _read_reply(*written[1:])
+                else:
+                    changed.append(key)
+        if changed:
+            self.num_changed += len(changed)
+            self._execute_all("UPDATE requests SET status = 'changed' WHERE key = ?", [(key,) for key in changed])
         return found
 
     def write_requests(self, requests: Sequence[tuple[str, Request]], who: Identity) -> None:
@@ -244,17 +275,20 @@ class Journal:
 
     def write_replies(self, replies: Sequence[tuple[str, Reply, int]]) -> None:
         """Keep, in one transaction, what came back: (key, reply, how often it was sent for that; attempts add up)."""
+        rows = []
+        for key, reply, num_attempts in replies:
+            packed, logprobs = _pack(_reply_json(reply)), None if reply.logprobs is None else reply.logprobs.pack()
+            stored = ("text", packed.encode()) if isinstance(packed, str) else ("blob", packed)
+            rows.append((
+                *(reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens),
+                *(reply.output_tokens, reply.error, packed, logprobs),
+                *(_sha256_of_reply(key, reply.status, *stored, logprobs), num_attempts, key),
+            ))  # fmt: skip
         self._execute_all(
             "UPDATE requests SET status = ?, http_status = ?, latency_s = ?, finish_reason = ?, prompt_tokens = ?,"
-            " output_tokens = ?, error = ?, reply = ?, logprobs = ?, num_attempts = num_attempts + ? WHERE key = ?",
-            [
-                (
-                    *(reply.status, reply.http_status, reply.latency_s, reply.finish_reason, reply.prompt_tokens),
-                    *(reply.output_tokens, reply.error, _pack(_reply_json(reply))),
-                    *(None if reply.logprobs is None else reply.logprobs.pack(), num_attempts, key),
-                )
-                for key, reply, num_attempts in replies
-            ],
+            " output_tokens = ?, error = ?, reply = ?, logprobs = ?, reply_sha256 = ?, num_attempts = num_attempts + ?"
+            " WHERE key = ?",
+            rows,
         )
 
     def count(self, status: str, task: str | None = None) -> int:
@@ -326,7 +360,15 @@ def count_replies(path: Path) -> dict[str, int]:
                 db.execute("SELECT checkpoint_sha256, count(*) FROM requests WHERE status = 'answered' GROUP BY 1").fetchall()
             )
     except sqlite3.DatabaseError as error:
-        raise MeasureError(f"{path}: cannot be read as a journal: {error}") from None
+        raise MeasureError(f"{path}: cannot be read as a journal: {one_line(str(error))}") from None
+
+
+def _sha256_of_reply(key: str, status: str, kind: str, reply: bytes | None, logprobs: bytes | None) -> str:
+    """SHA-256 (hex) of a reply as it is stored (`STORED_REPLY`), and of the request that it answers."""
+    reply = reply or b""
+    digest = hashlib.sha256(f"{key} {status} {kind} {len(reply)} ".encode() + reply)
+    digest.update(logprobs or b"")
+    return digest.hexdigest()
 
 
 def _reply_json(reply: Reply) -> str:
@@ -335,8 +377,8 @@ def _reply_json(reply: Reply) -> str:
     return canonical_json({name: value for name, value, default in values if value != default})
 
 
-def _read_reply(stored: str | bytes, logprobs: bytes | None) -> Reply:
-    data = json.loads(_unpack(stored))
+def _read_reply(kind: str, stored: bytes, logprobs: bytes | None) -> Reply:
+    data = json.loads(stored if kind == "text" else zlib.decompress(stored))
     for name in ("token_ids", "prompt_token_ids", "tool_calls"):
         data[name] = None if data.get(name) is None else tuple(data[name])
     return Reply(**data, logprobs=None if logprobs is None else TokenLogprobs.unpack(logprobs))

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from assay_evaluate.client.arrays import read_array
 from assay_evaluate.client.journal import Request, TokenLogprobs
+from assay_evaluate.transport.errors import AnothersReply
 
 
 def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: Request) -> TokenLogprobs | None:
     """Those of an answered request from position `request.logprobs_from` on; None if it did not ask, or the server gave none.
 
-    LookupError if they do not fit the prompt.
+    LookupError if they are not as asked for, AnothersReply if they are of another prompt.
     """
     sampling = request.body.get("sampling_params", request.body)
     top_k = sampling.get("prompt_logprobs")
@@ -29,7 +30,7 @@ def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: 
     if rows is None:
         return None
     if len(rows) != len(prompt):
-        raise LookupError(f"{len(rows)} rows of prompt_logprobs for {len(prompt)} tokens")
+        raise AnothersReply(f"{len(rows)} rows of prompt_logprobs for {len(prompt)} tokens")
     found = _from_rows(rows[request.logprobs_from :], tokens_P, top_k)
     asked = sampling.get("prompt_logprob_token_ids")
     return found if asked is None or packed is None else _with_exact_ids(found, asked, _array(packed))
@@ -52,6 +53,8 @@ def _from_rows(rows: list[dict[str, Any] | None], tokens_P: npt.NDArray[np.int32
         if entries is None:
             continue  # nothing predicts the first token
         standing = str(tokens_P[row])
+        if standing not in entries:
+            raise AnothersReply(f"prompt_logprobs of other tokens than {standing} in place {row}")
         chosen_P[row] = entries[standing]["logprob"]
         ranked = [
             (-entry["logprob"], entry.get("rank") or 0, int(token_id))
@@ -78,7 +81,7 @@ def _from_array(
     own = array[-p:] if p < num_tokens else array  # the first token of a text has no prediction
     have = slice(p - len(own), p)
     if not np.array_equal(own[:, 0, 0].astype(np.int32), tokens_P[have]):
-        raise LookupError("packed log-probabilities are of another text")
+        raise AnothersReply("packed log-probabilities are of another text")
     ids_PK[have, :k], logprobs_PK[have, :k], chosen_P[have] = own[:, 0, 1:], own[:, 1, 1:], own[:, 1, 0]
     return TokenLogprobs(tokens_P, ids_PK, logprobs_PK, chosen_P)
 

@@ -6,11 +6,7 @@ from typing import Any
 
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
-from assay_evaluate.transport.foreign_json import text_of
-
-MOST_NESTED = 16
-"""Levels of what is kept as the server sent it."""
-MOST_COUNT = 2**53
+from assay_evaluate.transport.foreign_json import MOST_COUNT, plain, text_of
 
 
 def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:
@@ -25,6 +21,9 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     prompt_ids = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     token_ids = choice.get("token_ids")
     logprobs = read_prompt_logprobs(data, choice, request)
+    says_something = any(message.values()) or choice.get("finish_reason") or token_ids or logprobs is not None
+    if not says_something:
+        raise ValueError("a choice that says nothing, not even that it has ended")
     return Reply(
         status="answered",
         text=text_of(message.get("content")) or "",
@@ -38,7 +37,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else _ids(prompt_ids),
         token_ids=None if token_ids is None else _ids(token_ids),
-        usage=_plain(data.get("usage")),
+        usage=plain(data.get("usage")),
         speculation=_read_speculation(data),
         http_status=200,
         latency_s=latency_s,
@@ -81,20 +80,7 @@ def _ids(told: Any) -> tuple[int, ...]:
 
 
 def _objects(told: Any) -> list[dict[str, Any]]:
-    plain = _plain(told)
-    if type(plain) is list and set(map(type, plain)) <= {dict}:
-        return plain
+    found = plain(told)
+    if type(found) is list and set(map(type, found)) <= {dict}:
+        return found
     raise TypeError("tool calls that are no list of objects")
-
-
-def _plain(told: Any, levels: int = MOST_NESTED) -> Any:
-    """What JSON can hold, with clean text. ValueError: nested deeper than anything a server has to say."""
-    if levels == 0:
-        raise ValueError(f"nested deeper than {MOST_NESTED} levels")
-    if type(told) is dict:
-        if set(map(type, told.values())) <= {int} and all(map(str.isascii, told)):
-            return told
-        return {str(text_of(name)): _plain(value, levels - 1) for name, value in told.items()}
-    if type(told) is list:
-        return [_plain(value, levels - 1) for value in told]
-    return text_of(told) if type(told) is str else told

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from assay.foreign_text import shown
+from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.replies import read_reply
 from assay_evaluate.transport.connection import MOST_REPLY_BYTES, Connection, HttpReply
-from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson
+from assay_evaluate.transport.errors import AnothersReply, TransportError, UnusableReply
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_of
 
 COME_LATER = frozenset({408, 409, 425, 429})
 """HTTP statuses with which a server puts a request off."""
+MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
+"""HTTP statuses of a wrong address or key. One by itself may be a gateway's hiccup; every request gets it, or none."""
+REFUSED = frozenset(range(400, 500)) - COME_LATER - MISCONFIGURED | {501}
+"""HTTP statuses with which a server refuses a request for good."""
 TRY_AGAIN = (COME_LATER | frozenset(range(500, 600))) - {501}
-"""HTTP statuses that say nothing about the request itself. 501 does: the server has no such thing."""
+"""HTTP statuses of a server that is busy or unwell."""
 LONGEST_BACKOFF_S = 30.0
 LONGEST_RETRY_AFTER_S = 120.0
 """However long the server wants to be left alone: it may name a day, or a mistake."""
@@ -31,15 +39,25 @@ BYTES_PER_LOGPROB = 256
 """Room in a reply for one log-probability: its token, as text, as bytes and as JSON names them."""
 
 
+OUR_ID = re.compile(r"assay-[0-9a-f]{16}-[0-9]+")
+"""The id that a request is given (X-Request-Id). vLLM repeats it in the reply's own `id`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came of one request. `data`: the JSON of a reply that could be read; None: there is none."""
+    """What came of one request: all that leaves this boundary. Whatever the types of a server's JSON, these are as said."""
 
     reply: Reply
-    data: dict[str, Any] | None = None
+    rows: tuple[TokenRow, ...] = ()
+    """Generated log-probabilities. Empty: none came."""
+    routed_experts: str | None = None
+    """As it came: base64 of an .npy of [tokens, layers, experts per token]."""
+    system_fingerprint: str | None = None
     may_help: bool = False
     """Whether the same request may be answered another time."""
     retry_after_s: float | None = None
+    is_of_another: bool = False
+    """Failed: the reply that came belongs to another request."""
 
 
 class Sender:
@@ -50,6 +68,7 @@ class Sender:
         self._model_json = json.dumps(model)
         self._timeout_s = timeout_s
         self._headers = headers
+        self._nonce, self._numbers = secrets.token_hex(8), itertools.count()
 
     def connect(self, url: str) -> Connection:
         """A connection for one thread. Nothing is sent yet."""
@@ -59,13 +78,14 @@ class Sender:
         """One request and its reply, once. Nothing that a server does is an error."""
         body = self.body_of(request.body_json)
         total_s, most_bytes = self.total_s(request.body), most_reply_bytes(request.body)
+        request_id = f"assay-{self._nonce}-{next(self._numbers)}"
         started = time.monotonic()
         try:
-            response = connection.post(request.path, body, total_s=total_s, most_bytes=most_bytes)
+            response = connection.post(request.path, body, total_s=total_s, most_bytes=most_bytes, request_id=request_id)
         except TransportError as error:
             reply = Reply("failed", error=str(error), latency_s=time.monotonic() - started)
             return Received(reply, may_help=not isinstance(error, UnusableReply))
-        return received_of(response, request, time.monotonic() - started)
+        return received_of(response, request, time.monotonic() - started, request_id)
 
     def hang_up(self, connection: Connection, request: Request, most_events: int) -> Reply:
         """Read some events of the streamed reply, then close the connection: what an impatient user does."""
@@ -107,17 +127,32 @@ def wait_s(key: str, attempt: int, backoff_s: float, retry_after_s: float | None
     return max(own_s, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
 
 
-def received_of(response: HttpReply, request: Request, latency_s: float) -> Received:
-    """What a reply means for the request that it answers."""
+def received_of(response: HttpReply, request: Request, latency_s: float, request_id: str = "") -> Received:
+    """What a reply means for the request that it answers. request_id: what the request was sent under."""
     status = response.status
     if status != 200:
-        may_help = status in TRY_AGAIN
+        may_help = status not in REFUSED
         said = f"HTTP {status}: {response.message}"
         reply = Reply("failed" if may_help else "refused", error=said, http_status=status, latency_s=latency_s)
-        return Received(reply, None, may_help, response.retry_after_s)
+        return Received(reply, may_help=may_help, retry_after_s=response.retry_after_s)
     try:
         data = response.json()
-        return Received(read_reply(data, request, latency_s), data)
-    except (NotJson, LookupError, TypeError, ValueError, AttributeError) as error:
+        if not isinstance(data, dict):
+            raise TypeError(f"{type(data).__name__} in place of an object")
+        _check_whose(data, request_id)
+        choice = data["choices"][0]
+        return Received(
+            read_reply(data, request, latency_s), read_rows(choice), text_of(choice.get("routed_experts")), fingerprint_in(data)
+        )
+    except WRONG_SHAPE as error:
         what = f"reply is not what the API promises: {type(error).__name__}: {shown(error, 400)}"
-        return Received(Reply("failed", error=what, http_status=status, latency_s=latency_s), may_help=True)
+        reply = Reply("failed", error=what, http_status=status, latency_s=latency_s)
+        return Received(reply, may_help=True, is_of_another=isinstance(error, AnothersReply))
+
+
+def _check_whose(data: dict[str, Any], request_id: str) -> None:
+    """AnothersReply if the reply's id is that of another request. Servers that choose ids of their own are believed."""
+    told = data.get("id")
+    named = OUR_ID.search(told) if isinstance(told, str) else None
+    if named is not None and named.group() != request_id:
+        raise AnothersReply(f"it answers request {named.group()}, not {request_id}")

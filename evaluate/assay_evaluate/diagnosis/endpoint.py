@@ -59,16 +59,15 @@ def find_endpoint(
         listed = list_models(base_url, what="the endpoint", headers=sent)
     except ServeError as error:
         raise MeasureError(str(error)) from None
-    names = [one["id"] for one in listed]
+    names = [one.id for one in listed]
     if model is not None and model not in names:
         raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
-    about = next(one for one in listed if model is None or one["id"] == model)
-    length = about.get("max_model_len")
-    with Client(Address(base_url, about["id"], sent), timeout_s=timeout_s) as client:
+    about = next(one for one in listed if model is None or one.id == model)
+    with Client(Address(base_url, about.id, sent), timeout_s=timeout_s) as client:
         return ProbedEndpoint(
             base_url=base_url,
-            model=about["id"],
-            max_model_len=length if isinstance(length, int) else None,
+            model=about.id,
+            max_model_len=about.max_model_len,
             offer=_find_offer(client, sent),
             system_fingerprint=client.tally.system_fingerprint,
             headers=sent,
@@ -117,6 +116,7 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
         token_ids=token_ids,
         extended_sampling=token_ids and said(path, **base, **EXTENDED).is_answered,
         tokenize=_answers(client, "/tokenize", {"prompt": "1 + 1"}),
+        detokenize=_answers(client, "/detokenize", {"tokens": [1]}),
         metrics=bool(counters),
         counts_nans="vllm:corrupted_requests_total" in counters,
         speculation=with_ids.reply.speculation is not None or "vllm:spec_decode_num_drafts_total" in counters,

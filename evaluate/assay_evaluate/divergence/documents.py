@@ -18,6 +18,7 @@ from typing import Any
 
 from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.records.divergence import TextSet
+from assay.records.measurement import ItemResult
 from assay_evaluate.asking.dialect import sampling
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import NotMeasured
@@ -42,6 +43,8 @@ class Document:
     domain: str = ""
     num_thinking: int | None = None
     """The first so many of `reply_ids` are thinking. None: the server does not say."""
+    cluster: str | None = None
+    """Of texts that answer one question in several languages, or at several lengths. None: no other text shares it."""
 
     @property
     def ids(self) -> list[int]:
@@ -56,6 +59,7 @@ class TextQuestion:
     texts: TextSet
     domain: str
     request: Request
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,11 +136,11 @@ def own_questions(session: Session, spec: DivergenceSpec) -> list[TextQuestion]:
 
 
 def suite_questions(
-    session: Session, spec: DivergenceSpec, who: Identity, languages: Mapping[tuple[str, str], str]
+    session: Session, spec: DivergenceSpec, who: Identity, results: Mapping[tuple[str, str], ItemResult]
 ) -> list[TextQuestion]:
     """Questions that the tasks of the suite asked the reference, to be answered once more at T=1 with their own budgets.
 
-    `spec.suite_documents` of every task, spread over its items. languages: (task, item) -> language.
+    `spec.suite_documents` of every task, spread over its items. results: of (task, item), for its language and cluster.
     """
     if not spec.suite_documents:
         return []
@@ -150,7 +154,10 @@ def suite_questions(
         for item, key in chosen:
             path, body = session.client.journal.request_of(key)
             request = Request(TASK_WRITE, f"{task}/{item}", 0, path, _sampled(body))
-            questions.append(TextQuestion(languages.get((task, item), ""), "suite_replies", task, request))
+            result = results.get((task, item))
+            language, cluster = ("", None) if result is None else (result.language, result.cluster)
+            own = None if cluster is None else f"{task}/{cluster}"
+            questions.append(TextQuestion(language, "suite_replies", task, request, own))
     return questions
 
 
@@ -188,6 +195,7 @@ def _document(session: Session, question: TextQuestion, reply: Reply) -> Documen
         question.texts,
         question.domain,
         None if reply.thinking_tokens is None else min(reply.thinking_tokens, room),
+        question.cluster,
     )
 
 
@@ -242,10 +250,9 @@ def _texts(spec: DivergenceSpec, seed: str, length: int) -> Iterator[tuple[str, 
 
 def _tokenized(session: Session, text: str) -> tuple[int, ...]:
     response = session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-    tokens = response.data.get("tokens")
-    if not tokens or not isinstance(tokens, list):
+    if not response.tokens:
         raise NotMeasured(f"held-out text cannot be tokenized: /tokenize: HTTP {response.status}: {response.message}")
-    return tuple(tokens)
+    return response.tokens
 
 
 def num_tokens(documents: Iterable[Document]) -> int:

@@ -1,10 +1,9 @@
 """Values per position of many texts -> `Drift`: how far, where, and how sure that is.
 
 Tokens of one text are not independent, so every interval is over whole texts, with the kinds of text that the suite fixes as
-strata, and fewer than `FEWEST_TEXTS` have none. Quantiles and the mean of the worst 5 % have none either: over tens of texts
-none covers. Gates and
-readers compare these with the same numbers of the reference against itself; nothing here divides by that noise floor, which is
-exactly 0 on some machines.
+strata, and fewer than `FEWEST_TEXTS` have none. Texts that answer one question, as its translations do, count as one. Quantiles
+and the mean of the worst 5 % have no interval: over tens of texts none covers. Gates and readers compare these with the same
+numbers of the reference against itself; nothing here divides by that noise floor, which is exactly 0 on some machines.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ Ints = npt.NDArray[np.intp]
 class Positions:
     """All finite positions of some texts, one after the other (N), and what each belongs to."""
 
-    document_N: Ints
+    cluster_N: Ints
+    """Texts that answer one question in several languages, or at several lengths, are one; any other text is its own."""
     position_N: Ints
     """In the text, prompt included."""
     kl_N: Floats
@@ -51,7 +51,7 @@ class Positions:
     labels_N: dict[str, npt.NDArray[np.str_]]
     """`domain`, `language`, `part` of each; empty where not known."""
     kinds: tuple[Kind, ...]
-    """Of each text: set, domain, language."""
+    """Of each cluster: set, domain, language; an empty one where its texts are in several."""
 
     def only(self, mask_N: Bools) -> Positions:
         """Those where `mask_N`."""
@@ -67,9 +67,12 @@ def gather(scored: Sequence[tuple[ScoredDocument, PositionDivergence]]) -> Posit
         parts = [np.broadcast_to(values(doc, one), one.finite_P.shape)[one.finite_P] for doc, one in scored]
         return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
 
-    numbers = {id(doc): number for number, (doc, _) in enumerate(scored)}
+    clusters: dict[str | int, list[ScoredDocument]] = {}
+    for doc, _ in scored:
+        clusters.setdefault(doc.cluster or id(doc), []).append(doc)
+    numbers = {id(doc): number for number, docs in enumerate(clusters.values()) for doc in docs}
     return Positions(
-        document_N=flat(lambda doc, one: numbers[id(doc)], np.intp),
+        cluster_N=flat(lambda doc, one: numbers[id(doc)], np.intp),
         position_N=flat(lambda doc, one: doc.first_position + np.arange(len(one.finite_P)), np.intp),
         kl_N=flat(lambda doc, one: one.kl_P),
         unbiased_N=flat(lambda doc, one: one.corrected_P),
@@ -84,8 +87,13 @@ def gather(scored: Sequence[tuple[ScoredDocument, PositionDivergence]]) -> Posit
             "language": flat(lambda doc, one: doc.language, np.str_),
             "part": flat(lambda doc, one: _parts(doc, len(one.finite_P)), np.str_),
         },
-        kinds=tuple((doc.texts, doc.domain, doc.language) for doc, _ in scored),
+        kinds=tuple(_kind_of(docs) for docs in clusters.values()),
     )
+
+
+def _kind_of(docs: Sequence[ScoredDocument]) -> Kind:
+    languages = {doc.language for doc in docs}
+    return (docs[0].texts, docs[0].domain, docs[0].language if len(languages) == 1 else "")
 
 
 def _parts(doc: ScoredDocument, num_positions: int) -> npt.ArrayLike:
@@ -156,7 +164,7 @@ def text_mean(
     found: Positions, values_N: Floats, within: tuple[float, float] = SIGNED, *, level: float = 0.95
 ) -> TextMean:  # fmt: skip
     """Mean of a value per position, with an interval over whole texts if there are enough of them."""
-    texts, text_N = np.unique(found.document_N, return_inverse=True)
+    texts, text_N = np.unique(found.cluster_N, return_inverse=True)
     if len(texts) < FEWEST_TEXTS:
         return Estimate(value=float(values_N.mean()), n=len(texts))
     strata = strata_of([found.kinds[text] for text in texts])

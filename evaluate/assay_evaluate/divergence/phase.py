@@ -108,8 +108,8 @@ def text_questions(
     session: Session, spec: DivergenceSpec, who: Identity, tasks: Sequence[TaskResult]
 ) -> list[TextQuestion]:  # fmt: skip
     """The questions that the texts of `who` answer: our own, and those of the suite's tasks that `who` was asked."""
-    languages = {(task.task, item.item): item.language for task in tasks for item in task.items}
-    return [*own_questions(session, spec), *suite_questions(session, spec, who, languages)]
+    results = {(task.task, item.item): item for task in tasks for item in task.items}
+    return [*own_questions(session, spec), *suite_questions(session, spec, who, results)]
 
 
 @dataclass

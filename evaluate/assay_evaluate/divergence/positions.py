@@ -45,6 +45,8 @@ class ScoredDocument:
     """Tokens before the first of the P positions: the prompt's."""
     num_thinking: int | None = None
     """The first so many of the P are thinking, the others the answer. None: not known."""
+    cluster: str | None = None
+    """What the text shares with others, such as the question that it answers in another language. None: nothing."""
 
 
 @dataclass(frozen=True, eq=False)

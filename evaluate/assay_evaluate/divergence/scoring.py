@@ -136,6 +136,7 @@ def scored_document(document: Document, reference: TokenLogprobs, candidate: Tok
         domain=document.domain,
         first_position=len(document.prompt_ids),
         num_thinking=document.num_thinking,
+        cluster=document.cluster,
     )
 
 

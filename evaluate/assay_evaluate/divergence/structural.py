@@ -98,7 +98,7 @@ def structural(
         return "no structural token stands in the texts"
     inside = found.only(inside_N)
     return Structural(
-        num_documents=len(np.unique(inside.document_N)),
+        num_documents=len(np.unique(inside.cluster_N)),
         num_positions=int(inside_N.sum()),
         kl_mean=text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level),
         top1_agreement=text_mean(inside, inside.agrees_N.astype(np.float64), SHARE, level=level),

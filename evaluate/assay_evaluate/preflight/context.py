@@ -1,9 +1,9 @@
 """Do the prompts and replies that a suite asks for fit the context with which the checkpoints are served?
 
-By the rules of the run itself (`tasks/room.py`, `tasks/ruler_task.py`): a budget that fills the context stops it, a prompt of a
-stated length that does not fit is left out. FAIL: the run is refused, or nothing is left of a task that a required gate judges.
-Where some lengths are left out the task is measured on the others: PASS, and said. So it is where texts of the divergence are
-cut (`divergence/documents.py`).
+By the rules of the run itself (`tasks/room.py`, `tasks/cells.py`, `tasks/longest.py`): a budget that fills the context stops
+it, a prompt of a stated length that does not fit is left out. FAIL: the run is refused, or nothing is left of a task that a
+required gate judges. Where some lengths are left out the task is measured on the others: PASS, and said. So it is where texts
+of the divergence are cut (`divergence/documents.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator
 from assay.recipes.suite import DivergenceSpec, NeedleTask, RulerTask, SuiteRecipe, TaskBase, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
+from assay_evaluate.tasks.cells import needed_tokens, planned_style, ruler_cells
+from assay_evaluate.tasks.longest import settled
 from assay_evaluate.tasks.room import fills_context, with_reply
-from assay_evaluate.tasks.ruler_task import cells, needed_tokens
 
 
 def check_context(
@@ -44,6 +45,9 @@ def _filled(task: TaskBase, context: int) -> Check:
 
 
 def _fitting(task: TaskBase, context: int, is_required: bool, is_chat: bool) -> Check:
+    said = None
+    if isinstance(task, RulerTask):
+        task, said = settled(task, planned_style(task, is_chat=is_chat), context)
     lengths = _needed(task, is_chat)
     if not lengths:
         detail = f"{task.max_tokens:,} tokens of reply leave {context - task.max_tokens:,} of {context:,} for a prompt"
@@ -51,6 +55,8 @@ def _fitting(task: TaskBase, context: int, is_required: bool, is_chat: bool) -> 
     left_out = [length for length, needed in lengths.items() if needed > context]
     longest = max(lengths)
     detail = f"prompts to {longest:,} tokens need {lengths[longest]:,} of {context:,} with their reply"
+    if said is not None:
+        detail = f"{said}; {detail}"
     if not left_out:
         return Check(check="context", subject=task.name, outcome="PASS", detail=detail)
     remedy = f"for {longest:,} tokens lower max_tokens to {context - longest:,} in the suite, or raise max-model-len"
@@ -90,7 +96,7 @@ def _needed(task: TaskBase, is_chat: bool) -> dict[int, int]:
     if not isinstance(task, RulerTask):
         return {}
     found: dict[int, int] = {}
-    for cell in cells(task):
-        style = "chat" if task.style == "auto" and is_chat else "base" if task.style == "auto" else task.style
+    style = planned_style(task, is_chat=is_chat)
+    for cell in ruler_cells(task):
         found[cell.length_tokens] = max(found.get(cell.length_tokens, 0), needed_tokens(task, style, cell))
     return found

@@ -163,10 +163,11 @@ def _short(number: float) -> str:
 
 
 def _time(hours: Range, gpu_hours: Range | None) -> str:
-    found = f"{_span(hours)} h" if hours[1] >= 2 else f"{_span((60 * hours[0], 60 * hours[1]))} minutes"
-    return found if gpu_hours is None else f"{found}, {_span(gpu_hours)} GPU-hours"
+    found = f"{span(hours)} h" if hours[1] >= 2 else f"{span((60 * hours[0], 60 * hours[1]))} minutes"
+    return found if gpu_hours is None else f"{found}, {span(gpu_hours)} GPU-hours"
 
 
-def _span(span: Range) -> str:
-    low, high = (f"{float(f'{end:.2g}'):,g}" for end in span)
+def span(ends: Range) -> str:
+    """3.1 to 24."""
+    low, high = (f"{float(f'{end:.2g}'):,g}" for end in ends)
     return f"{low} to {high}"

@@ -1,7 +1,7 @@
-"""Data sets of the hub that a suite's tasks are made of: are they there, may they be read, are they in the cache?
+"""Data sets that a suite's tasks are made of: are they there, may they be read, are they here already?
 
-Asks the hub about each one, in parallel and for seconds; nothing is downloaded. A task without its data is NOT MEASURED hours
-later, when a reference has been loaded for it.
+Asks the hub, or who has RULER's texts, about each one, in parallel and for seconds; nothing is downloaded. A task without its
+data is NOT MEASURED hours later, when a reference has been loaded for it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from huggingface_hub.file_download import repo_folder_name
 
 from assay.foreign_text import shown
 from assay.hub_errors import HUB_ERRORS
-from assay.recipes.suite import LmEvalTask, SuiteRecipe, SweTask
+from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.recipes.swe import NAMED_DATASETS
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
 from assay_evaluate.tasks.lm_eval.load import configs_of
+from assay_evaluate.tasks.published import store
+from assay_evaluate.tasks.published.choice import wanted_sources
+from assay_evaluate.tasks.published.pins import TITLES, SourceName
 
 TIMEOUT_S = 10
 _LOCAL = frozenset({"json", "csv", "parquet", "text", "arrow", "pandas", "webdataset"})
@@ -28,14 +31,16 @@ _LOCAL = frozenset({"json", "csv", "parquet", "text", "arrow", "pandas", "webdat
 
 
 def check_data_sets(suite: SuiteRecipe) -> list[Check]:
-    """One check for each data set of the hub that a task needs, in the order of the tasks; none, if no task needs one."""
-    found = needed_data_sets(suite)
-    with ThreadPoolExecutor(max_workers=max(1, len(found))) as pool:
-        return [*pool.map(_look, found, found.values())]
+    """One check for each data set that a task needs, in the order of the tasks, RULER's published texts after those of the hub;
+    none, if no task needs one."""
+    found, texts = needed_data_sets(suite), _needed_texts(suite)
+    with ThreadPoolExecutor(max_workers=max(1, len(found) + len(texts))) as pool:
+        looked = pool.map(_look, found, found.values())
+        return [*looked, *pool.map(_look_at_text, texts, texts.values())]
 
 
 def needed_data_sets(suite: SuiteRecipe) -> dict[str, list[str]]:
-    """Hub id -> the suite's tasks that are made of it. RULER and the generated tasks need none, or files of one's own."""
+    """Hub id -> the suite's tasks that are made of it. Generated tasks need none, RULER none of the hub."""
     found: dict[str, list[str]] = {}
     for task in suite.tasks:
         for name in dict.fromkeys(_of_task(task)):
@@ -103,6 +108,28 @@ def _offline(name: str, needed: str, why: str, cached: Path | None) -> Check:
 
 def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = None) -> Check:
     return Check(check="data sets", subject=name, outcome=outcome, detail=detail, remedy=remedy)
+
+
+# ------------------------------------------------------------------------------------------------ RULER's texts
+def _needed_texts(suite: SuiteRecipe) -> dict[SourceName, list[RulerTask]]:
+    found: dict[SourceName, list[RulerTask]] = {}
+    for task in suite.tasks:
+        if isinstance(task, RulerTask):
+            for source in wanted_sources(task):
+                found.setdefault(source, []).append(task)
+    return found
+
+
+def _look_at_text(source: SourceName, tasks: list[RulerTask]) -> Check:
+    """FAIL only for a task that does not do without the published text."""
+    needed = f"needed by {', '.join(task.name for task in tasks)}"
+    is_had, found = store.look(source)
+    if is_had:
+        return _data_set(TITLES[source], f"{needed}; {found}", "PASS")
+    if any(task.sources == "published" for task in tasks):
+        return _data_set(TITLES[source], f"{needed}; {found}", "FAIL", f"{store.remedy(source)}, or say `sources: auto`")
+    detail = f"{needed}; {found}: generated text is asked instead, and scores do not stand beside published ones"
+    return _data_set(TITLES[source], detail, "PASS", store.remedy(source))
 
 
 def is_cached(name: str) -> Path | None:

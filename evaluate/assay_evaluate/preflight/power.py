@@ -1,24 +1,33 @@
 """The power of a suite: can it pass a candidate that lost nothing, and fail one that lost more than it may?
 
 A suite that asks too few items calls nearly every candidate UNDERPOWERED, whatever its quality: hours are spent and nothing is
-decided. From the items of each task, the margins, and what is assumed of the discordance between two runs of the same model
-(`known_tasks`), the decision rule of the verdicts is simulated (`statistics.joint_power`). Score gates only: divergence,
-acceptance, truncation and probes are taken to pass, and every reply to come.
+decided. From the items of each task, the looks at it, the margins, and what is assumed of two runs of the same model
+(`known_tasks`), the verdicts of all score gates and of the claim about the whole are drawn (`statistics.joint`). Divergence,
+acceptance, truncation, tokens per answer and probes are taken to pass, and every reply to come.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from assay.quantities import percent_plain, percent_short
 from assay.recipes.gate import GateRecipe, ScoreGate
-from assay.recipes.suite import LmEvalTask, SuiteRecipe, SweTask, TaskBase, ToolsTask
+from assay.recipes.suite import Range, SuiteRecipe, SweTask, TaskBase
 from assay.records.preflight.report import Check
-from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE, GENERATED_DISCORDANCE, LM_EVAL, UNKNOWN_DISCORDANCE
-from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT, cluster_sizes, num_items, replies_each
-from assay_evaluate.statistics.joint_power import Chances, ScoreDesign, chances
+from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE
+from assay_evaluate.preflight.power_designs import (
+    LARGEST_DISCORDANCE,
+    Assumptions,
+    Gated,
+    design_of,
+    gated_tasks,
+    rules_of,
+)
+from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT, num_items
+from assay_evaluate.statistics.joint import Chances, Path, Rules, draw, resolve
 
 ENOUGH = 0.5
 """Below it a suite says so: a lossless candidate is more likely not to pass than to pass."""
@@ -26,175 +35,269 @@ WANTED = 0.8
 """What the advice aims at, for all tasks together; the field's convention for a power."""
 MOST_SAMPLES = 16
 """Replies to each item that are advised at most."""
+MOST_STEPS = 24
+"""Of the search for what would raise the power."""
+LEAST_GAIN = 0.002
+"""Of the chance by a step, or the step is not advised: it is noise, or the task is no obstacle."""
+LARGEST_LOSS = 0.99
+SCENARIOS = {
+    "lossless": (1.0, 0.0), "steadier": (DISCORDANCE_RANGE[0], 0.0), "noisier": (DISCORDANCE_RANGE[1], 0.0),
+    "at_margin": (1.0, 1.0), "at_twice": (1.0, 2.0),
+}  # fmt: skip
+"""Name -> (times the assumed discordances, times every margin that is lost)."""
+NO_SCORE_GATE = "no limit on a score, so no candidate can pass"
+
+
+@dataclass(frozen=True)
+class Together:
+    """Some of the gates together. lossless: chances of a candidate that loses nothing; steadier, noisier: the same if
+    discordances are lower or higher than assumed. at_margin, at_twice: of one that loses every margin, or twice that."""
+
+    lossless: Chances
+    steadier: Chances
+    noisier: Chances
+    at_margin: Chances
+    at_twice: Chances
+
+
+class Alone(NamedTuple):
+    """Of a candidate that loses at one task alone: chances that its gate is PASS, or FAIL, and that the candidate is PASS."""
+
+    passes: float
+    fails: float
+    candidate_passes: float
 
 
 @dataclass(frozen=True)
 class SuitePower:
-    """designs: one for each score gate. lossless: chances of a candidate that loses nothing. passes_range: of its PASS, if
-    discordances are higher or lower than assumed. required_passes: by the required gates alone, which decide where the
-    reference cannot do the tasks of the others; None: all are required. at_margin, at_twice: of one that loses every margin,
-    or twice that."""
+    """gated: the score gates. all_gates; required: the required gates alone, which decide where the reference cannot do the
+    tasks of the others; None: all are required. alone_at_margin, alone_at_twice: of each gate on one that loses its margin, or
+    twice that, and nothing else. unknown: gated tasks that are left out, for how many items they have is not
+    known."""
 
-    designs: tuple[ScoreDesign, ...]
-    lossless: Chances
-    passes_range: tuple[float, float]
-    required_passes: float | None
-    at_margin: Chances
-    at_twice: Chances
+    gated: tuple[Gated, ...]
+    all_gates: Together
+    required: Together | None
+    alone_at_margin: tuple[Alone, ...]
+    alone_at_twice: tuple[Alone, ...]
+    unknown: tuple[str, ...] = ()
 
     @property
-    def weak(self) -> list[tuple[float, ScoreDesign]]:
+    def weak(self) -> list[tuple[float, Gated]]:
         """Gates that a lossless candidate is likely to miss where all must be passed together, the weakest first."""
-        found = [(alone, one) for alone, one in zip(self.lossless.passes_alone, self.designs, strict=True)]
-        return sorted((pair for pair in found if pair[0] < _wanted_alone(self.designs)), key=lambda pair: pair[0])
+        found = list(zip(self.all_gates.lossless.passes_alone, self.gated, strict=True))
+        wanted = WANTED ** (1 / len(self.gated))
+        return sorted((pair for pair in found if pair[0] < wanted), key=lambda pair: pair[0])
 
 
-def suite_power(suite: SuiteRecipe, gates: GateRecipe) -> SuitePower | list[str]:
-    """The power of a suite under gates as they apply to it (`gates_on`), or the names of gated tasks of unknown length.
+# ------------------------------------------------------------------------------------------------ the chances
+def suite_power(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions | None = None) -> SuitePower | None:
+    """The power of a suite under gates as they apply to it (`gates_on`). None: no gated task has a known number of items.
 
     ValueError without a score gate.
     """
-    designs, unknown = score_designs(suite, gates)
-    if unknown:
-        return unknown
-    lossless, fewer, more = (_chances(_scaled(designs, factor), gates, 0.0) for factor in (1.0, *DISCORDANCE_RANGE))
+    gated, unknown = _gated(suite, gates, assumptions or Assumptions())
+    if not gated:
+        return None
+    rules = rules_of(gates)
+    drawn = {name: _paths(_scaled(gated, factor), margins, rules) for name, (factor, margins) in SCENARIOS.items()}
+    required = [at for at, one in enumerate(gated) if one.gate.required]
     return SuitePower(
-        designs=designs,
-        lossless=lossless,
-        passes_range=(more.passes, fewer.passes),
-        required_passes=_required_passes(designs, gates),
-        at_margin=_chances(designs, gates, 1.0),
-        at_twice=_chances(designs, gates, 2.0),
+        gated=tuple(gated),
+        all_gates=Together(**{name: resolve(paths, rules) for name, paths in drawn.items()}),
+        required=None
+        if len(required) in {0, len(gated)}
+        else Together(**{name: resolve([paths[at] for at in required], rules) for name, paths in drawn.items()}),
+        alone_at_margin=tuple(_one_by_one(drawn["lossless"], drawn["at_margin"], rules)),
+        alone_at_twice=tuple(_one_by_one(drawn["lossless"], drawn["at_twice"], rules)),
+        unknown=tuple(unknown),
     )
 
 
-def _required_passes(designs: Sequence[ScoreDesign], gates: GateRecipe) -> float | None:
-    optional = {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and not gate.required}
-    required = [one for one in designs if one.task not in optional]
-    return None if len(required) in {0, len(designs)} else _chances(required, gates, 0.0).passes
+def lossless_chances(suite: SuiteRecipe, gates: GateRecipe) -> tuple[Chances, Chances | None] | None:
+    """(of all score gates, of the required ones alone) on a candidate that loses nothing. None: there is no score gate, or how
+    many items some task has is not known."""
+    gated, unknown = gated_tasks(suite, gates, Assumptions())
+    if unknown or not gated:
+        return None
+    rules = rules_of(gates)
+    paths = _paths(gated, 0.0, rules)
+    required = [path for one, path in zip(gated, paths, strict=True) if one.gate.required]
+    return resolve(paths, rules), None if len(required) in {0, len(paths)} else resolve(required, rules)
 
 
-def score_designs(suite: SuiteRecipe, gates: GateRecipe) -> tuple[tuple[ScoreDesign, ...], list[str]]:
-    """(one design for each score gate whose task has a known number of items, names of the other tasks)."""
-    tasks = {task.name: task for task in suite.tasks}
-    designs, unknown = [], []
-    for gate in gates.gates:
-        if not isinstance(gate, ScoreGate) or gate.task not in tasks:
-            continue
-        task = tasks[gate.task]
-        count = num_items(task)
-        if count is None:
-            unknown.append(gate.task)
-            continue
-        clusters = cluster_sizes(task) if isinstance(task, SweTask) else None
-        designs.append(
-            ScoreDesign(
-                gate.task, count, gate.max_drop, discordance_of(task), replies_each(task), gate.claim,
-                clusters if clusters is not None and len(clusters) > 1 else (),
-            )
-        )  # fmt: skip
-    return tuple(designs), unknown
+def _gated(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions) -> tuple[list[Gated], list[str]]:
+    if not any(isinstance(gate, ScoreGate) for gate in gates.gates):
+        raise ValueError(f"gates {gates.name} have {NO_SCORE_GATE}")
+    return gated_tasks(suite, gates, assumptions)
 
 
-def discordance_of(task: TaskBase) -> float:
-    """Assumed share of items on which two runs of one model differ; of several tasks behind one name, the mean over items."""
-    if not isinstance(task, LmEvalTask):
-        return GENERATED_DISCORDANCE[str(getattr(task, "kind"))]  # noqa: B009  each kind of task has one
-    known = [LM_EVAL[name] for name in task.tasks if name in LM_EVAL]
-    total = sum(sum(one.sizes) for one in known)
-    return sum(sum(one.sizes) * one.discordance for one in known) / total if total else UNKNOWN_DISCORDANCE
-
-
-def _scaled(designs: Sequence[ScoreDesign], factor: float) -> tuple[ScoreDesign, ...]:
-    return tuple(dataclasses.replace(one, discordance=min(1.0, one.discordance * factor)) for one in designs)
-
-
-def _chances(designs: Sequence[ScoreDesign], gates: GateRecipe, margins: float) -> Chances:
+def _paths(gated: Sequence[Gated], margins: float, rules: Rules) -> list[Path]:
     """Of a candidate that loses so many times every margin."""
-    losses = [min(margins * one.margin, 0.99) for one in designs]
-    return chances(designs, losses, level=gates.level, min_items=gates.min_items, holm=gates.adjust == "holm")
+    losses = [min(margins * one.design.margin, LARGEST_LOSS) for one in gated]
+    return [draw(one.design, loss, rules, of=len(gated)) for one, loss in zip(gated, losses, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------ the check
+def _scaled(gated: Sequence[Gated], factor: float) -> list[Gated]:
+    found = []
+    for one in gated:
+        scaled = min(LARGEST_DISCORDANCE, one.design.assumed.discordance * factor)
+        assumed = one.design.assumed._replace(discordance=scaled)
+        found.append(one._replace(design=dataclasses.replace(one.design, assumed=assumed)))
+    return found
+
+
+def _one_by_one(lossless: Sequence[Path], lossy: Sequence[Path], rules: Rules) -> Iterator[Alone]:
+    """Each gate on a candidate that loses at its task alone."""
+    for at, path in enumerate(lossy):
+        found = resolve([*lossless[:at], path, *lossless[at + 1 :]], rules)
+        yield Alone(found.passes_alone[at], found.fails_alone[at], found.passes)
+
+
+# ------------------------------------------------------------------------------------------------ in words
 def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
     """PASS if a lossless candidate passes with a chance of one half or more; else UNKNOWN, with what would raise it.
 
     gates: as they apply to the suite. Never FAIL: a suite of little power measures, and its verdicts say UNDERPOWERED.
     """
-    if not any(isinstance(gate, ScoreGate) for gate in gates.gates):
-        why = f"gates {gates.name} have no limit on a score, so no candidate can pass"
-        return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=why, remedy="write a score gate")
-    found = suite_power(suite, gates)
-    if isinstance(found, list):
-        why = f"the chance that a lossless candidate passes cannot be told: {', '.join(found)}: {UNKNOWN_COUNT}"
+    try:
+        found = suite_power(suite, gates)
+    except ValueError:
+        detail = f"gates {gates.name} have {NO_SCORE_GATE}"
+        return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=detail, remedy="write a score gate")
+    if found is None or found.unknown:
+        names = _unknown(suite, gates)
+        why = f"the chance that a lossless candidate passes cannot be told: {', '.join(names)}: {UNKNOWN_COUNT}"
         return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=why)
-    enough = found.lossless.passes >= ENOUGH
+    enough = found.all_gates.lossless.passes >= ENOUGH
     return Check(
         check="power", subject=suite.name, outcome="PASS" if enough else "UNKNOWN", detail=_detail(found),
-        remedy=None if enough else advice(found, suite, gates),
+        remedy=None if enough else advice(found, gates),
     )  # fmt: skip
 
 
+def _unknown(suite: SuiteRecipe, gates: GateRecipe) -> list[str]:
+    return gated_tasks(suite, gates, Assumptions())[1]
+
+
 def _detail(found: SuitePower) -> str:
-    low, high = (percent_short(share) for share in found.passes_range)
-    text = f"a lossless candidate passes with {percent_short(found.lossless.passes)}"
-    if found.required_passes is not None:
-        alone = percent_short(found.required_passes)
-        text += f" ({alone} if the reference cannot do the tasks whose gates are not required)"
-    text += f", {low} to {high} if replies are less or more steady than assumed"
-    if found.weak:
-        text += ": " + ", ".join(f"{one.task} {100 * chance:.0f} %" for chance, one in found.weak)
-    once, twice = percent_short(found.at_margin.passes), percent_short(found.at_twice.fails)
+    seen, others = found.all_gates, found.required
+    once, twice = percent_short(seen.at_margin.passes), percent_short(seen.at_twice.fails)
+    text = f"{lossless_passes(seen.lossless, None if others is None else others.lossless)}, {spread(seen)}"
+    if found.weak and seen.lossless.passes < WANTED:
+        text += ": " + ", ".join(f"{one.gate.task} {100 * chance:.0f} %" for chance, one in found.weak)
     return (
         f"{text}; otherwise it is UNDERPOWERED; one that loses every margin passes with {once}, one that loses twice every "
         f"margin fails with {twice}"
     )
 
 
-def advice(found: SuitePower, suite: SuiteRecipe, gates: GateRecipe) -> str:
-    """What would let a lossless candidate pass with `WANTED`: more replies or items of the weak tasks."""
-    tasks = {task.name: task for task in suite.tasks}
-    improved = {one.task: _improved(one, tasks[one.task], gates, _wanted_alone(found.designs)) for _, one in found.weak}
-    stuck = [name for name, better in improved.items() if better is None]
-    ways = [_way(one, better) for _, one in found.weak if (better := improved[one.task]) is not None]
-    text = ""
-    if ways:
-        better_designs = [improved.get(one.task) or one for one in found.designs]
-        chance = _chances(better_designs, gates, 0.0).passes
-        text = f"{', '.join(ways)}: it would pass with {percent_short(chance)}"
-    if stuck:
-        margins = {one.task: one.margin for one in found.designs}
-        wide = ", ".join(f"{name} (now {percent_plain(margins[name])})" for name in stuck)
+def lossless_passes(lossless: Chances, required: Chances | None) -> str:
+    """`a lossless candidate passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required)`."""
+    text = f"a lossless candidate passes with {percent_short(lossless.passes)}"
+    if required is None:
+        return text
+    return f"{text} ({percent_short(required.passes)} if the reference cannot do the tasks whose gates are not required)"
+
+
+def spread(seen: Together) -> str:
+    low, high = percent_short(seen.noisier.passes), percent_short(seen.steadier.passes)
+    return f"{low} to {high} if replies are less or more steady than assumed"
+
+
+# ------------------------------------------------------------------------------------------------ what would raise it
+def advice(found: SuitePower, gates: GateRecipe, assumptions: Assumptions | None = None) -> str | None:
+    """What would let a lossless candidate pass with `WANTED`: more items or replies of the weakest tasks, step by step.
+
+    None: it does.
+    """
+    seen = found.all_gates.lossless
+    if seen.passes >= WANTED:
+        return None
+    rules, factors = rules_of(gates), dict.fromkeys(range(len(found.gated)), 1)
+    current, paths = list(found.gated), _paths(found.gated, 0.0, rules)
+    stuck, done = set[int](), set[int]()
+    for _ in range(MOST_STEPS):
+        if seen.passes >= WANTED or (at := _weakest(seen, paths, rules, stuck | done)) is None:
+            break
+        better = _improved(found.gated[at], factors[at], gates, assumptions or Assumptions())
+        if better is None:
+            stuck.add(at)
+            continue
+        path = draw(better[1].design, 0.0, rules, of=len(current))
+        then = resolve([*paths[:at], path, *paths[at + 1 :]], rules)
+        was_enough = rules.whole is not None and paths[at].design.num_items >= rules.min_items
+        if was_enough and then.passes < seen.passes + LEAST_GAIN:
+            done.add(at)
+            continue
+        factors[at], current[at], paths[at], seen = better[0], better[1], path, then
+    ways = [_way(found.gated[at].task, current[at].task) for at, factor in factors.items() if factor > 1]
+    text = f"{', '.join(ways)}: it would pass with {percent_short(seen.passes)}" if ways else ""
+    if seen.passes < WANTED and stuck:
+        margins = {found.gated[at].gate.task: found.gated[at].gate.max_drop for at in sorted(stuck)}
+        wide = ", ".join(f"{name} (now {percent_plain(margin)})" for name, margin in margins.items())
         text += f"{'; and ' if text else ''}more items, or a wider margin, for {wide}"
-    return text
+    return text or None
 
 
-def _improved(one: ScoreDesign, task: TaskBase, gates: GateRecipe, wanted: float) -> ScoreDesign | None:
-    """The smallest number of replies, or of items where greedy replies or tools are asked, that makes a gate strong enough."""
-    for factor in range(2, MOST_SAMPLES + 1):
-        better = (
-            dataclasses.replace(one, num_samples=one.num_samples * factor)
-            if can_repeat(task)
-            else dataclasses.replace(one, num_items=one.num_items * factor)
-        )
-        if not can_repeat(task) and isinstance(task, LmEvalTask | SweTask):
-            return None
-        if _chances([better], gates, 0.0).passes >= wanted:
-            return better
-    return None
+def _weakest(seen: Chances, paths: Sequence[Path], rules: Rules, left_out: set[int]) -> int | None:
+    """The gate that stands most against a PASS: of single gates the one passed least often, of the whole the one that spreads
+    most in units of its margin; one with too few items before all others."""
+    left = [at for at in range(len(paths)) if at not in left_out]
+    if rules.whole is None:
+        wanted = WANTED ** (1 / len(paths))
+        return min((at for at in left if seen.passes_alone[at] < wanted), key=lambda at: seen.passes_alone[at], default=None)
+    few = (at for at in left if paths[at].design.num_items < rules.min_items)
+    return next(few, max(left, key=lambda at: seen.spreads[at], default=None))
 
 
-def can_repeat(task: TaskBase) -> bool:
-    """Whether several replies to an item may differ, and a suite may ask for them."""
-    return isinstance(task, SweTask) or (task.temperature > 0 and not isinstance(task, ToolsTask))
+def _improved(one: Gated, factor: int, gates: GateRecipe, assumptions: Assumptions) -> tuple[int, Gated] | None:
+    """The next larger number of items or replies, as a multiple of the suite's. None: there is none."""
+    wanted = factor + max(1, factor // 2)
+    task = more(one.task, wanted)
+    if task is None:
+        return None
+    design = design_of(task, one.gate, gates.stopping, assumptions)
+    return None if design is None else (wanted, one._replace(task=task, design=design))
 
 
-def _way(one: ScoreDesign, better: ScoreDesign) -> str:
-    if better.num_items > one.num_items:
-        return f"{better.num_items // one.num_items} times the items of {one.task}"
-    return f"{better.num_samples} replies to each item of {one.task}"
+def more(task: TaskBase, factor: int) -> TaskBase | None:
+    """The task with so many times its items, or, where a data set has no more, its replies to each. None: it cannot grow."""
+    if isinstance(task, SweTask):
+        return _within(task.model_copy(update={"num_repeats": task.num_repeats * factor}))
+    if task.items is not None and (_with_items(task, factor) or 0) > (_with_items(task, factor - 1) or 0):
+        return _longer(task, factor)
+    if task.temperature == 0:
+        return None
+    samples = task.num_samples
+    asked = Range(min=samples.min, max=samples.max * factor) if isinstance(samples, Range) else samples * factor
+    return _within(task.model_copy(update={"num_samples": asked}))
 
 
-def _wanted_alone(designs: Sequence[ScoreDesign]) -> float:
-    """Chance of each gate so that all of them together have `WANTED`."""
-    return float(WANTED ** (1 / len(designs)))
+def _longer(task: TaskBase, factor: int) -> TaskBase:
+    assert task.items_field is not None and task.most_items is not None, "it has a number of items"
+    most = task.most_items * factor
+    return task.model_copy(
+        update={task.items_field: Range(min=task.items.min, max=most) if isinstance(task.items, Range) else most}
+    )
+
+
+def _with_items(task: TaskBase, factor: int) -> int | None:
+    return num_items(_longer(task, factor))
+
+
+def _within(task: TaskBase) -> TaskBase | None:
+    replies = task.num_repeats if isinstance(task, SweTask) else task.most_samples
+    return task if replies <= MOST_SAMPLES else None
+
+
+def _way(before: TaskBase, after: TaskBase) -> str:
+    """What is different: `4 replies to each item of gpqa-diamond`, `2 times the items of tools`."""
+    if isinstance(after, SweTask):
+        return f"{after.num_repeats} trajectories of each instance of {after.name} (num_repeats)"
+    if after.most_samples > before.most_samples:
+        at_most = "up to " if isinstance(after.num_samples, Range) else ""
+        return f"{at_most}{after.most_samples} replies to each item of {after.name} (num_samples)"
+    items, there = num_items(after), num_items(before)
+    assert items is not None and there is not None, "its design was made"
+    return f"{items / there:g} times the items of {after.name}" if items % there == 0 else f"{items} items of {after.name}"

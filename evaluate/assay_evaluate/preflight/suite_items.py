@@ -14,7 +14,7 @@ def num_items(task: TaskBase) -> int | None:
     """Items of a task, each counted once however often it is asked; of a range, its max. None: not known."""
     match task:
         case ArithmeticTask() | NeedleTask() | RulerTask() | ToolsTask():
-            return task.num_items * num_cells(task)
+            return task.num_made * num_cells(task)
         case LmEvalTask():
             return _of_lm_eval(task)
         case SweTask():

@@ -5,8 +5,9 @@ Counted where the suite says it, else from the assumptions of `known_tasks`. Not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from assay.recipes.gate import Stopping
@@ -14,6 +15,7 @@ from assay.recipes.model import Serving
 from assay.recipes.suite import (
     ArithmeticTask,
     DivergenceSpec,
+    GeneratedTask,
     LmEvalTask,
     NeedleTask,
     RulerTask,
@@ -28,6 +30,7 @@ from assay_evaluate.preflight.known_tasks import (
     ARITHMETIC_PROMPT_TOKENS,
     GENERATED_REPLY,
     LM_EVAL,
+    LONGEST_TOKENS,
     PLAIN_SHARE,
     STEP_PLAIN_TOKENS,
     STEP_PROMPT_TOKENS,
@@ -89,21 +92,32 @@ class Workload:
         return self.tasks + self.again + self.scoring.times(2) + self.probes + self.writing
 
 
-def workload_of(suite: SuiteRecipe, serving: Serving, *, own_texts: bool = False) -> Workload:
+def workload_of(
+    suite: SuiteRecipe,
+    serving: Serving,
+    *,
+    own_texts: bool = False,
+    stopping: Stopping = Stopping(),  # noqa: B008  frozen
+    stops: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> Workload:
     """Of a suite as the model asks (`as_model_asks`). A model with a reasoning parser is taken to think first.
 
-    own_texts: candidates write texts of their own.
+    own_texts: candidates write texts of their own. stopping: of the gates. stops: task -> chances that its last look is the
+    first, the second, ...; the mean over them takes the place of round one.
     """
     thinks = serving.reasoning_parser is not None
-    first, last = ([planned_looks(task, Stopping())[place] for task in suite.tasks] for place in (0, -1))
-    theirs = {
-        task.name: _of_task(_at(task, look, look.candidate_samples), thinks)
-        for task, look in zip(suite.tasks, first, strict=True)
-    }
-    ours = [_of_task(_at(task, look, look.reference_samples), thinks) for task, look in zip(suite.tasks, first, strict=True)]
-    most = [_of_task(_at(task, look, look.candidate_samples), thinks) for task, look in zip(suite.tasks, last, strict=True)]
-    once = _known(list(theirs.values()))
-    again = [load for task, load in zip(suite.tasks, theirs.values(), strict=True) if not has_second_replies(task)]
+    theirs, ours, most, again = list[Load | None](), list[Load | None](), list[Load | None](), list[Load | None]()
+    for task in suite.tasks:
+        looks = planned_looks(task, stopping)
+        chances = stops.get(task.name, (1.0,))
+        candidate = [_of_task(_at(task, look, look.candidate_samples), thinks) for look in looks]
+        theirs.append(_mean(candidate, chances))
+        reference = [_of_task(_at(task, look, look.reference_samples), thinks) for look in looks]
+        ahead = isinstance(task, GeneratedTask) and looks[-1].limit is not None  # `Rounds.ahead`
+        ours.append(reference[-1] if ahead else _mean(reference, chances))
+        most.append(candidate[-1])
+        again += [] if has_second_replies(task) else [candidate[0]]
+    once = _known(theirs)
     writing, scoring = (Load(), Load()) if suite.divergence is None else _divergence(suite, suite.divergence, thinks)
     return Workload(
         tasks=once,
@@ -112,9 +126,20 @@ def workload_of(suite: SuiteRecipe, serving: Serving, *, own_texts: bool = False
         writing=writing,
         scoring=scoring,
         probes=Load() if suite.probes is None else _probes(suite.probes),
-        unknown=tuple(name for name, load in theirs.items() if load is None),
+        unknown=tuple(task.name for task, load in zip(suite.tasks, theirs, strict=True) if load is None),
         own=_own(suite, thinks) if own_texts else Load(),
     )
+
+
+def _mean(loads: Sequence[Load | None], chances: Sequence[float]) -> Load | None:
+    """Over the looks, each the last one with its chance. None: not known."""
+    sums = [0.0, 0.0, 0.0]
+    for load, chance in zip(loads, chances, strict=False):
+        if load is None:
+            return None
+        for at, number in enumerate((load.num_requests, load.prompt_tokens, load.output_tokens)):
+            sums[at] += chance * number
+    return Load(*map(round, sums))
 
 
 def _known(loads: Sequence[Load | None]) -> Load:
@@ -150,8 +175,10 @@ def _of_task(task: TaskBase, thinks: bool) -> Load | None:
 def prompt_tokens(task: TaskBase) -> float:
     """Mean over the items."""
     match task:
-        case NeedleTask() | RulerTask():
+        case NeedleTask():
             return sum(task.lengths_tokens) / len(task.lengths_tokens)
+        case RulerTask():
+            return _mean_length(task)
         case ToolsTask():
             shapes = [max(tokens, number * TOOL_TOKENS) for tokens in task.prompt_tokens for number in task.num_tools]
             return sum(shapes) / len(shapes)
@@ -163,6 +190,13 @@ def prompt_tokens(task: TaskBase) -> float:
             return ARITHMETIC_PROMPT_TOKENS
         case _:
             return STEP_PROMPT_TOKENS
+
+
+def _mean_length(task: RulerTask) -> float:
+    """`longest` counts as the longest stated one where nobody says how long the context is, and it is still a word."""
+    stated = task.stated_tokens
+    unsettled = (len(task.lengths_tokens) - len(stated)) * max(stated, default=LONGEST_TOKENS)
+    return (sum(stated) + unsettled) / len(task.lengths_tokens)
 
 
 def reply_tokens(task: TaskBase, thinks: bool) -> float:

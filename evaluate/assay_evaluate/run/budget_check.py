@@ -29,6 +29,7 @@ from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.statistics import clopper_pearson
 from assay_evaluate.tasks.cells import num_cells
 from assay_evaluate.tasks.lm_eval.load import count_tasks
+from assay_evaluate.tasks.published.choice import settle_sources
 from assay_evaluate.verdicts.replies.truncation import truncation_limit
 
 NUM_ITEMS = 20
@@ -63,6 +64,7 @@ def check_budgets(
         )
     check_context(few, reference, profile, serving)
     with Journal(run_dir / "journal.db") as journal:
+        settle_sources(few, journal, on_progress)
         checkpoint = named_sha256(reference, journal)
         with _server(reference, profile, serving, run_dir, start_server, on_progress) as server:
             known = None if reference.endpoint is None else know(reference, server, journal)[1]
@@ -172,4 +174,4 @@ def _first_items(task: Task, num_items: int) -> Task:
         each = math.ceil(num_items / max(1, count_tasks(task)))
         return task.model_copy(update={"limit": min(each, task.most_items or each)})
     each = math.ceil(num_items / num_cells(task))
-    return task.model_copy(update={"num_items": min(each, task.num_items)})
+    return task.model_copy(update={"num_items": min(each, task.num_made)})

@@ -34,7 +34,7 @@ from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.run.candidate import Candidate, sorted_out
 from assay_evaluate.run.context_check import check_context
-from assay_evaluate.run.further_rounds import go_on, look_again
+from assay_evaluate.run.further_rounds import go_on, look_again, look_ahead
 from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
 from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
 from assay_evaluate.run.rounds import Rounds
@@ -55,6 +55,7 @@ from assay_evaluate.run.weights import (
 )
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
+from assay_evaluate.tasks.published.choice import settle_sources
 from assay_evaluate.tasks.swebench.task import check_suite
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
@@ -91,6 +92,7 @@ def evaluate(
     check_suite(suite)
     check_context(suite, reference, profile, serving)
     with Journal(run_dir / "journal.db") as journal:
+        settle_sources(suite, journal, on_progress)
         run = _Evaluation(
             model,
             suite,
@@ -222,13 +224,17 @@ class _Evaluation:
         first = self.find(one, label, checkpoint, checkpoint)
         repeat = self.find(one, repeat_label, checkpoint, checkpoint)
         if first is not None and repeat is not None and self.text_of(first) is not None:
-            return first, repeat
+            if not self.rounds.ahead(first, repeat):
+                return first, repeat
+            with self.server(one) as server:
+                require_alike(first.fingerprint, server.fingerprint, label, label)
+                return look_ahead(self, one, server, first, repeat), repeat
         with self.server(one) as server:
             first = self.measure(one, label, server, checkpoint, None)
             text = self.text_of(first)
             assert text is not None, "the reference has just written its texts"
             repeat = self.measure(one, repeat_label, server, checkpoint, text, is_noise_floor=True)
-        return first, repeat
+            return look_ahead(self, one, server, first, repeat), repeat
 
     def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
         checkpoint = self.checkpoint(one)

@@ -72,6 +72,12 @@ def look_again(
     return measured
 
 
+def look_ahead(run: Evaluation, one: Candidate, server: Server, first: Measurement, repeat: Measurement) -> Measurement:
+    """The reference with generated tasks at their last look, so that no candidate waits for it (`Rounds.ahead`)."""
+    wanted = run.rounds.ahead(first, repeat)
+    return _ask_further(run, one, server, first, wanted, first) if wanted else first
+
+
 def _ask_further(
     run: Evaluation, one: Candidate, server: Server, measured: Measurement, wanted: Mapping[str, tuple[Look, str]],
     reference: Measurement,
@@ -79,7 +85,7 @@ def _ask_further(
     """The measurement with some tasks at a further look, written."""
     clock, label = time.monotonic(), measured.label
     for name, (look, why) in wanted.items():
-        run.on_progress(f"{label}: {name} is asked again ({said(look, of_reference=one.is_reference)}): {why}")
+        run.on_progress(f"{label}: {name} is asked further ({said(look, of_reference=one.is_reference)}): {why}")
     tasks = [run.rounds.task_at(name, look, of_reference=one.is_reference) for name, (look, _) in wanted.items()]
     signature = None if one.endpoint is None else run.begin(one, server, measured.checkpoint_sha256)
     results = ask_tasks(

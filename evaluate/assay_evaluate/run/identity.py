@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, MeasureError
 from assay.records.base import sha256_of
-from assay.records.manifest import MANIFEST, load_manifest
-from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
+from assay.records.manifest import load_manifest
+from assay.records.run import WRITTEN_ABOUT, verification_of
 from assay.records.serving import Fingerprint
+from assay.records.verification import Verification, is_as_verified
 from assay_evaluate.client.journal import Identity
 
 WEIGHTS = ("*.safetensors",)
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
-OURS = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE})
-"""Written about a checkpoint; no loader reads them."""
 
 
 def identity(checkpoint: str, fingerprint: Fingerprint, suite: str, attempt: int = 0) -> Identity:
@@ -37,24 +37,22 @@ def identity(checkpoint: str, fingerprint: Fingerprint, suite: str, attempt: int
 def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:
     """Identity of a checkpoint folder.
 
-    Its manifest's, if shard sizes and the hashes of the small files agree with it; else a hash of all its files, each by
-    `hash_file` (`Journal.file_sha256` remembers them). CheckpointError if there is no checkpoint.
+    Its manifest's, if nothing was touched since it was verified, or if its files hash to what the manifest says; else a hash of
+    all its files, each by `hash_file` (`Journal.file_sha256` remembers them). CheckpointError if there is no checkpoint.
     """
     files = hashed_files(folder)
     try:
-        manifest = load_manifest(folder)
+        manifest, record = load_manifest(folder), Verification.load_if_there(verification_of(folder))
+        if record is not None and record.passed and is_as_verified(folder, record):
+            return record.checkpoint_sha256
     except AssayError:
         manifest = None
+    hashes = {path.name: hash_file(path) for path in files}
     if manifest is not None:
-        weights = [path for path in files if path.suffix == ".safetensors"]
-        small = [path for path in files if path.suffix != ".safetensors"]
-        if (
-            {shard.name: shard.num_bytes for shard in manifest.shards} == {path.name: path.stat().st_size for path in weights}
-            and {path.name for path in small} <= manifest.files.keys()
-            and all(hash_file(path) == manifest.files[path.name] for path in small)
-        ):
+        said = {name: sha256 for name, sha256 in manifest.files.items() if any(fnmatch(name, pattern) for pattern in FILES)}
+        if hashes == said | {shard.name: shard.sha256 for shard in manifest.shards}:
             return manifest.checkpoint_sha256
-    return sha256_of({path.name: hash_file(path) for path in files})
+    return sha256_of(hashes)
 
 
 def hashed_files(folder: Path) -> list[Path]:
@@ -62,7 +60,7 @@ def hashed_files(folder: Path) -> list[Path]:
     weights = sorted(_matching(folder, WEIGHTS))
     if not weights or not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint there (config.json and *.safetensors); name a folder that has one")
-    return [*weights, *sorted(path for path in _matching(folder, FILES) if path.name not in OURS)]
+    return [*weights, *sorted(path for path in _matching(folder, FILES) if path.name not in WRITTEN_ABOUT)]
 
 
 def checkpoint_bytes(folder: Path) -> int:

@@ -8,26 +8,21 @@ candidates together, and the candidates that are undecided after it. A run that 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.recipes.gate import GateRecipe, ScoreGate, Stopping
-from assay.recipes.suite import SuiteRecipe, TaskBase
+from assay.recipes.suite import GeneratedTask, SuiteRecipe, TaskBase
 from assay.records.measurement import Measurement, Round, TaskResult
 from assay.records.verdict import Verdict
 from assay_evaluate.run.suite import task_notes
 from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
 from assay_evaluate.verdicts.scores import judge_scores
+from assay_evaluate.verdicts.whole.going_on import asked_further
 
-Undecided = Callable[[Mapping[str, Verdict]], set[str]]
-"""Verdicts of a candidate's tasks -> those that are worth another look."""
 FIRST = "every task is asked at first"
-
-
-def undecided(verdicts: Mapping[str, Verdict]) -> set[str]:
-    """Tasks that neither passed nor failed; what is NOT MEASURED is not mended by asking more."""
-    return {task for task, verdict in verdicts.items() if verdict.status == "UNDERPOWERED"}
+AHEAD = "asked ahead, while the server of the reference runs: candidates may have to be asked so much"
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,6 @@ class Rounds:
 
     suite: SuiteRecipe
     gates: GateRecipe | None
-    is_undecided: Undecided = undecided
 
     @property
     def stopping(self) -> Stopping:
@@ -60,10 +54,26 @@ class Rounds:
                 asked.append(asked_for(task, num_samples, look.limit))
         return asked
 
+    def ahead(self, reference: Measurement, repeat: Measurement) -> dict[str, tuple[Look, str]]:
+        """Generated task -> its last look: what the reference is asked at once, where the first look can be judged at all.
+
+        Their replies are short: all of them take less time than one more start of the reference and of each candidate.
+        """
+        verdicts = self._verdicts(repeat, reference)
+        found = {}
+        for task in self.suite.tasks:
+            can_be_judged = verdicts is None or (task.name in verdicts and verdicts[task.name].status != "NOT MEASURED")
+            last = self.looks(task)[-1]
+            grows = isinstance(task, GeneratedTask) and last.limit is not None
+            if grows and can_be_judged and not self.holds(reference, task.name, last):
+                found[task.name] = last, AHEAD
+        return found
+
     def wanted(self, candidate: Measurement, reference: Measurement) -> dict[str, tuple[Look, str]]:
-        """Task -> its next look, and why: those undecided for this candidate that have looks left."""
-        verdicts = self._verdicts(candidate, reference)
-        open_tasks = {task.name for task in self.suite.tasks} if verdicts is None else self.is_undecided(verdicts)
+        """Task -> its next look, and why: those that can still change this candidate's verdict and have looks left."""
+        verdicts, open_tasks = self._verdicts(candidate, reference), {task.name for task in self.suite.tasks}
+        if self.gates is not None and verdicts is not None:
+            open_tasks = asked_further(self.gates, verdicts, candidate.label)
         found = {}
         for task in self.suite.tasks:
             measured = find_task(candidate, task.name)
@@ -75,11 +85,11 @@ class Rounds:
         return found
 
     def _verdicts(self, candidate: Measurement, reference: Measurement) -> dict[str, Verdict] | None:
+        """Of its score gates. None: nothing is judged."""
         if self.gates is None:
             return None
-        return judge_scores(
-            [gate for gate in self.gates.gates if isinstance(gate, ScoreGate)], reference, candidate, self.gates
-        )
+        score_gates = [gate for gate in self.gates.gates if isinstance(gate, ScoreGate)]
+        return judge_scores(score_gates, reference, candidate, self.gates)
 
     def wanted_now(self, candidate: Measurement, reference: Measurement) -> dict[str, tuple[Look, str]]:
         """Those for which the reference has replies enough."""
@@ -119,7 +129,7 @@ class Rounds:
         for result, task in zip(results, asked, strict=True):
             if task.name in adaptive:
                 earlier = before[task.name].rounds if task.name in before else ()
-                limit = getattr(task, "most_items", None) if self._has_range_of_items(task.name) else None
+                limit = task.most_items if self._has_range_of_items(task.name) else None
                 now = Round(started=started, num_samples=task.fewest_samples, limit=limit, why=why.get(task.name, FIRST))
                 result = result.model_copy(update={"rounds": (*earlier, now)})
             noted.append(result)

@@ -157,20 +157,19 @@ def _run_task(session: Session, suite: SuiteRecipe, task: TaskBase, reference: I
         return run_generated(session, task, arithmetic_items(task, suite.seed))
     if isinstance(task, NeedleTask):
         # Sized once, by the reference's tokenizer and template: every checkpoint must get the same text.
-        made_from = {
+        depends_on = {
             "seed": suite.seed,
-            "task": task.model_dump(mode="json", exclude={"num_samples"}),
             "reference": reference.checkpoint_sha256,
             "chat": session.dialect.is_chat,
             "chat_template_kwargs": session.dialect.chat_template_kwargs,
             "max_model_len": session.max_model_len,
         }
         try:
-            return run_needle(session, task, haystacks(session, task, made_from, checkpoint))
+            return run_needle(session, task, haystacks(session, task, depends_on, checkpoint))
         except NotMeasured as error:
             return task_result(task.name, "needle", [], task.max_tokens, str(error))
     if isinstance(task, RulerTask):
-        return run_ruler(session, task, checkpoint, reference.checkpoint_sha256)
+        return run_ruler(session, task, checkpoint, reference)
     if isinstance(task, ToolsTask):
         return run_tools(session, task, reference)
     if isinstance(task, SweTask):

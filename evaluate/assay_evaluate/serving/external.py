@@ -17,13 +17,28 @@ from assay.records.manifest import load_manifest
 from assay.records.serving import Fingerprint
 from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson, fingerprint_in, text_of
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in
 
 PAUSES_S = (1.0, 4.0)
 """Before a server that is busy, or away for a moment, is asked again who it is."""
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """One entry of /v1/models, types checked. None: the server does not say."""
+
+    id: str
+    root: str | None
+    max_model_len: int | None
+    is_adapter: bool
+
+    @property
+    def loaded(self) -> str:
+        """What the server says it loaded, or how it calls it."""
+        return self.root or self.id
 
 
 @dataclass(frozen=True)
@@ -48,8 +63,8 @@ def meet_server(
     base_url = root_url(url)
     what = f"the server of {label}"
     model, *more = list_models(base_url, what=what, headers=headers)
-    root = _root(model)
-    if others := sorted({_root(one) for one in more if one.get("parent") is None} - {root}):  # with a parent: an adapter
+    root = model.loaded
+    if others := sorted({one.loaded for one in more if not one.is_adapter} - {root}):
         raise ServeError(
             f"{label}: {url} lists several models ({', '.join(map(shown, [root, *others]))}), and nothing says which is meant; "
             "give the address of a server that has one"
@@ -58,7 +73,7 @@ def meet_server(
         raise ServeError(
             f"{label}: {url} says that it serves {shown(root)}, not {checkpoint}: {why}; start it on that checkpoint"
         )
-    if not isinstance(model.get("max_model_len"), int):
+    if model.max_model_len is None:
         raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
     version = find_version(base_url, what=what, headers=headers)
     fingerprint = Fingerprint(
@@ -66,19 +81,15 @@ def meet_server(
         versions={} if version is None else {"vllm": version},
         hardware={},
         profile=profile,
-        flags={"max-model-len": model["max_model_len"]},
+        flags={"max-model-len": model.max_model_len},
         environment={},
         speculation=None,
         checkpoint_flags={},
         emulated=None,
         kernels=(),
-        system_fingerprint=_system_fingerprint(base_url, model["id"], headers),
+        system_fingerprint=_system_fingerprint(base_url, model.id, headers),
     )
-    return External(base_url, model["id"], root, model["max_model_len"], fingerprint)
-
-
-def _root(model: Mapping[str, Any]) -> str:
-    return str(text_of(str(model.get("root") or model["id"])))
+    return External(base_url, model.id, root, model.max_model_len, fingerprint)
 
 
 def _system_fingerprint(base_url: str, model: str, headers: Mapping[str, str] | None) -> str | None:
@@ -97,7 +108,7 @@ def _system_fingerprint(base_url: str, model: str, headers: Mapping[str, str] | 
             return None
         except TransportError as error:
             said = str(error)
-        except (NotJson, AttributeError):
+        except WRONG_SHAPE:
             return None
         if seconds is not None:
             time.sleep(seconds)
@@ -139,33 +150,36 @@ def require_same(first: External, other: External) -> None:
             )
 
 
-def list_models(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """What /v1/models lists: at least one, each with an `id` that is text, and `max_model_len` a number if there is one.
-
-    ServeError: something else came.
-    """
+def list_models(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> list[ListedModel]:
+    """What /v1/models lists: at least one model. ServeError: something else came."""
     reply = get(base_url, "/v1/models", what=what, headers=headers)
     try:
-        models = reply.json()["data"]
-        for model in models:
-            model["id"].encode()
-            range(model.get("max_model_len") or 0)
-    except (ValueError, LookupError, TypeError, AttributeError):
+        models = [_listed(entry) for entry in reply.json()["data"]]
+    except WRONG_SHAPE:
         raise ServeError(f"{base_url}/v1/models: no list of models there; give an OpenAI-compatible server") from None
     if not models:
         raise ServeError(f"{base_url}: /v1/models lists no model; start the server with one")
-    return list(models)
+    return models
+
+
+def _listed(entry: Mapping[str, Any]) -> ListedModel:
+    entry["id"].encode()  # a lone surrogate is no name that could be sent back
+    length = entry.get("max_model_len")
+    if not (length is None or (type(length) is int and length > 0)):
+        raise TypeError("max_model_len is no number of tokens")
+    return ListedModel(entry["id"], text_in(entry, "root") or None, length, entry.get("parent") is not None)
 
 
 def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None = None) -> str | None:
     """vLLM's version as the server tells it. None: it is not vLLM, or a gateway stands in front of it."""
     for seconds in (*PAUSES_S, None):
         try:
-            return shown(get(base_url, "/version", what=what, headers=headers).json()["version"])
+            told = get(base_url, "/version", what=what, headers=headers).json()["version"]
+            return shown(told) if isinstance(told, str) else None
         except UnreachableError:  # perhaps for a moment
             if seconds is not None:
                 time.sleep(seconds)
-        except (ServeError, NotJson, LookupError, TypeError):
+        except (ServeError, *WRONG_SHAPE):
             break
     return None
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
-from assay.recipes.families import split_layer, text_of, unquantized
+from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, text_of, unquantized
 from assay.recipes.family import Form
 from assay.recipes.mtp import declared_layers
 from assay_evaluate.serving.gpus import GPUS
@@ -30,6 +30,8 @@ Weights = Mapping[str, tuple[str, Sequence[int]]]
 """Name -> (dtype, shape)."""
 _NUM_GPUS = 2
 _TIMEOUT_S = 900
+_CONTEXT_TOKENS = 4096
+"""Of the classes that are built, or the model's own where that is shorter: no name depends on it."""
 _EVERY_LINEAR = {
     "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": [], "quantization_status": "compressed",
     "config_groups": {"group_0": {
@@ -39,7 +41,6 @@ _EVERY_LINEAR = {
     }},
 }  # fmt: skip
 """Quantizes all that vLLM can quantize; one scale per row fits every shape."""
-_EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 
 _ROLES: tuple[tuple[str, str], ...] = (
     (r"e_score_correction_bias|expert_bias|router_bias|\.gate\.bias$", "router_bias"),
@@ -125,6 +126,10 @@ def draft_families(checkpoints: Sequence[tuple[Mapping[str, Any], Weights | None
 def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
     if not (config.get("architectures") or [""])[0]:
         raise AssayError("config.json names no architecture, so vLLM cannot tell its class; add `architectures`")
+    text = text_of(config)
+    if not any(count_of(key, text.get(key)) for key in EXPERT_COUNT_KEYS):
+        keys, what = ", ".join(EXPERT_COUNT_KEYS), shown(config["architectures"][0])
+        raise AssayError(f"config.json: {what} is a dense model (it has none of {keys}); assay is for mixture-of-experts")
     if headers is None:
         return _Question(config, None, draft=True)
     weights = {
@@ -192,7 +197,7 @@ def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[
     """One checkpoint as the program reads it. config: with or without quantization."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    cell = {"name": folder.name, "folder": str(folder), "arguments": _arguments(folder, question.draft), "schemes": None}
+    cell = {"name": folder.name, "folder": str(folder), "arguments": _arguments(folder, question), "schemes": None}
     if question.weights is None:
         return cell
     (headers := folder / "headers.json").write_text(json.dumps({"model.safetensors": question.weights}), encoding="utf-8")
@@ -208,11 +213,13 @@ def _machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _arguments(folder: Path, draft: bool) -> list[str]:
-    drafting = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})] if draft else []
+def _arguments(folder: Path, question: _Question) -> list[str]:
+    drafting = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})] if question.draft else []
+    own = text_of(question.config).get("max_position_embeddings")
+    context = min(own, _CONTEXT_TOKENS) if isinstance(own, int) and own > 0 else _CONTEXT_TOKENS
     return [
         "--model", str(folder), "--load-format", "assay-strict", "--tensor-parallel-size", str(_NUM_GPUS), "--enforce-eager",
-        "--max-model-len", "4096", *drafting,
+        "--max-model-len", str(context), *drafting,
     ]  # fmt: skip
 
 
@@ -227,7 +234,7 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, said:
         vllm=str(said["vllm"]),
         classes={part: one["model_class"] for part, one in said["parts"].items()},
         layers=root,
-        num_experts=tuple(key for key in _EXPERT_KEYS if text_of(config).get(key)),
+        num_experts=tuple(key for key in EXPERT_COUNT_KEYS if text_of(config).get(key)),
     )
     untaken: dict[str, None] = {}
     together = {of is target: _taken_together(of) for of in (block, target)}

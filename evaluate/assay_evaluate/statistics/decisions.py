@@ -4,7 +4,8 @@ PASS of a candidate needs every gate to pass, an intersection-union test (Berger
 and nothing is adjusted. FAIL needs one gate, a union: with twenty tasks a harmless candidate would fail one by chance
 every other run. Holm's step-down procedure is therefore applied to what can fail a candidate, over all its tasks.
 
-Sources: Tango 1998; Schuirmann 1987 (TOST); Holm 1979 (Scand. J. Stat. 6:65-70); Berger 1982 (Technometrics 24:295-300).
+Sources: Tango 1998; Lloyd & Moldovan 2008 (Stat. Med. 27:3540-3549); Schuirmann 1987 (TOST); Holm 1979 (Scand. J. Stat.
+6:65-70); Berger 1982 (Technometrics 24:295-300).
 """
 
 from __future__ import annotations
@@ -19,20 +20,29 @@ from scipy import stats
 from assay.records.base import Interval
 from assay.records.verdict import Status
 from assay_evaluate.statistics.clustered import ClusteredMean
-from assay_evaluate.statistics.paired import check_pairs, mcnemar_midp, paired_difference, score_statistic
+from assay_evaluate.statistics.paired import check_pairs, exact_tail, mcnemar_midp, paired_difference, score_statistic
 
 Claim = Literal["non_inferior", "equivalent"]
 """non_inferior: the loss is below the margin. equivalent: loss and gain both are."""
 
 
 def noninferiority_p(b: int, c: int, n: int, margin: float) -> float:
-    """One-sided p of H0: loss >= margin. Small: the candidate is non-inferior. Dual to the upper end of Tango's interval."""
-    return float(stats.norm.cdf(_statistic_at(margin, b, c, n)))
+    """One-sided p of H0: loss >= margin. Small: the candidate is non-inferior. Dual to the upper end of Tango's interval.
+
+    margin may be negative: H0 is then a gain of at most that much, the mirror image of `inferiority_p`.
+    """
+    _check_margin(margin, b, c, n)
+    return float(stats.norm.cdf(score_statistic(margin, b, c, n))) if margin > 0 else float(exact_tail(-margin, c, b, n))
 
 
 def inferiority_p(b: int, c: int, n: int, margin: float) -> float:
-    """One-sided p of H0: loss <= margin. Small: more than the margin is lost. Dual to the lower end of Tango's interval."""
-    return float(stats.norm.sf(_statistic_at(margin, b, c, n)))
+    """One-sided p of H0: loss <= margin. Small: more than the margin is lost. Dual to the lower end of the interval.
+
+    By `exact_tail`: the normal tail fails a candidate that loses just the margin in up to twice the level (decision 127). Of a
+    negative margin it is the mirror image of `noninferiority_p`.
+    """
+    _check_margin(margin, b, c, n)
+    return float(exact_tail(margin, b, c, n)) if margin > 0 else float(stats.norm.sf(score_statistic(margin, b, c, n)))
 
 
 def equivalence_p(b: int, c: int, n: int, margin: float) -> float:
@@ -40,11 +50,10 @@ def equivalence_p(b: int, c: int, n: int, margin: float) -> float:
     return max(noninferiority_p(b, c, n, margin), inferiority_p(b, c, n, -margin))
 
 
-def _statistic_at(difference: float, b: int, c: int, n: int) -> float:
+def _check_margin(margin: float, b: int, c: int, n: int) -> None:
     check_pairs(b, c, n)
-    if not -1 < difference < 1 or difference == 0:
-        raise ValueError(f"margin {difference} must lie between 0 and 1")
-    return float(score_statistic(difference, b, c, n))
+    if not -1 < margin < 1 or margin == 0:
+        raise ValueError(f"margin {margin} must lie between 0 and 1")
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

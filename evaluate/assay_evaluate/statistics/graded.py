@@ -10,12 +10,13 @@ items more; Miller 2024 (arXiv 2411.00640, sections 3 to 5).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy import stats
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from assay.records.base import Interval
 from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
@@ -23,26 +24,33 @@ from assay_evaluate.statistics.decisions import Claim, PairedEvidence
 from assay_evaluate.statistics.power import POWER, items_needed, minimum_detectable_effect
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
 
+Floats = NDArray[np.float64]
 LEAST_SKEWNESS = 1e-6
 """Below it the correction is rounding."""
+POWERS = (1, 2, 3, 4)
+"""Of the differences, of which a `MeanDifference` needs the sums."""
 
 
 @dataclass(frozen=True)
-class _MeanDifference:
-    """Mean of differences reference - candidate of scores in [0, 1], corrected for their skewness.
+class MeanDifference:
+    """Mean of differences reference - candidate of scores in [0, 1], corrected for their skewness; arrays for many samples.
 
     A few items that are lost wholly, among many that agree, skew the mean and its standard error together: Student's t passes
     a loss of the margin in 4 to 5 %. Hall's monotone transformation of t takes the skewness out. It can be inverted, so it
     gives intervals and p values at any level in closed form.
+
+    Towards the longer tail the variance is itself known from a few items only, so t has the degrees that their kurtosis leaves
+    it (`_degrees`): with n - 1 a loss of the margin passed in up to 2.84 % (decision 133).
     """
 
-    estimate: float
-    n: int
-    padded_n: int
+    estimate: Floats
+    n: NDArray[np.int64]
+    padded_n: NDArray[np.int64]
     """With two items more, of which one half is lost and one half gained: equal differences do not make a point."""
-    padded_mean: float
-    padded_deviation: float
-    skewness: float
+    padded_mean: Floats
+    padded_deviation: Floats
+    skewness: Floats
+    kurtosis: Floats
 
     @classmethod
     def of(cls, reference: ArrayLike, candidate: ArrayLike) -> Self:
@@ -55,49 +63,81 @@ class _MeanDifference:
         if len(ours) < 2:
             raise ValueError(f"{len(ours)} item: an interval needs at least two")
         differences = ours - theirs
-        n = len(differences) + 2
-        mean = float(differences.sum()) / n
-        squares, cubes = (float((differences**2).sum()) + 1) / n, float((differences**3).sum()) / n
-        variance = squares - mean**2
-        skewness = (cubes - 3 * mean * squares + 2 * mean**3) / variance**1.5
-        return cls(float(differences.mean()), len(differences), n, mean, math.sqrt(variance), skewness)
+        return cls.of_sums(len(differences), [(differences**power).sum() for power in POWERS])
+
+    @classmethod
+    def of_sums(cls, num_items: ArrayLike, sums: Sequence[ArrayLike]) -> Self:
+        """sums: of the differences, and of their second, third and fourth powers, over so many items each."""
+        count = np.asarray(num_items, dtype=np.int64)
+        n, added = count + 2, (0, 1, 0, 0.5)  # two items more, of +-sqrt(1 / 2)
+        mean, square, cube, fourth = (
+            (np.asarray(total, dtype=np.float64) + more) / n for total, more in zip(sums, added, strict=True)
+        )
+        variance = square - mean**2
+        skewness = (cube - 3 * mean * square + 2 * mean**3) / variance**1.5
+        kurtosis = (fourth - 4 * mean * cube + 6 * mean**2 * square - 3 * mean**4) / variance**2
+        return cls(mean * n / count, count, n, mean, np.sqrt(variance), skewness, kurtosis)
+
+    @property
+    def variance(self) -> Floats:
+        """Of the mean."""
+        return np.asarray(self.padded_deviation**2 / self.padded_n)
+
+    def ends(self, level: ArrayLike) -> tuple[Floats, Floats]:
+        """Of the interval. Neither end is nearer to the value than z^2 / (n + z^2), Tango's half-width without discordant
+        pairs."""
+        tail = (1 - np.asarray(level, dtype=np.float64)) / 2
+        square = special.ndtri(tail) ** 2
+        least = square / (self.n + square)
+        below, above = (special.stdtrit(self._degrees(sign), tail) for sign in (-1, 1))
+        low = np.minimum(self.padded_mean - self._distance(-below), self.estimate - least)
+        high = np.maximum(self.padded_mean - self._distance(above), self.estimate + least)
+        return np.maximum(low, -1.0), np.minimum(high, 1.0)
 
     def interval(self, level: float) -> Interval:
-        """Neither end is nearer to the value than z^2 / (n + z^2), Tango's half-width without discordant pairs."""
-        quantile = float(stats.t.ppf(0.5 + level / 2, self.padded_n - 1))
-        least = normal_quantile(level) ** 2 / (self.n + normal_quantile(level) ** 2)
-        low = min(self.padded_mean - self._distance(quantile), self.estimate - least)
-        high = max(self.padded_mean - self._distance(-quantile), self.estimate + least)
-        return Interval(value=self.estimate, low=max(low, -1.0), high=min(high, 1.0), n=self.n, level=level)
+        """Of a single sample."""
+        low, high = self.ends(level)
+        return Interval(value=float(self.estimate), low=float(low), high=float(high), n=int(self.n), level=level)
 
-    def p_at_least(self, loss: float) -> float:
+    def p_at_least(self, loss: float) -> Floats:
         """One-sided p of H0: the true mean is at least `loss`; the greatest (1 - level) / 2 whose interval holds it."""
-        return 1.0 if loss <= self.estimate else self._p(loss)
+        return np.where(loss <= self.estimate, 1.0, self._p(loss))
 
-    def p_at_most(self, loss: float) -> float:
-        return 1.0 if loss >= self.estimate else self._p(loss)
+    def p_at_most(self, loss: float) -> Floats:
+        return np.where(loss >= self.estimate, 1.0, self._p(loss))
 
-    def _p(self, loss: float) -> float:
+    def _p(self, loss: float) -> Floats:
         """By the transformation or by the least half-width, whichever is larger; never above one half."""
-        sign = 1 if loss > self.estimate else -1
-        by_skewness = float(stats.t.sf(-sign * self._transformed(loss), self.padded_n - 1))
-        away = min(abs(loss - self.estimate), 1 - 1e-12)
-        return min(0.5, max(by_skewness, float(stats.norm.sf(math.sqrt(self.n * away / (1 - away))))))
+        sign = np.where(loss > self.estimate, 1, -1)
+        by_skewness = special.stdtr(self._degrees(sign), sign * self._transformed(loss))
+        away = np.minimum(np.abs(loss - self.estimate), 1 - 1e-12)
+        by_items = special.ndtr(-np.sqrt(self.n * away / (1 - away)))
+        return np.asarray(np.minimum(0.5, np.maximum(by_skewness, by_items)))
 
-    def _transformed(self, loss: float) -> float:
+    def _degrees(self, sign: ArrayLike) -> Floats:
+        """Of a truth above the value (sign 1), or below it (-1): where the longer tail is, 2 n / (kurtosis - 1), the degrees of
+        the chi-squared distribution that varies as much as the variance of such values does."""
+        by_kurtosis = 2 * self.padded_n / np.maximum(self.kurtosis - 1, 1e-12)
+        is_long = np.asarray(sign) * self.skewness > LEAST_SKEWNESS
+        return np.where(is_long, np.minimum(by_kurtosis, self.padded_n - 1), self.padded_n - 1)
+
+    def _transformed(self, loss: float) -> Floats:
         """Hall's transformation of the t statistic of H0: the true mean is `loss`; about a t."""
-        standardized, root = (self.padded_mean - loss) / self.padded_deviation, math.sqrt(self.padded_n)
-        g = self.skewness
-        if abs(g) < LEAST_SKEWNESS:
-            return root * standardized
-        return root * ((1 + g * standardized / 3) ** 3 - 1) / g + g / (6 * root)
+        standardized, root = (self.padded_mean - loss) / self.padded_deviation, np.sqrt(self.padded_n)
+        g = self._skewed
+        corrected = root * ((1 + g * standardized / 3) ** 3 - 1) / g + g / (6 * root)
+        return np.where(np.abs(self.skewness) < LEAST_SKEWNESS, root * standardized, corrected)
 
-    def _distance(self, quantile: float) -> float:
+    def _distance(self, quantile: Floats) -> Floats:
         """Between the mean and the loss at which the transformation is `quantile`."""
-        g, root = self.skewness, math.sqrt(self.padded_n)
-        if abs(g) < LEAST_SKEWNESS:
-            return self.padded_deviation * quantile / root
-        return self.padded_deviation * 3 / g * (float(np.cbrt(1 + g * (quantile - g / (6 * root)) / root)) - 1)
+        g, root = self._skewed, np.sqrt(self.padded_n)
+        corrected = self.padded_deviation * 3 / g * (np.cbrt(1 + g * (quantile - g / (6 * root)) / root) - 1)
+        return np.where(np.abs(self.skewness) < LEAST_SKEWNESS, self.padded_deviation * quantile / root, corrected)
+
+    @property
+    def _skewed(self) -> Floats:
+        """The skewness where the correction is more than rounding, else 1: it is divided by."""
+        return np.where(np.abs(self.skewness) < LEAST_SKEWNESS, 1.0, self.skewness)
 
 
 def graded_difference(reference: ArrayLike, candidate: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -106,7 +146,7 @@ def graded_difference(reference: ArrayLike, candidate: ArrayLike, *, level: floa
     Of equal differences, whatever n, no point: neither end is nearer to the value than z^2 / (n + z^2), Tango's half-width
     without discordant pairs. ValueError for scores outside [0, 1], or fewer than two items.
     """
-    return _MeanDifference.of(reference, candidate).interval(level)
+    return MeanDifference.of(reference, candidate).interval(level)
 
 
 def graded_evidence(
@@ -117,13 +157,13 @@ def graded_evidence(
     b and c count the items on which the reference, or the candidate, does better. ValueError as `graded_difference`.
     """
     ours, theirs = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    found = _MeanDifference.of(ours, theirs)
-    p_pass, p_fail = found.p_at_least(margin), found.p_at_most(margin)
+    found = MeanDifference.of(ours, theirs)
+    p_pass, p_fail = float(found.p_at_least(margin)), float(found.p_at_most(margin))
     if claim == "equivalent":
-        p_pass, p_fail = max(p_pass, found.p_at_most(-margin)), min(p_fail, found.p_at_least(-margin))
+        p_pass, p_fail = max(p_pass, float(found.p_at_most(-margin))), min(p_fail, float(found.p_at_least(-margin)))
     return PairedEvidence(
         b=int((ours > theirs).sum()), c=int((ours < theirs).sum()), drop=found.interval(level), margin=margin, claim=claim,
-        p_difference=min(1.0, 2 * min(found.p_at_least(0), found.p_at_most(0))), p_pass=p_pass, p_fail=p_fail,
+        p_difference=min(1.0, 2 * float(min(found.p_at_least(0), found.p_at_most(0)))), p_pass=p_pass, p_fail=p_fail,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ wider of both intervals counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from assay.errors import MeasureError
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay_evaluate.statistics import (
+    POWER,
     Claim,
     ClusteredMean,
     Flips,
@@ -40,6 +42,8 @@ from assay_evaluate.statistics import (
     wider,
     wilson,
 )
+from assay_evaluate.statistics.fixed_items import FixedItems, fixed_items
+from assay_evaluate.statistics.proportions import normal_quantile
 
 SMALLEST_ERROR = 1e-9
 """Standard errors of a mean of shares below it are rounding."""
@@ -60,6 +64,10 @@ class Pairs(NamedTuple):
     unequal: tuple[list[float], list[float]] | None = None
     """Of each item, the share of right replies of either side, where one side has more of them than can be paired. None: every
     reply is in a pair."""
+    num_replies: tuple[list[int], list[int]] | None = None
+    """Of each item, of either side, as `unequal`."""
+    of_these_items: bool = False
+    """Whether the items are what is asked about, and not a sample of such items (`fixed`)."""
 
     @property
     def n(self) -> int:
@@ -79,12 +87,26 @@ class Pairs(NamedTuple):
         return _means(self.items, self.reference), _means(self.items, self.candidate)
 
     @property
+    def fixed(self) -> FixedItems | None:
+        """The mean difference on these items. None: such items are asked about, or a side has one reply to each item, so that
+        nothing says how its replies vary: the interval over such items is then wider than one over these would be."""
+        if not self.of_these_items or not self.is_sampled:
+            return None
+        counts = self.num_replies
+        if counts is None:
+            found = Counter(self.items)
+            counts = (list(found.values()), list(found.values()))
+        return fixed_items(*self.shares, *counts)
+
+    @property
     def variance(self) -> float:
         """Of the mean difference over items, from one draw of replies (and items) to another; never 0.
 
         As if two items more had been asked, of which one half is lost and one half gained (Agresti & Min 2005, Stat. Med.
         24:729-740); by clusters if that is more.
         """
+        if (fixed := self.fixed) is not None:
+            return fixed.standard_error**2
         differences = np.asarray(self.differences)
         n = len(differences) + 2
         by_item = ((differences @ differences + 1) / n - (differences.sum() / n) ** 2) / n
@@ -108,9 +130,9 @@ class Pairs(NamedTuple):
 
     @property
     def clustered(self) -> ClusteredMean | None:
-        """The mean difference over clusters. None: every item stands for itself, all are of one cluster, or every cluster
-        lost the same share, so that nothing says how clusters differ."""
-        if not self.has_clusters or len(set(self.clusters)) < 2:
+        """The mean difference over clusters. None: the interval is for these items, every item stands for itself, all are of
+        one cluster, or every cluster lost the same share, so that nothing says how clusters differ."""
+        if self.fixed is not None or not self.has_clusters or len(set(self.clusters)) < 2:
             return None
         found = clustered_mean(self.differences, self.clusters_of_items)
         return found if found.standard_error > SMALLEST_ERROR else None
@@ -125,6 +147,9 @@ class Pairs(NamedTuple):
 
     def evidence(self, margin: float, *, level: float, claim: Claim = "non_inferior") -> PairedEvidence:
         """What the pairs say about a margin: exact for one reply to each item, else over the items' means; by clusters too."""
+        if (fixed := self.fixed) is not None:
+            better, worse = self.discordant
+            return fixed.evidence(margin, b=better, c=worse, level=level, claim=claim)
         if self.is_sampled:
             by_item = graded_evidence(*self.shares, margin, level=level, claim=claim)
         else:
@@ -134,6 +159,8 @@ class Pairs(NamedTuple):
     @property
     def p_difference(self) -> float:
         """Two-sided: does one side do better? Mid-p McNemar; of several samples, a t corrected for skewness."""
+        if (fixed := self.fixed) is not None:
+            return fixed.p_difference
         return graded_evidence(*self.shares, 0.5).p_difference if self.is_sampled else mcnemar_midp(*self.discordant)
 
     def drop(self, level: float) -> Interval:
@@ -141,13 +168,17 @@ class Pairs(NamedTuple):
         return wider(self.drop_by_item(level), self.clustered)
 
     def drop_by_item(self, level: float) -> Interval:
-        """The same of these very items, taken for independent."""
+        """The same with items taken for independent."""
+        if (fixed := self.fixed) is not None:
+            return fixed.interval(level)
         if self.is_sampled:
             return graded_difference(*self.shares, level=level)
         return paired_difference(*self.discordant, self.n, level)
 
     def detectable(self, level: float = 0.95) -> float:
         """The minimum detectable effect of the interval of `drop`."""
+        if (fixed := self.fixed) is not None:
+            return min(1.0, (normal_quantile(level) + normal_quantile(2 * POWER - 1)) * fixed.standard_error)
         clustered = self.clustered
         by_cluster = 0.0 if clustered is None else clustered_minimum_detectable_effect(clustered, level)
         if self.is_sampled:
@@ -225,8 +256,12 @@ def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
         return pairs
     lacking = sum(one.correct is None for side in (ours, theirs) for (_, sample), one in side.items() if sample >= common)
     compared = list(dict.fromkeys(pairs.items))
-    unequal = (_shares_of(compared, ours), _shares_of(compared, theirs))
-    return pairs._replace(num_excluded=pairs.num_excluded + lacking, unequal=unequal)
+    before, after = _answered(compared, ours), _answered(compared, theirs)
+    return pairs._replace(
+        num_excluded=pairs.num_excluded + lacking,
+        unequal=([_mean(one) for one in before], [_mean(one) for one in after]),
+        num_replies=([len(one) for one in before], [len(one) for one in after]),
+    )
 
 
 def _limit_of(task: TaskResult) -> int | None:
@@ -234,13 +269,17 @@ def _limit_of(task: TaskResult) -> int | None:
     return task.rounds[-1].limit if task.rounds else None
 
 
-def _shares_of(items: Sequence[str], side: Mapping[tuple[str, int], ItemResult]) -> list[float]:
-    """Of each item, the share of right ones among all replies that came."""
+def _mean(right: Sequence[bool]) -> float:
+    return sum(right) / len(right)
+
+
+def _answered(items: Sequence[str], side: Mapping[tuple[str, int], ItemResult]) -> list[list[bool]]:
+    """Of each item, whether each reply that came is right."""
     replies: dict[str, list[bool]] = {item: [] for item in items}
     for (item, _), one in side.items():
         if one.correct is not None and item in replies:
             replies[item].append(one.correct)
-    return [sum(found) / len(found) for found in replies.values()]
+    return list(replies.values())
 
 
 def _by_item(task: TaskResult) -> dict[tuple[str, int], ItemResult]:

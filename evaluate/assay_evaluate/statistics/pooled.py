@@ -9,9 +9,10 @@ Sources: Zou & Donner 2008 (Stat. Med. 27:1693-1702); Zou, Huang & Zhang 2009 (C
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from assay.records.base import Interval
@@ -31,9 +32,14 @@ def weighted_sum(parts: Sequence[Interval], weights: Sequence[float]) -> Interva
         raise ValueError(f"weights {list(weights)} must be above 0")
     both = list(zip(parts, weights, strict=True))
     value = sum(weight * part.value for part, weight in both)
-    below = math.hypot(*(weight * (part.value - part.low) for part, weight in both))
-    above = math.hypot(*(weight * (part.high - part.value) for part, weight in both))
+    below = float(half_width([weight * (part.value - part.low) for part, weight in both]))
+    above = float(half_width([weight * (part.high - part.value) for part, weight in both]))
     return Interval(value=value, low=value - below, high=value + above, n=len(both), level=parts[0].level)
+
+
+def half_width(parts: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """Of a sum, from those of its parts, each times its weight; arrays for many sums."""
+    return np.asarray(np.sqrt(np.square(np.asarray(parts, dtype=np.float64)).sum(axis=0)))
 
 
 def p_at_least(found: Interval, limit: float) -> float:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
-from assay_evaluate.statistics.paired import check_pairs, score_statistic
+from assay_evaluate.statistics.paired import NEAR_0, check_pairs, exact_tail, score_statistic
 from assay_evaluate.statistics.proportions import normal_quantile
 
 POWER = 0.8
@@ -27,26 +28,60 @@ def minimum_detectable_effect(b: int, c: int, n: int, level: float = 0.95, power
     """
     check_pairs(b, c, n)
     rate = (b + c) / n
-    low, high = 0.0, 1.0
+    about = _smallest(rate, n, _fewest_by_score(n, level), power, most=1.0)
+    if about == 1:
+        return about
+    # The score test is near: more discordant pairs than it needs are hardly ever seen, and need no exact tail.
+    beyond = min(1.0, 1.25 * about)
+    num_pairs = int(stats.binom.isf(1e-10, n, max(rate, beyond)))
+    return _smallest(rate, n, _fewest_lost(n, num_pairs, level), power, most=beyond)
+
+
+def _smallest(rate: float, n: int, enough_M: NDArray[np.float64], power: float, most: float) -> float:
+    """Loss up to `most` that is shown with chance `power`."""
+    low, high = 0.0, most
     while high - low > 1e-5:
         middle = (low + high) / 2
-        enough = detection_power(middle, max(rate, middle), n, level) >= power
-        low, high = (low, middle) if enough else (middle, high)
+        is_shown = _detection_power(middle, max(rate, middle), n, enough_M) >= power
+        low, high = (low, middle) if is_shown else (middle, high)
     return high
 
 
 def detection_power(loss: float, discordant_rate: float, n: int, level: float = 0.95) -> float:
-    """Chance that the interval of n pairs lies above 0 when `loss` is true; the score test at 0 is McNemar's, by counts."""
+    """Chance that the interval of n pairs lies above 0 when `loss` is true."""
     if not 0 <= loss <= discordant_rate <= 1:
         raise ValueError(f"loss {loss} and discordant rate {discordant_rate}: need 0 <= loss <= discordant rate <= 1")
+    most = int(stats.binom.isf(1e-10, n, discordant_rate))
+    return _detection_power(loss, discordant_rate, n, _fewest_lost(n, most, level))
+
+
+def _detection_power(loss: float, discordant_rate: float, n: int, enough_M: NDArray[np.float64]) -> float:
+    """enough: of 0, 1, ... discordant pairs, so many of which must be lost."""
     if discordant_rate == 0:
         return 0.0
-    discordant = np.arange(n + 1)
-    # (b - c) / sqrt(b + c) > z, with b + c = discordant
-    enough = np.floor((discordant + normal_quantile(level) * np.sqrt(discordant)) / 2) + 1
+    discordant = np.arange(len(enough_M))
     share = (discordant_rate + loss) / (2 * discordant_rate)
-    chance = stats.binom.pmf(discordant, n, discordant_rate) * stats.binom.sf(enough - 1, discordant, share)
+    chance = stats.binom.pmf(discordant, n, discordant_rate) * stats.binom.sf(enough_M - 1, discordant, share)
     return float(chance.sum())
+
+
+def _fewest_by_score(n: int, level: float) -> NDArray[np.float64]:
+    """Least b of which the score test says that more is lost than gained: (b - c) / sqrt(b + c) > z."""
+    discordant = np.arange(n + 1)
+    return np.asarray(np.floor((discordant + normal_quantile(level) * np.sqrt(discordant)) / 2) + 1)
+
+
+def _fewest_lost(n: int, most: int, level: float) -> NDArray[np.float64]:
+    """The same by `exact_tail`, of at most so many discordant pairs: never far from the score test."""
+    discordant, by_score = np.arange(most + 1), _fewest_by_score(n, level)[: most + 1]
+    lost_MO = by_score[:, None] + np.arange(-2, 4)
+    tables = (lost_MO >= 0) & (lost_MO <= discordant[:, None])
+    gained_MO = discordant[:, None] - lost_MO
+    tail_MO = np.ones(lost_MO.shape)
+    tail_MO[tables] = exact_tail(NEAR_0, lost_MO[tables], gained_MO[tables], n)
+    shown_MO = tail_MO < (1 - level) / 2
+    least = lost_MO[np.arange(most + 1), shown_MO.argmax(axis=1)]
+    return np.where(shown_MO.any(axis=1), least, discordant + 1)
 
 
 def noninferiority_power(margin: float, discordance: float, n: int, *, loss: float = 0.0, level: float = 0.95) -> float:

@@ -45,7 +45,7 @@ def _count_on_server(session: Session, prompt: Prompt) -> int:
         if prompt[-1]["role"] == "assistant":
             body |= {"add_generation_prompt": False, "continue_final_message": True}
     response = client.post("/tokenize", body)
-    count = response.data.get("count")
-    if not isinstance(count, int):
+    count = response.num_prompt_tokens
+    if count is None:
         raise NotMeasured(f"tokens cannot be counted: /tokenize: HTTP {response.status}: {response.message}")
     return count

@@ -51,7 +51,7 @@ def run_generated(
 
 
 def arithmetic_items(task: ArithmeticTask, seed: str) -> Iterator[Item]:
-    """The task's questions: `num_items` per language, with the numbers of steps taken in turn."""
+    """The task's questions: so many per language, with the numbers of steps taken in turn."""
     for language in task.languages:
-        for i in range(task.num_items):
+        for i in range(task.num_made):
             yield arithmetic_item(seed, i, language, task.num_steps[i % len(task.num_steps)])

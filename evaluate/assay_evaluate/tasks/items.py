@@ -258,6 +258,8 @@ def writing_item(seed: str, index: int, language: Language) -> Item:
 
 
 _NUMBER = re.compile(r"-?\d+")
+MOST_DIGITS = 100
+"""Of a number that may be right; Python reads none of more than 4,300."""
 
 
 def extract_answer(text: str) -> str | None:
@@ -274,4 +276,6 @@ def score(item: Item, text: str) -> bool | None:
     if item.answer is None:
         return None
     answer = extract_answer(text)
-    return answer is not None and int(answer) == int(item.answer)
+    if answer is None or len(answer) > MOST_DIGITS:
+        return False
+    return int(answer) == int(item.answer)

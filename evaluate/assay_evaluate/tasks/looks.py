@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 from assay.recipes.gate import Stopping
-from assay.recipes.suite import LmEvalTask, Range, SuiteRecipe, TaskBase
+from assay.recipes.suite import GeneratedTask, LmEvalTask, Range, SuiteRecipe, TaskBase
 from assay.records.measurement import ItemResult
 
 T = TypeVar("T", bound=TaskBase)
@@ -27,7 +28,7 @@ class Look(NamedTuple):
     """To each item."""
     candidate_samples: int
     limit: int | None = None
-    """Items of each task behind a name of lm-eval, where that is a range. None: as many as the task says."""
+    """Items of each part of a task (lm-eval: of each task behind a name), where that is a range. None: as many as it says."""
 
     @property
     def planned_information(self) -> float:
@@ -41,8 +42,8 @@ def planned_looks(task: TaskBase, stopping: Stopping) -> tuple[Look, ...]:
 
     Greedy replies to one question are alike: whatever the range, a task without temperature is asked once about each item.
     """
-    if isinstance(task, LmEvalTask) and isinstance(task.limit, Range):
-        return _at_new_items(task, task.limit)
+    if isinstance(task.items, Range):
+        return _at_new_items(task, task.items)
     if not isinstance(task.num_samples, Range):
         return (Look(task.num_samples, task.num_samples),)
     if task.temperature == 0:
@@ -56,7 +57,7 @@ def planned_looks(task: TaskBase, stopping: Stopping) -> tuple[Look, ...]:
     return tuple(dict.fromkeys([*found, Look(most_of_reference, most)]))
 
 
-def _at_new_items(task: LmEvalTask, items: Range) -> tuple[Look, ...]:
+def _at_new_items(task: TaskBase, items: Range) -> tuple[Look, ...]:
     theirs = task.fewest_samples if task.temperature > 0 else 1
     ours = max(theirs, FEWEST_OF_REFERENCE) if task.temperature > 0 else 1
     return tuple(Look(ours, theirs, limit) for limit in growing_limits(items))
@@ -68,6 +69,24 @@ def growing_limits(items: Range) -> list[int]:
     while limits[-1] * GROWTH * LAST_GROWTH <= items.max:
         limits.append(limits[-1] * GROWTH)
     return list(dict.fromkeys([*limits, items.max]))
+
+
+def added_by_looks(task: GeneratedTask) -> list[range]:
+    """Of each part of a task, the indices of the items that each look adds; of a plain number of items all at once.
+
+    What is made for one look has the same text however many looks follow.
+    """
+    if not isinstance(task.num_items, Range):
+        return [range(task.num_items)]
+    return [range(before, limit) for before, limit in pairwise([0, *growing_limits(task.num_items)])]
+
+
+def made_from(task: GeneratedTask, added: range) -> dict[str, Any]:
+    """What the text of the items that one look adds depends on, as a key of the journal: the task, of a range which items."""
+    if not isinstance(task.num_items, Range):
+        return task.model_dump(mode="json", exclude={"num_samples"})
+    alike = task.model_dump(mode="json", exclude={"num_samples", "num_items"})
+    return alike | {"items": [added.start, added.stop]}
 
 
 def planned_shares(looks: tuple[Look, ...]) -> tuple[float, ...]:
@@ -91,8 +110,8 @@ def looks_of(suite: SuiteRecipe, stopping: Stopping) -> dict[str, tuple[Look, ..
 def asked_for(task: T, num_samples: int, limit: int | None) -> T:
     """The task as it is asked at one look: so many replies to each item, and a range of items that ends at `limit`."""
     changes: dict[str, int | Range] = {"num_samples": num_samples}
-    if isinstance(task, LmEvalTask) and isinstance(task.limit, Range) and limit is not None:
-        changes["limit"] = Range(min=task.limit.min, max=limit)
+    if isinstance(task.items, Range) and task.items_field is not None and limit is not None:
+        changes[task.items_field] = Range(min=task.items.min, max=limit)
     return task.model_copy(update=changes)
 
 
@@ -101,12 +120,16 @@ def in_drawn_order(seed: str, name: str, documents: Iterable[int]) -> list[int]:
     return sorted(documents, key=lambda document: hashlib.sha256(f"{seed}:{name}:{document}".encode()).digest())
 
 
-def items_at(items: Iterable[ItemResult], num_samples: int, limit: int | None, seed: str) -> tuple[ItemResult, ...]:
-    """Of all replies to a task, those that a look holds: the first `num_samples` to each item, of the first `limit` items drawn
-    of each task of lm-eval (None: of all)."""
+def items_at(
+    task: TaskBase, items: Iterable[ItemResult], num_samples: int, limit: int | None, seed: str
+) -> tuple[ItemResult, ...]:
+    """Of all replies to a task, those that a look holds: the first `num_samples` to each item, of the first `limit` items of
+    each part (None: of all). The items of a data set are drawn by the seed of the suite."""
     first = [item for item in items if item.sample < num_samples]
     if limit is None:
         return tuple(first)
+    if not isinstance(task, LmEvalTask):
+        return tuple(item for item in first if int(item.item.rpartition("/")[2]) < limit)
     documents: dict[str, set[int]] = {}
     for item in first:
         name, _, document = item.item.rpartition("/")

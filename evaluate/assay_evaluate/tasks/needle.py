@@ -15,6 +15,7 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.tasks.counting import prompt_counter
 from assay_evaluate.tasks.generated import run_generated
 from assay_evaluate.tasks.items import Item, needle_item
+from assay_evaluate.tasks.looks import added_by_looks, made_from
 from assay_evaluate.tasks.room import with_reply
 
 
@@ -26,16 +27,28 @@ class Haystacks:
     skipped: dict[str, str]
 
 
-def haystacks(session: Session, task: NeedleTask, made_from: Any, checkpoint: Path | None = None) -> Haystacks:
+def haystacks(session: Session, task: NeedleTask, depends_on: dict[str, Any], checkpoint: Path | None = None) -> Haystacks:
     """The task's items: generated for the reference the first time, from the journal ever after.
 
-    checkpoint: whose tokenizer counts, if it counts as the server does. None: the server counts.
+    depends_on: what beside the task makes them other items. checkpoint: whose tokenizer counts, if it counts as the server
+    does. None: the server counts.
     """
+    counter = functools.cache(lambda: _counter(session, checkpoint))
+    found = [_added(session, task, added, depends_on, counter) for added in added_by_looks(task)]
+    items = tuple(item for one in found for item in one.items)
+    return Haystacks(items, {length: why for one in reversed(found) for length, why in one.skipped.items()})
+
+
+def _added(
+    session: Session, task: NeedleTask, added: range, depends_on: dict[str, Any], counter: Callable[[], Callable[[str], int]]
+) -> Haystacks:
+    """The items that one look adds."""
     journal = session.client.journal
-    kept = journal.find_items(task.name, made_from)
+    key = {"task": made_from(task, added)} | depends_on
+    kept = journal.find_items(task.name, key)
     if kept is None:
-        made = _make(session, task, _counter(session, checkpoint))
-        journal.keep_items(task.name, made_from, [{"items": [asdict(i) for i in made.items], "skipped": made.skipped}])
+        made = _make(session, task, added, counter())
+        journal.keep_items(task.name, key, [{"items": [asdict(i) for i in made.items], "skipped": made.skipped}])
         return made
     return Haystacks(tuple(Item(**fields) for fields in kept[0]["items"]), kept[0]["skipped"])
 
@@ -48,7 +61,7 @@ def _counter(session: Session, checkpoint: Path | None) -> Callable[[str], int]:
     return lambda question: count([{"role": "user", "content": question}])
 
 
-def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> Haystacks:
+def _make(session: Session, task: NeedleTask, added: range, counter: Callable[[str], int]) -> Haystacks:
     items: list[Item] = []
     skipped: dict[str, str] = {}
     for length in task.lengths_tokens:
@@ -63,12 +76,12 @@ def _make(session: Session, task: NeedleTask, counter: Callable[[str], int]) -> 
                     i,
                     language,
                     num_needles=task.num_needles,
-                    depth=i / (task.num_items - 1) if task.num_items > 1 else 0.5,
+                    depth=(i - added.start) / (len(added) - 1) if len(added) > 1 else 0.5,
                     max_tokens=length,
                     count_tokens=counter,
                 )
                 for language in task.languages
-                for i in range(task.num_items)
+                for i in added
             ]
         except ValueError as error:  # the whole length goes: `items` is extended only when all of its items were made
             skipped[str(length)] = str(error)

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.recipes.suite import RulerTask
+from assay.recipes.suite import LONGEST, RulerTask
 from assay.records.base import sha256_of, sha256_of_file
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.dialect import COMPLETIONS
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.journal import Identity, Reply, Request
+from assay_evaluate.tasks.cells import RulerCell, needed_tokens, planned_style, reply_within, ruler_cells, ruler_max_tokens
 from assay_evaluate.tasks.counting import prompt_counter
+from assay_evaluate.tasks.longest import settled
+from assay_evaluate.tasks.looks import added_by_looks
+from assay_evaluate.tasks.published.choice import Choice, choose, described, hashes, read_published
+from assay_evaluate.tasks.published.pins import SourceName
 from assay_evaluate.tasks.ruler import (
     GENERATOR_VERSION,
-    REPLY_TOKENS,
     CountTokens,
     RulerError,
     RulerItem,
@@ -37,49 +42,38 @@ from assay_evaluate.tasks.ruler import (
     score,
 )
 from assay_evaluate.tasks.ruler.grid import GRID_TASK
-from assay_evaluate.tasks.ruler.grid import REPLY_TOKENS as GRID_REPLY_TOKENS
 from assay_evaluate.tasks.ruler.items import from_saved_fields, saved_fields
 
 ASKED_CHARACTERS = 2000
 """The end of a prompt, where the question is: enough to see in which scripts it is written."""
 
 
-@dataclass(frozen=True)
-class RulerCell:
-    """All items of one task at one length; of the grid, also of one depth and language."""
-
-    task: str
-    length_tokens: int
-    depth: float | None = None
-    language: str = "en"
-
-    @property
-    def published_reply_tokens(self) -> int:
-        return REPLY_TOKENS.get(self.task, GRID_REPLY_TOKENS)
-
-
-def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, reference_sha256: str) -> TaskResult:
+def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, reference: Identity) -> TaskResult:
     """Ask every item of every task and length; what cannot be made or does not fit the context is named in the note.
 
-    checkpoint: folder whose tokenizer counts, if items must be made. reference_sha256: for whom they are made.
+    checkpoint: folder whose tokenizer counts, if items must be made. reference: for whom they are made, and whose context says
+    what `longest` is.
     """
     budget = session.thinking_budget_tokens(task)
     try:
         style = _style(session, task)
     except NotMeasured as error:
         return task_result(task.name, "ruler", [], task.max_tokens, str(error), budget)
-    sources, sources_sha256 = _sources(task.essays, task.squad, task.hotpotqa)
+    task, longest = _settled(session, task, style, reference)
+    chosen = choose(task, session.client.journal)
+    own, own_sha256 = _own_sources(task.essays, task.squad, task.hotpotqa)
+    sources, said = described(task, chosen)
     made_from = {
-        "seed": session.seed, "style": style, "reference": reference_sha256, "sources": sources_sha256,
+        "seed": session.seed, "style": style, "reference": reference.checkpoint_sha256, "sources": own_sha256 | hashes(chosen),
         "chat_template_kwargs": session.dialect.chat_template_kwargs, "generator": GENERATOR_VERSION,
     }  # fmt: skip
-    maker = _Maker(session, task, style, sources, made_from, checkpoint)
-    notes: dict[str, None] = {}
+    maker = _Maker(session, task, style, own, chosen, made_from, checkpoint)
+    notes: dict[str, None] = {one: None for one in (longest, said) if one is not None}
 
     def made_items() -> Iterator[RulerItem]:
-        for cell in cells(task):
+        for cell, added in itertools.product(ruler_cells(task), added_by_looks(task)):
             try:
-                items = [maker.item(cell, index) for index in range(task.num_items)]
+                items = [maker.item(cell, index) for index in added]
             except (RulerError, NotMeasured) as error:
                 notes[f"not measured: {error}"] = None
                 continue
@@ -90,40 +84,36 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
 
     answered = session.ask_items(task, made_items(), functools.partial(_request, session, task))
     results = [_result(session, task, *one) for one in answered]
-    return task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
-
-
-def cells(task: RulerTask) -> Iterator[RulerCell]:
-    """All that the task asks, before it is known what fits."""
-    for name in task.tasks:
-        for length_tokens in task.lengths_tokens:
-            if name != GRID_TASK:
-                yield RulerCell(name, length_tokens)
-                continue
-            for depth in task.depths:
-                yield from (RulerCell(name, length_tokens, depth, language) for language in task.languages)
-
-
-def needed_tokens(task: RulerTask, style: Style, cell: RulerCell) -> int:
-    """Of prompt and reply together, at most; what needs more than the context is not measured."""
-    return cell.length_tokens - _reply_within(task, cell) + _max_tokens(task, style, cell.task)
-
-
-def _reply_within(task: RulerTask, cell: RulerCell) -> int:
-    """Tokens that the length of the cell keeps for the reply."""
-    return task.max_tokens if task.reply_within_length else cell.published_reply_tokens
+    result = task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
+    return result.model_copy(update={"sources": sources})
 
 
 def _style(session: Session, task: RulerTask) -> Style:
-    if task.style == "auto":
-        return "chat" if session.dialect.is_chat else "base"
-    if task.style != "base" and not session.dialect.is_chat:
-        raise NotMeasured(f"style {task.style} needs a chat template, and the checkpoint has none; say `style: auto`")
-    return task.style
+    style = planned_style(task, is_chat=session.dialect.is_chat)
+    if style != "base" and not session.dialect.is_chat:
+        raise NotMeasured(f"style {style} needs a chat template, and the checkpoint has none; say `style: auto`")
+    return style
+
+
+def _settled(session: Session, task: RulerTask, style: Style, reference: Identity) -> tuple[RulerTask, str | None]:
+    """`longest.settled` by the context of the reference, which is asked first; from the journal ever after."""
+    if LONGEST not in task.lengths_tokens:
+        return task, None
+    journal = session.client.journal
+    made_from = {
+        "reference": [reference.checkpoint_sha256, reference.fingerprint_sha256], "style": style,
+        "task": task.model_dump(mode="json", exclude={"num_samples", "num_items"}),
+    }  # fmt: skip
+    kept = journal.find_items(LONGEST, made_from)
+    if kept is None:
+        settled_task, said = settled(task, style, session.max_model_len)
+        kept = [{"lengths_tokens": settled_task.lengths_tokens, "said": said}]
+        journal.keep_items(LONGEST, made_from, kept)
+    return task.model_copy(update={"lengths_tokens": tuple(kept[0]["lengths_tokens"])}), kept[0]["said"]
 
 
 @functools.lru_cache(maxsize=4)
-def _sources(essays: str | None, squad: str | None, hotpotqa: str | None) -> tuple[Sources, dict[str, str]]:
+def _own_sources(essays: str | None, squad: str | None, hotpotqa: str | None) -> tuple[Sources, dict[str, str]]:
     """Texts of one's own and the hash of each. RulerError if one cannot be read."""
     found = Sources(
         essays=None if essays is None else read_text_folder(essays),
@@ -142,13 +132,14 @@ class _Maker:
     session: Session
     task: RulerTask
     style: Style
-    sources: Sources
+    own: Sources
+    chosen: Mapping[SourceName, Choice]
     made_from: dict[str, Any]
     checkpoint: Path | None
 
     def item(self, cell: RulerCell, index: int) -> RulerItem:
         """RulerError if it cannot be made; NotMeasured if it does not fit, or tokens cannot be counted."""
-        reply_tokens = _reply_within(self.task, cell)
+        reply_tokens = reply_within(self.task, cell)
         self._require_room(cell)
         key = {**self.made_from, "cell": dataclasses.asdict(cell), "index": index, "reply_tokens": reply_tokens}
         journal = self.session.client.journal
@@ -176,16 +167,21 @@ class _Maker:
         return grid_item(cell.length_tokens, cell.depth, index, language=cell.language, **common)  # type: ignore[arg-type]
 
     @functools.cached_property
+    def sources(self) -> Sources:
+        """Read when the first item is made; one that the journal has needs none."""
+        published = read_published(self.chosen)
+        return Sources(
+            essays=self.own.essays or published.essays,
+            squad=self.own.squad or published.squad,
+            hotpotqa=self.own.hotpotqa or published.hotpotqa,
+        )
+
+    @functools.cached_property
     def _count(self) -> CountTokens:
         return prompt_counter(self.session, self.checkpoint, self.style)
 
 
 # ------------------------------------------------------------------------------------------------ asking, scoring
-def _max_tokens(task: RulerTask, style: Style, name: str) -> int:
-    """A base model does not know when to stop: it gets the published tokens, others the suite's budget."""
-    return min(task.max_tokens, REPLY_TOKENS.get(name, GRID_REPLY_TOKENS)) if style == "base" else task.max_tokens
-
-
 def _request(session: Session, task: RulerTask, item: RulerItem, sample: int) -> Request:
     prompt = item.prompt
     messages: Sequence[dict[str, str]] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -193,7 +189,7 @@ def _request(session: Session, task: RulerTask, item: RulerItem, sample: int) ->
         task.name,
         item.id,
         messages,
-        max_tokens=_max_tokens(task, item.style, item.task),
+        max_tokens=ruler_max_tokens(task, item.style, item.task),
         temperature=task.temperature,
         repeat=sample,
         more=session.parameters(task),
@@ -216,13 +212,13 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         correct=value == 1,
         answer=reply.text.strip()[:200],
         thinking_budget_tokens=session.thinking_budget_tokens(task),
-        max_tokens=_max_tokens(task, item.style, item.task),
+        max_tokens=ruler_max_tokens(task, item.style, item.task),
         score=value,
     )
     subtask = GRID_TASK if "depth" in item.facts else item.task
     found = dataclasses.replace(found, subtask=subtask, length_tokens=item.length_tokens, depth=_depth(item))
-    if "question" in item.facts:  # of qa_1 and qa_2: the same one, in the same documents, at every length
-        found = dataclasses.replace(found, cluster=f"{item.task}: {item.facts['question']}")
+    if "about" in item.facts:  # of qa_1 and qa_2: questions about one document, of which the same are asked at every length
+        found = dataclasses.replace(found, cluster=f"{item.task}: {item.facts['about']}")
     if item.style == "base" and found.truncated_by in {"length", "budget"}:  # by design, as published
         return dataclasses.replace(found, truncated=False, truncated_by=None, loops=False)
     return found

@@ -105,9 +105,20 @@ class Connection:
         """What is at `path`. TransportError if nothing whole comes."""
         return self._reply("GET", path, None, total_s, most_bytes)
 
-    def post(self, path: str, body: bytes, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
-        """Send `body` (JSON) to `path`, return what comes back. TransportError if nothing whole does."""
-        return self._reply("POST", path, body, total_s, most_bytes)
+    def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        total_s: float | None = None,
+        most_bytes: int = MOST_REPLY_BYTES,
+        request_id: str | None = None,
+    ) -> HttpReply:
+        """Send `body` (JSON) to `path`, return what comes back. TransportError if nothing whole does.
+
+        request_id: sent as X-Request-Id.
+        """
+        return self._reply("POST", path, body, total_s, most_bytes, request_id)
 
     def count_events(self, path: str, body: bytes, most: int, *, total_s: float | None = None) -> int:
         """Read up to `most` events of a streamed reply, then hang up, as an impatient user does; how many came."""
@@ -129,8 +140,17 @@ class Connection:
             self._incoming = None
 
     # ------------------------------------------------------------------------------------------------ one exchange
-    def _reply(self, method: str, path: str, body: bytes | None, total_s: float | None, most_bytes: int) -> HttpReply:
-        response, content = self._ask(method, path, body, total_s, most_bytes, lambda response: _content(response, most_bytes))
+    def _reply(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        total_s: float | None,
+        most_bytes: int,
+        request_id: str | None = None,
+    ) -> HttpReply:
+        read = functools.partial(_content, most_bytes=most_bytes)
+        response, content = self._ask(method, path, body, total_s, most_bytes, read, request_id)
         if response.status == 200:
             return HttpReply(200, self._hide(content, SECRET_IN_REPLIES))
         location, wait = response.headers.get("Location"), response.headers.get("Retry-After")
@@ -149,13 +169,17 @@ class Connection:
         total_s: float | None,
         most_bytes: int,
         read: Callable[[http.client.HTTPResponse], T],
+        request_id: str | None = None,
     ) -> tuple[http.client.HTTPResponse, T]:
         """Send a request; the head of its reply, and what `read` makes of the rest. TransportError: whatever goes wrong."""
         whole_s = self._total_s if total_s is None else total_s
         try:
             incoming = self._open()
             incoming.start(whole_s, self._silence_s or whole_s, most_bytes)
-            self._http.request(method, self._prefix + path, body, self._headers if body is None else self._post_headers)
+            headers = self._headers if body is None else self._post_headers
+            if request_id is not None:
+                headers = {**headers, "X-Request-Id": request_id}
+            self._http.request(method, self._prefix + path, body, headers)
             response = self._http.getresponse()
             found = read(response)
             if self._http.sock is None or incoming.has_rest():  # which would be taken for the beginning of the next reply

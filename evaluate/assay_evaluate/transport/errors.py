@@ -9,3 +9,7 @@ class TransportError(Exception):
 
 class UnusableReply(TransportError):
     """A reply that is not taken, and would be the same the next time: it is too large, or compressed."""
+
+
+class AnothersReply(ValueError):
+    """A reply that answers another request than the one that it came to."""

@@ -56,6 +56,7 @@ from assay_evaluate.verdicts.replies.verbosity import judge_verbosity
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
+from assay_evaluate.verdicts.whole.going_on import with_reason
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
@@ -130,7 +131,7 @@ def _judge_candidate(
     scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe, suspect)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
     whole = judge_whole(recipe, scores, candidate.label)
-    scores = settled(recipe, whole, scores)
+    scores = settled(recipe, whole, with_reason(recipe, scores, whole))
     verdicts = [] if whole is None else [verdict_of(whole)]
     for gate in recipe.gates:
         match gate:

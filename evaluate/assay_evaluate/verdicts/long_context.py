@@ -96,4 +96,11 @@ def joined(parts: Sequence[Pairs]) -> Pairs:
         [one for pairs in parts for one in pairs.candidate_answers],
         [f"{number}/{item}" for number, pairs in enumerate(parts) for item in pairs.items],
         [f"{number}/{cluster}" for number, pairs in enumerate(parts) for cluster in pairs.clusters],
+        _all_shares(parts) if any(pairs.unequal is not None for pairs in parts) else None,
     )
+
+
+def _all_shares(parts: Sequence[Pairs]) -> tuple[list[float], list[float]]:
+    """Also of replies that cannot be paired, because one side has more of them."""
+    sides = [pairs.shares for pairs in parts]
+    return [share for ours, _ in sides for share in ours], [share for _, theirs in sides for share in theirs]

@@ -18,6 +18,7 @@ NOTHING_SCORED = "no score was judged, and a small divergence alone does not sho
 def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     """`loses 25.0 points on Chinese code lookup; 10 allowed; also failed: MMLU-Pro; 7 gates passed, 2 failed`.
 
+    More replies cut off or looping, where they failed too, are said beside the score, for the loss may come from them.
     status: overall. verdicts: of one candidate, in the order of its gates. No full stop at the end.
     """
     deciding = [v for v in verdicts if v.has_say and v.status == status]
@@ -25,9 +26,7 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
         whole = next((v.detail.removesuffix(".") for v in deciding if v.gate == WHOLE), None)
         parts = [whole or _closest(deciding)]
     elif deciding:
-        first = next((v for v in deciding if v.gate.startswith("score ")), deciding[0])
-        others = [v for v in deciding if v is not first]
-        parts = [_clause(first), *([f"also {WORDS[status]}: {_names(others)}"] if others else [])]
+        parts = _what_decided(deciding, status)
     else:
         parts = [NOTHING_SCORED]
     return "; ".join([*parts, _counts(verdicts, status, deciding)])
@@ -39,10 +38,17 @@ def suspect_reason(reference: str, verdicts: Sequence[Verdict]) -> str:
     verdicts: of the reference's own repeat, which failed.
     """
     failed = [v for v in verdicts if v.has_say and v.status == "FAIL"]
-    first = next((v for v in failed if v.gate.startswith("score ")), failed[0])
-    others = [v for v in failed if v is not first]
-    also = f"; also failed: {_names(others)}" if others else ""
-    return f"{reference} fails against itself: {_clause(first)}{also}; so no loss in this run can be put down to a candidate"
+    why = "; ".join(_what_decided(failed, "FAIL"))
+    return f"{reference} fails against itself: {why}; so no loss in this run can be put down to a candidate"
+
+
+def _what_decided(deciding: Sequence[Verdict], status: Status) -> list[str]:
+    """The first score in a clause, replies that failed beside it in another, and the other gates by name."""
+    first = next((v for v in deciding if v.gate.startswith("score ")), deciding[0])
+    rest = [v for v in deciding if v is not first]
+    replies = [v.clause for v in rest if status == "FAIL" and v.clause is not None]
+    others = [v for v in rest if status != "FAIL" or v.clause is None]
+    return [_clause(first), *replies, *([f"also {WORDS[status]}: {_names(others)}"] if others else [])]
 
 
 def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Verdict]) -> str:

@@ -18,6 +18,7 @@ from assay_evaluate.statistics import (
     graded_items_needed,
     items_needed,
 )
+from assay_evaluate.statistics.fixed_items import FixedItems
 from assay_evaluate.statistics.item_pairs import Pairs, TokenCost
 
 
@@ -35,8 +36,10 @@ class ComparedTask:
     """Of a task that is asked in rounds; `evidence` is of all of them together."""
 
 
-def items_needed_for(one: ComparedTask, recipe: GateRecipe) -> int:
-    """TOST must pass on both sides: each may miss half as often."""
+def items_needed_for(one: ComparedTask, recipe: GateRecipe) -> int | None:
+    """TOST must pass on both sides: each may miss half as often. None: it is about these items, so no others help."""
+    if one.pairs.fixed is not None:
+        return None
     power = POWER if one.evidence.claim == "non_inferior" else (1 + POWER) / 2
     return max(one.pairs.needed(one.evidence.margin, recipe.level, power), recipe.min_items)
 
@@ -52,7 +55,7 @@ def items_needed_at_loss_seen(one: ComparedTask, recipe: GateRecipe) -> int | No
     """
     drop, margin, pairs = one.evidence.drop, one.evidence.margin, one.pairs
     room = margin - drop.value
-    if not 0 < drop.value < margin:
+    if not 0 < drop.value < margin or pairs.fixed is not None:
         return None
     # Of order (2.8 spread / room)^2; exact powers of more items than this would take minutes.
     if drop.n * ((drop.high - drop.low) / room) ** 2 > MOST_ITEMS:
@@ -153,13 +156,35 @@ def _undecided(one: ComparedTask, recipe: GateRecipe, family: int) -> str:
 def _would_decide(one: ComparedTask, recipe: GateRecipe) -> str:
     """How many items would pass: without any loss, unless a loss is certain; and with the loss that was seen."""
     drop, ways = one.evidence.drop, []
-    if drop.low <= 0 and (needed := items_needed_for(one, recipe)) > drop.n:
+    if one.pairs.fixed is not None:
+        return _replies_would_decide(one, one.pairs.fixed, recipe)
+    if drop.low <= 0 and (needed := items_needed_for(one, recipe)) is not None and needed > drop.n:
         ways.append(f"about {needed:,} items would decide if nothing is lost")
     if drop.value >= one.evidence.margin:
         ways.append("more items would not pass it if the loss seen is the true one")
     elif (needed_then := items_needed_at_loss_seen(one, recipe)) is not None:
         ways.append(f"about {needed_then:,} items would decide if the loss seen is the true one")
     return f"; {', '.join(ways)}" if ways else ""
+
+
+def _replies_would_decide(one: ComparedTask, fixed: FixedItems, recipe: GateRecipe) -> str:
+    """How many replies to each of these items would pass."""
+    num_replies, margin = fixed.num_pairs // fixed.num_items, one.evidence.margin
+    if fixed.value >= margin:
+        return "; more replies would not pass it if the loss seen is the true one"
+    needed = fixed.replies_needed(num_replies, margin - max(fixed.value, 0.0), recipe.level, POWER)
+    if needed <= num_replies:
+        return ""
+    loss = "the loss seen is the true one" if fixed.value > 0 else "nothing is lost"
+    return f"; about {needed:,} replies of each side to every item would decide if {loss}"
+
+
+def of_which_items(one: ComparedTask) -> str:
+    """What the interval is for, where the gates ask about these items."""
+    if one.pairs.fixed is not None:
+        return "The interval is for these items: for other replies to them, not for other questions."
+    why = "one reply to each, or items drawn in rounds, do not give one for these"
+    return f"The interval is the wider one, for such items: {why}."
 
 
 def by_cluster(pairs: Pairs, level: float) -> str:

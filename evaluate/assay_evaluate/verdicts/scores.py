@@ -31,6 +31,7 @@ from assay_evaluate.verdicts.score_sentences import (
     if_cut_replies_were_wrong,
     items_needed_at_loss_seen,
     items_needed_for,
+    of_which_items,
     sentences,
 )
 
@@ -86,10 +87,12 @@ def judge_scores(
         detail = sentences(one, title_of(gate, one.reference), recipe, status, len(believed))
         if one.reference.kind == "swe":
             detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
-        elif one.pairs.has_clusters:
+        elif one.pairs.has_clusters and one.pairs.fixed is None:
             detail += f" {by_cluster(one.pairs, recipe.level)}"
         if one.looks:
             detail += f" {asked_in_rounds(one.looks)}"
+        if recipe.estimand == "these_items":
+            detail += f" {of_which_items(one)}"
         worst = _worst_case(gate, recipe, reference, candidate, one)
         if worst is not None and status == "PASS" and decide(worst, min_items=recipe.min_items) != "PASS":
             status, detail = "UNDERPOWERED", f"{detail} {capital(if_cut_replies_were_wrong(worst.drop))}."
@@ -183,6 +186,7 @@ def _verdict(
         mean_output_tokens=None if tokens is None else (tokens.reference_mean, tokens.candidate_mean),
         extra_output_tokens=None if tokens is None else tokens.extra,
         looks=one.looks,
+        estimand="such_items" if one.pairs.fixed is None else "these_items",
     )
 
 

@@ -113,7 +113,7 @@ def _texts(path: Path, tokenizer: Any) -> Iterator[str]:
     if path.suffix != ".jsonl":
         yield whole
         return
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split("\n"), 1):  # a string in JSON may hold other ends of lines
         try:
             entry = json.loads(line) if line.strip() else None
         except json.JSONDecodeError as problem:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import CheckpointError
+from assay.file_data import data_of_files, hashes_of_files
 from assay.records.base import sha256_of
 from assay.safe_files import open_inside, read_fully, read_json_object
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map
+from assay_quantize.checkpoint.copied_files import copied_files
+from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.fused_experts import split_experts
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.checkpoint.packed_weights import name_packed
 from assay_quantize.checkpoint.source_format import check_config_readable, find_companions, list_notes
-from assay_quantize.checkpoint.stamps import data_of_files
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Checkpoint:
 
     location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
     a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
-    notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: every used shard -> what
-    identifies its data (`Plan.source_files`).
+    notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: what identifies the data of
+    every used shard, of config.json and of every file that is copied (`Plan.source_files`).
     """
 
     location: str
@@ -78,7 +80,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
         raise CheckpointError(f"{folder}: no such folder; give a folder with config.json and *.safetensors, or a hub id")
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
-    config = read_json_object(folder, "config.json")
+    config = read_json_object(folder, CONFIG)
     if not allow_quantized:
         check_config_readable(str(folder), config)
     entries = sorted(path.name for path in folder.iterdir())
@@ -89,7 +91,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     made = assemble(
         str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
     )
-    made = replace(made, data=data_of_files(folder, made.shards))
+    made = replace(made, data=data_of_files(folder, made.shards) | hashes_of_files(folder, [CONFIG, *copied_files(folder)]))
     return made if allow_quantized else as_source(made)
 
 

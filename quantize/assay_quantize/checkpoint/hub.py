@@ -11,13 +11,12 @@ without a bound, and fails on what a model card may hold.)
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -36,10 +35,13 @@ from huggingface_hub.utils import (
 
 import assay
 from assay.errors import CheckpointError
+from assay.file_data import content_differs
 from assay.hub_errors import HUB_ERRORS, hub_error
 from assay.safe_files import MAX_JSON_BYTES, parse_json_object
 from assay.safetensors_index import INDEX_NAME, MAX_HEADER_BYTES
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source, assemble
+from assay_quantize.checkpoint.copied_files import is_copied
+from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader, parse_header
 from assay_quantize.checkpoint.source_format import check_config_readable
 
@@ -52,11 +54,15 @@ FIRST_WAIT_S = 0.5
 
 
 class HubFile(NamedTuple):
-    """What the hub says about a file: its size, its SHA-256 (None where the hub states none), and what names its content."""
+    """What the hub says about a file: its size, if it states one, and what names its content (`Plan.source_files`)."""
 
     num_bytes: int | None
-    sha256: str | None
     content: str
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether `content` names its bytes, and not only the commit that it is in."""
+        return not self.content.startswith("commit:")
 
 
 def open_hub_checkpoint(hub_id: str, revision: str = "main", *, allow_quantized: bool = False) -> Checkpoint:
@@ -67,7 +73,7 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main", *, allow_quantized:
     """
     hub = Repository(hub_id, revision)
     files = sorted(hub.files)
-    config = parse_json_object(f"{hub_id}: config.json", hub.read_small("config.json"))
+    config = parse_json_object(f"{hub_id}: {CONFIG}", hub.read_small(CONFIG))
     if not allow_quantized:
         check_config_readable(hub_id, config)
     if not any(name.endswith(".safetensors") for name in files):
@@ -76,7 +82,8 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main", *, allow_quantized:
     if INDEX_NAME in files:
         index = parse_json_object(f"{hub_id}: {INDEX_NAME}", hub.read_small(INDEX_NAME))
     made = assemble(hub_id, None, config, index, files, hub.shard_headers)
-    data = {shard: hub.files[shard].content for shard in made.shards}
+    small = [name for name, file in hub.files.items() if name == CONFIG or is_copied(name, file.num_bytes or 0)]
+    data = {name: hub.files[name].content for name in (*made.shards, *small)}
     made = replace(made, revision=hub.commit, data=data)
     return made if allow_quantized else as_source(made)
 
@@ -117,7 +124,7 @@ class Repository:
             how = difference(stated, len(data), io.BytesIO(data))
             if not how:
                 return data
-        raise self.altered(name, how)
+        raise altered(self.hub_id, name, how)
 
     def shard_headers(self, shards: Sequence[str]) -> list[dict[str, TensorHeader]]:
         """Headers of `shards`, parsed and checked."""
@@ -159,13 +166,6 @@ class Repository:
     def url(self, name: str) -> str:
         return hf_hub_url(self.hub_id, name, revision=self.revision)
 
-    def altered(self, name: str, how: str) -> CheckpointError:
-        """The error for a file that twice was not what the hub states."""
-        return CheckpointError(
-            f"{self.hub_id}/{name}: {how}, downloaded twice; something between {constants.ENDPOINT} and here changes it; try "
-            "another network, or give a local folder"
-        )
-
     def _list(self) -> dict[str, HubFile]:
         url = f"{constants.ENDPOINT}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}?blobs=true"
         listing = parse_json_object(f"{self.hub_id}: file list", self._read(url, MAX_JSON_BYTES))
@@ -175,7 +175,7 @@ class Repository:
         siblings = listing.get("siblings")
         listed = siblings if isinstance(siblings, list) else []
         found = (_hub_file(one, self.revision) for one in listed if isinstance(one, dict))
-        return {name: file for name, file in found if name and "/" not in name}
+        return {name: file for name, file in found if name and "/" not in name and name.isprintable()}
 
     def _read_header(self, name: str) -> tuple[bytes, int]:
         stored = bytearray()
@@ -244,27 +244,37 @@ class Repository:
         time.sleep(FIRST_WAIT_S * 2 ** (failures - 1))
 
 
+def altered(hub_id: str, name: str, how: str) -> CheckpointError:
+    """The error for a file that twice was not what the hub states."""
+    return CheckpointError(
+        f"{hub_id}/{name}: {how}, downloaded twice; something between {constants.ENDPOINT} and here changes it; try another "
+        "network, or give a local folder"
+    )
+
+
 def difference(stated: HubFile, num_bytes: int, file: io.BufferedIOBase) -> str:
     """How a file of `num_bytes` differs from what the hub states of it, in its size or its hash; empty: in neither."""
     if stated.num_bytes not in (None, num_bytes):
         return f"{num_bytes} bytes where the hub states {stated.num_bytes}"
-    kind, _, expected = stated.content.partition(":")
-    if kind == "sha256":
-        found, what = hashlib.file_digest(file, "sha256"), "SHA-256"
-    elif kind == "blob":
-        git_hash = hashlib.sha1(b"blob %d\0" % num_bytes, usedforsecurity=False)
-        found, what = hashlib.file_digest(file, lambda: git_hash), "git hash"
-    else:
-        return ""
-    return "" if found.hexdigest() == expected else f"its {what} is not the one the hub states"
+    what = content_differs(stated.content, num_bytes, file) if stated.has_hash else ""
+    return what and f"its {what} is not the one the hub states"
+
+
+def check_hashes_stated(hub_id: str, files: Mapping[str, str]) -> None:
+    """CheckpointError naming a file of a source (`Plan.source_files`) of which the hub states no hash."""
+    unknown = next((name for name, content in sorted(files.items()) if content.startswith("commit:")), None)
+    if unknown is not None:
+        raise CheckpointError(
+            f"{hub_id}: the hub states no hash of {unknown}, so a damaged download could not be told from a whole one; "
+            "download it by other means and give the folder"
+        )
 
 
 def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:
     lfs = sibling.get("lfs")
     stated = lfs.get("sha256") if isinstance(lfs, dict) else None
-    sha256 = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
     size, blob = sibling.get("size"), sibling.get("blobId")
     content = f"blob:{blob}" if isinstance(blob, str) else f"commit:{commit}"
-    if sha256 is not None:
-        content = f"sha256:{sha256}"
-    return str(sibling.get("rfilename", "")), HubFile(size if isinstance(size, int) else None, sha256, content)
+    if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated):
+        content = f"sha256:{stated}"
+    return str(sibling.get("rfilename", "")), HubFile(size if isinstance(size, int) else None, content)

@@ -1,7 +1,7 @@
 """What was finished, so that a killed run goes on: one line about the run, then one `ShardRecord` for every finished shard.
 
-The first line says what the run makes from what: hashes of plan, recipe and source headers, and of every source shard its size
-and time of change. Lines are appended and fsynced; a torn last line (killed while appending) counts as not written.
+The first line says what the run makes from what: hashes of plan, recipe and source headers, and what identifies the data of
+every source shard. Lines are appended and fsynced; a torn last line (killed while appending) counts as not written.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from assay.errors import AssayError, QuantizeError
+from assay.file_data import other_data
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay.safe_files import open_ours
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import fsync_folder, planned_shards
-from assay_quantize.checkpoint.stamps import FileStamp, check_stamps, other_data
 from assay_quantize.storage.hash_files import MOST_AT_ONCE, hash_file
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,6 @@ def append(journal: TextIO, entry: Mapping[str, Any]) -> None:
 def resume(
     plan: Plan,
     digest: str,
-    source: Path,
-    source_files: Mapping[str, FileStamp],
     folder: Path,
     journal: TextIO,
     *,
@@ -94,17 +92,17 @@ def resume(
     entries = _entries(text)
     if not entries:
         journal.truncate(0)
-        append(journal, _begin_entry(plan, digest, source_files))
+        append(journal, _begin_entry(plan, digest))
         fsync_folder(folder)
         return {}
     if not text.endswith("\n"):
         journal.write("\n")  # killed while appending: the torn line must not swallow the next one
-    _check_same_run(entries[0], _begin_entry(plan, digest, source_files), folder)
-    if (how := other_data(entries[0].get("source_data") or {}, plan.source_files)) is not None:
+    ours = _begin_entry(plan, digest)
+    _check_same_run(entries[0], ours, folder)
+    if (how := other_data(entries[0].get("source_data") or {}, ours["source_data"])) is not None:
         raise QuantizeError(
             f"{folder}: begun with other data ({entries[0].get('source')}: {how}); give another folder, or delete this one"
         )
-    check_stamps(source, entries[0].get("source_files"), source_files, folder)
     planned = planned_shards(plan)
     claimed: dict[str, ShardRecord] = {}
     for entry in entries[1:]:
@@ -144,7 +142,8 @@ def size_of(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _begin_entry(plan: Plan, digest: str, source_files: Mapping[str, FileStamp]) -> dict[str, Any]:
+def _begin_entry(plan: Plan, digest: str) -> dict[str, Any]:
+    shards = {tensor.shard_in for tensor in plan.tensors}
     return {
         "begin": 1,
         "precision": plan.precision,
@@ -153,15 +152,15 @@ def _begin_entry(plan: Plan, digest: str, source_files: Mapping[str, FileStamp])
         "source_sha256": plan.source_sha256,
         "importance_sha256": plan.importance_sha256,
         "plan_sha256": digest,
-        "source_data": plan.source_files,
-        "source_files": {name: list(stamp) for name, stamp in source_files.items()},
+        # of the shards: what else is copied comes after them, from the source as it is then
+        "source_data": {name: data for name, data in plan.source_files.items() if name in shards},
     }
 
 
 def _entries(text: str) -> list[dict[str, Any]]:
     """Whole lines of a journal; a torn one (killed while appending) is dropped."""
     entries = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a path may hold what `splitlines` takes for the end of a line
         try:
             entry = json.loads(line)
         except (json.JSONDecodeError, RecursionError):

@@ -1,8 +1,4 @@
-"""After the last shard: everything else a loader needs, config.json last of it, then the manifest.
-
-Nothing of the source is executed or followed out of its folder: Python files (remote code) are not copied, nor are
-symbolic links that lead elsewhere, other weight formats, or the source's model card.
-"""
+"""After the last shard: everything else a loader needs, config.json last of it, then the manifest."""
 
 from __future__ import annotations
 
@@ -16,45 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from assay.atomic_files import replacing
-from assay.records.base import sha256_of_file
+from assay.errors import QuantizeError
+from assay.file_data import content_differs
 from assay.records.manifest import MANIFEST, Manifest, ShardRecord
 from assay.records.plan import Plan
-from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
-from assay.safe_files import stays_inside
+from assay.safe_files import open_inside
 from assay.safetensors_index import INDEX_NAME
-from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
+from assay_quantize.checkpoint.copied_files import copied_of, list_left_out
+from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.shard_files import fsync_folder, planned_shards
 from assay_quantize.formats.config_groups import config_json
 
-MAX_COPIED_BYTES = 256 << 20
-"""A file beside the weights that is larger than this is not a tokenizer."""
-MADE_HERE = frozenset({CONFIG, INDEX_NAME, JOURNAL, MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, "README.md"})
-OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"})
-"""Not copied: they describe the source's own weights, and vLLM takes the last one for a model's config."""
-
 log = logging.getLogger(__name__)
-
-
-def files_to_copy(source: Path) -> list[Path]:
-    """Tokenizer, chat template, generation config, licence...: the small plain files beside the weights, sorted.
-
-    Every other file is named in the log at level WARNING with the reason, weights and this tool's own files excepted.
-    """
-    chosen = []
-    for path in sorted(source.iterdir()):
-        if path.name.startswith(".") or path.name in MADE_HERE | OF_THE_SOURCE or not path.is_file():
-            continue
-        if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
-            continue
-        if path.suffix == ".py":
-            log.warning("%s is not copied: it is code; a model that needs it gets it from its own repository", path)
-        elif not stays_inside(path, source):
-            log.warning("%s is not copied: it is a link that leads out of the folder", path)
-        elif path.stat().st_size > MAX_COPIED_BYTES:
-            log.warning("%s is not copied: larger than %d MiB", path, MAX_COPIED_BYTES >> 20)
-        else:
-            chosen.append(path)
-    return chosen
 
 
 def index_json(plan: Plan) -> dict[str, Any]:
@@ -68,10 +37,15 @@ def index_json(plan: Plan) -> dict[str, Any]:
 def publish(
     plan: Plan, source: Path, folder: Path, *, shards: tuple[ShardRecord, ...], plan_sha256: str, seconds: float
 ) -> Manifest:
-    """Write what is missing beside the finished `shards`, each file by rename, the manifest last."""
+    """Write what is missing beside the finished `shards`, each file by rename, the manifest last.
+
+    Raises QuantizeError: a file of the source is not the one that was planned with; OSError: it cannot be written.
+    """
     files: dict[str, str] = {}
-    for path in files_to_copy(source):
-        files[path.name] = _copy(path, folder / path.name)
+    for line in list_left_out(source):
+        log.warning("%s", line)
+    for name in copied_of(plan.source_files):
+        files[name] = _copy(source, name, folder / name, plan.source_files[name])
     files[INDEX_NAME] = write_file(folder / INDEX_NAME, _json_text(index_json(plan)))
     files[CONFIG] = write_file(folder / CONFIG, _json_text(config_json(plan)))
     manifest = Manifest(
@@ -111,10 +85,16 @@ def write_file(path: Path, text: str) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _copy(path: Path, target: Path) -> str:
-    with replacing(target) as partial:
-        shutil.copyfile(path, partial)
-    return sha256_of_file(target)
+def _copy(source: Path, name: str, target: Path, data: str) -> str:
+    """Copy a file whose content is `data` (`Plan.source_files`); its SHA-256."""
+    with replacing(target) as partial, open_inside(source, name) as file, partial.open("w+b") as copy:
+        shutil.copyfileobj(file, copy)
+        num_bytes = copy.tell()
+        copy.seek(0)
+        if what := content_differs(data, num_bytes, copy):
+            raise QuantizeError(f"{source / name}: its {what} is not the planned one: it changed meanwhile; run again")
+        copy.seek(0)
+        return hashlib.file_digest(copy, "sha256").hexdigest()
 
 
 def _json_text(data: Any) -> str:

@@ -20,16 +20,18 @@ from pathlib import Path
 
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
+from assay.file_data import data_of_files, hashes_of_files, other_data
 from assay.quantities import size
 from assay.records.manifest import Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
+from assay_quantize.checkpoint.copied_files import copied_of
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
-from assay_quantize.checkpoint.stamps import FileStamp, data_of_files, other_data, stamps_of
+from assay_quantize.checkpoint.stamps import FileStamp, stamps_of
 from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget, resident_bytes
 from assay_quantize.engine.journal import append, locked_journal, resume, size_of
 from assay_quantize.engine.local_runner import run_local
-from assay_quantize.engine.publish import files_to_copy, publish
+from assay_quantize.engine.publish import publish
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.kernels.devices import check_device, default_workers
 from assay_quantize.plan.identity import plan_sha256
@@ -70,7 +72,8 @@ def quantize(
     runner: Runner = run_local,
     runs_elsewhere: bool = False,
     importance: Path | None = None,
-    source_files: Mapping[str, FileStamp] | None = None,
+    allow_not_finite: bool = False,
+    on_shard: Callable[[ShardRecord], None] | None = None,
     on_progress: Progress | None = None,
 ) -> Manifest:
     """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
@@ -79,9 +82,9 @@ def quantize(
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
     kernels: `fused` ones, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
-    importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. source_files: what
-    identifies the data of every source shard, if not its size and time here. on_progress: called with (tensor name, bytes
-    read) for every slab, from worker threads.
+    importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. allow_not_finite: copy
+    NaN and infinity in what is not quantized; the manifest counts them. on_shard: called for every shard that is finished,
+    those of a killed run first. on_progress: called with (tensor name, bytes read) for every slab, from worker threads.
     A finished checkpoint of the same plan is returned at once.
     Raises QuantizeError: no room on the disk or in memory, a folder with something else in it, a resume with another recipe or
     source, a source that changed, another process at work in the same folder.
@@ -93,9 +96,9 @@ def quantize(
     started = time.monotonic()
     _check_importance(plan, importance)
     _check_source(plan, source)
+    if out_folder.resolve().is_relative_to(source.resolve()):
+        raise QuantizeError(f"{out_folder}: lies in the source, {source}, which is only read; give a folder elsewhere")
     shards = planned_shards(plan)
-    if source_files is None:
-        source_files = stamps_of(source, sorted({tensor.shard_in for tensor in plan.tensors}))
     options = shard_options(
         plan,
         runs_elsewhere=runs_elsewhere,
@@ -104,7 +107,8 @@ def quantize(
         memory_bytes=memory_bytes,
         kernels=kernels,
         importance=importance,
-        source_files=source_files,
+        source_files=stamps_of(plan, source, sorted({tensor.shard_in for tensor in plan.tensors})),
+        allow_not_finite=allow_not_finite,
     )
     check_folder(plan, out_folder, digest)
     is_new = not out_folder.exists()
@@ -115,9 +119,7 @@ def quantize(
             if is_complete(plan, out_folder, digest):
                 return finished
             check_folder(plan, out_folder, digest)
-        done = resume(
-            plan, digest, source, source_files, out_folder, journal, workers=options.workers, on_progress=on_progress
-        )  # fmt: skip
+        done = resume(plan, digest, out_folder, journal, workers=options.workers, on_progress=on_progress)
         spent_s = sum(record.seconds for record in done.values())
         try:
             _check_disk(plan, source, out_folder, done)
@@ -128,10 +130,14 @@ def quantize(
                     out_folder.rmdir()
             raise
         missing = [name for name in shards if name not in done]
+        tell = on_shard or (lambda record: None)
+        for record in done.values():
+            tell(record)
         with closing(runner(plan, missing, source, out_folder, options, on_progress)) as records:
             for record in records:
                 append(journal, record.model_dump(mode="json"))
                 done[record.name] = record
+                tell(record)
         try:
             manifest = publish(
                 plan,
@@ -159,6 +165,7 @@ def shard_options(
     kernels: str = "fused",
     importance: Path | None = None,
     source_files: Mapping[str, FileStamp] | None = None,
+    allow_not_finite: bool = False,
 ) -> ShardOptions:
     """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory.
 
@@ -187,6 +194,7 @@ def shard_options(
         kernels="fused" if kernels == "fused" else "reference",
         importance=importance,
         source_files=source_files,
+        allow_not_finite=allow_not_finite,
     )
 
 
@@ -205,8 +213,11 @@ def _check_importance(plan: Plan, importance: Path | None) -> None:
 
 def _check_source(plan: Plan, source: Path) -> None:
     """Refuse a folder whose data is not what the plan was made of. Of a source on the hub, the download checks the hashes."""
-    planned = {name: data for name, data in plan.source_files.items() if data.startswith("stamp:")}
-    if (how := other_data(planned, data_of_files(source, planned))) is not None:
+    if plan.source_revision is not None:
+        return
+    stamped = {name for name, data in plan.source_files.items() if data.startswith("stamp:")}
+    now = data_of_files(source, stamped) | hashes_of_files(source, plan.source_files.keys() - stamped)
+    if (how := other_data(plan.source_files, now)) is not None:
         raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
@@ -247,7 +258,7 @@ def _differences(other: Manifest, plan: Plan, digest: str) -> str:
 
 def _check_disk(plan: Plan, source: Path, folder: Path, done: Mapping[str, ShardRecord]) -> None:
     """Refuse before the first byte when what is still to be written does not fit."""
-    needed = sum(path.stat().st_size for path in files_to_copy(source))
+    needed = sum((source / name).stat().st_size for name in copied_of(plan.source_files))
     for name, tensors in planned_shards(plan).items():
         if name not in done:
             needed += len(header_bytes(tensors)[0]) + sum(o.num_bytes for t in tensors for o in t.outputs)

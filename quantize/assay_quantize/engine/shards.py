@@ -40,9 +40,9 @@ class ShardOptions:
 
     device: `cpu` or `cuda`. workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
     process may use; for whoever schedules shards, the slabs were chosen by it already. kernels: `fused` or `reference`.
-    importance: file of channel weights for the scale search. source_files: size and time of every source shard when the
-    run began; a shard that differs is refused. None: only compared before and after.
-    lanes: shards in flight at once in one process, each with `workers` threads.
+    importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
+    began; a shard that differs is refused. None: only compared before and after.
+    lanes: shards in flight at once in one process, each with `workers` threads. allow_not_finite: copy NaN and infinity.
     """
 
     device: str = "cpu"
@@ -53,6 +53,7 @@ class ShardOptions:
     importance: Path | None = None
     source_files: Mapping[str, FileStamp] | None = None
     lanes: int = 1
+    allow_not_finite: bool = False
 
 
 class Written(NamedTuple):
@@ -62,6 +63,7 @@ class Written(NamedTuple):
     path: Path
     writer: OrderedWriter
     relative_error: dict[str, float]
+    not_finite: dict[str, int]
     started: float
     check_source: Callable[[], None]
 
@@ -109,7 +111,7 @@ def write_shard(
     tensors = planned_shards(plan)[shard_name]
     members = amax_members(plan, tensors)
     used = _source_shards(plan, tensors, members)
-    before = stamps_of(source, used)
+    before = stamps_of(plan, source, used)
     check_stamps(source, options.source_files, before, out_folder)
     order, outputs = layout(tensors)
     path = out_folder / shard_name
@@ -120,7 +122,7 @@ def write_shard(
         work = ShardWork(
             reader, writer, Computer(options.device, options.kernels), members,
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
-            on_progress=on_progress,
+            allow_not_finite=options.allow_not_finite, on_progress=on_progress,
         )  # fmt: skip
         slabs = list(slabs_of(order, members, options.slab_bytes))
         with work.computer.ready(), _writing(path):
@@ -130,9 +132,9 @@ def write_shard(
         raise
 
     def check_source() -> None:
-        check_stamps(source, before, stamps_of(source, used), out_folder)
+        check_stamps(source, before, stamps_of(plan, source, used), out_folder)
 
-    return Written(shard_name, path, writer, work.relative_errors(), started, check_source)
+    return Written(shard_name, path, writer, work.relative_errors(), dict(+work.not_finite), started, check_source)
 
 
 def finish_shard(written: Written) -> ShardRecord:
@@ -151,6 +153,7 @@ def finish_shard(written: Written) -> ShardRecord:
         num_bytes=num_bytes,
         sha256=digest,
         relative_error=written.relative_error,
+        not_finite=written.not_finite,
         seconds=time.monotonic() - written.started,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,11 +47,14 @@ class ShardWork:
         pools: Pools,
         observer: str,
         importance: ChannelWeights | None,
+        allow_not_finite: bool,
         on_progress: Callable[[str, int], None] | None,
     ) -> None:
         self.writer, self.computer = writer, computer
         self._reader, self._observer, self._importance, self._on_progress = reader, observer, importance, on_progress
-        self._pools = pools
+        self._pools, self._allow_not_finite = pools, allow_not_finite
+        self.not_finite: Counter[str] = Counter()
+        """Tensor that is copied or cast -> how many of its values are NaN or infinite, if that is allowed."""
         self._amax: dict[str, float] = defaultdict(float)
         self._rows_left = {key: sum(member.shape[0] for member in group) for key, group in members.items()}
         dtypes = {key: {member.logical_dtype for member in group} for key, group in members.items()}
@@ -91,8 +94,10 @@ class ShardWork:
     # -------------------------------------------------------------------------------------------- kinds of work
     def _copy(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
         data = self._reader.read_bytes(slab.tensor, slab.begin, slab.end, buffer)
+        num_odd = self._count_not_finite(slab, np.frombuffer(data, np.uint8), slab.tensor.dtype)
 
         def written() -> None:
+            self.not_finite[slab.tensor.name] += num_odd
             self._pools.rows.give(buffer)
             self._told(slab)
 
@@ -105,9 +110,26 @@ class ShardWork:
         else:
             self._reader.read_bytes(tensor, slab.begin, slab.end, buffer)
             values = buffer[: slab.end - slab.begin].view(STORAGE[tensor.dtype])
+        num_odd = self._count_not_finite(slab, values, tensor.logical_dtype)
         made = cast_rows(values, tensor.logical_dtype, output.dtype, output.name)
         data = _bytes_of(made.copy() if made is values else made)
-        return Result({output.name: data}, False, lambda: self._told(slab))
+
+        def written() -> None:
+            self.not_finite[tensor.name] += num_odd
+            self._told(slab)
+
+        return Result({output.name: data}, False, written)
+
+    def _count_not_finite(self, slab: Slab, values: Array, dtype: str) -> int:
+        """NaN and infinity among `values`; QuantizeError if there are some and nobody has allowed them."""
+        count = count_not_finite(values, dtype)
+        if count and not self._allow_not_finite:
+            at_least = "" if slab.is_first and slab.is_last else "at least "
+            raise QuantizeError(
+                f"{slab.tensor.name}: {at_least}{count} of its values are NaN or infinite; the source is damaged: take another "
+                "copy, or say --allow-not-finite to have them copied as they are"
+            )
+        return count
 
     def _magnitude(self, slab: Slab, rows: Array) -> Result:
         key = slab.amax_key

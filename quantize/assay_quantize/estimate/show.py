@@ -23,7 +23,7 @@ def print_estimate(made: Estimate, console: Console) -> None:
     )
     console.print(f"  write     {duration(made.write_s):>9}   {gigabytes(work.written)} at {machine.write:.2g} GB/s")
     console.print(f"  together  {duration(made.total_s):>9}   bound by {made.bound_by}; reading and writing share the disk")
-    console.print("                        then `assay verify` reads source and result once more, at least as fast")
+    console.print("                        verification, while shards are made, is not in it: about as much again")
     if made.download_s is None:
         console.print("  download          ?   no network rate known; say network=1.2 (GB/s)")
     else:

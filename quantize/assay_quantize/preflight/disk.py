@@ -110,7 +110,11 @@ def staged_bytes(plan: Plan, shard_bytes: Mapping[str, int]) -> int:
 
     shard_bytes: size of every shard of the source. Small parts of other shards are not counted.
     """
-    reads = [{tensor.shard_in for tensor in tensors} for tensors in planned_shards(plan).values()]
+    shard_of = {tensor.name: tensor.shard_in for tensor in plan.tensors}
+    reads = [
+        {shard_of[name] for tensor in tensors for name in (tensor.name, tensor.scale) if name is not None}
+        for tensors in planned_shards(plan).values()
+    ]
     each = [sum(shard_bytes[name] for name in names) for names in reads]
     return max((now + after for now, after in zip(each, [*each[1:], 0], strict=True)), default=0)
 

@@ -1,28 +1,32 @@
-"""Files of a model on the hub, onto the disk: whole by `hf_hub_download` (with Xet where the hub has it), parts by ranges.
+"""Files of a model on the hub, onto the disk: all of them into the Hugging Face cache, or one by one beside their place.
 
-A whole file arrives in a folder of its own beside its place, and gets its place when it has the size and the hash that the hub
-states. Nothing is kept in the Hugging Face cache; a copy that lies there is taken. What a killed process had of a file is lost:
+A single file comes whole by `hf_hub_download` (with Xet where the hub has it), or parts of it by ranges. A whole one arrives
+in a folder of its own beside its place, and gets its place when it has the size and the hash that the hub states. Nothing is
+kept in the Hugging Face cache; a copy that lies there is taken. What a killed process had of a file is lost:
 `hf_hub_download` begins a file anew.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import assay
 from assay.errors import AssayError, CheckpointError
+from assay.file_data import content_differs, data_of_files
 from assay.hub_errors import HUB_ERRORS, hub_error, may_pass
-from assay_quantize.checkpoint.hub import NUM_CONNECTIONS, Repository, difference
+from assay_quantize.checkpoint.hub import NUM_CONNECTIONS, Repository, altered, check_hashes_stated, difference
+from assay_quantize.storage.hash_files import MOST_AT_ONCE
 
 DOWNLOADS = ".download"
 """Folder beside the file that arrives: the file, and what `hf_hub_download` notes of it."""
@@ -70,7 +74,7 @@ class HubFiles(Repository):
                 if not how:
                     os.replace(arrived, path)
                     return
-            raise self.altered(name, how)
+            raise altered(self.hub_id, name, how)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -123,6 +127,52 @@ class HubFiles(Repository):
                     raise hub_error(self.hub_id, error, name) from None
             self._stop.wait(ROUND_WAIT_S * 2 ** (round_ - 1))
         raise AssertionError("unreachable")
+
+
+# ------------------------------------------------------------------------------------------------ the whole model
+NOT_DOWNLOADED = ("*.py", "*.bin", "*.pt", "*.pth", "*.gguf")
+
+
+def download_model(hub_id: str, revision: str, stated: Mapping[str, str]) -> Path:
+    """The folder of a model in the Hugging Face cache, downloaded as far as it is not there; every file of `stated` checked.
+
+    stated: `Plan.source_files` of a plan made from the hub. `snapshot_download` compares sizes only, and takes what lies in the
+    cache for right, so a file with another hash is fetched once more. Empty: nothing is known, and sizes have to do.
+    Raises CheckpointError: no such model, gated, offline and not in the cache, the hub does not answer, no hash stated, twice
+    another content than stated, the disk is full.
+    """
+    check_hashes_stated(hub_id, stated)
+    try:
+        folder = Path(snapshot_download(hub_id, revision=revision, ignore_patterns=list(NOT_DOWNLOADED)))
+    except HUB_ERRORS as error:
+        raise hub_error(hub_id, error) from None
+
+    def check(name: str) -> None:
+        if not _differs(folder, name, stated[name]):
+            return
+        try:
+            hf_hub_download(hub_id, name, revision=revision, force_download=True)
+        except HUB_ERRORS as error:
+            raise hub_error(hub_id, error, name) from None
+        if how := _differs(folder, name, stated[name]):
+            raise altered(hub_id, name, f"its {how} is not the one the hub states")
+
+    with ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="check") as pool:
+        list(pool.map(check, stated))
+    return folder
+
+
+def _differs(folder: Path, name: str, data: str) -> str:
+    """`content_differs` of a file; remembered: a run makes many checkpoints of one source."""
+    [stamp] = data_of_files(folder, [name]).values()
+    return _hash_differs(folder / name, stamp, data)
+
+
+@functools.cache
+def _hash_differs(path: Path, stamp: str, data: str) -> str:
+    """stamp: of the file, so that what was written to since is read again."""
+    with path.open("rb") as file:
+        return content_differs(data, os.fstat(file.fileno()).st_size, file)
 
 
 def _silent_bar(stop: threading.Event, num_bytes: int | None, where: str) -> type[Any]:

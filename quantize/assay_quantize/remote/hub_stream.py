@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,18 +20,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from assay.atomic_files import naming
 from assay.callbacks import Progress
 from assay.errors import CheckpointError, QuantizeError
+from assay.file_data import other_data
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
+from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.checkpoint.file_names import WEIGHT_SUFFIXES
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.hub import HubFile
+from assay_quantize.checkpoint.hub import HubFile, check_hashes_stated
 from assay_quantize.checkpoint.shard_files import planned_shards
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.checkpoint.stamps import other_data
-from assay_quantize.engine.publish import MAX_COPIED_BYTES
 from assay_quantize.engine.shards import ShardOptions, quantize_shard
 from assay_quantize.plan.slabs import amax_members
 from assay_quantize.remote.hub_download import DOWNLOADS, HubFiles
@@ -49,7 +48,11 @@ _COPY_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Need:
-    """What one output shard reads. whole: the files it is made of; ranges: of other files, the [begin, end) that it takes."""
+    """What one output shard reads. whole: the files it is made of; ranges: of other files, the [begin, end) that it takes.
+
+    Ranges have no hash. They are weights of which only the magnitude counts, for the scale that fused weights share: the shard
+    that such a weight is in takes it from the whole file, and verification finds members with other scales.
+    """
 
     whole: tuple[str, ...]
     ranges: Mapping[str, tuple[tuple[int, int], ...]]
@@ -59,7 +62,8 @@ def needs_of(plan: Plan, headers: Mapping[str, TensorHeader]) -> dict[str, Need]
     """Output shard -> what it reads of the source, in the plan's order."""
     needs = {}
     for shard, tensors in planned_shards(plan).items():
-        whole = tuple(dict.fromkeys(tensor.shard_in for tensor in tensors))
+        scales = {headers[tensor.scale].shard for tensor in tensors if tensor.scale is not None}
+        whole = tuple(dict.fromkeys([*(tensor.shard_in for tensor in tensors), *sorted(scales)]))
         read = {tensor.name: tensor for tensor in tensors}
         for members in amax_members(plan, tensors).values():
             read |= {member.name: member for member in members}
@@ -95,17 +99,19 @@ def stage_shard(plan: Plan, checkpoint: Checkpoint, need: Need, folder: Path) ->
     check_listed(plan, hub.files)
     for file in (*need.whole, *need.ranges):
         path = folder / file
-        if file in need.whole:
-            hub.download(file, path)
-        else:
-            _write_hollow(path, _header_of(checkpoint.folder / file), checkpoint.shards[file])
-            hub.download_ranges(file, need.ranges[file], path)
+        with naming(path):
+            if file in need.whole:
+                hub.download(file, path)
+            else:
+                _write_hollow(path, _header_of(checkpoint.folder / file), checkpoint.shards[file])
+                hub.download_ranges(file, need.ranges[file], path)
         time_ns = content_time_ns(hub.files[file].content)
         os.utime(path, ns=(time_ns, time_ns))
 
 
 def check_listed(plan: Plan, files: Mapping[str, HubFile]) -> None:
-    """Refuse a hub that lists other data than the plan was made from. Raises CheckpointError."""
+    """CheckpointError: the hub states no hash of some file, or lists other data than the plan was made from."""
+    check_hashes_stated(plan.source, plan.source_files)
     listed = {name: files[name].content for name in plan.source_files if name in files}
     if (how := other_data(plan.source_files, listed)) is not None:
         raise CheckpointError(f"{plan.source}: has other data on the hub than the plan was made from ({how}); make a new plan")
@@ -238,10 +244,11 @@ class HubStream:
         for file in (*need.whole, *need.ranges):
             if _is_whole(self.folder / file, self._hub.files[file].content):
                 continue
-            if file in need.whole:
-                self._fetch_whole(file)
-            else:
-                self._fetch_ranges(file)
+            with naming(self.folder / file):
+                if file in need.whole:
+                    self._fetch_whole(file)
+                else:
+                    self._fetch_ranges(file)
 
     def _release(self, shard: str) -> None:
         """Give back the disk of what only `shard` needed."""
@@ -301,19 +308,14 @@ class HubStream:
         missing = []
         for name, file in self._hub.files.items():
             path = self.folder / name
-            if not _is_plain_name(name):
-                continue
             is_there = path.exists() and is_same_commit
             if name.endswith(".safetensors"):
                 if not is_there and not _is_whole(path, file.content):
                     _mark_path(path).unlink(missing_ok=True)
                     missing.append(name)
-            elif (
-                Path(name).suffix not in WEIGHT_SUFFIXES | {".py"}
-                and (file.num_bytes or 0) <= MAX_COPIED_BYTES
-                and (not is_there or self._hub.difference(name, path))
-            ):
-                self._hub.download(name, path)
+            elif name in {INDEX_NAME, *self.plan.source_files} and (not is_there or self._hub.difference(name, path)):
+                with naming(path):
+                    self._hub.download(name, path)
         for name, (header, num_bytes) in zip(missing, self._hub.read_headers(missing), strict=True):
             arriving = self.folder / f".{name}.ranges"
             _write_hollow(arriving, header, num_bytes)
@@ -337,10 +339,6 @@ def _settle(future: Future[None], call: Callable[[str], None], shard: str) -> No
 
 
 # ------------------------------------------------------------------------------------------------ files
-def _is_plain_name(name: str) -> bool:
-    return re.fullmatch(r"\w[\w.+ -]*", name) is not None
-
-
 def _mark_path(path: Path) -> Path:
     """Says that `path` has all its data, and of which content."""
     return path.with_name(f".{path.name}.mark")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compressed_tensors.utils.match import match_name
 
 from assay.recipes.families import names_of
 from assay.recipes.runtime_names import packed_modules
@@ -17,7 +18,7 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.formats.schemes import SHARES_GLOBAL_SCALE, module_of
 from assay_quantize.formats.targets import targets_by_scheme
-from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, matches, runtime_modules
+from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, runtime_modules
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 
@@ -83,13 +84,14 @@ def check_config(plan: Plan, config: Mapping[str, Any], findings: Findings) -> N
 
 
 def check_ignore(plan: Plan, config: Mapping[str, Any], findings: Findings) -> None:
-    """The ignore list, by vLLM's own rules: every unquantized linear is in it, no quantized one, fused members agree."""
+    """The ignore list: by compressed-tensors' matcher every unquantized linear is in it and no quantized one; by vLLM's rules,
+    which the planner replays as well, fused members agree."""
     quantization = config.get("quantization_config")
     quantization = quantization if isinstance(quantization, dict) else {}
-    ignore = [pattern for pattern in quantization.get("ignore") or [] if isinstance(pattern, str)]
+    ignore = [pattern for pattern in _list_in(quantization, "ignore") if isinstance(pattern, str)]
     groups = quantization.get("config_groups")
     listed = groups.items() if isinstance(groups, dict) else ()
-    targets = {str(t): str(name) for name, g in listed if isinstance(g, dict) for t in g.get("targets") or []}
+    targets = {str(t): str(name) for name, g in listed if isinstance(g, dict) for t in _list_in(g, "targets")}
     matrices = [t for t in plan.tensors if t.outputs and len(t.shape) == 2 and t.name.endswith(".weight")]
     try:
         _check_modules(matrices, ignore, findings)
@@ -98,12 +100,18 @@ def check_ignore(plan: Plan, config: Mapping[str, Any], findings: Findings) -> N
         findings.damage("ignore", "config.json: quantization_config.ignore", f"{problem.pattern!r} is no pattern: {problem}")
 
 
+def _list_in(data: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under `key`; empty where something else stands there, which `check_config` finds."""
+    found = data.get(key)
+    return found if isinstance(found, list) else []
+
+
 def _check_modules(matrices: Iterable[TensorPlan], ignore: list[str], findings: Findings) -> None:
     for tensor in matrices:
         if tensor.part == "embedding":
             continue  # not a Linear: no config group targets it
         findings.look("ignore")
-        covered = next((pattern for pattern in ignore if matches(tensor.module, pattern)), None)
+        covered = next((pattern for pattern in ignore if match_name(tensor.module, pattern)), None)
         if tensor.scheme is not None and covered is not None:
             findings.damage("ignore", tensor.module, f"is quantized, but the ignore list covers it: {covered!r}")
         elif tensor.scheme is None and covered is None:

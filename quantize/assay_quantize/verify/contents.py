@@ -6,28 +6,36 @@ comes from the page cache. Where only hashes are asked for, files are read past 
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import torch
 
 from assay.callbacks import Progress
 from assay.errors import CheckpointError
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.plan.slabs import SLAB_BYTES, cut
 from assay_quantize.storage.hash_files import MOST_AT_ONCE, hash_file
+from assay_quantize.verify.definition import Definition, TileFound
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.judge import judge
+from assay_quantize.verify.original import Original
+from assay_quantize.verify.presets import Groups
 from assay_quantize.verify.slabs import SlabChecks, SlabFindings
+
+SLABS_AHEAD = 4
+"""Slabs that are read ahead."""
 
 AHEAD = 1024
 """Jobs that may be finished ahead of the first unfinished one: a shard is hashed in one piece while others go on."""
@@ -40,7 +48,17 @@ class HashFound(NamedTuple):
     problem: str | None
 
 
-CheckJob = Callable[[], HashFound | SlabFindings]
+class Checks(NamedTuple):
+    """Who looks at slabs, and at tiles where the source's weights can be rounded again."""
+
+    slabs: SlabChecks
+    definition: Definition | None
+    has_source: bool
+
+
+CheckResult = HashFound | SlabFindings | TileFound
+Job = tuple[str | TensorPlan, Callable[[], CheckResult]]
+"""A shard or a tensor, and what looks at it."""
 What = TypeVar("What")
 Found = TypeVar("Found")
 
@@ -59,62 +77,113 @@ def contents_by_shard(plan: Plan, stored: Mapping[str, TensorHeader]) -> dict[st
     return found
 
 
-def check_files_and_contents(
+@contextmanager
+def opened_checks(
     folder: Path,
-    manifest: Manifest | None,
+    headers: Mapping[str, TensorHeader],
+    groups: Groups | None,
+    original: Original | None,
+) -> Iterator[Checks]:
+    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged."""
+    with ExitStack() as opened:
+        stored = StoredReader(folder, headers)
+        opened.callback(stored.close)
+        definition = None
+        if original is not None:
+            opened.enter_context(original)
+            if original.recomputes and groups is not None:
+                definition = Definition(stored, headers, original, groups)
+        yield Checks(SlabChecks(stored, original), definition, original is not None)
+
+
+def expected_hashes(folder: Path, manifest: Manifest | None) -> dict[str, str]:
+    """Shard -> its SHA-256 by the manifest, where the file is there and as long as it should be (`files` names the others)."""
+    shards = () if manifest is None else manifest.shards
+    return {shard.name: shard.sha256 for shard in shards if _size(folder / shard.name) == shard.num_bytes}
+
+
+def check_hashes_and_contents(
+    folder: Path,
+    expected: Mapping[str, str],
     tensors: Mapping[str, list[TensorPlan]],
-    stored: Mapping[str, TensorHeader],
-    source: Checkpoint | None,
+    checks: Checks | None,
     findings: Findings,
     *,
-    hashes: bool,
     workers: int,
+    sample: float | None = None,
     on_progress: Progress | None = None,
 ) -> None:
-    """Hash the shards that the manifest lists and check the contents of `tensors`, on `workers` threads.
+    """Hash the shards `expected` (`expected_hashes`) and check the contents of `tensors`, on `workers` threads.
 
-    tensors: shard -> what is in it (`contents_by_shard`); empty: hashes only. source: None: only what can be seen without it.
-    Raises CheckpointError when a file cannot be read.
+    tensors: shard -> what is in it (`contents_by_shard`). checks: None: hashes only. sample: the share of slabs that is looked
+    at; None: all. Raises CheckpointError when a file cannot be read.
     """
-    listed = {shard.name: shard for shard in manifest.shards} if manifest is not None and hashes else {}
-    expected = {name: shard.sha256 for name, shard in listed.items() if _size(folder / name) == shard.num_bytes}
-    if not tensors:
-        for name, found in _hashes(folder, sorted(expected), workers, _Teller(on_progress)):
+    tell = Teller(on_progress)
+    if checks is None:
+        for name, found in _hashes(folder, sorted(expected), workers, tell):
             _judge_hash(name, expected[name], found, findings)
         return
-    reader = None if source is None else SourceReader(source)
-    made = StoredReader(folder, stored)
-    jobs = _jobs(folder, expected, tensors, SlabChecks(made, reader), _Teller(on_progress))
-    try:
+    jobs = chain.from_iterable(
+        jobs_of_shard(folder, shard, tensors.get(shard, ()), checks, is_hashed=shard in expected, sample=sample, tell=tell)
+        for shard in sorted({*expected, *tensors})
+    )
+    judge_jobs(jobs, expected, checks, findings, workers)
+
+
+def judge_jobs(jobs: Iterable[Job], expected: Mapping[str, str], checks: Checks, findings: Findings, workers: int) -> None:
+    """Do them on `workers` threads. expected: shard -> its SHA-256."""
+    with one_torch_thread():
         for what, results in groupby(in_order(jobs, workers), key=lambda pair: pair[0]):
             if isinstance(what, str):
                 _judge_hash(what, expected[what], next(results)[1], findings)
-            else:
-                slabs = [found for _, found in results if isinstance(found, SlabFindings)]
-                judge(what, slabs, findings, has_source=source is not None)
-    finally:
-        made.close()
-        if reader is not None:
-            reader.close()
+                continue
+            of_tensor = [one for _, one in results]
+            slabs = [one for one in of_tensor if isinstance(one, SlabFindings)]
+            tile = next((one for one in of_tensor if isinstance(one, TileFound)), None)
+            judge(what, slabs, tile, findings, has_source=checks.has_source)
 
 
-def _jobs(
-    folder: Path, hashed: Iterable[str], tensors: Mapping[str, list[TensorPlan]], checks: SlabChecks, tell: _Teller
-) -> Iterator[tuple[str | TensorPlan, CheckJob]]:
-    """(shard, its hash), then (tensor, one of its slabs) for all tensors in it, shard by shard."""
-    for shard in sorted({*hashed, *tensors}):
-        if shard in hashed:
-            yield shard, partial(_hash, folder, shard, is_needed_again=True)
-        for tensor in tensors.get(shard, ()):
-            num_bytes = sum(output.num_bytes for output in tensor.outputs)
-            slabs = list(cut(tensor, SLAB_BYTES))
-            size = slabs[-1][1] or 1
-            for begin, end in slabs:
-                share = num_bytes * end // size - num_bytes * begin // size
-                yield tensor, partial(_look, checks, tensor, begin, end, share, tell)
+def jobs_of_shard(
+    folder: Path,
+    shard: str,
+    tensors: Iterable[TensorPlan],
+    checks: Checks,
+    *,
+    is_hashed: bool,
+    sample: float | None = None,
+    tell: Teller | None = None,
+) -> Iterator[Job]:
+    """(shard, its hash), then (tensor, one of its slabs, or its tile) for all `tensors` in it."""
+    tell = tell or Teller(None)
+    if is_hashed:
+        yield shard, partial(_hash, folder, shard, is_needed_again=True)
+    slabs = [(tensor, *slab) for tensor in tensors for slab in _slabs_of(tensor, sample, tell)]
+    for number, (tensor, begin, end, num_bytes) in enumerate(slabs):
+        ahead = slabs[number + SLABS_AHEAD][:3] if number + SLABS_AHEAD < len(slabs) else None
+        yield tensor, partial(_look, checks.slabs, (tensor, begin, end), num_bytes, ahead, tell)
+        is_last = number + 1 == len(slabs) or slabs[number + 1][0] is not tensor
+        if is_last and tensor.action == "quantize" and checks.definition is not None and checks.definition.has_tile(tensor):
+            yield tensor, partial(checks.definition.look, tensor)
 
 
-def _hashes(folder: Path, names: list[str], workers: int, tell: _Teller) -> Iterator[tuple[str, HashFound]]:
+def _slabs_of(tensor: TensorPlan, sample: float | None, tell: Teller) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, bytes of the checkpoint) of the slabs of a tensor that are looked at; the others are told at once."""
+    num_bytes = sum(output.num_bytes for output in tensor.outputs)
+    slabs = list(cut(tensor, SLAB_BYTES))
+    size = slabs[-1][1] or 1
+    for begin, end in slabs:
+        share = num_bytes * end // size - num_bytes * begin // size
+        if begin == 0 or sample is None or _DRAW.random() < sample:
+            yield begin, end, share
+        else:
+            tell(tensor.name, share)
+
+
+_DRAW = random.SystemRandom()
+"""Whoever damaged a checkpoint must not know where it is looked at."""
+
+
+def _hashes(folder: Path, names: list[str], workers: int, tell: Teller) -> Iterator[tuple[str, HashFound]]:
     """The hash of each file, in that order, and nothing else."""
     jobs = ((name, partial(_hash, folder, name, partial(tell, name))) for name in names)
     # one more than there are cores for: it hashes while another waits for the disk, or is the last one left
@@ -133,13 +202,22 @@ def _hash(
     return found
 
 
-def _look(checks: SlabChecks, tensor: TensorPlan, begin: int, end: int, share: int, tell: _Teller) -> SlabFindings:
-    found = checks.look(tensor, begin, end)
-    tell(tensor.name, share)
+def _look(
+    checks: SlabChecks,
+    slab: tuple[TensorPlan, int, int],
+    num_bytes: int,
+    ahead: tuple[TensorPlan, int, int] | None,
+    tell: Teller,
+) -> SlabFindings:
+    """ahead: a slab that will be looked at soon, to be read meanwhile."""
+    if ahead is not None:
+        checks.will_need(*ahead)
+    found = checks.look(*slab)
+    tell(slab[0].name, num_bytes)
     return found
 
 
-def _judge_hash(name: str, expected: str, found: HashFound | SlabFindings, findings: Findings) -> None:
+def _judge_hash(name: str, expected: str, found: CheckResult, findings: Findings) -> None:
     assert isinstance(found, HashFound)
     findings.look("hashes")
     if found.problem is not None:
@@ -165,11 +243,22 @@ def in_order(jobs: Iterable[tuple[What, Callable[[], Found]]], workers: int) -> 
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """While worker threads compute: each operation of torch on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-class _Teller:
+class Teller:
     """Progress from many threads, one at a time."""
 
     def __init__(self, on_progress: Progress | None) -> None:

@@ -26,5 +26,17 @@ class Findings:
     def look(self, check: str, count: int = 1) -> None:
         self.checks[check] += count
 
+    def is_damaged(self, where: str) -> bool:
+        """Whether something is known to be wrong there."""
+        return any(damage.where == where for damage in self.damages)
+
+    def take(self, other: Findings) -> None:
+        """Add what was found elsewhere."""
+        self.damages += other.damages
+        self.checks += other.checks
+        self.not_checked += other.not_checked
+        for which, found in other.errors.items():
+            self.errors[which] += found
+
     def damage(self, check: str, where: str, what: str) -> None:
         self.damages.append(Damage(check=check, where=where, what=what))

@@ -7,61 +7,91 @@ from collections import Counter
 
 from assay.records.plan import TensorPlan
 from assay_quantize.formats.schemes import SCHEMES, module_of
+from assay_quantize.verify.definition import TileFound
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.slabs import ScaleCounts, SlabFindings
 
 
-def judge(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, has_source: bool) -> None:
-    """What the slabs of one tensor, in order, add up to."""
-    if _scales_are_damaged(tensor, slabs, findings):
-        return
-    if tensor.action != "quantize":
-        if has_source:
-            _judge_kept(tensor, slabs, findings)
+def judge(
+    tensor: TensorPlan, slabs: list[SlabFindings], tile: TileFound | None, findings: Findings, *, has_source: bool
+) -> None:  # fmt: skip
+    """What the slabs of one tensor, in order, and its tile add up to.
+
+    A tile is a damage only where the slabs are none: then the kernels that made the weight are wrong, and not the file.
+    """
+    count = len(findings.damages)
+    _judge_slabs(tensor, slabs, findings, has_source=has_source)
+    if tile is not None:
+        findings.look("definition")
+        if tile.problem is not None and len(findings.damages) == count:
+            findings.damage("definition", tensor.name, tile.problem)
+
+
+def _judge_slabs(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, has_source: bool) -> None:
+    compared = [slab.differing for slab in slabs if slab.differing is not None]
+    differing = sum(compared, Counter()) if len(compared) == len(slabs) else None
+    # a scale of zero that the source gives is no damage
+    if _scales_are_damaged(tensor, slabs, findings, is_proven=differing is not None and not differing):
         return
     problem = next((slab.problem for slab in slabs if slab.problem is not None), None)
+    if tensor.action != "quantize":
+        if has_source:
+            _judge_kept(tensor, problem, differing, findings)
+        return
     if problem is not None:
         findings.damage("weights", tensor.name, problem)
         return
-    shape = slabs[0].shape
+    shape = next((slab.shape for slab in slabs if slab.shape is not None), None)
     if shape is not None and list(shape) != list(tensor.shape):
         where = f"{module_of(tensor.name)}.weight_shape"
         findings.damage("tensors", where, f"says {list(shape)}, the weight is {list(tensor.shape)}")
         return
-    _judge_quantized(tensor, slabs, findings, has_source=has_source)
+    _judge_quantized(tensor, slabs, differing, findings, has_source=has_source)
 
 
-def _judge_kept(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings) -> None:
+def _judge_kept(tensor: TensorPlan, problem: str | None, differing: Counter[str] | None, findings: Findings) -> None:
     (output,) = tensor.outputs
     findings.look("kept")
-    problem = next((slab.problem for slab in slabs if slab.problem is not None), None)
     if problem is not None:
         findings.damage("kept", output.name, problem)
-    elif differ := sum(slab.differing_bytes for slab in slabs):
+    elif differing:
         how = {
             "keep": "copied unchanged",
             "cast": f"the source's, cast to {output.dtype}",
             "dequantize": f"the source's, dequantized to {output.dtype}",
         }[tensor.action]
-        findings.damage("kept", output.name, f"{differ} of {output.num_bytes} bytes differ; it must be {how}")
+        what = f"{differing[output.name]} of {output.num_bytes} bytes differ; it must be {how}"
+        findings.damage("kept", output.name, what)
 
 
-def _judge_quantized(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, has_source: bool) -> None:
+def _judge_quantized(
+    tensor: TensorPlan, slabs: list[SlabFindings], differing: Counter[str] | None, findings: Findings, *, has_source: bool
+) -> None:
+    """Bytes that are all the source's are right, however far they are from it; others are said to be as wrong as they are."""
     assert tensor.scheme is not None
     errors = [slab.errors for slab in slabs if slab.errors is not None]
     findings.look("weights")
+    if differing is not None:
+        findings.look("recomputed")
     if broken := sum(error.num_non_finite for error in errors):
         count = math.prod(tensor.shape)
         findings.damage("weights", tensor.name, f"{broken} of {count} dequantized weights are NaN or infinite")
-    elif has_source:
-        findings.look("error")
-        squared_error = math.fsum(error.squared_error for error in errors)
-        error = relative_error(squared_error, math.fsum(error.squared_norm for error in errors))
-        bound = SCHEMES[tensor.scheme].max_relative_error
-        findings.errors[tensor.role, tensor.scheme].append(error)
-        if not error <= bound:
-            findings.damage("error", tensor.name, f"is {error:.3f} away from its source (relative, allowed: {bound}); "
-                            "weights of another layer are 1.41 away")  # fmt: skip
+        return
+    if not has_source:
+        return
+    findings.look("error")
+    squared_error = math.fsum(error.squared_error for error in errors)
+    error = relative_error(squared_error, math.fsum(error.squared_norm for error in errors))
+    bound = SCHEMES[tensor.scheme].max_relative_error
+    findings.errors[tensor.role, tensor.scheme].append(error)
+    is_proven = differing is not None and not differing
+    if not is_proven and not error <= bound:
+        findings.damage("error", tensor.name, f"is {error:.3f} away from its source (relative, allowed: {bound}); "
+                        "weights of another layer are 1.41 away")  # fmt: skip
+    elif differing:
+        sizes = {output.name: output.num_bytes for output in tensor.outputs}
+        what = ", ".join(f"{count} of {sizes[name]} bytes of {name}" for name, count in sorted(differing.items()))
+        findings.damage("recomputed", tensor.name, f"{what} are not what scheme {tensor.scheme} makes of the source")
 
 
 def relative_error(squared_error: float, squared_norm: float) -> float:
@@ -71,7 +101,8 @@ def relative_error(squared_error: float, squared_norm: float) -> float:
     return math.sqrt(squared_error / squared_norm)
 
 
-def _scales_are_damaged(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings) -> bool:
+def _scales_are_damaged(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, is_proven: bool) -> bool:
+    """is_proven: all bytes are those that the source gives."""
     totals: dict[str, Counter[str]] = {}
     for slab in slabs:
         for part, counts in slab.scales.items():
@@ -81,7 +112,7 @@ def _scales_are_damaged(tensor: TensorPlan, slabs: list[SlabFindings], findings:
     for part, total in totals.items():
         findings.look("scales")
         wrong = next((kind for kind in ScaleCounts._fields if total[kind]), None)
-        if wrong is not None:
+        if wrong is not None and not is_proven:
             kind = {"non_finite": "NaN or infinite", "zero": "zero", "negative": "negative"}[wrong]
             if sizes[part].dtype == "U8":
                 kind = "NaN"

@@ -1,26 +1,33 @@
 """One slab of a quantized checkpoint against the same rows of its source: what a worker thread of `verify` does.
 
-A slab is a range of rows (or of bytes, for what was copied) of about 8 MiB of the source. Files are read with `preadv` into
+Every byte is made again from the source and compared: copies as they are, casts by torch, quantized rows by the fused kernels,
+which the engine uses as well (`definition.py` holds tiles against the definition in torch).
+
+A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from assay.errors import QuantizeError
 from assay.records.plan import OutputTensor, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
-from assay_quantize.formats.casting import cast_rows
+from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, module_of
-from assay_quantize.kernels import RowErrors, error_rows
+from assay_quantize.kernels import RowErrors, error_rows, quantize_rows
 from assay_quantize.plan.slabs import by_rows
 from assay_quantize.verify.files import StoredReader
+from assay_quantize.verify.original import Original
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -37,10 +44,14 @@ class ScaleCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class SlabFindings:
-    """What one slab showed. problem: why it could not be compared at all. scales: by local name. shape: what `weight_shape`
-    says, with the first slab."""
+    """What one slab showed.
 
-    differing_bytes: int = 0
+    differing: output -> bytes that are not those the source gives; None: not compared. problem: why it could not be compared
+    at all. scales: by local name. shape: what `weight_shape` says, with the first slab. errors: without a source
+    only the number of weights that are not finite means anything.
+    """
+
+    differing: Counter[str] | None = None
     problem: str | None = None
     scales: dict[str, ScaleCounts] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
@@ -64,11 +75,12 @@ class Scratch(threading.local):
 class SlabChecks:
     """Compares slabs of a checkpoint with its source; safe to use from many threads at once.
 
-    source: None: only what can be seen without it is checked.
+    original: None: only what can be seen without the source is checked.
     """
 
-    def __init__(self, stored: StoredReader, source: SourceReader | None) -> None:
-        self._reader, self._source = stored, source
+    def __init__(self, stored: StoredReader, original: Original | None) -> None:
+        self._reader, self._original = stored, original
+        self._source = None if original is None else original.reader
         self._scratch = Scratch()
 
     def look(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
@@ -79,6 +91,19 @@ class SlabChecks:
             return self._kept(tensor, begin, end)
         except QuantizeError as problem:  # a cast that does not fit
             return SlabFindings(problem=str(problem))
+
+    def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
+        """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
+        if self._source is not None:
+            per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
+            self._source.will_need(tensor, begin * per_row, end * per_row)
+        if by_rows(tensor):
+            output = max(tensor.outputs, key=lambda output: output.num_bytes)
+            if output.shape[0] == tensor.shape[0]:
+                per_row = output.num_bytes // output.shape[0]
+                self._reader.will_need(output.name, begin * per_row, end * per_row)
+        elif tensor.action == "keep":
+            self._reader.will_need(tensor.outputs[0].name, begin, end)
 
     # ------------------------------------------------------------------------------------------------ kept
     def _kept(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
@@ -98,18 +123,17 @@ class SlabChecks:
             scales["weight_scale"] = count_bad_scales(got.view(STORAGE[output.dtype]), output.dtype)
         if self._source is None:
             return SlabFindings(scales=scales)
-        return SlabFindings(count_differing(got, self._expected(self._source, tensor, output, begin, end)), scales=scales)
+        expected = self._expected(self._source, tensor, output, begin, end)
+        return SlabFindings(+Counter({output.name: count_differing(got, expected)}), scales=scales)
 
     def _expected(self, source: SourceReader, tensor: TensorPlan, output: OutputTensor, begin: int, end: int) -> Bytes:
         if by_rows(tensor):
             buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
-            values = source.read_rows(tensor, begin, end, buffer)
-            return cast_rows(values, tensor.logical_dtype, output.dtype, output.name).reshape(-1).view(np.uint8)
+            values = source.read_rows(tensor, begin, end, buffer).reshape(-1).view(np.uint8)
+            return cast_by_torch(values, tensor.logical_dtype, output.dtype, output.name)
         buffer = self._scratch.take("source", end - begin)
         raw = np.frombuffer(source.read_bytes(tensor, begin, end, buffer), np.uint8)
-        if tensor.action == "keep":
-            return raw
-        return cast_rows(raw.view(STORAGE[tensor.dtype]), tensor.dtype, output.dtype, output.name).view(np.uint8)
+        return raw if tensor.action == "keep" else cast_by_torch(raw, tensor.dtype, output.dtype, output.name)
 
     # ------------------------------------------------------------------------------------------------ quantized
     def _quantized(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
@@ -130,13 +154,49 @@ class SlabChecks:
         for part in SCALES:
             if part in parts and (begin == 0 or has_rows(outputs[part])):
                 scales[part] = count_bad_scales(parts[part], outputs[part].dtype)
+        if self._original is not None:
+            return self._recomputed(self._original, tensor, begin, end, parts, SlabFindings(scales=scales, shape=shape))
+        # dequantized weights are looked at for NaN and infinity; compared with zeros, which nobody reads
         num_bytes = rows_bytes(tensor, end - begin)
-        if self._source is not None:
-            rows = self._source.read_rows(tensor, begin, end, self._scratch.take("source", num_bytes))
-        else:  # dequantized weights are looked at for NaN and infinity; compared with zeros, which nobody reads
-            zeros = self._scratch.take("zeros", num_bytes)[:num_bytes]
-            rows = zeros.view(STORAGE[dtype]).reshape(end - begin, *tensor.shape[1:])
+        zeros = self._scratch.take("zeros", num_bytes)[:num_bytes]
+        rows = zeros.view(STORAGE[dtype]).reshape(end - begin, *tensor.shape[1:])
         return SlabFindings(scales=scales, shape=shape, errors=error_rows(parts, rows, dtype, tensor.scheme))
+
+    def _recomputed(
+        self, original: Original, tensor: TensorPlan, begin: int, end: int, parts: dict[str, Array], found: SlabFindings
+    ) -> SlabFindings:
+        """Rows [begin, end) rounded again. Errors: of this rounding where all bytes are equal, else of what is stored."""
+        assert tensor.scheme is not None
+        dtype, amax = tensor.logical_dtype, original.amax.of(tensor)
+        buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
+        rows = original.reader.read_rows(tensor, begin, end, buffer)
+        if not original.recomputes:
+            return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
+        if amax is not None and not math.isfinite(amax.value):
+            return replace(found, problem="its source, or a weight fused with it, has weights that are NaN or infinite")
+        made = quantize_rows(
+            rows,
+            dtype,
+            tensor.scheme,
+            amax=None if amax is None else amax.value,
+            amax_dtype=None if amax is None else amax.dtype,
+            observer=original.observer,
+            importance_I=original.importance_of(tensor),
+            memory=self._scratch.take("codes", rows.size),
+        )
+        if not math.isfinite(made.squared_norm):
+            return replace(found, problem="its source has weights that are NaN or infinite")
+        differing = Counter(
+            {
+                f"{module_of(tensor.name)}.{part}": count_differing(_bytes(parts[part]), _bytes(value))
+                for part, value in made.parts.items()
+                if begin == 0 or value.ndim == 2  # a scale of the whole weight is compared once
+            }
+        )
+        differing = +differing  # without zeros
+        if differing:
+            return replace(found, differing=differing, errors=error_rows(parts, rows, dtype, tensor.scheme))
+        return replace(found, differing=differing, errors=RowErrors(made.squared_error, made.squared_norm, 0))
 
     def _part_rows(self, tensor: TensorPlan, part: str, output: OutputTensor, begin: int, end: int) -> Array:
         """The rows of a stored part that belong to rows [begin, end) of the weight; all of it where it has no rows."""
@@ -167,6 +227,28 @@ _PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_glob
 def has_rows(output: OutputTensor) -> bool:
     """Whether a stored part has rows that belong to rows of the weight; a scale of the whole weight has none."""
     return len(output.shape) == 2
+
+
+def cast_by_torch(values: Bytes, dtype: str, output_dtype: str, name: str) -> Bytes:
+    """Bytes of `values` in another dtype, as torch rounds them; NaN as the one that the engine writes.
+
+    name: the tensor, for the error. Raises QuantizeError where a finite number would become infinite.
+    """
+    if dtype == output_dtype:
+        return values
+    stored = torch.from_numpy(values).view(TORCH_DTYPES[dtype])
+    made = stored.to(TORCH_DTYPES[output_dtype])
+    if output_dtype == "BF16":
+        if bool((made.isinf() & stored.float().isfinite()).any()):
+            raise QuantizeError(f"{name}: some values of the source do not fit {output_dtype}")
+        made.masked_fill_(made.isnan(), torch.nan)
+    raw: Bytes = made.view(torch.uint8).numpy()
+    return raw
+
+
+def _bytes(part: Array) -> Bytes:
+    raw: Bytes = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return raw
 
 
 def count_differing(left: Bytes, right: Bytes) -> int:

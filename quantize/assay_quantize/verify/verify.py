@@ -1,8 +1,13 @@
 """Reopen a quantized checkpoint and trust nothing: neither its manifest, nor its index, nor its config.
 
-With the source at hand, the plan is made again from the source's headers and the recipe in the manifest; every kept tensor is
-compared byte for byte, every quantized one by its dequantized error. Without it, the source's headers are
+With the source at hand, the plan is made again from the source's headers and the recipe in the manifest, every byte of every
+tensor is made again and compared, and every copied file is compared with the source's. Without it, the source's headers are
 reconstructed from the checkpoint's own, and what that cannot cover is listed in `not_checked`.
+
+What the engine would get wrong must not be wrong here as well, so mistakes of the planner, the header parser and the kernels
+are looked for on another road: headers by the safetensors library (`library.py`), what must be there by names (`names.py`),
+schemes and ignore list by compressed-tensors (`presets.py`, `names.py`, `checks.py`), casts by torch (`slabs.py`), and a tile
+of weights by the definition in torch (`definition.py`). What those still share with the engine, each of them says.
 """
 
 from __future__ import annotations
@@ -12,30 +17,36 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from assay.callbacks import Progress
 from assay.errors import AssayError, CheckpointError, PlanError
+from assay.file_data import data_of_files
 from assay.recipes.families import family_of
 from assay.recipes.mtp import mtp_problems, names_in_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.plan import Plan, TensorPlan
+from assay.records.run import WRITTEN_ABOUT
 from assay.records.verification import Verification
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
+from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
-from assay_quantize.checkpoint.stamps import data_of_files
 from assay_quantize.formats.schemes import SCHEMES, SOURCE_DTYPES, module_of
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.storage.hash_files import hash_file
 from assay_quantize.verify.findings import Findings
+
+if TYPE_CHECKING:
+    from assay_quantize.verify.finished import FinishedShards
+    from assay_quantize.verify.original import Original
+    from assay_quantize.verify.presets import Groups
 
 PACKED_LEAVES = frozenset(
     {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
@@ -48,20 +59,28 @@ def verify(
     source: Path | None = None,
     hashes: bool = True,
     contents: bool = True,
+    sample: float | None = None,
+    importance: Path | None = None,
+    finished: FinishedShards | None = None,
     workers: int | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:
     """Check the checkpoint in `folder`; every damage names a check, a tensor or file, and what is wrong in numbers.
 
     source: the checkpoint it was made from. hashes: read every file and compare SHA-256 with the manifest. contents: read every
-    tensor, and with a source compare it. workers: threads; None: the cores this process may use.
+    tensor, and with a source make it again. sample: of the contents look at this share only (0 to 1) and at the beginning of
+    every tensor. importance: file of the channel weights that it was made with. finished: what was found while it was
+    made; of a file that was touched since, nothing is taken. workers: threads; None: the cores this process may use.
     on_progress: called with (tensor or file, bytes of the checkpoint); `num_bytes_of` tells how many there will be.
     Raises CheckpointError when there is no such folder, or when the source itself cannot be opened or read.
     """
     # only now: numba and torch take seconds to import, and the command line imports this module to say "done before"
     from assay_quantize.kernels.devices import default_workers
     from assay_quantize.verify.checks import check_config, check_fused_scales, check_ignore, check_planned
-    from assay_quantize.verify.contents import check_files_and_contents, contents_by_shard
+    from assay_quantize.verify.contents import check_hashes_and_contents, contents_by_shard, expected_hashes, opened_checks
+    from assay_quantize.verify.folder import check_copies, check_files
+    from assay_quantize.verify.library import check_headers, check_metadata
+    from assay_quantize.verify.names import check_nothing_lost, check_targets
 
     started = time.monotonic()
     if not folder.is_dir():
@@ -69,27 +88,51 @@ def verify(
     source_checkpoint = None if source is None else open_checkpoint(source)
     findings = Findings()
     manifest = _manifest(folder, findings)
-    files = _stamps(folder, manifest)
+    files = data_of_files(folder, sorted(path.name for path in folder.iterdir() if path.name not in WRITTEN_ABOUT))
     config = _json_object(folder, CONFIG, findings)
     stored = _stored_tensors(folder, findings)
+    shards = sorted({header.shard for header in stored.values()})
+    headers = check_headers(folder, stored, shards, findings)
+    check_metadata(folder, shards, findings)
     _check_index(folder, stored, findings)
     if manifest is not None:
-        _check_files(folder, manifest, hashes, findings)
+        check_files(folder, manifest, hashes, findings)
+        if source_checkpoint is not None:
+            check_copies(folder, manifest, source_checkpoint, findings)
     plan = None
     if manifest is not None and config is not None:
         plan = _expected_plan(folder, manifest, config, stored, source_checkpoint, findings)
     tensors: dict[str, list[TensorPlan]] = {}
+    groups: Groups | None = None
     if plan is None or config is None:
         findings.not_checked.append("contents, scales, ignore list and MTP: there is no plan to compare with")
     else:
         check_planned(plan, stored, findings, shards=source is not None)
-        tensors = contents_by_shard(plan, stored) if contents else {}
+        recipe = PrecisionRecipe.model_validate(plan.precision_recipe)
+        groups = check_targets(recipe, config, stored, findings)
+        if source_checkpoint is not None:
+            check_nothing_lost(source_checkpoint, recipe, stored, findings)
+        tensors = contents_by_shard(plan, headers) if contents else {}
         if not contents:
             findings.not_checked.append("contents and scales of the tensors: only hashes were asked for")
-    check_files_and_contents(
-        folder, manifest, tensors, stored, source_checkpoint, findings,
-        hashes=hashes, workers=workers or default_workers(), on_progress=on_progress,
-    )  # fmt: skip
+    with ExitStack() as opened:
+        checks = None
+        if plan is not None and contents:
+            original = _original(source_checkpoint, plan, importance, findings)
+            checks = opened.enter_context(opened_checks(folder, headers, groups, original))
+            _note_sample(sample, findings)
+        expected = expected_hashes(folder, manifest) if hashes else {}
+        if finished is not None and plan is not None and contents and source is not None:
+            for shard, found in finished.still_holding(plan, groups, files, expected).items():
+                findings.take(found)
+                del expected[shard]
+                done = tensors.pop(shard, [])
+                if on_progress is not None:
+                    on_progress(shard, sum(output.num_bytes for tensor in done for output in tensor.outputs))
+        check_hashes_and_contents(
+            folder, expected, tensors, checks, findings,
+            workers=workers or default_workers(), sample=sample, on_progress=on_progress,
+        )  # fmt: skip
     if plan is not None and config is not None:
         _note_input_range(plan, findings)
         check_fused_scales(plan, folder, stored, findings)
@@ -97,6 +140,28 @@ def verify(
         check_ignore(plan, config, findings)
     _check_mtp(config, stored, findings)
     return _verification(folder, source, manifest, files, plan, stored, findings, time.monotonic() - started)
+
+
+def _original(source: Checkpoint | None, plan: Plan, importance: Path | None, findings: Findings) -> Original | None:
+    """The source, opened by the safetensors library's headers. CheckpointError: it refuses them."""
+    if source is None:
+        return None
+    from assay_quantize.verify.library import check_headers
+    from assay_quantize.verify.original import open_original
+
+    assert source.folder is not None, "opened as a folder"
+    parsed = {name: header for shard in source.shards for name, header in read_shard_header(source.folder, shard).items()}
+    made = open_original(source, check_headers(source.folder, parsed, source.shards, findings), plan, importance)
+    if not made.recomputes:
+        findings.not_checked.append(
+            "bytes of quantized weights: their scales were searched with channel weights; give the same file with --importance"
+        )
+    return made
+
+
+def _note_sample(sample: float | None, findings: Findings) -> None:
+    if sample is not None:
+        findings.not_checked.append(f"contents: {100 * (1 - sample):.3g} % of the slabs were left out (--sample)")
 
 
 def _note_input_range(plan: Plan, findings: Findings) -> None:
@@ -146,12 +211,6 @@ def _verification(
 
 
 # ------------------------------------------------------------------------------------------------ files
-def _stamps(folder: Path, manifest: Manifest | None) -> dict[str, str]:
-    """Stamps of all files that the manifest names and the folder holds."""
-    named = set() if manifest is None else {*(shard.name for shard in manifest.shards), *manifest.files}
-    return data_of_files(folder, sorted(path.name for path in folder.iterdir() if path.name in named and path.is_file()))
-
-
 def _manifest(folder: Path, findings: Findings) -> Manifest | None:
     findings.look("manifest")
     try:
@@ -227,40 +286,6 @@ def _check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Fin
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
     if said != total:
         findings.damage("index", INDEX_NAME, f"says total_size {said}, the shards hold {total} bytes")
-
-
-def _check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:
-    """What the manifest lists is there, and there are no other weights. Hashes are `contents`'."""
-    for shard in manifest.shards:
-        findings.look("files")
-        path = folder / shard.name
-        if not path.is_file():
-            findings.damage("files", shard.name, "is in the manifest, but not on disk")
-        elif path.stat().st_size != shard.num_bytes:
-            findings.damage("files", shard.name, f"has {path.stat().st_size} bytes; the manifest says {shard.num_bytes}")
-    for name, sha256 in manifest.files.items():
-        findings.look("files")
-        if not (folder / name).is_file():
-            findings.damage("files", name, "is in the manifest, but not on disk")
-        elif hashes:
-            _check_hash(folder, name, sha256, findings)
-    if not hashes:
-        findings.not_checked.append("hashes: not asked for")
-    known = {shard.name for shard in manifest.shards}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in WEIGHT_SUFFIXES and path.name not in known:
-            findings.damage("files", path.name, "holds weights, but the manifest does not know it")
-
-
-def _check_hash(folder: Path, name: str, expected: str, findings: Findings) -> None:
-    findings.look("hashes")
-    try:
-        got = hash_file(folder, name)
-    except CheckpointError as problem:
-        findings.damage("hashes", name, str(problem).removeprefix(f"{folder / name}: "))
-        return
-    if got != expected:
-        findings.damage("hashes", name, f"has SHA-256 {got[:12]}...; the manifest says {expected[:12]}...")
 
 
 # ------------------------------------------------------------------------------------------------ plan

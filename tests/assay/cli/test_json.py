@@ -26,6 +26,7 @@ from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.plan import Plan
+from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
@@ -103,6 +104,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]] = {
     "run": (("source", "--precisions", "w4a16", "--suite", "quick", "--no-preflight"), Report, (0, 1)),
     "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),
+    "power": (("quick", "--model", "source"), PowerReport, (0,)),
     "plan": (("source", "-p", "w4a16"), Plan, (0,)),
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
     "verify": (("made",), Verification, (0,)),
@@ -154,6 +156,7 @@ def test_no_command_is_forgotten() -> None:
 WRITES_REPORTS = {"run", "evaluate", "deployment", "report", "card"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [pytest.param(one, marks=[pytest.mark.slow] if one in WRITES_REPORTS else []) for one in COMMANDS]
 )

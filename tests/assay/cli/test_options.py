@@ -91,7 +91,7 @@ def test_a_path_with_a_comma_is_one_value(tmp_path: Path, monkeypatch: pytest.Mo
         (
             ("probe", "x", "--probes", "argmax,garbel"),
             "--probes garbel: did you mean garble? it takes one of: argmax, recompute, consensus, routing, determinism, "
-            "speculation, acceptance, garble, tools, nonfinite",
+            "speculation, acceptance, garble, tools, nonfinite, swapped",
         ),
     ],
 )
@@ -99,6 +99,28 @@ def test_names_are_checked_by_the_parser(run: Run, words: tuple[str, ...], said:
     """`x` is nothing at all: it is not looked at before."""
     message = one_error(run(*words))
     assert message == said + (", ".join(recipe_names(f"{said.split()[1]}s")) if said.endswith("known: ") else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["frob"], "assay: no such command 'frob'. Did you mean 'probe'? `assay --help` lists what it takes"),
+        (["--frob"], "assay: no such option: --frob; `assay --help` lists what it takes"),
+        (["compare"], "assay compare: missing argument 'RUN'; `assay compare --help` lists what it takes"),
+        (["family"], "assay family: missing argument 'CONFIG|TARGET'; `assay family --help` lists what it takes"),
+        (
+            ["plan", "tiny-glm", "--precisions", "w4a16"],
+            "assay plan: no such option: --precisions (Possible options: --precision); `assay plan --help` lists what it takes",
+        ),
+        (["plan", "a"], "assay plan: missing option '--precision' / '-p'; `assay plan --help` lists what it takes"),
+        (
+            ["plan", "a", "-p", "w4a16", "[b]\x1b[31m"],
+            "assay plan: got unexpected extra argument(s) ([b]\\x1b[31m); `assay plan --help` lists what it takes",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(run: Run, words: list[str], said: str) -> None:
+    assert one_error(run(*words)) == said
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ def test_it_makes_measures_and_judges(run: Run, server: GivenServers) -> None:
     options = ("tuned", "--precisions", "w4a16", "--suite", "one.yaml", "--profile", "here.yaml")
     code, out, err = run("run", *options)
     assert code == 1, "two items are too few to pass"
+    few = "suite one passes a candidate that lost nothing with 0 % only, else it is UNDERPOWERED"
+    assert few in err
     assert [line.split()[0] for line in out.splitlines()][:4] == ["fp8", "verified:", "w4a16", "verified:"]
     assert {path.name for path in Path("runs/tuned").iterdir() if path.name != ".lock"} >= {
         "fp8", "w4a16", "measurements", "gates.json", "report",
@@ -48,6 +50,7 @@ def test_it_makes_measures_and_judges(run: Run, server: GivenServers) -> None:
     code, out, err = run("run", *options, "--json")
     assert code == 1 and server.count("/v1/chat/completions") <= asked, "all of it was done before"
     assert "done before and verified" in err and "measured already" in err
+    assert few not in err, "it is said before the first request"
     report = Report.model_validate_json(out)
     assert json.loads(Path("runs/tuned/report/report.json").read_text()) == json.loads(out)
     assert [(row.label, [task.task for task in row.tasks]) for row in report.rows] == [

@@ -24,7 +24,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.cli.run_folders import choose_run, find_run, read_run, run_of
 from assay.cli.run_lock import locked_run
 from assay.errors import AssayError
-from assay.records.base import sha256_of
+from assay.records.base import sha256_of, sha256_of_file
 from assay.records.manifest import Manifest
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
@@ -292,8 +292,8 @@ def test_out_keeps_its_records_in_its_own_folder(run: Run, base: Path, server: G
     shutil.copytree("made/fp8", plain, ignore=shutil.ignore_patterns("assay_plan.json", "assay_verify.json"))
     assert sorted(path.name for path in Path("made").iterdir()) == ["fp8"]
     assert {"assay_plan.json", "assay_verify.json", "README.md"} <= {path.name for path in Path("made/fp8").iterdir()}
-    forget = lambda path: pytest.fail(f"{path} was hashed") if path.suffix == ".safetensors" else sha256_of_text(path)  # noqa: E731
-    assert checkpoint_sha256(Path("made/fp8"), forget) == checkpoint_sha256(plain, forget)
+    verified = checkpoint_sha256(Path("made/fp8"), lambda path: pytest.fail(f"{path} was hashed"))
+    assert verified == checkpoint_sha256(plain, sha256_of_file)
     code, _, err = run("verify", "made/fp8", "--source", base)
     assert code == 0, err
 
@@ -314,12 +314,6 @@ def test_out_keeps_its_records_in_its_own_folder(run: Run, base: Path, server: G
     assert {path: path.read_bytes() for path in Path("made").rglob("*") if path.is_file()} == before
 
 
-def sha256_of_text(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 # ------------------------------------------------------------------------------------------------ one source
 def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run, base: Path, server: GivenServers) -> None:
     source = Path("model")
@@ -327,7 +321,8 @@ def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run
     quantized(run, source, "--precisions", "w4a16")
     path = Path("runs/model/w4a16/checkpoint/assay_manifest.json")
     manifest = Manifest.load(path)
-    manifest.model_copy(update={"source_files": dict.fromkeys(manifest.source_files, "stamp:1:1000000000:1:1")}).save(path)
+    other = {"model-00001-of-00002.safetensors": "stamp:1:1000000000:1:1"}
+    manifest.model_copy(update={"source_files": manifest.source_files | other}).save(path)
     message = one_error(evaluate(run, source, "--precisions", "w4a16"))
     assert re.fullmatch(
         r"runs/model/w4a16/checkpoint: made from other data than model has \(model-00001-of-00002.safetensors was 1 bytes of "

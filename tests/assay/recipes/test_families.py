@@ -283,6 +283,8 @@ def test_family_of_each_model(model: str) -> None:
 FILES = sorted((recipes_dir() / "families").glob("*.yaml"))
 SUPPORTED = ", ".join(name for file in FILES for name in yaml.safe_load(file.read_text())["architectures"])
 
+DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md); supported: "
+
 
 @pytest.mark.parametrize(
     ("config", "message"),
@@ -294,9 +296,13 @@ SUPPORTED = ", ".join(name for file in FILES for name in yaml.safe_load(file.rea
          "config.json: Glm4MoeForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
          + SUPPORTED),
         ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
-         "config.json: architecture MixtralForCausalLM is not known; supported: " + SUPPORTED),
+         "config.json: architecture MixtralForCausalLM is not known; " + DRAFTS + SUPPORTED),
         ({"model_type": "mixtral", "num_local_experts": 8},
-         "config.json: architecture model_type 'mixtral' is not known; supported: " + SUPPORTED),
+         "config.json: architecture model_type 'mixtral' is not known; " + DRAFTS + SUPPORTED),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
+         "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
+         "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
+         "(docs/decisions/122-gpt-oss-has-no-family.md)"),
         ({"architectures": ["Glm4vMoeForConditionalGeneration"], "text_config": {"n_routed_experts": 8}},
          "config.json: Glm4vMoeForConditionalGeneration wraps a text model in a multimodal one, which is not supported yet; "
          "supported: " + SUPPORTED),

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from serving_interpreter import with_our_plugin
 
+from assay.errors import AssayError
 from assay.recipes import families
 from assay.recipes.families import family_of, names_of, split_layer
 from assay.recipes.family import FamilyRecipe, Form
@@ -123,6 +124,8 @@ UNDECLARED = {
     ),
 }  # fmt: skip
 """Model -> what its draft doubts as well."""
+SHORT = "glm-4.5-air"
+"""Is drafted from its config as if it had a context of 2,048 tokens only."""
 NO_DRAFT = {"step-3.5-flash": "vLLM 0.32 cannot build it: https://github.com/vllm-project/vllm/issues/40000"}
 """Model -> why vLLM says nothing of its MTP block."""
 
@@ -141,6 +144,7 @@ def drafts(checkpoints: dict[str, Checkpoint], tmp_path_factory: pytest.TempPath
         headers = {name: (header.dtype, header.shape) for name, header in checkpoint.tensors.items()}
         asked[model, "headers"] = checkpoint.config, headers
     asked |= {(model, "config"): (checkpoints[model].config, None) for model in UNKNOWN_TO_A_CONFIG}
+    asked[SHORT, "config"] = {**checkpoints[SHORT].config, "max_position_embeddings": 2048}, None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "family_names", list)
         interpreter = Path(with_our_plugin(tmp_path_factory.mktemp("bin")))
@@ -204,6 +208,16 @@ def _check_file(draft: Draft, folder: Path) -> None:
     recipe = load_recipe(FamilyRecipe, str(file))
     assert (recipe.outside, recipe.layer, recipe.kept) == (draft.outside, draft.layer, draft.kept)
     assert (recipe.mtp.layers, recipe.mtp.layer, recipe.mtp.outside) == (draft.mtp_layers, draft.mtp_layer, draft.mtp)
+
+
+def test_a_dense_model_has_no_family() -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+    with pytest.raises(AssayError) as error:
+        family_draft.draft_family(config, None)
+    assert str(error.value) == (
+        "config.json: LlamaForCausalLM is a dense model (it has none of n_routed_experts, num_experts, num_local_experts, "
+        "moe_num_experts, num_moe_experts); assay is for mixture-of-experts"
+    )
 
 
 def test_all_families_are_drafted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -183,8 +184,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'gates.0.score.max_dropp'; did you mean 'max_drop'? Allowed: claim, kind, max_drop, max_truncated, "
              "required, task"),
         ("gates", "quick", ["level"], "levl",
-         "unknown key 'levl'; did you mean 'level'? Allowed: adjust, default_max_drop, description, gates, level, "
-         "max_excluded, min_items, name, schema, stopping, whole"),
+         "unknown key 'levl'; did you mean 'level'? Allowed: adjust, default_max_drop, description, estimand, gates, "
+         "level, max_excluded, min_items, name, schema, stopping, whole"),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_names_file_key_and_the_nearest(
@@ -192,7 +193,7 @@ def test_a_misspelt_key_names_file_key_and_the_nearest(
 ) -> None:
     data = yaml.safe_load((recipes_dir() / kind / f"{name}.yaml").read_text())
     file = tmp_path / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(_add_misspelt(data, path, wrong)))
+    file.write_text(json.dumps(_add_misspelt(data, path, wrong)))
     with pytest.raises(RecipeError) as caught:
         parse_recipe(KINDS[kind], file)
     assert str(caught.value) == f"{file}: {message}"
@@ -393,7 +394,7 @@ def test_contract_and_plan_import_nothing_heavy(imports: str) -> None:
         ("num_samples: {min: 0, max: 2}", ".num_samples.min: Input should be greater than or equal to 1 (got '0')"),
         ("num_samples: few", ".num_samples: Input should be a valid integer, unable to parse string as an integer (got 'few')"),
         ("limit: {min: 1, max: 2}, num_samples: {min: 1, max: 2}", ": limit and num_samples are both a range; let one of them "
-         "grow: new items where the data set has them"),
+         "grow: new items where there are any"),
         ("num_samples: {min: 1, max: 2}, temperature: 0.0", ": num_samples above 1 needs a temperature above 0: greedy replies "
          "to one question are all alike"),
     ],

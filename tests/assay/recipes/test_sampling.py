@@ -63,3 +63,9 @@ def test_the_quick_suite_is_greedy_for_every_model() -> None:
 @pytest.mark.parametrize("name", [name for name in recipe_names("models") if name != "tiny-glm"])
 def test_every_model_for_gpus_says_how_it_is_asked(name: str) -> None:
     assert load_recipe(ModelRecipe, name).sampling is not None
+
+
+def test_deepseek_v31_is_asked_to_think_and_its_tools_are_not_measured() -> None:
+    """Its chat template thinks only if told to, and writes no tools: the parser would wait for what never comes."""
+    serving = load_recipe(ModelRecipe, "deepseek-v3").serving
+    assert (serving.chat_template_kwargs, serving.tool_call_parser) == ({"thinking": True}, None)

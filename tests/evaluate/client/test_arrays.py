@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,9 +20,39 @@ def packed(array: np.ndarray) -> str:
         return base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_an_array_comes_back() -> None:
-    array = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
-    np.testing.assert_array_equal(read_array(packed(array), np.int64), array.astype(np.int64), strict=True)
+@pytest.mark.parametrize("dtype", ["<i4", ">i2", "|u1", "<f4", "|b1"])
+@pytest.mark.parametrize("shape", [(), (24,), (2, 0, 3), (2, 3, 4)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_comes_back(dtype: str, shape: tuple[int, ...], order: str) -> None:
+    array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape), dtype, order=order)
+    np.testing.assert_array_equal(read_array(packed(array), np.float64), array.astype(np.float64), strict=True)
+
+
+def test_many_threads_read_at_once() -> None:
+    """With `numpy.load`, this is "SystemError: AST constructor recursion depth mismatch" on Python 3.11 and 3.12."""
+    text, want = packed(np.arange(4)), np.arange(4)
+
+    def read(depth: int) -> bool:
+        if depth:
+            return read(depth - 1)
+        return all(np.array_equal(read_array(text, np.int64), want) for _ in range(300))
+
+    switch_s, threshold = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        sys.setswitchinterval(1e-6)
+        gc.set_threshold(1)
+        gc.callbacks.append(_let_others_run)
+        with ThreadPoolExecutor(16) as threads:
+            assert all(threads.map(read, range(16)))
+    finally:
+        sys.setswitchinterval(switch_s)
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(_let_others_run)
+
+
+def _let_others_run(phase: str, info: dict[str, int]) -> None:
+    """Python code that the collector runs, as a finalizer would be: the interpreter may change threads in it."""
+    sum(range(200))
 
 
 def header(shape: str) -> str:

@@ -90,6 +90,18 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
         assert len(asked(server)) == 30
 
 
+def test_a_reply_that_was_changed_in_the_journal_is_told_and_asked_for_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    with FakeServer() as server, Journal(tmp_path / "j.db") as journal:
+        with Client(server, journal, WHO) as client:
+            client.ask(requests(10))
+        journal._execute("UPDATE requests SET reply = replace(reply, '#### 7', '#### 8') WHERE item = '3'")
+        with Client(server, journal, WHO, on_progress=told.append) as client:
+            assert [reply.text for reply in client.ask(requests(10))] == ["#### 7"] * 10
+        assert asked(server)[10:] == ["q3"]
+    assert told[0] == (f"{tmp_path / 'j.db'}: 1 replies are not as they were written; they are not used, and asked for again")
+
+
 def test_client_killed_midway_asks_only_the_rest(tmp_path: Path) -> None:
     """The progress callback raises, as Ctrl-C would, after some replies; those that were answered stay answered."""
     numbers = itertools.count()

@@ -181,3 +181,71 @@ def test_write_ahead_log_and_a_file_that_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database, and long enough to be read as one" * 50)
     with pytest.raises(MeasureError, match=r"text\.db: not a journal"):
         Journal(tmp_path / "text.db")
+
+
+# ------------------------------------------------------------------------------------------------ damage
+LONG = dataclasses.replace(REPLY, text="思考 and think " * 5000)
+DAMAGES = {
+    "another answer": "UPDATE requests SET reply = "
+    "CASE typeof(reply) WHEN 'text' THEN replace(reply, '#### 7', '#### 8') ELSE substr(reply, 1, 99) || x'00' END",
+    "another type": "UPDATE requests SET reply = "
+    "CASE typeof(reply) WHEN 'text' THEN CAST(reply AS BLOB) ELSE CAST(reply AS TEXT) END",
+    "no UTF-8": "UPDATE requests SET reply = CAST(x'ff' || reply AS TEXT)",
+    "no reply": "UPDATE requests SET reply = NULL",
+    "a number": "UPDATE requests SET reply = 7",
+    "cut": "UPDATE requests SET reply = substr(reply, 1, length(reply) - 9)",
+    "refused": "UPDATE requests SET status = 'refused'",
+    "another's": "UPDATE requests SET reply = (SELECT reply FROM requests WHERE item = 'other')",
+    "another's, hash and all": "UPDATE requests SET (reply, reply_sha256) = "
+    "(SELECT reply, reply_sha256 FROM requests WHERE item = 'other')",
+    "other log-probabilities": "UPDATE requests SET logprobs = zeroblob(9)",
+    "no log-probabilities": "UPDATE requests SET logprobs = NULL",
+    "no hash": "UPDATE requests SET reply_sha256 = NULL",
+    "another hash": "UPDATE requests SET reply_sha256 = x'fffe'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("reply", [REPLY, LONG], ids=["readable", "compressed"])
+def test_a_reply_that_was_changed_is_not_believed_and_asked_again(tmp_path: Path, reply: Reply, damage: str) -> None:
+    reply = dataclasses.replace(reply, logprobs=scored(3, 2))
+    other = dataclasses.replace(REQUEST, item="other")
+    keys = [REQUEST.key(WHO), other.key(WHO)]
+    with Journal(tmp_path / "journal.db") as journal:
+        journal.write_requests([(REQUEST.key(WHO), REQUEST), (other.key(WHO), other)], WHO)
+        journal.write_replies([(keys[0], reply, 1), (keys[1], dataclasses.replace(REPLY, text="#### 9"), 1)])
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        assert db.execute(f"{damage} WHERE item <> 'other'").rowcount == 1
+    with Journal(tmp_path / "journal.db") as journal:
+        assert (journal.find_all(keys).keys(), journal.num_changed) == ({keys[1]}, 1)
+        assert (journal.count("changed"), journal.count("answered")) == (1, 1)
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(keys[0], REPLY, 1)])
+        assert journal.find(keys[0]) == REPLY
+
+
+def test_replies_of_a_journal_without_hashes_are_taken_as_they_are(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.db") as journal:
+        journal.write_requests([(REQUEST.key(WHO), REQUEST)], WHO)
+        journal.write_replies([(REQUEST.key(WHO), LONG, 1)])
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        db.execute("ALTER TABLE requests DROP COLUMN reply_sha256")
+    for _ in range(2):
+        with Journal(tmp_path / "journal.db") as journal:
+            assert (journal.find(REQUEST.key(WHO)), journal.num_changed) == (LONG, 0)
+
+
+def test_a_file_that_is_damaged_is_one_line(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.db") as journal:
+        for number in range(200):
+            request = dataclasses.replace(REQUEST, item=str(number))
+            journal.write_requests([(request.key(WHO), request)], WHO)
+            journal.write_replies([(request.key(WHO), REPLY, 1)])
+    data = bytearray((tmp_path / "journal.db").read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    (tmp_path / "journal.db").write_bytes(data)
+    with (
+        pytest.raises(MeasureError, match=r"journal\.db: cannot be read or written: "),
+        Journal(tmp_path / "journal.db") as journal,
+    ):
+        journal.find(REQUEST.key(WHO))

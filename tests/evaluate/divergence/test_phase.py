@@ -32,6 +32,7 @@ from assay_evaluate.divergence.hidden_states import HiddenStates
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
+from assay_evaluate.transport.errors import AnothersReply
 
 SPEC: dict[str, Any] = {
     "num_documents": 2, "max_tokens": 60, "top_k": 20, "suite_documents": 3, "held_out_documents": 2, "held_out_tokens": 200,
@@ -358,8 +359,9 @@ def test_packed_log_probabilities_that_do_not_fit_are_a_failed_reply() -> None:
     assert isinstance(found, TokenLogprobs)
     assert found.tokens_P.tolist() == [6, 7] and found.chosen_P.tolist() == [-3, -0.5]
     assert found.ids_PK.tolist() == [[1, 2], [7, 3]] and found.logprobs_PK.tolist() == [[-1, -2], [-0.5, -4]]
-    for wrong, words in ((good[:1], "shape"), (good + 1, "another text")):
-        with pytest.raises(LookupError, match=words):
-            read_reply(data(wrong), request, 0.0)
+    with pytest.raises(LookupError, match="shape"):
+        read_reply(data(good[:1]), request, 0.0)
+    with pytest.raises(AnothersReply, match="another text"):
+        read_reply(data(good + 1), request, 0.0)
     with pytest.raises(LookupError, match=r"no base64 \.npy array"):
         read_reply({"choices": [{}], "prompt_token_id_logprobs": "AAAA"}, request, 0.0)

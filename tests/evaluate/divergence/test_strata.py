@@ -1,16 +1,25 @@
-"""Kinds of text as strata: joined by what they are and how many there are, and the interval that follows."""
+"""Kinds of text as strata, texts of one question as clusters, and the intervals that follow."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_server import FakeServer, Scripted
+from lm_eval_questions import WHO, session_with
 
+from assay.recipes.suite import ArithmeticTask, DivergenceSpec
 from assay.records.base import Interval
+from assay.records.divergence import Estimate
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, summarize
+from assay_evaluate.divergence.documents import suite_questions, write_replies
+from assay_evaluate.divergence.scoring import scored_document
 from assay_evaluate.divergence.strata import Kind, strata_of
+from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 
 
 def kinds(**numbers: int) -> list[Kind]:
@@ -66,9 +75,58 @@ def test_how_many_texts_of_a_kind_there_are_is_no_chance() -> None:
 
 
 def test_one_text_of_25_with_most_of_the_kl() -> None:
-    """As codes and needles of suite quick on tiny-glm: the interval ended at 24 times the mean and nothing could pass."""
+    """As codes and needles of suite quick on tiny-glm: the interval ended at 24 times the mean, now at 14."""
     kl = summarize(
         [text(i, 0.8 if i == 7 else 0.005, texts="suite_replies", domain=f"task {i % 5}") for i in range(25)],
         reference_checkpoint_sha256="r", top_k=2, position_buckets=(0,),
     ).kl_mean  # fmt: skip
-    assert isinstance(kl, Interval) and kl.low == 0 and 5 < kl.high / kl.value < 12
+    assert isinstance(kl, Interval) and kl.low == 0 and 5 < kl.high / kl.value < 15
+
+
+# ------------------------------------------------------------------------------------------------ texts of one question
+def translated(num_questions: int, languages: tuple[str, ...], *, share: bool) -> list[ScoredDocument]:
+    """Each question answered in every language, as far off in all of them."""
+    return [
+        replace(
+            text(question, 0.2, language=language, texts="suite_replies", domain="mgsm"),
+            cluster=f"mgsm/{question}" if share else None,
+        )
+        for language in languages
+        for question in range(num_questions)
+    ]
+
+
+def test_translations_of_one_question_are_one_text() -> None:
+    """Sixty texts that answer twenty questions say what twenty texts say; 57 that answer nineteen are too few."""
+
+    def kl_mean(texts: list[ScoredDocument]) -> Interval | Estimate:
+        return summarize(texts, reference_checkpoint_sha256="r", top_k=2, position_buckets=(0,)).kl_mean
+
+    once, alone, together = (
+        kl_mean(translated(20, languages, share=share))
+        for languages, share in ((("en",), True), (("en", "zh", "de"), False), (("en", "zh", "de"), True))
+    )
+    assert isinstance(once, Interval) and isinstance(alone, Interval) and isinstance(together, Interval)
+    assert (once.n, alone.n, together.n) == (20, 60, 20)
+    assert [together.value, together.low, together.high] == pytest.approx([once.value, once.low, once.high])
+    assert alone.high - alone.low < 0.7 * (together.high - together.low)
+    few, value = kl_mean(translated(19, ("en", "zh", "de"), share=True)), kl_mean(translated(19, ("en",), share=True)).value
+    assert few == Estimate(value=few.value, n=19) and few.value == pytest.approx(value)
+
+
+def test_a_text_keeps_the_cluster_of_the_question_that_it_answers(tmp_path: Path) -> None:
+    """From the item's result to the text that is scored."""
+    task = ArithmeticTask(kind="arithmetic", name="sums", languages=("en",), num_items=4, num_steps=(2,), max_tokens=64)
+    with FakeServer(lambda body: Scripted("so it is #### 7")) as server, session_with(server, tmp_path) as session:
+        items = run_generated(session, task, arithmetic_items(task, "eval-test")).items
+        results = {("sums", one.item): replace(one, cluster=f"q{i // 2}") for i, one in enumerate(items[:3])}
+        spec = DivergenceSpec(num_documents=2, max_tokens=8, suite_documents=20)
+        documents = write_replies(session, suite_questions(session, spec, WHO, results))
+    sides = text(0, 0.1).reference
+    found = {one.item: (one.language, one.cluster) for one in (scored_document(doc, sides, None) for doc in documents)}
+    assert found == {
+        f"sums/{items[0].item}": ("en", "sums/q0"),
+        f"sums/{items[1].item}": ("en", "sums/q0"),
+        f"sums/{items[2].item}": ("en", "sums/q1"),
+        f"sums/{items[3].item}": ("", None),
+    }

@@ -160,6 +160,27 @@ def test_a_context_that_is_too_short() -> None:
     assert [check.outcome for check in check_context(suite(NEEDLE), None, REQUIRED, is_chat=True)] == ["UNKNOWN"]
 
 
+def test_the_longest_length_of_ruler() -> None:
+    asked = suite({**RULER, "lengths_tokens": [16384, 131072, "longest"]})
+    assert check_lines(check_context(asked, 1048576, REQUIRED, is_chat=True)) == [
+        "PASS context ruler: longest is 1,032,192 tokens (1,048,576 of context less 16,384 of reply); prompts to 1,032,192 "
+        "tokens need 1,048,546 of 1,048,576 with their reply"
+    ]
+    assert check_lines(check_context(asked, 40960, REQUIRED, is_chat=True)) == [
+        "PASS context ruler: longest is 24,576 tokens (40,960 of context less 16,384 of reply); prompts to 131,072 tokens need "
+        "147,426 of 40,960 with their reply: NOT MEASURED at 131,072, measured at the other lengths "
+        "-> raise max-model-len if the model allows more, or take the length out of the suite"
+    ]
+    assert check_lines(check_context(asked, 147456, REQUIRED, is_chat=True)) == [
+        "PASS context ruler: longest is 131,072 tokens (147,456 of context less 16,384 of reply): not asked, since 131,072 "
+        "are; prompts to 131,072 tokens need 147,426 of 147,456 with their reply"
+    ]
+    alone = suite({**RULER, "lengths_tokens": ["longest"]})
+    assert check_lines(check_context(alone, 40960, REQUIRED, is_chat=False)) == [
+        "PASS context ruler: longest is 40,960 tokens; prompts to 40,960 tokens need 40,960 of 40,960 with their reply"
+    ]
+
+
 @pytest.mark.parametrize(
     ("context", "expected"),
     [

@@ -47,6 +47,15 @@ def test_requests_and_tokens_are_counted() -> None:
     assert work.reference == work.tasks.times(2)
 
 
+def test_a_reference_answers_all_items_of_a_generated_range() -> None:
+    """40 sums, and the first 10 once more; of a candidate 10, or 10 and 40 by halves."""
+    sums = {"kind": "arithmetic", "name": "sums", "languages": ["en"], "num_items": {"min": 10, "max": 40}, "max_tokens": 50}
+    work = workload_of(suite(tasks=[sums]), Serving())
+    assert (work.tasks.num_requests, work.reference.num_requests, work.most.num_requests) == (10, 10 + 40, 40)
+    half = workload_of(suite(tasks=[sums]), Serving(), stops={"sums": (0.5, 0.0, 0.5)})
+    assert (half.tasks.num_requests, half.reference.num_requests) == (25, 10 + 40)
+
+
 def test_a_model_that_does_not_think_writes_less() -> None:
     assert workload_of(suite(), Serving()).tasks.output_tokens == 500 + 180 + 200 * 200
 
@@ -70,15 +79,15 @@ def test_texts_of_their_own_are_fewer_and_scored_twice() -> None:
 
 
 def test_one_pass_of_full_on_glm_5() -> None:
-    """The prompts by hand: RULER 13 x 25 x 118,784, needles 2 x 50 x 102,400, half of the tools' at 65,536."""
+    """The prompts by hand: RULER 13 x 8 x 376,832, needles 2 x 50 x 102,400, half of the tools' at 65,536."""
     recipe = load_recipe(ModelRecipe, "glm-5")
     work = workload_of(as_model_asks(load_recipe(SuiteRecipe, "full"), recipe.sampling), recipe.serving)
     assert work.unknown == ()
-    once = 400 + 300 + 1319 + 500 + 60 + 198 + 14 * 50 + 541 + 1300 + 480
+    once = 400 + 300 + 1319 + 500 + 60 + 198 + 14 * 50 + 541 + 520 + 480
     assert work.tasks.num_requests == once
     assert work.again.num_requests == once  # second replies, in one pass
-    assert work.most.num_requests == 2 * 700 + 5 * (1319 + 500 + 60 + 198 + 541) + 14 * 200 + 3 * (1300 + 480)
-    assert 38.6e6 + 10.2e6 + 15.7e6 < work.tasks.prompt_tokens < 70e6
+    assert work.most.num_requests == 2 * 700 + 5 * (1319 + 500 + 60 + 198 + 541) + 14 * 200 + 3 * (520 + 480)
+    assert 39.1e6 + 10.2e6 + 15.7e6 < work.tasks.prompt_tokens < 70e6
     assert 10e6 < work.candidate.output_tokens < 30e6
 
 

@@ -16,12 +16,14 @@ from scripted_world import World, make_folders
 from small_suite import ANSWERS, SERVING, SUITE, solve
 
 from assay.errors import CheckpointError, MeasureError
+from assay.file_data import data_of_files
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import sha256_of_file
 from assay.records.manifest import Manifest, ShardRecord
 from assay.records.measurement import Measurement
+from assay.records.verification import Verification
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -275,8 +277,21 @@ def test_checkpoint_hash_trusts_a_manifest_only_if_the_files_agree(folders: dict
         edited = checkpoint_sha256(folder, journal.file_sha256)
         assert edited not in {manifest.checkpoint_sha256, without}
         (folder / "config.json").write_text(json.dumps({"vocab_size": 128}))
-        shard.write_bytes(b"a truncated shard")
-        assert checkpoint_sha256(folder, journal.file_sha256) not in {manifest.checkpoint_sha256, without, edited}
+        shard.write_bytes(bytes(size))
+        other = checkpoint_sha256(folder, journal.file_sha256)
+        assert other not in {manifest.checkpoint_sha256, without, edited}, "of the same size"
+        verified = Verification(
+            checkpoint=str(folder), checkpoint_sha256=manifest.checkpoint_sha256, source=None, passed=True, damages=(),
+            checks={}, files={}, not_checked=(), worst_relative_error={}, mean_relative_error={}, bytes_by_role={}, seconds=1,
+        )  # fmt: skip
+        (folder / "assay_plan.json").touch()
+        verified.save(folder / "assay_verify.json")
+        assert checkpoint_sha256(folder, journal.file_sha256) == other, "the record is of other files"
+        files = data_of_files(folder, ("config.json", shard.name))
+        verified.model_copy(update={"files": files}).save(folder / "assay_verify.json")
+        assert checkpoint_sha256(folder, journal.file_sha256) == manifest.checkpoint_sha256
+        (folder / "generation_config.json").write_text("{}")
+        assert checkpoint_sha256(folder, journal.file_sha256) != manifest.checkpoint_sha256
 
 
 # ------------------------------------------------------------------------------------------------ a real server

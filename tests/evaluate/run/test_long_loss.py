@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_server import Scripted
 from scripted_world import World, make_folders
 
@@ -43,6 +44,7 @@ def find_in_short_texts(body: dict[str, Any]) -> Scripted:
     return find(body) if len(body["messages"][-1]["content"]) < SHORT else Scripted("I do not know.")
 
 
+@pytest.mark.slow
 def test_a_loss_at_long_range_only(tmp_path: Path) -> None:
     world, folders = World(), make_folders(tmp_path)
     world.reply = {"reference": find, "candidate": find_in_short_texts}
@@ -61,7 +63,7 @@ def test_a_loss_at_long_range_only(tmp_path: Path) -> None:
     lost = verdicts["w4a16", "effective length"]
     assert (lost.status, lost.detail) == (
         "FAIL",
-        "Within 10 points of fp8 up to 2K tokens; at 3K it loses 100.0 points (95 % interval of the loss 91.8 to 100.0).",
+        "Within 10 points of fp8 up to 2K tokens; at 3K it loses 100.0 points (95 % interval of the loss 92.0 to 100.0).",
     )
     cells = [cell for one in report.long_context if one.candidate == "w4a16" for cell in one.by_depth]
     assert {(cell.length_tokens, cell.drop.value) for cell in cells} == {(1024, 0.0), (2048, 0.0), (3072, 1.0)}

@@ -174,7 +174,7 @@ def test_what_stays_undecided_goes_to_its_max_and_says_why(tmp_path: Path) -> No
         f"candidate: undecided at 60 items, 2 and 1 replies each: p {first.p_pass:.2g} for PASS and {first.p_fail:.2g} for "
         f"FAIL, {first.level:.2g} decides at this look"
     )
-    assert any(line.startswith("candidate: sums is asked again (2 replies to each item): candidate: und") for line in run.lines)
+    assert any(line.startswith("candidate: sums is asked further (2 replies to each item): candidate: u") for line in run.lines)
     ours, gate = find_task(found["fp8"], "sums"), report.verdicts[-1]
     shown = task_numbers(ours, task, 0.95, gate)  # the report's row is what was judged
     assert (shown.drop, shown.discordant, shown.mcnemar_midp) == (gate.observed, gate.discordant, gate.p_value)
@@ -280,3 +280,134 @@ def test_a_model_that_is_asked_greedily_is_asked_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.world.reply["candidate"] = sampled(0.7, "candidate")
     assert [one.num_samples for measured in run(suite).values() for one in measured.tasks] == [1, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------------ new items of generated tasks
+FRESH = SuiteRecipe.model_validate(
+    {
+        "schema": 1,
+        "name": "fresh",
+        "seed": "eval-fresh",
+        "tasks": [
+            {"kind": "arithmetic", "name": "sums", "languages": ["en"], "num_items": {"min": 60, "max": 240}, "max_tokens": 64},
+            {"kind": "arithmetic", "name": "other", "languages": ["zh"], "num_items": {"min": 4, "max": 40}, "max_tokens": 64},
+        ],
+        "acceptance": False,
+    }
+)  # fmt: skip
+PROMPTS = [item.prompt for item in arithmetic_items(FRESH.tasks[0], FRESH.seed)]  # type: ignore[arg-type]
+ANSWERS |= {item.prompt: item.answer for task in FRESH.tasks for item in arithmetic_items(task, FRESH.seed)}  # type: ignore[arg-type]
+
+
+def wrong_in(num_first: int, num_later: int) -> Callable[[dict[str, Any]], Scripted]:
+    """Wrong in so many of the first 60 sums, and in so many of the other 180, evenly spread."""
+    wrong = {PROMPTS[place * 60 // num_first] for place in range(num_first)} if num_first else set()
+    wrong |= {PROMPTS[60 + place * 180 // num_later] for place in range(num_later)} if num_later else set()
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        prompt = body["messages"][-1]["content"]
+        return Scripted(f"#### {-1 if prompt in wrong else ANSWERS[prompt]}")
+
+    return reply
+
+
+class Fresh(Run):
+    """A reference without a fault, asked greedily."""
+
+    def __init__(self, place: Path, candidates: tuple[str, ...] = ("candidate",)) -> None:
+        place.mkdir(exist_ok=True)
+        super().__init__(place, candidates)
+        self.world.reply["reference"] = wrong_in(0, 0)
+
+    def prompts(self, name: str) -> list[str]:
+        """Sums, in the order in which they were asked, on all servers of the checkpoint."""
+        bodies = [body for server in self.world.servers.get(name, []) for _, body in server.requests]
+        asked = [body["messages"][-1]["content"] for body in bodies if "messages" in body]
+        return [prompt for prompt in asked if prompt in set(PROMPTS)]
+
+
+def items_of(measurement: Measurement) -> list[tuple[int, int | None]]:
+    """(items that there are, items of a part as the round says), by round."""
+    found = find_task(measurement, "sums")
+    assert found is not None
+    return [(found.num_items, one.limit) for one in found.rounds]
+
+
+@pytest.mark.slow
+def test_an_undecided_task_is_asked_new_items_and_no_server_is_started_again(tmp_path: Path) -> None:
+    """7 of 60 lost, 15 allowed: undecided at 60; then nothing more is lost, and 120 pass."""
+    run = Fresh(tmp_path)
+    run.world.reply["candidate"] = wrong_in(7, 0)
+    found = run(FRESH)
+    report = judged(found)
+    assert report.overall["candidate"] == "PASS"
+    assert items_of(found["fp8"]) == [(240, 60), (240, 240)]
+    assert items_of(found["fp8-repeat"]) == [(60, 60)]
+    assert items_of(found["candidate"]) == [(120, 60), (120, 120)]
+    assert (run.num_starts("reference"), run.num_starts("candidate")) == (1, 1)
+    assert sorted(run.prompts("candidate")) == sorted(PROMPTS[:120])  # each once
+    assert sorted(run.prompts("candidate")[:60]) == sorted(PROMPTS[:60])
+    assert Counter(run.prompts("reference")) == Counter([*PROMPTS, *PROMPTS[:60]])
+    verdict = report.verdicts[-1]
+    assert [(look.num_items, look.share, look.drop) for look in verdict.looks] == [
+        (60, 0.25, pytest.approx(7 / 60)), (120, 0.5, pytest.approx(7 / 120)),
+    ]  # fmt: skip
+    assert verdict.p_pass is not None and verdict.p_pass < 0.025
+    ours, theirs = find_task(found["fp8"], "sums"), find_task(found["candidate"], "sums")
+    assert ours is not None and theirs is not None
+    assert ours.rounds[1].why == "asked ahead, while the server of the reference runs: candidates may have to be asked so much"
+    assert theirs.rounds[1].why.startswith("candidate: undecided at 60 items, 1 and 1 replies each: p 0.")
+    shown = task_numbers(ours, theirs, 0.95, verdict)  # the report's row is what was judged
+    assert (shown.drop, shown.discordant) == (verdict.observed, verdict.discordant)
+    # Judged again from the records; run again, nothing is asked.
+    assert judged({label: Measurement.load(run.run_dir / "measurements" / f"{label}.json") for label in found}) == report
+    assert run(FRESH) == found
+    assert run.num_starts("reference") == 1
+
+
+def test_a_task_without_a_gate_is_asked_its_min(tmp_path: Path) -> None:
+    run = Fresh(tmp_path)
+    found = run(FRESH)
+    tasks = [find_task(measured, "other") for measured in found.values()]
+    assert [task.num_items for task in tasks if task is not None] == [4, 4, 4]
+
+
+@pytest.mark.slow
+def test_a_loss_of_the_margin_is_asked_to_the_max_and_a_copy_beside_it_is_not(tmp_path: Path) -> None:
+    run = Fresh(tmp_path, ("candidate", "lossy"))
+    run.world.reply |= {"candidate": wrong_in(0, 0), "lossy": wrong_in(9, 27)}
+    found = run(FRESH)
+    report = judged(found)
+    assert (report.overall["candidate"], report.overall["lossy"]) == ("PASS", "UNDERPOWERED")
+    assert items_of(found["candidate"]) == [(60, 60)]
+    assert items_of(found["lossy"]) == [(240, 60), (240, 120), (240, 240)]
+    assert report.verdicts[-1].looks[-1].alpha_spent == pytest.approx(0.025)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "dies_after"), [("reference", 100), ("reference", 200), ("candidate", 90), ("candidate", 200)]
+)
+def test_killed_among_new_items_the_decision_is_the_same(tmp_path: Path, victim: str, dies_after: int) -> None:
+    """Servers die in the reference's repeat, while it is asked ahead, and in the second and third look at the candidate."""
+    whole = Fresh(tmp_path / "whole")
+    whole.world.reply["candidate"] = wrong_in(9, 27)
+    expected = judged(whole(FRESH))
+    run, num_replies = Fresh(tmp_path / "killed"), 0
+    answer = wrong_in(0, 0) if victim == "reference" else wrong_in(9, 27)
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        nonlocal num_replies
+        num_replies += 1
+        if num_replies == dies_after:
+            run.world.servers[victim][-1].die()
+        return answer(body)
+
+    run.world.reply["candidate"] = wrong_in(9, 27)
+    run.world.reply[victim] = reply
+    with pytest.raises(MeasureError, match="Engine core died"):
+        run(FRESH)
+    found = run(FRESH)
+    assert [items_of(found[label])[-1] for label in ("fp8", "candidate")] == [(240, 240), (240, 240)]
+    assert judged(found) == expected
+    assert len(run.prompts("reference")) + len(run.prompts("candidate")) <= 300 + 240 + 2 * PROFILE.concurrency

@@ -11,7 +11,7 @@ from raw_server import RawServer
 
 from assay.errors import ServeError, UnreachableError
 from assay_evaluate.serving import external
-from assay_evaluate.serving.external import External, find_version, get, list_models, meet_server, sum_metrics
+from assay_evaluate.serving.external import External, ListedModel, find_version, get, list_models, meet_server, sum_metrics
 
 DEEP = "[" * 100_000 + "]" * 100_000
 DIGITS = "9" * 5000
@@ -39,9 +39,14 @@ def test_what_is_no_list_of_models(body: str) -> None:
 
 
 def test_a_list_of_models() -> None:
-    models = [{"id": "a", "max_model_len": 4096}, {"id": "b", "max_model_len": None}, {"id": "c"}]
+    models = [{"id": "a", "max_model_len": 4096}, {"id": "b", "max_model_len": None, "parent": "a"}, {"id": "c", "root": "/c"}]
+    expected = [
+        ListedModel("a", None, 4096, is_adapter=False),
+        ListedModel("b", None, None, is_adapter=True),
+        ListedModel("c", "/c", None, is_adapter=False),
+    ]
     with answering(json.dumps({"data": models})) as server:
-        assert list_models(server.base_url, what="the endpoint") == models
+        assert list_models(server.base_url, what="the endpoint") == expected
     with answering('{"data": []}') as server, pytest.raises(ServeError, match="lists no model"):
         list_models(server.base_url, what="the endpoint")
 

@@ -68,6 +68,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------ without a server
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp8", "w4a16", "nvfp4a16"])
 def test_an_fp8_release_without_a_draft_head_is_quantized_and_verified(made: Made, precision: str) -> None:
     plan, tensors = made.plans[precision], stored(made.folders[precision])

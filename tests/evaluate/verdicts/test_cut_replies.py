@@ -14,7 +14,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.statistics import paired_difference
+from assay_evaluate.statistics import paired_difference, paired_evidence
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.replies.verbosity import Lengths, length_ratio
 
@@ -58,7 +58,7 @@ def test_thirty_percent_of_loops_fail_by_name() -> None:
     verdict = report.verdicts[1]
     assert (verdict.observed, verdict.limit) == (paired_difference(60, 0, 200), 0.02)
     assert verdict.detail == (
-        "Loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none (95 % interval of the difference: 24.1 to 36.7 "
+        "Loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none (95 % interval of the difference: 23.7 to 36.7 "
         "points); 2 % more allowed."
     )
     assert report.overall == {"w4a16": "FAIL"}
@@ -86,6 +86,45 @@ def test_a_small_excess_in_every_task_fails_over_all() -> None:
     assert both.verdicts[1].detail.startswith(
         "Is cut off or loops in 8.3 % of its replies to all tasks (10 of 120), fp8 in none"
     )
+
+
+def two_tasks(num_looping: int, *gates: dict[str, Any], wrong: range = range(0)) -> GateReport:
+    """60 replies to each of two tasks; replies to the first loop."""
+    whole, loops = answers(60), answers(60, wrong, cut=range(num_looping), loops=True)
+    return judge([measured("fp8", whole, whole), measured("w4a16", loops, whole)], recipe(*gates), model="tiny-glm")
+
+
+def test_an_excess_that_may_be_one_of_several_by_chance_is_no_pass() -> None:
+    """6 of 60: p 0.015 by itself, 0.046 among two tasks and both together."""
+    verdict = two_tasks(6, SCORE, TRUNCATION).verdicts[1]
+    alone = paired_evidence(6, 0, 60, 0.02)
+    assert (verdict.status, verdict.observed) == ("UNDERPOWERED", alone.drop)
+    assert (verdict.p_fail, verdict.p_fail_holm) == (alone.p_fail, pytest.approx(3 * alone.p_fail))
+    assert verdict.detail == (
+        "Loops in 10 % of its replies to arithmetic (6 of 60), fp8 in none (95 % interval of the difference: 2.9 to 20.1 "
+        "points); 2 % more allowed. By itself this fails, but among 3 such comparisons it may be chance (Holm)."
+    )
+    fewer = two_tasks(5, SCORE, TRUNCATION).verdicts[1]
+    assert (fewer.status, fewer.detail.startswith("Is cut off or loops in 8.3 %")) == ("PASS", True)
+
+
+def test_loops_are_no_second_test_of_what_is_cut_off() -> None:
+    """8 of 60: p 0.0038, times three."""
+    verdict = two_tasks(8, SCORE, TRUNCATION).verdicts[1]
+    alone = paired_evidence(8, 0, 60, 0.02)
+    assert 3 * alone.p_fail < 0.025
+    assert (verdict.status, verdict.p_fail_holm) == ("FAIL", pytest.approx(3 * alone.p_fail))
+    assert verdict.detail.startswith("Loops in 13.3 % of its replies to arithmetic (8 of 60), fp8 in none")
+
+
+def test_the_headline_names_loops_beside_a_score() -> None:
+    report = two_tasks(20, SCORE, TRUNCATION, wrong=range(20))
+    assert report.reasons["w4a16"] == (
+        "loses 33.3 points on arithmetic; 5 allowed; loops in 33.3 % of its replies to arithmetic (20 of 60), fp8 in none; "
+        "2 gates failed"
+    )
+    passed = two_tasks(0, SCORE, TRUNCATION)
+    assert passed.overall == {"w4a16": "UNDERPOWERED"} and "loops" not in passed.reasons["w4a16"]
 
 
 def test_a_pass_holds_with_every_cut_reply_counted_against_the_candidate() -> None:

@@ -105,12 +105,14 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
         "p_fail": inferiority_p(only_reference, only_candidate, n, 0.05),
         "p_fail_holm": inferiority_p(only_reference, only_candidate, n, 0.05),
         "title": None,
+        "clause": None,
         "items_needed": needed,
         "items_needed_at_loss": at_loss,
         "mean_output_tokens": (30.0, 30.0),
         "extra_output_tokens": {"value": 0.0, "low": 0.0, "high": 0.0, "n": n, "level": 0.95},
         "looks": (),
         "worst_case": None,
+        "estimand": "such_items",
         "has_say": True,
     }
     assert report.overall == {"w4a16": status}
@@ -126,6 +128,7 @@ def test_whole_verdict_of_a_score() -> None:
     verdict = report.verdicts[0]
     extra = paired_mean_difference([30 + 2 * (i % 2) for i in range(200)], [30] * 200)
     assert verdict == Verdict(
+        estimand="such_items",
         gate="score arithmetic",
         candidate="w4a16",
         status="UNDERPOWERED",
@@ -223,7 +226,7 @@ def test_one_bad_task_among_many_may_be_chance() -> None:
     report = judged(reference, candidate, gates)
     assert [v.status for v in report.verdicts] == ["PASS" if name != "t3" else "UNDERPOWERED" for name in names]
     assert report.verdicts[3].detail == (
-        "Loses 9.0 points on t3 (95 % interval: 5.8 to 13.8 lost); 5 allowed. By itself this fails, but among 10 tasks such a "
+        "Loses 9.0 points on t3 (95 % interval: 5.4 to 13.8 lost); 5 allowed. By itself this fails, but among 10 tasks such a "
         "loss may be chance (Holm)."
     )
     p = inferiority_p(18, 0, 200, 0.05)
@@ -607,6 +610,9 @@ def test_translations_of_one_question_are_one_cluster() -> None:
     times = verdict.items_needed / 200
     assert times > 0.9
     assert error / np.sqrt(times) * stats.t.ppf([0.975, 0.8], 39 * times).sum() == pytest.approx(0.10, rel=0.01)
+    assert verdict.items_needed_at_loss is not None
+    times = verdict.items_needed_at_loss / 200
+    assert error / np.sqrt(times) * stats.t.ppf([0.975, 0.8], 39 * times).sum() == pytest.approx(0.05, rel=0.01)
     low, high = (f"{100 * end:.1f}" for end in (by_item.observed.low, by_item.observed.high))
     assert verdict.detail.endswith(
         f" 200 items share 40 questions or texts: the interval is the wider of that over items ({low} to {high} lost) and that "

@@ -9,15 +9,17 @@ import pytest
 from scipy import stats
 
 from assay.recipes.gate import GateRecipe, ScoreGate
+from assay.recipes.suite import LmEvalTask
 from assay.records.measurement import ItemResult, Round, TaskResult
 from assay_evaluate.asking.session import task_result
 from assay_evaluate.statistics.item_pairs import Pairs, pair_items
-from assay_evaluate.statistics.sequential import nominal_levels, sequential_p
+from assay_evaluate.statistics.sequential import Spending, nominal_levels, sequential_p
 from assay_evaluate.tasks.looks import Look, items_at
 from assay_evaluate.verdicts.looks import _together, asked_in_rounds
 
 GATE = ScoreGate(kind="score", task="t", max_drop=0.1)
 RECIPE = GateRecipe.model_validate({"schema": 1, "name": "g", "gates": [GATE.model_dump()]})
+TASK = LmEvalTask(kind="lm_eval", name="t", tasks=("x",), max_tokens=8)
 LOOKS = (Look(2, 1), Look(2, 2), Look(3, 3), Look(5, 5))
 
 
@@ -46,7 +48,7 @@ def drawn(rng: np.random.Generator, n: int, chance: float, loss: float, num_samp
 
 def paired_at(ours: TaskResult, theirs: TaskResult, look: Look) -> Pairs:
     sides = ((ours, look.reference_samples), (theirs, look.candidate_samples))
-    return pair_items(*(side.model_copy(update={"items": items_at(side.items, n, None, "eval")}) for side, n in sides))
+    return pair_items(*(side.model_copy(update={"items": items_at(TASK, side.items, n, None, "eval")}) for side, n in sides))
 
 
 def test_more_replies_on_one_side_count_in_its_share() -> None:
@@ -102,22 +104,39 @@ def test_looks_together_are_the_sequential_test_of_each() -> None:
     seen = _together(GATE, RECIPE, LOOKS, list(LOOKS[:3]), found)
     by_look = [pairs.evidence(0.1, level=0.95) for pairs in found]
     shares, informations = [2 / 3 / 2.5, 0.4, 0.6], [1 / pairs.variance for pairs in found]
-    levels = nominal_levels(shares, informations, 0.025)
+    late = Spending("hwang_shih_decani", -2.0)
+    levels, fail_levels = nominal_levels(shares, informations, 0.025), nominal_levels(shares, informations, 0.025, late)
     assert [look.level for look in seen.looks] == pytest.approx(levels)
+    assert [look.fail_level for look in seen.looks] == pytest.approx(fail_levels)
+    assert fail_levels[0] < levels[0] / 3
     assert [(look.p_pass, look.p_fail, look.drop) for look in seen.looks] == [
         (one.p_pass, one.p_fail, one.drop.value) for one in by_look
     ]
     assert [look.num_items for look in seen.looks] == [80, 80, 80]
     assert seen.evidence.p_pass == sequential_p([one.p_pass for one in by_look], shares, informations)
-    assert seen.evidence.p_fail == sequential_p([one.p_fail for one in by_look], shares, informations)
-    ends = [pairs.drop(1 - 2 * level) for pairs, level in zip(found, levels, strict=True)]
-    assert (seen.evidence.drop.low, seen.evidence.drop.high) == (max(one.low for one in ends), min(one.high for one in ends))
+    assert seen.evidence.p_fail == sequential_p([one.p_fail for one in by_look], shares, informations, late)
+    low = max(pairs.drop(1 - 2 * level).low for pairs, level in zip(found, fail_levels, strict=True))
+    high = min(pairs.drop(1 - 2 * level).high for pairs, level in zip(found, levels, strict=True))
+    assert (seen.evidence.drop.low, seen.evidence.drop.high) == (low, high)
     assert (seen.evidence.drop.value, seen.evidence.drop.level) == (found[-1].drop(0.95).value, 0.95)
     # What passes is what the interval shows.
     assert (seen.evidence.p_pass < 0.025) == (seen.evidence.drop.high < 0.1)
+    assert (seen.evidence.p_fail < 0.025) == (seen.evidence.drop.low > 0.1)
     told = asked_in_rounds(seen.looks)
+    assert f"{levels[0]:.2g} and {fail_levels[0]:.2g} decide), then" in told
     assert told.startswith("Looked at 3 times: 2 + 1 replies to 80 items (p ")
     assert told.endswith(f"alpha spent {seen.looks[-1].alpha_spent:.2g}.")
+
+
+def test_equivalence_spends_alike_in_both_directions() -> None:
+    """Its PASS needs both ends of the interval."""
+    ours, theirs = drawn(np.random.default_rng(4), 80, 0.8, 0.05, 5)
+    found = [paired_at(ours, theirs, look) for look in LOOKS[:3]]
+    seen = _together(GATE.model_copy(update={"claim": "equivalent"}), RECIPE, LOOKS, list(LOOKS[:3]), found)
+    assert [look.fail_level for look in seen.looks] == [look.level for look in seen.looks]
+    low = max(pairs.drop(1 - 2 * look.level).low for pairs, look in zip(found, seen.looks, strict=True))
+    assert seen.evidence.drop.low == low
+    assert f"{seen.looks[0].level:.2g} decides), then" in asked_in_rounds(seen.looks)
 
 
 def test_a_single_planned_look_is_the_plain_test_bit_for_bit() -> None:

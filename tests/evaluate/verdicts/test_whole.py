@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from synthetic_run import make_measurement, task_of
 
-from assay.recipes.gate import GateRecipe
+from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import Interval
@@ -107,7 +107,7 @@ def test_margins_used_up_on_average_fail_without_a_task_that_does() -> None:
     assert [one.status for one in report.verdicts] == ["FAIL", "UNDERPOWERED", "UNDERPOWERED", "UNDERPOWERED"]
     assert report.overall == {"w4a16": "FAIL"}
     whole = report.wholes[0]
-    assert whole.detail.startswith("On average 120 % (95 % interval 91 to 168 %) of the margins of 3 tasks, more than 50 %")
+    assert whole.detail.startswith("On average 120 % (95 % interval 87 to 168 %) of the margins of 3 tasks, more than 50 %")
     assert report.reasons["w4a16"].startswith("On average 120 %")
 
 
@@ -158,3 +158,55 @@ def test_another_gate_stands_against_it() -> None:
 def test_a_whole_of_nothing_is_a_mistake() -> None:
     with pytest.raises(ValidationError, match="whole is about score gates, and there is none"):
         GateRecipe.model_validate({"schema": 1, "name": "t", "gates": [], "whole": {}})
+
+
+FULL = {
+    "arithmetic": (400, 0.005), "needle": (300, 0.005), "gsm8k": (1319, 0.03), "math500": (500, 0.04), "aime": (60, 0.15),
+    "gpqa-diamond": (198, 0.12), "mmlu-pro": (2800, 0.08), "ifeval": (541, 0.07), "ruler": (520, 0.05), "tools": (480, 0.05),
+}  # fmt: skip
+"""Items of each task, and the share on which two runs of one model are assumed to differ."""
+
+
+@pytest.mark.slow
+def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> None:
+    """Its shipped gates, one reply to each item, as many flips each way as are assumed: GPQA is undecided alone."""
+    gates = load_recipe(GateRecipe, "full")
+    scores = gates.model_copy(update={"gates": tuple(gate for gate in gates.gates if isinstance(gate, ScoreGate))})
+    margins_of = {gate.task: gate.max_drop for gate in scores.gates if isinstance(gate, ScoreGate)}
+    assert set(margins_of) == set(FULL)
+
+    def sides(margins: float) -> list[Measurement]:
+        """The candidate loses so many times each margin."""
+        asked = [(task, n, D, margins * margins_of[task]) for task, (n, D) in FULL.items()]
+        moved = [(task, n, round(n * (D + loss) / 2), round(n * max(D - loss, 0) / 2)) for task, n, D, loss in asked]
+        wrong = {
+            "fp8": [range(n - c, n) for _, n, _, c in moved],
+            "w4a16": [range(b) for _, _, b, _ in moved],
+        }
+        return [
+            make_measurement(label, SUITE).model_copy(
+                update={
+                    "tasks": tuple(
+                        task_of(task, "arithmetic", items(n, which))
+                        for (task, n, _, _), which in zip(moved, ranges, strict=True)
+                    )
+                }
+            )
+            for label, ranges in wrong.items()
+        ]
+
+    report = judge(sides(0.0), scores, model="tiny-glm")
+    undecided = {one.gate.removeprefix("score ") for one in report.verdicts if one.status == "UNDERPOWERED"}
+    assert report.overall == {"w4a16": "PASS"}
+    assert undecided == {"gpqa-diamond"}
+    assert judge(sides(0.0), scores.model_copy(update={"whole": None}), model="tiny-glm").overall == {"w4a16": "UNDERPOWERED"}
+    assert judge(sides(0.5), scores, model="tiny-glm").overall == {"w4a16": "UNDERPOWERED"}
+    assert judge(sides(1.0), scores, model="tiny-glm").overall == {"w4a16": "FAIL"}
+
+
+def test_every_task_of_suite_full_may_be_asked_again() -> None:
+    """What one reply to each item leaves open is decided by more of them."""
+    tasks = load_recipe(SuiteRecipe, "full").model_dump(mode="json")["tasks"]
+    assert {one["name"] for one in tasks if isinstance(one["num_samples"], dict) or isinstance(one.get("limit"), dict)} == set(
+        FULL
+    )

@@ -186,6 +186,7 @@ def test_documents_are_packed_one_behind_the_other() -> None:
         ("a.jsonl", b'{"text": "x"}\n{"text"', "a.jsonl, line 2: not JSON: "),
         ("a.jsonl", b'{"words": "x"}', "a.jsonl, line 1: an object with `text`, `prompt` or `messages` is needed"),
         ("a.jsonl", b"[1]", "a.jsonl, line 1: an object with `text`, `prompt` or `messages` is needed"),
+        ("a.jsonl", '{"text": "a\u2028b"}\n[1]'.encode(), "a.jsonl, line 2: an object with `text`, `prompt` or `messages` is"),
         (None, b"", "cannot be read: No such file or directory"),
     ],
 )

@@ -5,6 +5,7 @@ The hub is a local one (`local_hub.py`) that sends shards from another host, as 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -44,6 +45,10 @@ def error_of(hub_id: str = "org/model", revision: str = "main") -> str:
     return str(caught.value)
 
 
+def git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
 def header_bytes(path: Path) -> int:
     with path.open("rb") as file:
         return 8 + int.from_bytes(file.read(8), "little")
@@ -57,7 +62,10 @@ def test_headers_from_the_hub_are_those_on_disk_and_weights_stay_there(served: H
     assert from_hub.sha256 == from_disk.sha256
     assert (from_hub.location, from_hub.folder, from_hub.revision) == ("org/model", None, served.commit)
     assert sum(from_hub.shards.values()) > 10_000_000_000
-    assert from_hub.data == {name: f"sha256:{served.sha256_of(served.folder / name)}" for name in from_hub.shards}
+    stated = {name: f"sha256:{served.sha256_of(served.folder / name)}" for name in from_hub.shards}
+    config = (served.folder / "config.json").read_bytes()
+    assert from_hub.data == stated | {"config.json": f"blob:{git_hash(config)}"}
+    assert from_disk.data["config.json"] == f"sha256:{hashlib.sha256(config).hexdigest()}"
     assert all(served.bytes_of[shard] <= hub.FIRST_BYTES for shard in from_hub.shards)
     assert len(served.asked) == 1 + 2 + 2 * 5, "the list, config and index; for each shard the hub and its storage"
     with pytest.raises(CheckpointError, match="org/model: its weights are on the hub; download it first"):
@@ -83,8 +91,10 @@ def test_what_names_the_content_where_the_hub_states_less(served: Hub) -> None:
         {"rfilename": path.name} | ({"blobId": "5" * 40} if path.name == named else {}) for path in served.folder.iterdir()
     ]
     served.listing = json.dumps({"sha": served.commit, "siblings": siblings}).encode()
-    found = open_hub_checkpoint("org/model")
-    assert found.data == {shard: f"blob:{'5' * 40}" if shard == named else f"commit:{served.commit}" for shard in found.shards}
+    files = {path.name for path in served.folder.iterdir()} - {INDEX}
+    assert open_hub_checkpoint("org/model").data == {
+        name: f"blob:{'5' * 40}" if name == named else f"commit:{served.commit}" for name in files
+    }
 
 
 # ------------------------------------------------------------------------------------------------ login

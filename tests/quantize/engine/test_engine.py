@@ -28,6 +28,7 @@ from assay_quantize.plan.slabs import least_slab_bytes
 
 
 # ------------------------------------------------------------------------------------------------ the same bytes
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "precision"),
     [("w4a16", "w4a16"), ("w4a16_asym", "w4a16"), ("fp8_block", "fp8"), ("nvfp4a16", "nvfp4a16"), ("mxfp4", "w4a16"),

@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine_sources import SHARDS, bytes_of, plan_for
 
 import assay_quantize.engine.quantize as engine
 from assay.errors import AssayError, QuantizeError
-from assay.records.manifest import Manifest, ShardRecord
+from assay.records.manifest import MANIFEST, Manifest, ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.engine.local_runner import run_local
@@ -96,19 +96,60 @@ def test_a_source_with_a_journal_of_ours_is_quantized_like_any_other(source: Pat
     assert JOURNAL not in manifest.files and verify(out, source=ours).passed
 
 
-def test_a_source_that_changes_during_the_run_is_refused_by_name(source: Path, tmp_path: Path) -> None:
+def other_time(path: Path) -> None:
+    os.utime(path, ns=(1, 1))
+
+
+def other_bytes_of_that_time(path: Path) -> None:
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def another_file_of_that_time(path: Path) -> None:
+    shutil.copy2(path, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("change", [other_time, other_bytes_of_that_time, another_file_of_that_time])
+def test_a_source_that_changes_during_the_run_is_refused_by_name(
+    source: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     ours, out = copied(source, tmp_path / "source"), tmp_path / "out"
     touched: list[str] = []
 
     def touch(name: str, num_bytes: int) -> None:
         if not touched:
             touched.append(name)
-            os.utime(ours / SHARDS[1], ns=(1, 1))
+            change(ours / SHARDS[1])
 
     with pytest.raises(QuantizeError, match=rf"{SHARDS[1]}: changed since this run began"):
         quantize(plan_for(ours, "w4a16"), ours, out, device="cpu", on_progress=touch)
     assert {path.name for path in out.glob("*")} <= {JOURNAL, SHARDS[0]}
     assert list(out.glob(".*.partial")) == []
+
+
+def test_a_small_file_that_changes_during_the_run_is_refused(source: Path, tmp_path: Path) -> None:
+    ours, out = copied(source, tmp_path / "source"), tmp_path / "out"
+    plan = plan_for(ours, "w4a16")
+    with pytest.raises(QuantizeError, match=r"source/tokenizer.json: its SHA-256 is not the planned one: it changed meanwhile"):
+        quantize(plan, ours, out, device="cpu", on_progress=lambda name, _: (ours / "tokenizer.json").write_text("{}"))
+    assert not (out / "tokenizer.json").exists() and not (out / MANIFEST).exists()
+    with pytest.raises(QuantizeError, match=r"its data is not what the plan was made of: tokenizer.json was sha256 "):
+        quantize(plan, ours, out, device="cpu")
+    made = quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")  # the finished shards are of the same weights
+    assert (out / "tokenizer.json").read_text() == "{}" and made.source_files["tokenizer.json"].startswith("sha256:44136fa3")
+
+
+def test_a_path_may_hold_what_ends_a_line_elsewhere(source: Path, tmp_path: Path) -> None:
+    """U+2028, which `str.splitlines` takes for the end of a line of the journal."""
+    ours, out = copied(source, tmp_path / "sou\u2028rce"), tmp_path / "o\u2028ut"
+    plan, seen = plan_for(ours, "w4a16"), list[str]()
+    stopped_after_one(plan, ours, out)
+    quantize(plan, ours, out, device="cpu", on_progress=lambda name, _: seen.append(name))
+    assert [name for name in seen if name.endswith("(done before)")] == [f"{SHARDS[0]} (done before)"]
 
 
 def test_a_truncated_source_shard_is_named(source: Path, tmp_path: Path) -> None:

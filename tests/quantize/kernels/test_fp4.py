@@ -154,6 +154,7 @@ def test_fused_group_shares_the_global_scale_and_llm_compressor_does_not() -> No
         assert (made.squared_error / made.squared_norm) ** 0.5 < 0.1
 
 
+@pytest.mark.slow
 def test_members_of_different_dtypes_share_an_fp32_scale() -> None:
     amax, scales = 3.1, []
     for dtype in STORAGE:
@@ -247,6 +248,7 @@ def test_global_scale_of_every_amax_is_compressed_tensors(dtype: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ many
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("scheme", ["nvfp4a16", "mxfp4", "mxfp8"])
 def test_thousands_of_groups_of_any_exponent(scheme: str, dtype: str) -> None:

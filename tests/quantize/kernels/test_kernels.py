@@ -65,6 +65,7 @@ def test_slabs_are_the_whole(scheme: str) -> None:
     assert math.isclose(sum(slab.squared_norm for slab in slabs), whole.squared_norm, rel_tol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_amax_and_weights_that_are_not_finite(dtype: str) -> None:
     w = weight("normal", (40, 256), dtype)

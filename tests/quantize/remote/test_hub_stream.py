@@ -22,7 +22,7 @@ import hf_xet
 import pytest
 from command_line import INTERRUPTIBLE
 from local_hub import TOKEN, Hub
-from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_checkpoints import make_tiny_glm4_moe, store_as_fp8
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.recipes.load import load_recipe
@@ -129,6 +129,18 @@ def test_two_shards_of_the_source_are_on_the_disk_at_most(
     streamed(plan, tmp_path)
     headers = sum(path.stat().st_size for path in model.glob("*.json")) + (SHARDS + 1) * 200_000
     assert largest < most <= 2 * largest + 2 * partners + headers < sum(p.stat().st_size for p in model.glob("*.safetensors"))
+
+
+def test_scales_in_another_file_come_with_all_of_it(hub: Hub, model: Path, tmp_path: Path) -> None:
+    """A range has no hash of its own, and a wrong scale of an FP8 weight would be in the result."""
+    hub.folder = store_as_fp8(model, tmp_path / "fp8", scales_apart=True)
+    plan, last = hub_plan("w4a16"), "mtp.safetensors"
+    needs = needs_of(plan, open_checkpoint(hub.folder).tensors)
+    assert {plan.tensors[0].scale, *(tensor.shard_in for tensor in plan.tensors if tensor.action == "consume")} == {None, last}
+    assert all(last in need.whole and not need.ranges for need in needs.values())
+    streamed(plan, tmp_path)
+    assert contents(tmp_path / "out") == local_bytes(hub.folder, "w4a16", tmp_path / "local")
+    assert hub.bytes_of[last] < 1.5 * (hub.folder / last).stat().st_size, "once"
 
 
 @pytest.mark.parametrize("precision", ["w4a16", "nvfp4a16"])

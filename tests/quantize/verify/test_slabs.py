@@ -287,3 +287,39 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, tiny: Path) -> Non
     with pytest.raises(CheckpointError, match="became shorter while it was read"):
         reader.read("lm_head.weight", 0, header.num_bytes, buffer)
     reader.close()
+
+
+def test_a_sample_looks_at_the_beginning_of_every_tensor(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Beyond it, at the share that was asked for: none of it, and all of it."""
+    monkeypatch.setattr(verify_contents, "SLAB_BYTES", 5_000)
+    made = quantized(tiny, tmp_path / "made", "w4a16")
+    first = damage(made, tmp_path / "first", flip_bytes("lm_head.weight", 0))
+    last = damage(made, tmp_path / "last", flip_bytes("lm_head.weight", -1))
+    kept = ("kept", "lm_head.weight", "1 of 131072 bytes differ; it must be copied unchanged")
+    assert found(verify(first.folder, source=tiny, sample=0)) == found(verify(last.folder, source=tiny, sample=1)) == [kept]
+    result = verify(last.folder, source=tiny, sample=0)
+    assert result.passed and result.not_checked == ("contents: 100 % of the slabs were left out (--sample)",)
+    told: list[int] = []
+    verify(made.folder, source=tiny, sample=0.5, on_progress=lambda _, count: told.append(count))
+    headers = sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in made.folder.glob("*.safetensors"))
+    assert sum(told) == num_bytes_of(made.folder) - headers
+
+
+def test_scales_that_were_searched_with_channel_weights_are_searched_again(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    weights = {f"{EXPERT}.{p}_proj.weight": torch.rand(256 if p == "down" else 128) for p in ("gate", "up", "down")}
+    save_file(weights, tmp_path / "importance.safetensors")
+    plan = make_plan(open_checkpoint(tiny), load_recipe(PrecisionRecipe, "w4a16-mse"), model="tiny", family=None)
+    plan = plan.model_copy(update={"importance_sha256": sha256_of_file(tmp_path / "importance.safetensors")})
+    quantize(plan, tiny, tmp_path / "made", device="cpu", importance=tmp_path / "importance.safetensors")
+    made = Made(tiny, tmp_path / "made")
+    result = verify(made.folder, source=tiny, importance=tmp_path / "importance.safetensors")
+    assert found(result) == [] and result.checks["recomputed"] == result.checks["error"] > result.checks["definition"] > 0
+    without = verify(made.folder, source=tiny)
+    assert found(without) == [] and "recomputed" not in without.checks
+    assert "give the same file with --importance" in without.not_checked[0]
+    damaged = damage(made, tmp_path, flip_bytes(f"{EXPERT}.up_proj.weight_packed", 3))
+    ((check, where, _),) = found(verify(damaged.folder, source=tiny, importance=tmp_path / "importance.safetensors"))
+    assert (check, where) == ("recomputed", f"{EXPERT}.up_proj.weight")

@@ -254,7 +254,10 @@ def test_global_scales_that_differ_in_a_fused_group(copy: Callable[[str], Copy],
         tensors[f"{names[1]}.weight_global_scale"] *= 1.01  # within the error bound: only this check can see it
 
     damaged.tensors(change)
-    (found,) = damaged.damages()
+    by_bytes, found = damaged.damages()
+    assert by_bytes[:2] == ("recomputed", f"{names[1]}.weight")
+    (alone,) = verify(damaged.folder).damages
+    assert alone.check == "fused_scales"
     assert found[0] == "fused_scales" and found[1].startswith(names[0].rpartition(".")[0])
     assert f"{names[1].rpartition('.')[2]} " in found[2] and "differ: " in found[2]
 
@@ -382,7 +385,10 @@ def test_a_config_that_says_something_else(copy: Callable[[str], Copy]) -> None:
         config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 64
 
     damaged.json(CONFIG, other_group_size)
-    assert [damage[:2] for damage in damaged.damages()] == [("config", "config.json: quantization_config.config_groups")]
+    assert [damage[:2] for damage in damaged.damages()] == [
+        ("targets", "config.json: quantization_config.config_groups.group_0"),
+        ("config", "config.json: quantization_config.config_groups"),
+    ]
     damaged.json(CONFIG, lambda config: config.pop("quantization_config"))
     assert ("config", "config.json: quantization_config") in [damage[:2] for damage in damaged.damages()]
     (damaged.folder / CONFIG).write_text("{not json")

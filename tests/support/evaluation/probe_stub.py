@@ -137,6 +137,10 @@ class StubServer:
         self.model, self.version, self.system_fingerprint = "stub", "0.32.0", "vllm-stub"
         self.key: str | None = None
         """Without it in the Authorization header everything is refused."""
+        self.gateway: Callable[[dict[str, Any], tuple[int, Any]], tuple[int, Any]] = lambda body, answered: answered
+        """What stands in front of it makes this of a reply."""
+        self.detokenizes = True
+        """Offers /detokenize."""
         self.tells_drafts = True
         """With every reply; else only the counters do."""
         self.drafted: Counter[str] = Counter()
@@ -172,18 +176,23 @@ class StubServer:
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/tokenize" and self.extras:
-            return 200, {"count": len(encode(str(body.get("prompt"))))}
+            ids = self._prompt_ids(body)
+            return 200, {"count": len(ids), "tokens": ids}
+        if path == "/detokenize" and self.extras and self.detokenizes:
+            return 200, {"prompt": "".join(LETTERS.get(token, "<end>") for token in body["tokens"])}
         if path not in (CHAT, COMPLETIONS) or (path == COMPLETIONS and not self.extras):
             return 404, {"error": {"message": "Not Found"}}
         if not self.extras and {"return_token_ids", "top_k"} & body.keys():
             return 400, {"error": {"message": "Unrecognized request argument supplied"}}
-        prompt = body["prompt"] if path == COMPLETIONS else [*encode(body["messages"][-1]["content"]), BEGIN]
-        ids = list(prompt) if isinstance(prompt, list) else [*encode(prompt), BEGIN]
-        if len(body.get("tools", [])) > 0:
-            ids = [*encode("tools " * len(body["tools"])), *ids]
+        ids = self._prompt_ids(body)
         if "prompt_logprobs" in body:
-            return 200, self._scored(ids, body)
-        return self._generated(path, body, ids)
+            return self.gateway(body, (200, self._scored(ids, body)))
+        return self.gateway(body, self._generated(path, body, ids))
+
+    def _prompt_ids(self, body: dict[str, Any]) -> list[int]:
+        prompt = body["prompt"] if "prompt" in body else [*encode(body["messages"][-1]["content"]), BEGIN]
+        ids = list(prompt) if isinstance(prompt, list) else [*encode(prompt), BEGIN]
+        return [*encode("tools " * len(body["tools"])), *ids] if body.get("tools") else ids
 
     def _scored(self, ids: list[int], body: dict[str, Any]) -> dict[str, Any]:
         rows: list[Any] = [None]

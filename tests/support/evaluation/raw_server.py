@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 Part = bytes | Callable[[socket.socket], None]
@@ -41,6 +41,10 @@ class RawServer:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
+    def parts_for(self, head: bytes, body: bytes) -> Sequence[Part]:
+        """What is sent to a request."""
+        return self._parts
+
     def _serve(self) -> None:
         while True:
             client, _ = self._listener.accept()
@@ -54,9 +58,9 @@ class RawServer:
             head = b"".join(iter(reader.readline, b"\r\n"))
             self.heads.append(head.decode("latin-1"))
             length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
-            reader.read(int(length or 0))
+            body = reader.read(int(length or 0))
             try:
-                for part in self._parts:
+                for part in self.parts_for(head, body):
                     if callable(part):
                         part(client)
                     else:

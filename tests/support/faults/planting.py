@@ -34,6 +34,7 @@ def faulty_spec(log_path: Path, *, speculate: bool = True, checkpoint: Path = TI
         serving=Serving(num_speculative_tokens=1, reasoning_parser="glm45"),
         speculate=speculate,
         log_path=log_path,
+        is_open=True,  # tests ask them as servers of somebody else
     )
 
 

@@ -14,8 +14,8 @@ import struct
 import sys
 from collections.abc import Mapping
 
-PLACE = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "PYTEST_CURRENT_TEST"})
-"""Variables that say where a process was started; all others must be those of the warm Python."""
+PLACE = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "PYTEST_CURRENT_TEST", "VLLM_API_KEY"})
+"""Variables that say where a process was started, or are its own; all others must be those of the warm Python."""
 
 
 def main() -> None:

@@ -74,6 +74,13 @@ def quantize(
     importance: Annotated[
         Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
     ] = None,
+    allow_not_finite: Annotated[
+        bool,
+        typer.Option(
+            "--allow-not-finite",
+            help="Copy NaN and infinity in what is not quantized (norms, router, embedding), which are an error otherwise.",
+        ),
+    ] = False,
     stream_from: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -82,7 +89,7 @@ def quantize(
 
     if out is not None:
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
-    options = quantize_options(device, runner, workers, memory, importance, stream_from)
+    options = quantize_options(device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite)
     aim = resolve_target(target)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:

@@ -17,8 +17,24 @@ def verify(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--source", help="Folder of the checkpoint it was made from. Kept tensors are then compared byte for byte."
+            "--source",
+            help="Folder of the checkpoint it was made from. Every byte of every tensor is then made again and compared, and "
+            "every copied file.",
         ),
+    ] = None,
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            "--sample",
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Look only at this share of the tensors' contents, drawn anew each time, and at the beginning of each. "
+            "Default: 1.",
+        ),
+    ] = None,
+    importance: Annotated[
+        Path | None, typer.Option("--importance", help="Channel weights it was made with (`assay quantize --importance`).")
     ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Threads. Default: every core this process may use.")
@@ -29,7 +45,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Reopen a quantized checkpoint and check everything anew. Exit 1 names every tensor that is wrong."""
-    result = verify_one(checkpoint, source, workers=workers, contents=not hashes_only)
+    result = verify_one(checkpoint, source, workers=workers, contents=not hashes_only, sample=sample, importance=importance)
     if as_json:
         emit(result)
     else:

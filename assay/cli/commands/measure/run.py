@@ -57,7 +57,7 @@ def run(
     from assay_evaluate.serving.server import interpreter_for
 
     # What cannot work fails before the first byte is written.
-    options = quantize_options("auto", runner, workers, memory, None, stream_from)
+    options = quantize_options("auto", runner, workers, memory, stream_from=stream_from)
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
         here=True,

@@ -39,7 +39,7 @@ def serve(
     place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out), folder_name(checkpoint)
     spec = ServerSpec(
         checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True, port=port, served_model_name=name,
-        log_path=place.logs / f"vllm-serve-{name}.log",
+        log_path=place.logs / f"vllm-serve-{name}.log", is_open=True,
     )  # fmt: skip
     with says_what_is_kept(lambda: "the server is stopped"), start(spec, on_progress=say) as server:
         if as_json:

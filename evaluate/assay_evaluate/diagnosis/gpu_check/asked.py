@@ -14,7 +14,8 @@ from assay.records.preflight.gpu_check import ExactIds, Speed
 from assay_evaluate.asking.acceptance import AcceptanceTally
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Client
-from assay_evaluate.client.exchanges import Ask, Exchange, TokenRow
+from assay_evaluate.client.exchanges import Ask, Exchange
+from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.items import LANGUAGES, arithmetic_item, writing_item
@@ -64,9 +65,9 @@ def make_prompts(client: Client) -> tuple[Text, ...]:
     prompts = []
     for item in items:
         told = client.post("/tokenize", {"messages": [{"role": "user", "content": item.prompt}]})
-        if told.status != 200:
-            raise MeasureError(f"/tokenize: HTTP {told.status}: {told.message}")
-        prompts.append(tuple(told.data["tokens"]))
+        if not told.tokens:
+            raise MeasureError(f"/tokenize: no tokens: HTTP {told.status}: {told.message}")
+        prompts.append(told.tokens)
     return tuple(prompts)
 
 

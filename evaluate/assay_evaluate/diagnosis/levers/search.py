@@ -28,8 +28,8 @@ from assay_evaluate.diagnosis.endpoint import TIMEOUT_S, ProbedEndpoint
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start
 from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
 from assay_evaluate.diagnosis.probes.argmax import TIE
-from assay_evaluate.diagnosis.probes.detectors import signs_in
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
+from assay_evaluate.diagnosis.probes.replies.detectors import signs_in
 from assay_evaluate.statistics import clopper_pearson
 
 RECOMPUTED_NATS = 0.5

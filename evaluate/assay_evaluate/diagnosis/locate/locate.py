@@ -121,7 +121,7 @@ def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watche
     """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
     if side.url is not None:
         base_url = root_url(side.url)
-        model = list_models(base_url, what="the server", headers=side.headers)[0]["id"]
+        model = list_models(base_url, what="the server", headers=side.headers)[0].id
         yield Watched(base_url, model, side.headers)
         return
     assert side.checkpoint is not None and side.profile is not None
@@ -129,7 +129,7 @@ def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watche
     profile = with_cores(watching(side.profile, **flags), side.tensor_parallel_size)
     spec = ServerSpec(side.checkpoint, profile, side.serving, speculate=False, log_path=side.log_path)
     with serve(spec, on_progress) as server:
-        yield Watched(server.base_url, server.model)
+        yield Watched(server.base_url, server.model, server.headers)
 
 
 def _same_tokens(before: Reading, after: Reading, a: Side, b: Side) -> None:

@@ -21,6 +21,7 @@ from assay.foreign_text import shown
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.transport.connection import MOST_REPLY_BYTES, HttpReply, post_once
 from assay_evaluate.transport.errors import TransportError
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE
 
 EXTENSION = "assay_vllm.activations.ActivationWorker"
 SKETCH_WIDTH = 16
@@ -105,7 +106,7 @@ class Watched:
         """Around reading a reply: MeasureError if it has another shape."""
         try:
             yield
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except WRONG_SHAPE as error:
             raise MeasureError(
                 f"{self.base_url}: the answer of {what} is not what this version of assay gives "
                 f"({type(error).__name__}: {shown(error)}); install this version beside the server's vLLM"

@@ -15,10 +15,11 @@ from assay_evaluate.diagnosis.probes.acceptance import probe_acceptance
 from assay_evaluate.diagnosis.probes.argmax import probe_argmax
 from assay_evaluate.diagnosis.probes.consensus import probe_consensus
 from assay_evaluate.diagnosis.probes.determinism import probe_determinism
-from assay_evaluate.diagnosis.probes.garble import probe_garble
-from assay_evaluate.diagnosis.probes.nonfinite import probe_nonfinite
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
 from assay_evaluate.diagnosis.probes.recompute import probe_recompute
+from assay_evaluate.diagnosis.probes.replies.garble import probe_garble
+from assay_evaluate.diagnosis.probes.replies.nonfinite import probe_nonfinite
+from assay_evaluate.diagnosis.probes.replies.swapped import probe_swapped
 from assay_evaluate.diagnosis.probes.routing import probe_routing
 from assay_evaluate.diagnosis.probes.speculation import probe_speculation
 from assay_evaluate.diagnosis.probes.tool_ladder import probe_tools
@@ -35,7 +36,8 @@ PROBES: dict[str, Probe] = {
     "acceptance": probe_acceptance,
     "garble": probe_garble,
     "tools": probe_tools,
-    "nonfinite": probe_nonfinite,  # last: it looks at everything that was asked
+    "nonfinite": probe_nonfinite,  # the last two look at everything that was asked
+    "swapped": probe_swapped,
 }
 
 

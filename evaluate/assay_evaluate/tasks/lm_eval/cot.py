@@ -18,7 +18,14 @@ from assay_evaluate.asking.language import count_scripts, is_foreign
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.tasks.lm_eval.load import FEWSHOT_SEED, code_execution, load_tasks, quiet_lm_eval, seeded
+from assay_evaluate.tasks.lm_eval.load import (
+    FEWSHOT_SEED,
+    code_execution,
+    load_tasks,
+    quiet_lm_eval,
+    seeded,
+    unforeseen_replies,
+)
 from assay_evaluate.tasks.looks import growing_limits, in_drawn_order
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def _score_sample(
     for one in loaded["tasks"].values():  # every sample of an item has the same examples
         one.set_fewshot_seed(seed=FEWSHOT_SEED)
     named = {name: loaded["tasks"][name] for name in documents or ()}
-    with code_execution(task.allow_code_execution), seeded():
+    with code_execution(task.allow_code_execution), seeded(), unforeseen_replies(loaded["tasks"]) as errors:
         rows_of = evaluate(
             model,
             loaded if documents is None else {"tasks": named, "groups": {}, "group_map": {}},
@@ -111,13 +118,24 @@ def _score_sample(
         )["samples"]
     if documents is not None:  # lm-eval numbers the chosen ones anew in requests, and not in what it returns
         model.kept = {(name, documents[name][place]): kept for (name, place), kept in model.kept.items()}
-    return model, [_score_named(task, name, loaded, rows, model) for name, rows in rows_of.items()]
+    return model, [_score_named(task, name, loaded, rows, model, errors.get(name)) for name, rows in rows_of.items()]
 
 
 def _score_named(
-    task: LmEvalTask, name: str, loaded: Any, rows: Sequence[dict[str, Any]], model: JournaledLM[_Kept]
+    task: LmEvalTask,
+    name: str,
+    loaded: Any,
+    rows: Sequence[dict[str, Any]],
+    model: JournaledLM[_Kept],
+    error: Exception | None,
 ) -> tuple[list[ItemResult], str]:
-    """(results, how it was scored). NotMeasured if the task has no such metric or filter, or the metric is a grade."""
+    """(results, how it was scored). error: what the scorer raised first; the replies that it raised at are wrong.
+
+    NotMeasured if the task has no such metric or filter, the metric is a grade, or the scorer raised at every reply.
+    """
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if not any(row["metrics"] for row in rows):
+        raise NotMeasured(f"{', '.join(task.tasks)}: cannot be scored: {said}")
     chosen, metric = _filter_and_metric(task, name, loaded, rows)
     language = _language(loaded["tasks"][name].config.dataset_name)
     part = _part_of_translation(task, name) if task.translations else None
@@ -125,7 +143,7 @@ def _score_named(
     for row in rows:
         if row["filter"] != chosen:
             continue
-        value = row.get(metric)
+        value = row.get(metric) if row["metrics"] else 0
         if value not in (0, 1):  # True and False are among them
             raise NotMeasured(f"{name}: metric {metric} gives {value!r}; only right-or-wrong metrics are measured")
         kept = model.kept[name, row["doc_id"]]
@@ -141,7 +159,11 @@ def _score_named(
                 "wrong_script": is_foreign(kept.written_in, allowed),
             }
         results.append(replace(kept.result, **scored))
-    return results, f"{name} scored by {metric} after {chosen}"
+    how = f"{name} scored by {metric} after {chosen}"
+    num_unread = sum(not row["metrics"] for row in rows if row["filter"] == chosen)
+    if num_unread:
+        how += f"; the scorer of {name} failed on {num_unread} replies, which count as wrong ({said})"
+    return results, how
 
 
 def _part_of_translation(task: LmEvalTask, name: str) -> str:

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -154,3 +154,34 @@ def quiet_lm_eval() -> Iterator[None]:
         logger.setLevel(level)
         datasets.enable_progress_bars()
         task_module.tqdm = bars
+
+
+@contextmanager
+def unforeseen_replies(tasks: Mapping[str, Any]) -> Iterator[dict[str, Exception]]:
+    """Inside the block a task's scorer that raises gives a row without metrics, and the others are scored.
+
+    Scorers are somebody else's code, and replies are kept: what one of them raises, it would raise on every rerun. What is
+    yielded holds, by task, the first error.
+    """
+    errors: dict[str, Exception] = {}
+
+    def guarded(name: str, score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def process_results(*arguments: Any) -> dict[str, Any]:
+            try:
+                return score(*arguments)
+            except ImportError:  # of no reply's making
+                raise
+            except Exception as error:  # noqa: BLE001
+                errors.setdefault(name, error)
+                return {}
+
+        return process_results
+
+    before = {name: task.process_results for name, task in tasks.items()}
+    for name, task in tasks.items():
+        task.process_results = guarded(name, before[name])
+    try:
+        yield errors
+    finally:
+        for name, task in tasks.items():
+            task.process_results = before[name]

@@ -9,6 +9,7 @@ from pathlib import Path
 from assay.atomic_files import replacing
 from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.items import RulerItem, from_saved_fields, saved_fields
+from assay_evaluate.transport.foreign_json import read_json
 
 
 def write_items(path: str | Path, items: Iterable[RulerItem]) -> int:
@@ -36,10 +37,10 @@ def read_items(path: str | Path) -> Iterator[RulerItem]:
 
 def _parse(line: str, where: str) -> RulerItem:
     try:
-        fields = json.loads(line)
+        fields = read_json(line.encode())
         sha256, name = fields.pop("sha256"), fields.pop("id")
         item = from_saved_fields(fields)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RulerError(f"{where}: not an item ({type(error).__name__}: {error}); write the items anew") from error
     if item.sha256 != sha256 or item.id != name:
         raise RulerError(f"{where}: {name} was changed after it was written (its hash differs); write the items anew")

@@ -1,21 +1,21 @@
-"""What needles are hidden in: endless streams of sentences.
+"""What needles are hidden in: endless streams of lines or sentences.
 
-`noise` is the published five sentences, over and over. `essays` are sentences of our own grammar, others for every item; or
-a folder of texts, read from its beginning and begun again at its end, as published.
+`noise` is the published line of five sentences, over and over. `essays` are sentences of our own grammar, others for every
+item; or a folder of texts, read from its beginning, cut at a word and begun again at its end, as published.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.languages import WORDINGS, RulerLanguage
 
-NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 Sentences = Callable[[int], list[str]]
 """n -> the first n sentences; the same ones for any n. The list is the caller's to change."""
@@ -23,9 +23,9 @@ Sentences = Callable[[int], list[str]]
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"'”’)])\s+|(?<=[。！？])")
 
 
-def noise(num_sentences: int) -> list[str]:
-    """The first `num_sentences` of the repeated noise."""
-    return repeated(NOISE, num_sentences)
+def noise(num_lines: int) -> list[str]:
+    """The line of noise, so many times."""
+    return [NOISE] * num_lines
 
 
 def repeated(sentences: Sequence[str], num_sentences: int) -> list[str]:
@@ -49,24 +49,34 @@ def generated(seed: str, language: RulerLanguage = "en") -> Sentences:
 
 @dataclass(frozen=True)
 class TextFolder:
-    """The sentences of the .txt files below `path`, in order of their names, white space made single."""
+    """The sentences of the .txt files below `path`, in order of their names, white space made single; and the words of all
+    files as one text, as RULER joins them."""
 
     path: Path
     sentences: tuple[str, ...]
+    words: tuple[str, ...]
 
     def first(self, num_sentences: int) -> list[str]:
         return repeated(self.sentences, num_sentences)
 
+    def of_words(self, num_words: int) -> list[str]:
+        """The sentences of the first `num_words`; the last one ends where they do."""
+        return split_sentences(" ".join(repeated(self.words, num_words)))
 
-def read_text_folder(path: str | Path) -> TextFolder:
-    """Read a haystack of one's own. RulerError if there is no text, not UTF-8, or a link that leads out of the folder."""
+
+def read_text_folder(path: str | Path, names: Collection[str] | None = None) -> TextFolder:
+    """Read a haystack of one's own. RulerError if there is no text, not UTF-8, or a link that leads out of the folder.
+
+    names: of the files to read; None: all.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise RulerError(f"{folder}: not a folder; a haystack is a folder of UTF-8 .txt files")
-    sentences = tuple(sentence for file in _text_files(folder) for sentence in split_sentences(_read(file)))
+    texts = [_read(file) for file in _text_files(folder) if names is None or file.name in names]
+    sentences = tuple(sentence for text in texts for sentence in split_sentences(text))
     if not sentences:
         raise RulerError(f"{folder}: no text in any .txt file; a haystack is a folder of UTF-8 .txt files")
-    return TextFolder(folder, sentences)
+    return TextFolder(folder, sentences, tuple("".join(texts).split()))
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
@@ -103,13 +113,26 @@ def num_pieces(sentence: str) -> int:
     return words if words > 1 else len(sentence)
 
 
-def hide(sentences: list[str], needles: Sequence[tuple[float, str]], joint: str = " ") -> str:
+Index = Callable[[float, int], int]
+"""(share 0..1, number of sentences) -> how many of them stand before a needle."""
+
+
+def nearest(share: float, num_sentences: int) -> int:
+    return round(share * num_sentences)
+
+
+def as_published(share: float, num_sentences: int) -> int:
+    """By RULER's scripts; of a share that is drawn evenly from 0..1 all places but the very end are equally likely."""
+    return int(share * num_sentences)
+
+
+def hide(sentences: list[str], needles: Sequence[tuple[float, str]], joint: str = " ", index: Index = nearest) -> str:
     """The text with every needle after its share (0..1) of the sentences; needles of equal place keep their order."""
     num_sentences = len(sentences)
     parts: list[str] = []
     done = 0
     for place, needle in sorted(needles, key=lambda placed: placed[0]):
-        until = round(place * num_sentences)
+        until = index(place, num_sentences)
         parts.extend(sentences[done:until])
         parts.append(needle)
         done = until

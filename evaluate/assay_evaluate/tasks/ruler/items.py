@@ -16,7 +16,7 @@ from assay_evaluate.tasks.ruler.draft import Blueprint, Draft, Match, RulerError
 from assay_evaluate.tasks.ruler.sizing import Fitted, largest_fitting
 from assay_evaluate.tasks.ruler.tokens import CountTokens, Prompt
 
-GENERATOR_VERSION = "1"
+GENERATOR_VERSION = "2"
 """Raised whenever the same arguments would give another item."""
 LEAST_FILL = 0.95
 """Of the tokens an item may have; a shorter one would carry a length it has not."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Literal
 
 from assay_evaluate.tasks.ruler.draft import Blueprint, Draft
-from assay_evaluate.tasks.ruler.haystacks import Sentences, cut, hide, noise, num_pieces
+from assay_evaluate.tasks.ruler.haystacks import Index, Sentences, as_published, cut, hide, nearest, noise, num_pieces
 from assay_evaluate.tasks.ruler.languages import WORDINGS, RulerLanguage
 from assay_evaluate.tasks.ruler.words import NUM_KEYS, key, stride
 
@@ -25,8 +25,11 @@ NeedleKind = Literal["words", "numbers", "uuids"]
 MOST_UNITS = 10_000_000
 NUM_HOPS = 4
 """Assignments after the first in variable tracking; the answer has one variable more."""
-NUM_EXAMPLE_SENTENCES = 10
-"""Noise in the worked example of variable tracking."""
+NUM_EXAMPLE_LINES, FEW_EXAMPLE_LINES = 16, 2
+"""Noise in the worked example of variable tracking, which RULER fills up to 500 tokens; and where that does not fit."""
+SHORT_EXAMPLE = "the worked example is shortened to fit"
+DEPTHS = tuple(round(100 * i / 39) for i in range(40))
+"""Places of needles in essays, in percent of the sentences; no two needles have the same."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,15 @@ class Needles:
     num_queries: int = 1
 
 
-def needle_blueprint(spec: Needles, seed: str, essays: Sentences) -> Blueprint:
-    """`essays`: the sentences of an essay haystack; whether those are comparable is the caller's to say."""
+def needle_blueprint(spec: Needles, seed: str, essays: Sentences, *, by_word: bool = False) -> Blueprint:
+    """essays: the sentences of an essay haystack, by their number or (by_word) by that of their words; whether those are
+    comparable is the caller's to say."""
     draw = random.Random(seed)
     stream = key_stream(draw) if spec.keys == "words" else lambda _: str(uuid.UUID(int=draw.getrandbits(128), version=4))
     keys = [stream(i) for i in range(spec.num_keys)]
     values = _distinct([_value_of(spec.values, draw) for _ in range(spec.num_keys * spec.num_values)], spec.values, draw)
-    places = [draw.random() for _ in values]
+    is_essay = spec.haystack == "essay"
+    places = [depth / 100 for depth in draw.sample(DEPTHS, len(values))] if is_essay else [draw.random() for _ in values]
     sentences = [_needle(spec.values, keys[i // spec.num_values], value) for i, value in enumerate(values)]
     num_asked = spec.num_queries * spec.num_values
     asked = draw.sample(range(spec.num_keys), spec.num_queries)
@@ -66,7 +71,10 @@ def needle_blueprint(spec: Needles, seed: str, essays: Sentences) -> Blueprint:
         before=before,
         question=question,
         answer_prefix=prefix,
+        joint=" " if is_essay else "\n",
         most=most,
+        index=as_published,
+        is_divided=not (is_essay and by_word),
     )
 
 
@@ -82,28 +90,30 @@ def hiding_blueprint(
     answer_prefix: str = "",
     joint: str = " ",
     most: int = MOST_UNITS,
+    index: Index = nearest,
+    is_divided: bool = True,
 ) -> Blueprint:
     """The one generator of needle items: sentences hidden in filler, with what is said before it and asked after it.
 
     placed: (share of the filler before it 0..1, needle) of all; asked: those that hold the answer; keys: what they are asked
-    by. Units: sentences of `filler`.
+    by. Units: what `filler` counts, as a rule its sentences; is_divided: the last of them may be cut.
     """
 
     def build(units: int, pieces: int) -> Draft:
         sentences = filler(units + (pieces > 0))
         if pieces:
             sentences[-1] = cut(sentences[-1], pieces)
-        context = hide(sentences, placed, joint)
+        context = hide(sentences, placed, joint, index)
         return Draft(
             question=f"{before}\n{context}\n{question}",
             answer_prefix=answer_prefix,
             context=context,
             expected=tuple(expected),
             needles=tuple(asked),
-            facts={"keys": list(keys), "num_sentences": units},
+            facts={"keys": list(keys), "num_units": units},
         )
 
-    return Blueprint(build, 0, most, "all", num_pieces=lambda units: num_pieces(filler(units + 1)[-1]))
+    return Blueprint(build, 0, most, "all", num_pieces=lambda units: num_pieces(filler(units + 1)[-1]) if is_divided else 0)
 
 
 def grid_blueprint(language: RulerLanguage, depth: float, seed: str, essays: Sentences) -> Blueprint:
@@ -176,7 +186,7 @@ def _wording(kind: NeedleKind, names: list[str], num_values: int) -> tuple[str, 
             f"The special magic {one} for {asked} mentioned in the provided text is",
         )
     return (
-        f"Some special magic {kind} are hidden within the following text. Make sure to memorize them. "
+        f"Some special magic {kind} are hidden within the following text. Make sure to memorize it. "
         f"I will quiz you about the {kind} afterwards.",
         f"What are all the special magic {kind} for {asked} mentioned in the provided text?",
         f"The special magic {kind} for {asked} mentioned in the provided text are",
@@ -186,30 +196,41 @@ def _wording(kind: NeedleKind, names: list[str], num_values: int) -> tuple[str, 
 # ------------------------------------------------------------------------------------------------ variable tracking
 def tracking_blueprint(seed: str) -> Blueprint:
     """One chain of assignments in noise, in order; all variables that hold the value are asked for. One worked example."""
+    return _tracking(seed, NUM_EXAMPLE_LINES, None, _tracking(seed, FEW_EXAMPLE_LINES, SHORT_EXAMPLE, None))
+
+
+def _tracking(seed: str, num_example_lines: int, why_not: str | None, smaller: Blueprint | None) -> Blueprint:
     draw = random.Random(seed)
-    names = _variable_names(draw, 2 * (NUM_HOPS + 1))
-    first, second = draw.sample(range(10_000, 100_000), 2)
-    example = _track(names[: NUM_HOPS + 1], first, sorted(draw.random() for _ in range(NUM_HOPS + 1)), NUM_EXAMPLE_SENTENCES)
+    names, shown_names = _variable_names(draw, 5), _variable_names(draw, 3)
+    value, shown_value = draw.sample(range(10_000, 99_999), 2)
+    example = _track(shown_names, shown_value, f"{seed}:example", num_example_lines)
     shown = f"{example.question} {example.answer_prefix} {' '.join(example.expected)}\n\n"
-    places = sorted(draw.random() for _ in range(NUM_HOPS + 1))
 
     def build(units: int, pieces: int) -> Draft:
-        draft = _track(names[NUM_HOPS + 1 :], second, places, units)
+        draft = _track(names, value, seed, units)
         return Draft(shown + draft.question, draft.answer_prefix, draft.context, draft.expected, draft.needles, draft.facts)
 
-    return Blueprint(build, 0, MOST_UNITS, "all")
+    return Blueprint(build, 0, MOST_UNITS, "all", why_not, smaller=smaller)
 
 
-def _variable_names(draw: random.Random, num_names: int) -> list[str]:
+def _variable_names(draw: random.Random, num_letters: int) -> list[str]:
     names: dict[str, None] = {}
-    while len(names) < num_names:
-        names["".join(draw.choices(string.ascii_uppercase, k=5))] = None
+    while len(names) < NUM_HOPS + 1:
+        names["".join(draw.choices(string.ascii_uppercase, k=num_letters))] = None
     return list(names)
 
 
-def _track(names: list[str], value: int, places: list[float], num_sentences: int) -> Draft:
-    chain = [f"VAR {names[0]} = {value}."] + [f"VAR {name} = VAR {before}." for before, name in pairwise(names)]
-    context = hide(noise(num_sentences), list(zip(places, chain, strict=True)))
+def _track(names: list[str], value: int, seed: str, num_lines: int) -> Draft:
+    """The chain before lines of noise, no two assignments before the same one where there are enough; written as RULER's
+    scripts write it, with a space at the end and no full stop."""
+    chain = [f"VAR {names[0]} = {value}"] + [f"VAR {name} = VAR {holder} " for holder, name in pairwise(names)]
+    draw = random.Random(f"{seed}:lines:{num_lines}")
+    places, k = range(num_lines), len(chain)
+    before = draw.sample(places, k) if num_lines >= k else draw.choices([*places, num_lines], k=k)
+    lines = noise(num_lines)
+    for place, assignment in reversed([*zip(sorted(before), chain, strict=True)]):
+        lines.insert(place, assignment)
+    context = "\n".join(lines)
     return Draft(
         question="Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
         f"{context}\nQuestion: Find all variables that are assigned the value {value} in the text above.",
@@ -218,5 +239,5 @@ def _track(names: list[str], value: int, places: list[float], num_sentences: int
         context=context,
         expected=tuple(names),
         needles=tuple(chain),
-        facts={"value": str(value), "num_sentences": num_sentences},
+        facts={"value": str(value), "num_units": num_lines},
     )

@@ -5,32 +5,34 @@ From a local SQuAD (1.1 or 2.0) or HotpotQA file, or about invented facts. Wordi
 
 from __future__ import annotations
 
-import functools
-import json
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from assay_evaluate.tasks.ruler.draft import Blueprint, Draft, RulerError
-from assay_evaluate.tasks.ruler.haystacks import cut, num_pieces, split_sentences
+from assay_evaluate.tasks.ruler.haystacks import cut, num_pieces
 from assay_evaluate.tasks.ruler.niah import MOST_UNITS
 from assay_evaluate.tasks.ruler.words import stride
+from assay_evaluate.transport.foreign_json import NotJson, read_json
 
+NUM_PUBLISHED = 500
+"""Questions of a file that RULER asks: its first ones."""
+ONLY_SUPPORT = "reduced to fit: without the question's own distractor documents"
 ONLY_THE_ANSWER = "Answer the question based on the given documents. Only give me the answer and do not output any other words."
 
 
 @dataclass(frozen=True)
 class QaQuestion:
-    """A question; any of `answers` will do. `documents` hold the answer; `near` are those put around them first."""
+    """A question; any of `answers` will do. `documents` are always there; `near` are those put around them first. `support`: of
+    the documents, those that the answer is taken from; empty: all."""
 
     text: str
     answers: tuple[str, ...]
     documents: tuple[str, ...]
     near: tuple[str, ...] = ()
+    support: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,105 +47,101 @@ class QaSource:
 def question_blueprint(source: QaSource, order_seed: str, seed: str, index: int) -> Blueprint:
     """The `index`-th question in an order that depends on `order_seed` alone: no question twice before all were asked.
 
-    Units: sentences of distractors, in an order drawn from `seed`; begun again when all were used.
+    RULER asks the first NUM_PUBLISHED questions of a file, and so these come first. Units: whole documents without the answer,
+    drawn from `seed`, begun again when all were used.
     """
-    order = list(range(len(source.questions)))
-    random.Random(order_seed).shuffle(order)
-    question = source.questions[order[index % len(order)]]
+    question = source.questions[_order(len(source.questions), order_seed)[index % len(source.questions)]]
+    smaller = None
+    if question.support and set(question.support) != set(question.documents):
+        others = tuple(one for one in question.documents if one not in question.support)
+        few = replace(question, documents=question.support, near=others + question.near)
+        smaller = _documents_blueprint(source, few, seed, ONLY_SUPPORT)
+    return replace(_documents_blueprint(source, question, seed, source.why_not_comparable), smaller=smaller)
+
+
+def _order(num_questions: int, seed: str) -> list[int]:
     draw = random.Random(seed)
-    places = sorted(draw.random() for _ in question.documents)
-    gold = list(question.documents)
-    draw.shuffle(gold)
-    stream = _Distractors(source, question, draw)
+    order = [[*range(min(NUM_PUBLISHED, num_questions))], [*range(NUM_PUBLISHED, num_questions)]]
+    for part in order:
+        draw.shuffle(part)
+    return order[0] + order[1]
+
+
+def _documents_blueprint(source: QaSource, question: QaQuestion, seed: str, why_not: str | None) -> Blueprint:
+    draw = random.Random(seed)
+    others = _Others(source, question, draw)
+    shuffle = random.Random(draw.random())
+    about = question.support or question.documents
+    ranks: list[float] = []
 
     def build(units: int, pieces: int) -> Draft:
-        documents = stream.first(units, pieces)
-        num_others = len(documents)
-        for place, document in sorted(zip(places, gold, strict=True), reverse=True):
-            documents.insert(round(place * num_others), document)
-        context = "\n\n".join(f"Document {i}:\n{document}" for i, document in enumerate(documents, 1))
+        documents = [*question.documents, *others.first(units + (pieces > 0))]
+        if pieces:
+            documents[-1] = cut(documents[-1], pieces)
+        ranks.extend(shuffle.random() for _ in range(len(documents) - len(ranks)))
+        shuffled = [documents[i] for i in sorted(range(len(documents)), key=ranks.__getitem__)]
+        context = "\n\n".join(f"Document {i}:\n{document}" for i, document in enumerate(shuffled, 1))
         return Draft(
             question=f"{ONLY_THE_ANSWER}\n\nThe following are given documents.\n\n{context}\n\n{ONLY_THE_ANSWER}\n\n"
             f"Question: {question.text}",
             answer_prefix="Answer:",
             context=context,
             expected=question.answers,
-            needles=question.documents,
-            facts={"question": question.text, "num_documents": len(documents)},
+            needles=about,
+            facts={"question": question.text, "num_documents": len(documents), "about": " ".join(about[0].split())[:80]},
         )
 
-    most = MOST_UNITS if stream.is_endless else 0
-    return Blueprint(build, 0, most, "any", source.why_not_comparable, num_pieces=stream.num_pieces)
+    most = MOST_UNITS if others.is_endless else 0
+    return Blueprint(build, 0, most, "any", why_not, num_pieces=lambda units: num_pieces(others.first(units + 1)[-1]))
 
 
-class _Distractors:
-    """Documents without the answer's, cut at a sentence when the last one is too long."""
+class _Others:
+    """Documents without the answer's: near ones first, then all of the source, again and again."""
 
     def __init__(self, source: QaSource, question: QaQuestion, draw: random.Random) -> None:
-        own = set(question.documents)
-        self._documents = [document for document in question.near if document not in own]
-        self._ends = list(accumulate(map(_num_sentences, self._documents)))
-        self._own, self._known = own, own.union(self._documents)
-        self.is_endless = any(self._is_other(document) for document in source.documents)
-        self._source = source.documents
+        self._own = set(question.documents)
+        self._near = [document for document in question.near if document not in self._own]
+        draw.shuffle(self._near)
+        self._found = [*self._near]
+        self._source, self._num_seen = source.documents, 0
         self._next, self._step = draw.randrange(len(self._source)), stride(len(self._source), draw.randrange(len(self._source)))
+        self.is_endless = any(self._is_other(document) for document in source.documents)
 
-    def first(self, num_sentences: int, pieces: int) -> list[str]:
-        """Documents with that many sentences in all, and so many pieces of the next sentence."""
-        self._reach(num_sentences + 1)
-        whole = bisect_right(self._ends, num_sentences)
-        left = num_sentences - (self._ends[whole - 1] if whole else 0)
-        documents = self._documents[:whole]
-        if left or pieces:
-            sentences = split_sentences(self._documents[whole])
-            rest = [cut(sentences[left], pieces)] if pieces else []
-            documents.append(" ".join([*sentences[:left], *rest]))
-        return documents
-
-    def num_pieces(self, num_sentences: int) -> int:
-        """Pieces of the sentence after the first `num_sentences`."""
-        if not self.is_endless:
-            return 0
-        self._reach(num_sentences + 1)
-        whole = bisect_right(self._ends, num_sentences)
-        left = num_sentences - (self._ends[whole - 1] if whole else 0)
-        return num_pieces(split_sentences(self._documents[whole])[left])
+    def first(self, num_documents: int) -> list[str]:
+        while self.is_endless and len(self._found) < num_documents:
+            document = self._source[self._next]
+            is_first_round = self._num_seen < len(self._source)
+            self._next, self._num_seen = (self._next + self._step) % len(self._source), self._num_seen + 1
+            if self._is_other(document) and not (is_first_round and document in self._near):
+                self._found.append(document)
+        return self._found[:num_documents]
 
     def _is_other(self, document: str) -> bool:
-        return document not in self._known and not any(own in document for own in self._own)
-
-    def _reach(self, num_sentences: int) -> None:
-        while self.is_endless and (not self._ends or self._ends[-1] < num_sentences):
-            document = self._source[self._next]
-            self._next = (self._next + self._step) % len(self._source)
-            if self._is_other(document):
-                self._documents.append(document)
-                self._ends.append(_num_sentences(document) + (self._ends[-1] if self._ends else 0))
-
-
-@functools.lru_cache(maxsize=300_000)
-def _num_sentences(document: str) -> int:
-    return len(split_sentences(document))
+        return document not in self._own and not any(own in document for own in self._own)
 
 
 # ------------------------------------------------------------------------------------------------ published questions
 def read_squad(path: str | Path) -> QaSource:
-    """SQuAD 1.1 or 2.0 as published (JSON). Questions without an answer are left out. RulerError if it is something else."""
+    """SQuAD 1.1 or 2.0 as published (JSON). Questions without an answer are left out; the other paragraphs of an article are
+    near. RulerError if it is something else."""
 
     def parse(data: Any) -> Iterator[QaQuestion]:
         for article in data["data"]:
+            contexts = tuple(dict.fromkeys(paragraph["context"] for paragraph in article["paragraphs"]))
             for paragraph in article["paragraphs"]:
+                own = paragraph["context"]
+                near = tuple(context for context in contexts if context != own)
                 for asked in paragraph["qas"]:
                     answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
                     if answers and not asked.get("is_impossible", False):
-                        yield QaQuestion(asked["question"], answers, (paragraph["context"],))
+                        yield QaQuestion(asked["question"], answers, (own,), near)
 
     documents = _unique(lambda data: (paragraph["context"] for article in data["data"] for paragraph in article["paragraphs"]))
     return _read(Path(path), "SQuAD", parse, documents)
 
 
 def read_hotpotqa(path: str | Path) -> QaSource:
-    """HotpotQA as published (JSON, distractor setting). The supporting documents are the question's, the rest its near ones."""
+    """HotpotQA as published (JSON, distractor setting). All ten documents of a question are always there."""
 
     def paragraphs(row: Any) -> dict[str, str]:
         return {title: f"{title}\n{''.join(sentences)}" for title, sentences in row["context"]}
@@ -152,10 +150,8 @@ def read_hotpotqa(path: str | Path) -> QaSource:
         for row in data:
             texts = paragraphs(row)
             titles = dict.fromkeys(title for title, _ in row["supporting_facts"])
-            own = tuple(texts[title] for title in titles if title in texts)
-            if len(own) == len(titles):
-                near = tuple(text for title, text in texts.items() if title not in titles)
-                yield QaQuestion(row["question"], (row["answer"],), own, near)
+            support = tuple(texts[title] for title in titles if title in texts)
+            yield QaQuestion(row["question"], (row["answer"],), tuple(texts.values()), support=support)
 
     return _read(Path(path), "HotpotQA", parse, _unique(lambda data: (t for row in data for t in paragraphs(row).values())))
 
@@ -168,8 +164,8 @@ def _read(
     path: Path, name: str, parse: Callable[[Any], Iterator[QaQuestion]], documents: Callable[[Any], tuple[str, ...]]
 ) -> QaSource:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = read_json(path.read_bytes())
+    except (OSError, NotJson) as error:
         raise RulerError(f"{path}: cannot be read as {name} JSON ({error}); give the file as it was published") from error
     try:
         found = QaSource(tuple(parse(data)), documents(data))

@@ -119,9 +119,10 @@ def _blueprint(task: str, length_tokens: int, index: int, seed: str, sources: So
     own_seed = item_seed(seed, task, length_tokens, index)
     if task in NEEDLE_TASKS:
         spec = NEEDLE_TASKS[task]
-        essays, why_not = essay_haystack(sources, own_seed)
-        blueprint = needle_blueprint(spec, own_seed, essays)
-        return replace(blueprint, why_not_comparable=why_not) if spec.haystack == "essay" else blueprint
+        if sources.essays is not None:
+            return needle_blueprint(spec, own_seed, sources.essays.of_words, by_word=True)
+        blueprint = needle_blueprint(spec, own_seed, generated(own_seed))
+        return replace(blueprint, why_not_comparable=GENERATED_HAYSTACK) if spec.haystack == "essay" else blueprint
     if task == "vt":
         return tracking_blueprint(own_seed)
     if task == "cwe":

@@ -108,7 +108,8 @@ def _read_file(path: Path) -> list[DatasetRow]:
             table: list[DatasetRow] = pyarrow.parquet.read_table(path).to_pylist()
             return table
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line.strip()]
+        # not `splitlines`: a string in JSON may hold other ends of lines
+        data = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
     except OSError as error:
         hint = "; `make swe-images` makes the small one of this repository" if "tiny_swe" in path.parts else ""
         raise MeasureError(f"{path}: cannot be read ({error.strerror or error}){hint}") from None

@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.records.base import write_text_atomically
 from assay_evaluate.tasks.swebench.exits import Exit, classify
+from assay_evaluate.transport.foreign_json import NotJson, object_in, read_json, text_in
 
 PREDS = "preds.json"
 
@@ -33,18 +34,18 @@ def failed_path(folder: Path, instance: str) -> Path:
 
 
 def read_trajectory(path: Path) -> dict[str, Any] | None:
-    """A trajectory's JSON; None if it is missing or was cut short while being written."""
+    """A trajectory's JSON; None if it is missing, was cut short while being written, or is none that can be read."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        data = read_json(path.read_bytes())
+    except (FileNotFoundError, NotJson):
         return None
     return data if isinstance(data, dict) else None
 
 
 def exit_of(trajectory: Mapping[str, Any]) -> Exit:
     """How a trajectory ended, whoever wrote the file (mini-swe-agent's own runs of a batch included)."""
-    info = trajectory.get("info") or {}
-    return classify(info.get("exit_status"), str(info.get("exception_str") or ""))
+    info = object_in(trajectory, "info")
+    return classify(text_in(info, "exit_status") or None, text_in(info, "exception_str"))
 
 
 def read_predictions(folder: Path) -> dict[str, dict[str, Any]]:
@@ -53,8 +54,8 @@ def read_predictions(folder: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = read_json(path.read_bytes())
+    except NotJson as error:
         raise MeasureError(f"{path}: not JSON ({error}); move it away, it is written again from the trajectories") from None
     if not isinstance(data, dict) or not all(isinstance(one, dict) and "model_patch" in one for one in data.values()):
         raise MeasureError(f"{path}: not a preds.json (an object of predictions by instance); move it away")
@@ -80,7 +81,7 @@ def settle(folder: Path, model_name: str) -> tuple[dict[str, dict[str, Any]], li
         kept[instance] = {
             "model_name_or_path": model_name,
             "instance_id": instance,
-            "model_patch": str(trajectory["info"].get("submission") or ""),
+            "model_patch": text_in(object_in(trajectory, "info"), "submission"),
         }
     if kept != before:
         write_text_atomically(folder / PREDS, json.dumps(kept, indent=2, sort_keys=True) + "\n")

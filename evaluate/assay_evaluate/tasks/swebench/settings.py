@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from assay.errors import MeasureError
 from assay.recipes.suite import SweTask
 from assay.records.base import sha256_of
+from assay.safe_yaml import NotPlainYaml, read_yaml
 from assay_evaluate.asking.dialect import sampling
 
 
@@ -65,7 +64,7 @@ def _agent_config(task: SweTask) -> dict[str, Any]:
         name = "swebench.yaml" if task.tool_calls == "native" else "swebench_backticks.yaml"
         path = package_folder("minisweagent", "mini-swe-agent") / "config" / "benchmarks" / name
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path)
         for section, key in (("agent", "system_template"), ("agent", "instance_template"), ("model", "observation_template")):
             data[section][key]
         data["model"].setdefault("format_error_template", "{{ error }}")
@@ -74,7 +73,7 @@ def _agent_config(task: SweTask) -> dict[str, Any]:
         raise MeasureError(
             f"{path}: cannot be read ({error.strerror}); agent_config names a mini-swe-agent YAML file"
         ) from None
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+    except (NotPlainYaml, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise MeasureError(
             f"{path}: not a mini-swe-agent config ({reason}); it needs agent.system_template, agent.instance_template and "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from assay_evaluate.transport.foreign_json import NotJson, count_in, object_in, objects_in, read_json, text_in
 
 LONGEST_CYCLE = 4
 """Steps that a loop's cycle may have."""
@@ -16,17 +19,20 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def measure(trajectory: Mapping[str, Any], *, native_tool_calls: bool) -> dict[str, Any]:
-    """Fields of a `Trajectory` that come from its file alone. None where no reply says anything."""
-    messages = trajectory.get("messages") or []
+    """Fields of a `Trajectory` that come from its file alone. None where no reply says anything.
+
+    Whatever lies in the file: what is not of the shape that it ought to have is not there.
+    """
+    messages = objects_in(trajectory, "messages")
     replies = list(_replies(messages))
-    patch = str((trajectory.get("info") or {}).get("submission") or "")
-    calls = [call for reply in replies for call in _tool_calls(reply)]
-    speculation = [found for reply in replies if (found := (reply.get("metrics") or {}).get("speculative_decoding"))]
+    patch = text_in(object_in(trajectory, "info"), "submission")
+    calls = [call for reply in replies for call in objects_in(object_in(_choice(reply), "message"), "tool_calls")]
+    speculation = [found for reply in replies if (found := object_in(object_in(reply, "metrics"), "speculative_decoding"))]
     loop = longest_loop(list(_steps(messages)))
     return {
         "num_steps": len(replies),
-        "prompt_tokens": _tokens(replies, "prompt_tokens"),
-        "output_tokens": _tokens(replies, "completion_tokens"),
+        "prompt_tokens": _tokens([object_in(reply, "usage") for reply in replies], "prompt_tokens"),
+        "output_tokens": _tokens([object_in(reply, "usage") for reply in replies], "completion_tokens"),
         "num_cut_off": sum(_choice(reply).get("finish_reason") == "length" for reply in replies),
         "num_format_errors": sum(_extra(message).get("interrupt_type") == "FormatError" for message in messages),
         "num_tool_calls": len(calls) if native_tool_calls else None,
@@ -35,17 +41,17 @@ def measure(trajectory: Mapping[str, Any], *, native_tool_calls: bool) -> dict[s
         "looped": loop > 0,
         "patch_bytes": len(patch.encode()),
         "patch_sha256": hashlib.sha256(patch.encode()).hexdigest() if patch else None,
-        "accepted_tokens": sum(one["num_accepted_draft_tokens"] for one in speculation) if speculation else None,
-        "drafted_tokens": sum(one["num_draft_tokens"] for one in speculation) if speculation else None,
+        "accepted_tokens": _tokens(speculation, "num_accepted_draft_tokens"),
+        "drafted_tokens": _tokens(speculation, "num_draft_tokens"),
     }
 
 
 def is_valid_call(call: Mapping[str, Any]) -> bool:
     """The one tool there is, `bash`, with an object of arguments that is exactly {"command": text}."""
-    function = call.get("function") or {}
+    function = object_in(call, "function")
     try:
-        arguments = json.loads(function.get("arguments") or "")
-    except (TypeError, json.JSONDecodeError):
+        arguments = read_json(text_in(function, "arguments").encode())
+    except NotJson:
         return False
     return (
         function.get("name") == "bash"
@@ -69,39 +75,38 @@ def longest_loop(steps: Sequence[object]) -> int:
 
 def _steps(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
     """What was done and what came of it, numbers blotted out: the time a test took is no progress."""
-    for message, following in zip(messages, [*messages[1:], {}], strict=True):
+    for message, following in itertools.pairwise([*messages, {}]):
         if "response" not in _extra(message):
             continue
-        said = _extra(message).get("actions")
-        commands = (
-            tuple(action.get("command") for action in said) if said else (_choice(_extra(message)["response"]).get("message"),)
-        )
+        done = [action.get("command") for action in objects_in(_extra(message), "actions")]
         seen = _extra(following)
-        output = _NUMBER.sub("0", str(seen.get("raw_output", "")))
-        yield json.dumps(commands, sort_keys=True, default=str), seen.get("returncode"), output
+        output = _NUMBER.sub("0", text_in(seen, "raw_output"))
+        yield _written(done or _choice(_extra(message)["response"]).get("message")), _written(seen.get("returncode")), output
 
 
-def _extra(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    return message.get("extra") or {}
+def _written(told: Any) -> str:
+    """Equal for what is equal. What is nested without end is all alike."""
+    try:
+        return json.dumps(told, sort_keys=True, default=str)
+    except RecursionError:
+        return "nested without end"
+
+
+def _extra(message: Mapping[str, Any]) -> dict[str, Any]:
+    return object_in(message, "extra")
 
 
 def _replies(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The server's own answers; those without a command hang on the message that complains about them."""
     for message in messages:
-        response = _extra(message).get("response")
-        if isinstance(response, dict):
+        if isinstance(response := _extra(message).get("response"), dict):
             yield response
 
 
-def _choice(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = reply.get("choices") or [{}]
-    return choices[0] or {}
+def _choice(reply: Any) -> dict[str, Any]:
+    return next(iter(objects_in(reply, "choices")), {})
 
 
-def _tool_calls(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return list((_choice(reply).get("message") or {}).get("tool_calls") or [])
-
-
-def _tokens(replies: Sequence[Mapping[str, Any]], key: str) -> int | None:
-    counts = [usage[key] for reply in replies if (usage := reply.get("usage") or {}).get(key) is not None]
+def _tokens(counted: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    counts = [count for one in counted if (count := count_in(one, name)) is not None]
     return sum(counts) if counts else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from assay.records.measurement import ToolItem
 from assay_evaluate.client.journal import Reply
 from assay_evaluate.tasks.tools.parameters import Schema
 from assay_evaluate.tasks.tools.questions import ToolQuestion
+from assay_evaluate.transport.foreign_json import plain, read_json
 
 CALL_MARKS = re.compile(
     r"</?[|｜]?[\w:]{0,20}tool[_▁]calls?|</?[|｜]?(?:start_|end_)?function(?:_?calls?)?[=>]|<function\s?=|<arg_key>|<invoke\b"
@@ -43,18 +43,10 @@ def _object(arguments: Any) -> dict[str, Any] | None:
     """Arguments as the API sends them: JSON text. Some servers send the object itself."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments, parse_constant=_refuse)
-        except (ValueError, RecursionError):  # not JSON, NaN, or a number of thousands of digits
+            arguments = plain(read_json(arguments.encode()))
+        except ValueError:  # not JSON, NaN, a number of thousands of digits, or nested without end
             return None
     return arguments if isinstance(arguments, dict) else None
-
-
-class NotJson(ValueError):
-    """NaN or Infinity, which Python reads and JSON does not have."""
-
-
-def _refuse(constant: str) -> Any:
-    raise NotJson(constant)
 
 
 def is_call_left_in_text(text: str, names: Sequence[str]) -> bool:

@@ -88,11 +88,8 @@ def count_prompt(client: Client, dialect: Dialect, messages: Messages, definitio
     if definitions:
         body = {**body, "tools": definitions} | ({} if dialect.can_tokenize else {"tool_choice": "auto"})
     response = client.post(path, body)
-    if response.status == 200:
-        data = response.data
-        found = data.get("count", (data.get("usage") or {}).get("prompt_tokens"))
-        if isinstance(found, int):
-            return found
+    if response.num_prompt_tokens is not None:
+        return response.num_prompt_tokens
     longest = client.endpoint.max_model_len
     if response.status == 400 and longest is not None and "context length" in response.message:
         return longest + 1

@@ -20,6 +20,7 @@ from assay_evaluate.asking.dialect import CHAT
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
+from assay_evaluate.tasks.looks import added_by_looks, made_from
 from assay_evaluate.tasks.room import with_reply
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
@@ -116,26 +117,36 @@ def _sized(session: Session, task: ToolsTask, reference: Identity) -> AskedTools
 
     Measured once, by the reference's tokenizer and template: every checkpoint must get the same text.
     """
+    found = [_added(session, task, added, reference) for added in added_by_looks(task)]
+    return AskedTools(
+        tuple(question for one in found for question in one.questions),
+        tuple(number for one in found for number in one.num_sentences),
+        {cell: why for one in reversed(found) for cell, why in one.skipped.items()},
+    )
+
+
+def _added(session: Session, task: ToolsTask, added: range, reference: Identity) -> AskedTools:
+    """The items that one look adds."""
     questions = tuple(
         tool_question(session.seed, index, num_tools, length or None, task.share_without_tool, language)
         for num_tools in task.num_tools
         for length in task.prompt_tokens
         for language in task.languages
-        for index in range(task.num_items)
+        for index in added
     )
     journal = session.client.journal
-    made_from = {
+    key = {
         "seed": session.seed,
-        "task": task.model_dump(mode="json", exclude={"num_samples"}),
+        "task": made_from(task, added),
         "catalogue": CATALOGUE_VERSION,
         "reference": reference.checkpoint_sha256,
         "chat_template_kwargs": session.dialect.chat_template_kwargs,
         "max_model_len": session.max_model_len,
     }
-    kept = journal.find_items(task.name, made_from)
+    kept = journal.find_items(task.name, key)
     if kept is None:
         kept = [_measure(session, task, questions)]
-        journal.keep_items(task.name, made_from, kept)
+        journal.keep_items(task.name, key, kept)
     sentences, skipped = kept[0]["num_sentences"], kept[0]["skipped"]
     fitting = tuple(question for question in questions if question.id in sentences)
     return AskedTools(fitting, tuple(sentences[question.id] for question in fitting), skipped)

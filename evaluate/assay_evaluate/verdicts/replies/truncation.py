@@ -95,18 +95,50 @@ class _Excess:
     evidence: PairedEvidence
 
 
+@dataclass(frozen=True)
+class _Hypothesis:
+    """One test of the family that Holm adjusts."""
+
+    tested: _Excess
+    loops: _Excess | None = None
+    """Part of what is tested; named in its place where it is too much by itself."""
+
+    @property
+    def p_fail(self) -> float:
+        return self.tested.evidence.p_fail
+
+    def named(self, alpha: float) -> _Excess:
+        return self.loops if self.loops is not None and self.loops.evidence.p_fail < alpha else self.tested
+
+    def rank(self, alpha: float) -> tuple[bool, float]:
+        """What is said first of several: loops, then the larger excess."""
+        one = self.named(alpha)
+        return one.what == LOOPS, one.evidence.drop.value
+
+
 def judge_truncation(
     gate: TruncationGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe, beyond: frozenset[str]
 ) -> Verdict:
     """FAIL: surely more than `max_excess` more replies than of the reference, in a task or in all (Holm). NOT MEASURED: the
-    reference's own replies are cut off. PASS otherwise: smaller excesses are bounded by the scores' worst case.
+    reference's own replies are cut off. UNDERPOWERED: an excess that fails by its own p value, but not after Holm. PASS
+    otherwise: smaller excesses are bounded by the scores' worst case.
 
     beyond: tasks that the reference cannot do, of optional gates.
     """
+    alpha, left_out = (1 - recipe.level) / 2, _not_counted(beyond, reference, candidate)
 
-    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
+    def verdict(status: Status, detail: str) -> Verdict:
         return Verdict(
-            gate="truncation", candidate=candidate.label, status=status, observed=observed, limit=gate.max_excess, detail=detail
+            gate="truncation", candidate=candidate.label, status=status, observed=None, limit=gate.max_excess, detail=detail
+        )
+
+    def seen(status: Status, at: int, then: str = "") -> Verdict:
+        one = family[at].tested if status == "PASS" else family[at].named(alpha)
+        return verdict(status, f"{_sentence(one, reference, gate)}.{then}").model_copy(
+            update={
+                "observed": one.evidence.drop, "clause": _clause(one, reference),
+                "p_fail": family[at].p_fail, "p_fail_holm": adjusted[at],
+            }
         )  # fmt: skip
 
     both = [
@@ -114,21 +146,23 @@ def judge_truncation(
         for ours in reference.tasks
         if ours.task not in beyond and (theirs := find_task(candidate, ours.task)) is not None
     ]
-    found = list(_excesses(both, gate, recipe))
-    adjusted = holm([one.evidence.p_fail for one in found]) if recipe.adjust == "holm" else [o.evidence.p_fail for o in found]
-    failed = [one for one, p in zip(found, adjusted, strict=True) if p < (1 - recipe.level) / 2]
+    family = list(_family(both, gate, recipe))
+    alone = [one.p_fail for one in family]
+    adjusted = holm(alone) if recipe.adjust == "holm" else alone
+    order = sorted(range(len(family)), key=lambda at: family[at].rank(alpha), reverse=True)
+    failed = [at for at in order if adjusted[at] < alpha]
     if failed:
-        loops = [one for one in failed if one.what == LOOPS]
-        worst = max(loops or failed, key=lambda one: one.evidence.drop.value)
-        return verdict("FAIL", f"{_sentence(worst, reference, gate)}.", worst.evidence.drop)
+        return seen("FAIL", failed[0])
     for ours, _ in both:
         if (why := too_much_truncation(recipe, reference, ours)) is not None:
-            return verdict("NOT MEASURED", f"{why}{_not_counted(beyond, reference, candidate)}")
-    if not found:
+            return verdict("NOT MEASURED", f"{why}{left_out}")
+    if not family:
         return verdict("NOT MEASURED", "No reply to look at.")
-    most = max((one for one in found if one.what != LOOPS), key=lambda one: one.evidence.drop.value)
-    left_out = _not_counted(beyond, reference, candidate)
-    return verdict("PASS", f"{_sentence(most, reference, gate)}.{left_out}", most.evidence.drop)
+    unsure = [at for at in order if alone[at] < alpha]
+    if unsure:
+        chance = f" By itself this fails, but among {len(family)} such comparisons it may be chance (Holm).{left_out}"
+        return seen("UNDERPOWERED", unsure[0], chance)
+    return seen("PASS", max(order, key=lambda at: family[at].tested.evidence.drop.value), left_out)
 
 
 def _not_counted(beyond: frozenset[str], *sides: Measurement) -> str:
@@ -142,16 +176,32 @@ def _not_counted(beyond: frozenset[str], *sides: Measurement) -> str:
     return f" Not counted, for the reference cannot do the task: {', '.join(cut)}." if cut else ""
 
 
-def _excesses(both: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate, recipe: GateRecipe) -> Iterator[_Excess]:
+def _family(both: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate, recipe: GateRecipe) -> Iterator[_Hypothesis]:
+    """One test for each task and one for all: of replies cut off or looping. Loops are part of these, and a test of their own
+    only where the reference has replies that are cut off without looping: elsewhere their excess cannot be the larger one."""
     groups = [(ours.title or ours.task, [(ours, theirs)]) for ours, theirs in both]
     for where, tasks in [*groups, *([("all tasks", list(both))] if len(both) > 1 else [])]:
         known = all(item.loops is not None or item.correct is None for pair in tasks for one in pair for item in one.items)
-        events = [("Is cut off or loops", _cut_or_loops), (LOOPS, _loops)] if known else [("Is cut off", _cut_or_loops)]
-        for what, event in events:
-            sides = [_together([pair[side] for pair in tasks], event) for side in (0, 1)]
-            pairs = pair_items(*sides)
-            if len(set(pairs.items)) > 1:
-                yield _Excess(what, where, pairs, pairs.evidence(gate.max_excess, level=recipe.level))
+        cut = _excess("Is cut off or loops" if known else "Is cut off", _cut_or_loops, where, tasks, gate, recipe)
+        loops = _excess(LOOPS, _loops, where, tasks, gate, recipe) if known else None
+        if cut is None:
+            continue
+        if loops is not None and any(item.truncated and not item.loops for ours, _ in tasks for item in ours.items):
+            yield _Hypothesis(cut)
+            yield _Hypothesis(loops)
+        else:
+            yield _Hypothesis(cut, loops)
+
+
+def _excess(
+    what: str, event: Event, where: str, tasks: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate,
+    recipe: GateRecipe,
+) -> _Excess | None:  # fmt: skip
+    """None below two items."""
+    pairs = pair_items(*(_together([pair[side] for pair in tasks], event) for side in (0, 1)))
+    if len(set(pairs.items)) < 2:
+        return None
+    return _Excess(what, where, pairs, pairs.evidence(gate.max_excess, level=recipe.level))
 
 
 def _cut_or_loops(item: ItemResult) -> bool:
@@ -173,13 +223,20 @@ def _together(tasks: Sequence[TaskResult], event: Event) -> TaskResult:
 
 
 def _sentence(one: _Excess, reference: Measurement, gate: TruncationGate) -> str:
-    n, drop = one.pairs.n, one.evidence.drop
+    drop = one.evidence.drop
+    clause = _clause(one, reference)
+    return (
+        f"{clause[:1].upper()}{clause[1:]} ({percent_short(drop.level)} interval of the difference: {100 * drop.low:.1f} to "
+        f"{100 * drop.high:.1f} points); {percent_plain(gate.max_excess)} more allowed"
+    )
+
+
+def _clause(one: _Excess, reference: Measurement) -> str:
+    """`loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none`."""
+    n = one.pairs.n
     ours, theirs = n - sum(one.pairs.reference), n - sum(one.pairs.candidate)
     seen = f"in {percent_short(theirs / n)} of its replies to {one.where} ({theirs} of {n})" if theirs else (
         f"in none of its {n} replies to {one.where}"
     )  # fmt: skip
     before = f"{reference.label} in {percent_short(ours / n)} ({ours})" if ours else f"{reference.label} in none"
-    return (
-        f"{one.what} {seen}, {before} ({percent_short(drop.level)} interval of the difference: {100 * drop.low:.1f} to "
-        f"{100 * drop.high:.1f} points); {percent_plain(gate.max_excess)} more allowed"
-    )
+    return f"{one.what.lower()} {seen}, {before}"

@@ -2,7 +2,7 @@
 
 The log of the ratio of the mean lengths, with its linearized standard error over items or their clusters, and Student's t with
 Satterthwaite's degrees for errors in proportion to a cluster's share of the tokens: a few long replies are most of a mean.
-`benchmarks/verdicts/verbosity_coverage.py` measures what the interval covers.
+`benchmarks/verdicts/interval_coverage.py` measures what the interval covers.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ def profile_file(name: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_candidates_that_passed_or_those_that_are_named(run: Run, run_dir: Path, deployed: list[tuple[str, str, Path]]) -> None:
     assert one_error(run("deployment", "tiny-glm", *ON_CPU)) == (
         f"bf16: its checkpoint is neither at {run_dir}/bf16/checkpoint nor at /data/models/tiny-glm, where it was measured; "

@@ -208,6 +208,7 @@ def test_servers_that_run_already(run: Run, small: str, tmp_path: Path, monkeypa
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nothing_is_looked_at_when_all_is_made_and_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, ())
     looked: list[str] = []

@@ -13,8 +13,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.probe import Offer, ProbeReport, ProbeSettings
 from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
-from assay_evaluate.diagnosis.probes.garble import is_own
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
+from assay_evaluate.diagnosis.probes.replies.garble import is_own
 from assay_evaluate.diagnosis.probes.run_probes import run_probes
 from assay_evaluate.serving.server import ServerSpec, serve
 
@@ -40,7 +40,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedEndpoin
         log_path=tmp_path_factory.mktemp("probes") / "vllm.log",
     )  # fmt: skip
     with serve(spec) as server:
-        yield find_endpoint(server.base_url, server.model)
+        yield find_endpoint(server.base_url, server.model, headers=server.headers)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def report(endpoint: ProbedEndpoint, client: Client) -> ProbeReport:
 def test_what_vllm_offers(endpoint: ProbedEndpoint) -> None:
     assert endpoint.offer == Offer(
         is_vllm=True, version="0.32.0", chat=True, completions=True, logprobs=128, prompt_logprobs=128, token_ids=True,
-        extended_sampling=True, tokenize=True, metrics=True, counts_nans=True, speculation=True, routed_experts=False,
-        cache_salt=True, streams=True,
+        extended_sampling=True, tokenize=True, detokenize=True, metrics=True, counts_nans=True, speculation=True,
+        routed_experts=False, cache_salt=True, streams=True,
     )  # fmt: skip
     assert endpoint.max_model_len == 4096 and str(endpoint.system_fingerprint).startswith("vllm-0.32.0")
 
@@ -69,6 +69,7 @@ def test_no_false_alarm(report: ProbeReport) -> None:
     assert {result.name: result.status for result in report.results} == {
         "argmax": "ok", "recompute": "ok", "consensus": "ok", "routing": "not_run", "determinism": "ok",
         "speculation": "not_run", "acceptance": "ok", "garble": "ok", "tools": "not_run", "nonfinite": "ok",
+        "swapped": "ok",
     }  # fmt: skip
     assert (report.num_failed, report.errors) == (0, {})
     assert all(result.events == 0 for result in report.results if result.status == "ok")

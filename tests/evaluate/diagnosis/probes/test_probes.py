@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +16,17 @@ from probe_stub import BEGIN, HAN, IDS, LATIN, OTHER, Call, Fault, StubServer, e
 from statsmodels.stats.proportion import proportion_confint
 
 from assay.errors import MeasureError
-from assay.records.probe import ProbeReport, ProbeSettings
+from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings
 from assay_evaluate.client.client import Address, Client
-from assay_evaluate.client.exchanges import Ask, Exchange, TokenRow, read_rows
+from assay_evaluate.client.exchanges import Ask, Exchange
+from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes.consensus import positions_of
-from assay_evaluate.diagnosis.probes.detectors import longest_loop, signs_in
 from assay_evaluate.diagnosis.probes.divergences import part
 from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
+from assay_evaluate.diagnosis.probes.replies import garble
+from assay_evaluate.diagnosis.probes.replies.detectors import longest_loop, signs_in
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
 from assay_evaluate.statistics.rates import lower_bound, sentence, trials_needed, upper_bound
 from assay_evaluate.statistics.trends import find_step
@@ -252,6 +256,100 @@ def test_a_model_habit_is_no_alarm() -> None:
     habits = result.details["habits"]
     assert isinstance(habits, dict) and set(habits) == {"surprise", "wrong_script"}
     assert result.details["num_habits"] == habits["wrong_script"]
+
+
+# ------------------------------------------------------------------------------------------------ behind the server
+def garbling(every: int, letters: str = "жш") -> Callable[[dict[str, Any], tuple[int, Any]], tuple[int, Any]]:
+    """A gateway that writes other letters into the text of one reply of so many; ids and log-probabilities pass."""
+    numbers = itertools.count()
+
+    def gateway(body: dict[str, Any], answered: tuple[int, Any]) -> tuple[int, Any]:
+        status, data = answered
+        message = data["choices"][0].get("message") if status == 200 else None
+        is_kept = message is not None and body["max_tokens"] > 1 and not body.get("stream")
+        if is_kept and next(numbers) % every == every // 2:
+            message["content"] = message["content"][:9] + letters + message["content"][11:]
+        return status, data
+
+    return gateway
+
+
+def behind(
+    gateway: Callable[[dict[str, Any], tuple[int, Any]], tuple[int, Any]], names: list[str], *, detokenizes: bool = True
+) -> list[ProbeResult]:
+    with StubServer(drafts=False) as server:
+        server.detokenizes = detokenizes
+        endpoint = find_endpoint(server.base_url)
+        server.gateway = gateway
+        return list(run_probes(endpoint, SMALL, names).results)
+
+
+@pytest.mark.parametrize(
+    ("letters", "detokenizes", "kind"),
+    [
+        ("жш", True, "not_its_ids"),
+        ("qz", True, "not_its_ids"),
+        ("жш", False, "wrong_script"),
+        ("\ufffd\ufffd", False, "replacement"),
+    ],
+)
+def test_text_that_is_garbled_behind_its_ids_is_no_habit(letters: str, detokenizes: bool, kind: str) -> None:
+    """Prefill would have chosen the same ids, and says nothing about the text."""
+    [result] = behind(garbling(10, letters), ["garble"], detokenizes=detokenizes)
+    assert (result.status, result.details["num_decoded"]) == ("alarm", 40 if detokenizes else 0)
+    assert kind in str(result.reason) and (result.events == 4 or not detokenizes)  # else the gateway garbles it alone, too
+    [healthy] = behind(lambda body, answered: answered, ["garble"], detokenizes=detokenizes)
+    assert (healthy.status, healthy.events) == ("ok", 0)
+
+
+def test_text_that_is_written_in_another_way_is_no_alarm() -> None:
+    """A server whose /detokenize never agrees with its replies cannot be compared, and says so."""
+    with StubServer(drafts=False) as server:
+        endpoint = find_endpoint(server.base_url)
+        server.gateway = garbling(1, "qz")
+        [result] = run_probes(endpoint, SMALL, ["garble"]).results
+    assert result.status == "ok"
+    assert result.reason == "the text of 40 replies is not what /detokenize makes of their ids: it is not believed"
+
+
+@pytest.mark.parametrize(("is_always", "status"), [(True, "ok"), (False, "alarm")])
+def test_text_in_another_script_is_a_habit_only_if_it_is_written_alone_too(
+    is_always: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although prefill would have chosen the very ids."""
+
+    def choose(call: Call, position: int, token: int, logits: np.ndarray) -> int:
+        is_odd = position == 3 and sum(call.prompt_ids) % 5 == 0 and (is_always or call.in_flight > 1)
+        return OTHER if is_odd else token
+
+    monkeypatch.setattr(garble, "is_own", lambda scored, temperature: True)
+    [result] = probed(SMALL, ["garble"], fault=Fault(choose=choose), gather=SMALL.concurrency).results
+    assert result.status == status, result.reason
+    assert bool(result.details["num_habits"]) is is_always
+
+
+def late(every: int, kinds: set[str]) -> Callable[[dict[str, Any], tuple[int, Any]], tuple[int, Any]]:
+    """A gateway that answers one request of so many with the reply to the one before. kinds: of requests (`id`s of a probe)."""
+    numbers, before = itertools.count(), [None]
+
+    def gateway(body: dict[str, Any], answered: tuple[int, Any]) -> tuple[int, Any]:
+        is_score = "prompt_logprobs" in body
+        if answered[0] != 200 or body["max_tokens"] == 1 != is_score or ("score" in kinds) != is_score or "tools" in body:
+            return answered
+        found, before[0] = (before[0] if next(numbers) % every == every - 1 else None), answered  # type: ignore[assignment]
+        return found or answered
+
+    return gateway
+
+
+def test_a_reply_to_another_request_is_an_alarm_wherever_it_comes() -> None:
+    results = {one.name: one for one in behind(late(4, {"generated"}), ["argmax", "swapped"])}
+    assert (results["swapped"].status, results["swapped"].events) == ("alarm", 3)
+    assert results["swapped"].reason == "3 of 12 replies answer another request's prompt"
+    assert {one.what for one in results["swapped"].witnesses} == {"its prompt's ids are those of another prompt"}
+    results = {one.name: one for one in behind(late(8, {"score"}), ["recompute", "swapped"])}
+    assert results["swapped"].status == "alarm" and results["swapped"].events is not None and results["swapped"].events >= 3
+    assert all("AnothersReply: " in one.what for one in results["swapped"].witnesses)
 
 
 def test_a_drawn_token_outside_the_top_is_not_missing_there() -> None:

@@ -178,6 +178,8 @@ def test_how_a_task_is_judged_is_recorded_and_no_part_of_the_suites_hash(tmp_pat
             chances[chance] = _measure_task(session, suite, task, WHO, None).chance
     assert chances == {0.0: 0.0, 0.25: 0.25}
     found = {task.name: task.chance for name in ("full", "languages") for task in load_recipe(SuiteRecipe, name).tasks}
+    listed = [task for task in load_recipe(SuiteRecipe, "languages").tasks if isinstance(task, LmEvalTask)]
+    assert {task.name: task.translations for task in listed} == {"mgsm": True, "mmlu-languages": True}
     assert {name: chance for name, chance in found.items() if chance} == {
         "gpqa-diamond": 0.25, "mmlu-pro": 0.1, "mmlu-languages": 0.1,
     }  # fmt: skip
@@ -250,7 +252,7 @@ def test_a_range_of_items_grows_by_new_ones(tmp_path: Path, task_folder: Path) -
     for look, result in zip(looks, found, strict=True):
         assert look.limit is not None
         assert {one.item for one in result.items} == {f"local_gsm8k/{number}" for number in drawn[: look.limit]}
-        assert sorted(items_at(found[-1].items, 2, look.limit, session.seed), key=str) == sorted(result.items, key=str)
+        assert sorted(items_at(task, found[-1].items, 2, look.limit, session.seed), key=str) == sorted(result.items, key=str)
     first = {one.item: one for one in found[-1].items if one.sample == 0}
     assert {one.item: one for one in by_limit.items} == first
     again = {one.item: one for one in found[0].items if one.sample == 1}

@@ -138,3 +138,27 @@ def _journal_replies(folder: Path) -> list[tuple[str]]:
 
     with sqlite3.connect(folder / "journal.db") as database:
         return database.execute("SELECT reply FROM requests").fetchall()
+
+
+@pytest.mark.slow
+def test_a_scorer_that_raises(task_folder: Path, tmp_path: Path) -> None:
+    """The reply that it cannot read is wrong, and the note says so; the others are scored."""
+    (task_folder / "brittle.yaml").write_text(
+        (task_folder / "graded.yaml")
+        .read_text()
+        .replace("local_graded", "local_brittle")
+        .replace("graded.half", "brittle.read")
+    )
+    (task_folder / "brittle.py").write_text(
+        "import json\n\n\ndef read(doc, results):\n"
+        "    return {'quality': int(json.loads(results[0]) == int(doc['answer'][-1]))}\n"
+    )
+    task = LmEvalTask(kind="lm_eval", name="b", tasks=("local_brittle",), include_path=str(task_folder), max_tokens=9)
+    replies = {"2 + 2": "4", "10 - 3": "[" * 100_000, "6 * 7": "no", "1000 + 234": "9" * 5000, "5 + 5": "0", "9 - 9": "1"}
+    with (
+        FakeServer(lambda body: Scripted(replies[body["messages"][-1]["content"]])) as server,
+        session_with(server, tmp_path) as session,
+    ):
+        result = run_lm_eval(session, task)
+    assert [item.correct for item in result.items] == [True, False, False, False, True, False]
+    assert "the scorer of local_brittle failed on 3 replies, which count as wrong (RecursionError" in str(result.note)

@@ -50,7 +50,7 @@ def solve_tracking(question: str) -> list[str]:
     text = question.rsplit("Memorize and track", 1)[1]
     value = re.findall(r"assigned the value (\d+) in", text)[0]
     holders = {value}
-    for name, given in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", text):
+    for name, given in re.findall(r"\nVAR (\w+) = (?:VAR )?(\w+)", text):
         holders |= {name} if given in holders else set()
     return sorted(holders - {value})
 
@@ -122,7 +122,7 @@ def test_needles_are_as_many_and_of_the_kind_published(task: str, needles: int, 
 
 def test_one_chain_of_four_hops_in_order() -> None:
     item = make("vt", 2048)
-    chain = re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", item.question.rsplit("Memorize", 1)[1])
+    chain = re.findall(r"\nVAR (\w+) = (?:VAR )?(\w+) ?\n", item.question.rsplit("Memorize", 1)[1])
     assert [name for name, _ in chain] == list(item.expected) and len(chain) == 5
     assert [given for _, given in chain] == [item.facts["value"], *item.expected[:-1]]
     assert item.depths == tuple(sorted(item.depths))

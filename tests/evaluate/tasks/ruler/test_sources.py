@@ -63,7 +63,7 @@ def test_item_whole() -> None:
         language="en",
         style="base",
         question="A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about "
-        "the number afterwards.\nThe grass is green. One of the special magic numbers for ready-drum is: 5680383. The sky is "
+        "the number afterwards.\nOne of the special magic numbers for ready-drum is: 5680383.\nThe grass is green. The sky is "
         "blue. The sun is yellow.\nWhat is the special magic number for ready-drum mentioned in the provided text?",
         answer_prefix="The special magic number for ready-drum mentioned in the provided text is",
         expected=("5680383",),
@@ -71,10 +71,10 @@ def test_item_whole() -> None:
         prompt_tokens=70,
         reply_tokens=10,
         fill=1.0,
-        depths=(20 / 56,),
+        depths=(0.0,),
         comparable=True,
         note=None,
-        facts={"keys": ["ready-drum"], "num_sentences": 3},
+        facts={"keys": ["ready-drum"], "num_units": 0},
         seed="eval",
     )
 
@@ -85,7 +85,7 @@ def test_another_item_means_another_version() -> None:
     for language in LANGUAGES:
         grid = {"seed": "eval", "style": "chat", "count_tokens": characters, "language": language}
         hashes.append(grid_item(2000, 0.5, 0, **grid).sha256)  # type: ignore[arg-type]
-    assert (GENERATOR_VERSION, hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]) == ("1", "4dce5484bd1c31ab")
+    assert (GENERATOR_VERSION, hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]) == ("2", "b216f40d2dfc7d6d")
 
 
 # ------------------------------------------------------------------------------------------------ haystacks
@@ -189,9 +189,13 @@ def test_squad(tmp_path: Path) -> None:
     file.write_text(json.dumps(SQUAD), encoding="utf-8")
     squad = read_squad(file)
     elbe, hills = "The Elbe is long. It flows north.", "Hills are low."
+    nobody = "Nobody asks about this. It is only here to fill."
     assert squad == QaSource(
-        (QaQuestion("Where to?", ("north", "flows north"), (elbe,)), QaQuestion("How high?", ("low",), (hills,))),
-        (elbe, "Nobody asks about this. It is only here to fill.", hills),
+        (
+            QaQuestion("Where to?", ("north", "flows north"), (elbe,), near=(nobody,)),
+            QaQuestion("How high?", ("low",), (hills,)),
+        ),
+        (elbe, nobody, hills),
     )
     items = [make("qa_1", 200, index, Sources(squad=squad)) for index in range(4)]
     assert [item.facts["question"] for item in items[:2]] == [item.facts["question"] for item in items[2:]]
@@ -209,8 +213,9 @@ def test_hotpotqa(tmp_path: Path) -> None:
     file.write_text(json.dumps(HOTPOT), encoding="utf-8")
     hotpot = read_hotpotqa(file)
     oak, ash, elm, fir = "Oak\nOak is a tree.", "Ash\nAsh is old. It is a town.", "Elm\nElm is new.", "Fir\nFir is green."
-    assert hotpot == QaSource((QaQuestion("Which is older?", ("Ash",), (ash, elm), (oak,)),), (oak, ash, elm, fir))
-    item = make("qa_2", 150, sources=Sources(hotpotqa=hotpot))
+    older = QaQuestion("Which is older?", ("Ash",), (oak, ash, elm), support=(ash, elm))
+    assert hotpot == QaSource((older, QaQuestion("Unsupported?", ("no",), (fir,))), (oak, ash, elm, fir))
+    (item,) = (one for one in (make("qa_2", 150, i, Sources(hotpotqa=hotpot)) for i in (0, 1)) if one.expected == ("Ash",))
     assert len(item.depths) == 2 and item.question.count(ash) == item.question.count(elm) == item.question.count(oak) == 1
     assert item.question.endswith("Question: Which is older?") and item.answer_prefix == "Answer:"
 

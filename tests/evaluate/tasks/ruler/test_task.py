@@ -21,6 +21,7 @@ from assay_evaluate.statistics.item_pairs import pair_items
 from assay_evaluate.tasks.ruler import LANGUAGES, TASKS
 from assay_evaluate.tasks.ruler_task import run_ruler
 
+REFERENCE = Identity("reference", "f")
 TINY = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
 
 
@@ -58,7 +59,7 @@ def type_of(names: tuple[str, ...]) -> Any:
 
 def test_all_thirteen_tasks_are_asked_and_scored(tmp_path: Path) -> None:
     with FakeServer(lambda body: Scripted("I do not know.")) as server, session_with(server, tmp_path) as session:
-        result = run_ruler(session, task_of(lengths_tokens=(3000,), num_items=1), tmp_path, "reference")
+        result = run_ruler(session, task_of(lengths_tokens=(3000,), num_items=1), tmp_path, REFERENCE)
     assert [item.item for item in result.items] == [f"{name}/3000/0" for name in TASKS]
     assert {(item.correct, item.score, item.truncated) for item in result.items} == {(False, 0.0, False)}
     assert result.mean_score is not None
@@ -72,7 +73,7 @@ def test_all_thirteen_tasks_are_asked_and_scored(tmp_path: Path) -> None:
 def test_a_question_that_is_asked_at_several_lengths_is_a_cluster(tmp_path: Path) -> None:
     asked = task_of(tasks=("qa_1", "niah_single_1"), lengths_tokens=(1500, 2000))
     with FakeServer(lambda body: Scripted("I do not know.")) as server, session_with(server, tmp_path) as session:
-        items = run_ruler(session, asked, tmp_path, "reference").items
+        items = run_ruler(session, asked, tmp_path, REFERENCE).items
     clusters = {item.item: item.cluster for item in items}
     assert len(items) == 8 and {clusters[f"niah_single_1/{length}/{i}"] for length in (1500, 2000) for i in (0, 1)} == {None}
     first, second = (clusters[f"qa_1/1500/{i}"] for i in (0, 1))
@@ -88,9 +89,9 @@ def test_partial_credit_is_kept_and_correct_means_all(tmp_path: Path) -> None:
         return Scripted(" ".join(numbers[:3]))
 
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        ours = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, "reference")
+        ours = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
     with FakeServer(three) as server, session_with(server, tmp_path, "candidate") as session:
-        theirs = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, "reference")
+        theirs = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
         assert server.count("/tokenize") == 0  # items came from the journal
     assert [(item.correct, item.score) for item in ours.items] == [(True, 1.0)] * 2
     assert [(item.correct, item.score) for item in theirs.items] == [(False, 0.75)] * 2
@@ -107,7 +108,7 @@ def test_the_reference_decides_what_every_checkpoint_is_asked(tmp_path: Path) ->
             if who == "candidate":
                 server.chat_template = True
                 server._prompt_ids = lambda body: [1] * (len(prompt_of(body)) // 2)  # type: ignore[method-assign]
-            run_ruler(session, task_of(tasks=("niah_single_2",)), tmp_path, is_sized_by)
+            run_ruler(session, task_of(tasks=("niah_single_2",)), tmp_path, Identity(is_sized_by, "f"))
             asked.append([prompt_of(body) for path, body in server.requests if path == "/v1/chat/completions"])
     assert sorted(asked[0]) == sorted(asked[1])
     assert min(map(len, asked[2])) > 1.5 * max(map(len, asked[0]))
@@ -116,7 +117,7 @@ def test_the_reference_decides_what_every_checkpoint_is_asked(tmp_path: Path) ->
 def test_what_does_not_fit_or_cannot_be_made_is_named_and_the_rest_is_asked(tmp_path: Path) -> None:
     task = task_of(tasks=("niah_single_1",), lengths_tokens=(200, 1500, 5000))
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        result = run_ruler(session, task, tmp_path, "reference")
+        result = run_ruler(session, task, tmp_path, REFERENCE)
     assert [item.item for item in result.items] == ["niah_single_1/1500/0", "niah_single_1/1500/1"]
     assert result.note is not None
     too_short, too_long = result.note.split("; not measured: ")
@@ -124,7 +125,7 @@ def test_what_does_not_fit_or_cannot_be_made_is_named_and_the_rest_is_asked(tmp_
     assert too_long == "niah_single_1 at 5000 tokens: prompt and reply need up to 5172, max_model_len is 4096"
     within = task.model_copy(update={"reply_within_length": True, "lengths_tokens": (4096,)})
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        result = run_ruler(session, within, tmp_path, "reference")
+        result = run_ruler(session, within, tmp_path, REFERENCE)
     assert all(0.95 * 3796 <= (item.prompt_tokens or 0) <= 3796 for item in result.items)
 
 
@@ -137,7 +138,7 @@ def test_styles(tmp_path: Path, style: Any) -> None:
         return Scripted("x" * body["max_tokens"], finish_reason="length")
 
     with FakeServer(reply) as server, session_with(server, tmp_path) as session:
-        (item,) = run_ruler(session, task, tmp_path, "reference").items
+        (item,) = run_ruler(session, task, tmp_path, REFERENCE).items
     path, body = server.requests[-1]
     if style == "base":
         assert path == "/v1/completions"
@@ -152,8 +153,8 @@ def test_styles(tmp_path: Path, style: Any) -> None:
 
 def test_without_a_chat_template(tmp_path: Path) -> None:
     with FakeServer(find_numbers) as server, session_with(server, tmp_path, is_chat=False) as session:
-        plain = run_ruler(session, task_of(tasks=("niah_single_1",)), tmp_path, "reference")
-        refused = run_ruler(session, task_of(tasks=("niah_single_1",), style="chat"), tmp_path, "reference")
+        plain = run_ruler(session, task_of(tasks=("niah_single_1",)), tmp_path, REFERENCE)
+        refused = run_ruler(session, task_of(tasks=("niah_single_1",), style="chat"), tmp_path, REFERENCE)
     assert [item.correct for item in plain.items] == [True, True]
     assert {path for path, _ in server.requests} == {"/tokenize", "/v1/completions"}
     assert (refused.num_items, refused.note) == (
@@ -166,8 +167,8 @@ def test_needle_grid_and_sources_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "essays" / "a.txt").write_text("The harbour was quiet at dawn. " * 10 + "Boats came in with the tide. ")
     task = task_of(tasks=("needle_grid",), depths=(0.0, 1.0), languages=("en", "zh"), num_items=1)
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        result = run_ruler(session, task.model_copy(update={"essays": str(tmp_path / "essays")}), tmp_path, "reference")
-        other = run_ruler(session, task, tmp_path, "reference")
+        result = run_ruler(session, task.model_copy(update={"essays": str(tmp_path / "essays")}), tmp_path, REFERENCE)
+        other = run_ruler(session, task, tmp_path, REFERENCE)
     assert [item.item for item in result.items] == [
         "needle_grid/en/0/1500/0", "needle_grid/zh/0/1500/0", "needle_grid/en/1/1500/0", "needle_grid/zh/1/1500/0",
     ]  # fmt: skip
@@ -186,15 +187,15 @@ def test_the_checkpoints_own_tokenizer_counts_where_it_agrees_with_the_server(tm
     here = TokenCounter(TINY)
     with FakeServer(find_numbers, max_model_len=None) as server, session_with(server, tmp_path) as session:
         server._prompt_ids = lambda body: [1] * (here(body["messages"]) + extra_tokens)  # type: ignore[method-assign]
-        result = run_ruler(session, task_of(tasks=("niah_single_1",), lengths_tokens=(1024,)), TINY, "reference")
+        result = run_ruler(session, task_of(tasks=("niah_single_1",), lengths_tokens=(1024,)), TINY, REFERENCE)
     assert all(0.95 * 896 <= (item.prompt_tokens or 0) <= 896 for item in result.items)
     assert (server.count("/tokenize") == 1) is (extra_tokens == 0)
 
 
 def test_items_survive_in_the_journal(tmp_path: Path) -> None:
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        first = run_ruler(session, task_of(tasks=("niah_single_3", "qa_1")), tmp_path, "reference")
+        first = run_ruler(session, task_of(tasks=("niah_single_3", "qa_1")), tmp_path, REFERENCE)
         num_asked = len(server.requests)
-        again = run_ruler(session, task_of(tasks=("niah_single_3", "qa_1")), tmp_path, "reference")
+        again = run_ruler(session, task_of(tasks=("niah_single_3", "qa_1")), tmp_path, REFERENCE)
         assert len(server.requests) == num_asked
     assert json.loads(again.model_dump_json()) == json.loads(first.model_dump_json())

@@ -17,7 +17,13 @@ from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.recipes.suite_files import with_swe_options
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.preflight.known_tasks import REPOSITORIES
-from assay_evaluate.statistics import clustered_mean, paired_difference, widen
+from assay_evaluate.statistics import (
+    clustered_mean,
+    items_for_margin,
+    minimum_detectable_effect,
+    paired_difference,
+    widen,
+)
 from assay_evaluate.statistics.item_pairs import pair_items
 from assay_evaluate.statistics.swe_difference import (
     InstancePair,
@@ -299,6 +305,20 @@ def test_several_trajectories_of_an_instance_are_one_share() -> None:
     assert (found.drop.value, found.reference_only, found.candidate_only) == (0.25, 1, 0)
 
 
+def test_what_a_run_can_show_and_needs_follows_the_repositories() -> None:
+    """Twelve losses in one repository of four: t of 3 degrees, where 80 independent instances would show half of that loss."""
+    ours = as_task({(f"{i % 4}-{i}", 0): True for i in range(80)})
+    theirs = as_task({(f"{i % 4}-{i}", 0): not (i % 4 == 0 and i < 48) for i in range(80)})
+    pairs = pair_items(ours, theirs)
+    error = np.sqrt(sum((drop - 0.15) ** 2 for drop in (0.6, 0.0, 0.0, 0.0)) / 3 / 4)
+    assert pairs.discordant == (12, 0)
+    assert pairs.detectable() == pytest.approx(error * stats.t.ppf([0.975, 0.8], 3).sum())
+    assert pairs.detectable() > 4 * minimum_detectable_effect(12, 0, 80)
+    times = pairs.needed(0.10, 0.95, 0.8) / 80
+    assert error / np.sqrt(times) * stats.t.ppf([0.975, 0.8], 3 * times).sum() == pytest.approx(0.10, rel=0.01)
+    assert 80 * times > 10 * items_for_margin(12, 0, 80, 0.10)
+
+
 def test_a_gate_says_a_word_only_if_clusters_would_say_it_too() -> None:
     from assay_evaluate.statistics import decide, paired_evidence
 
@@ -348,12 +368,13 @@ def options(dataset: Path, **more: Any) -> SweTask:
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def test_filter_then_slice_over_sorted_ids(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "test.jsonl", *({**ROW, "instance_id": f"{r}__{r}-{i}"} for i in range(3) for r in "ba"))
+    row = {**ROW, "problem_statement": "U+2028 ends no line:\u2028it is part of a string"}
+    path = write_rows(tmp_path / "test.jsonl", *({**row, "instance_id": f"{r}__{r}-{i}"} for i in range(3) for r in "ba"))
     assert [row["instance_id"] for row in load_instances(options(tmp_path))] == [
         f"{r}__{r}-{i}" for r in "ab" for i in range(3)
     ]

@@ -1,0 +1,330 @@
+"""`make fuzz`: damaged files are read by the product's own commands and readers; each ends well or in one line for the user.
+
+    python benchmarks/trust/fuzz.py [--cases 10000] [--only WORD] [--write benchmarks/trust/fuzz.md]
+
+A case is a real file, damaged by a generator of its own seed (mutations.py), in a copy of its folder. "Held" means: the command
+exits 0, 1 or 2 and writes no traceback; the reader returns or raises an AssayError of one line (a recipe's lists its problems);
+within 30 s. What does not hold is listed with its seed: `--only TARGET --seed N` runs that case alone and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SUPPORT = HERE.parents[1] / "tests" / "support"
+sys.path[:0] = [str(HERE), str(SUPPORT / "evaluation"), str(SUPPORT / "quantization")]
+
+from mutations import damaged_text  # noqa: E402
+from synthetic_run import make_plan, make_run  # noqa: E402
+from tiny_checkpoints import make_tiny_glm4_moe  # noqa: E402
+
+from assay import cli  # noqa: E402
+from assay.errors import AssayError  # noqa: E402
+from assay.recipes.base import recipes_dir  # noqa: E402
+from assay.recipes.load import KINDS, parse_recipe  # noqa: E402
+from assay.records.plan import Plan  # noqa: E402
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies  # noqa: E402
+from assay_evaluate.tasks.ruler.files import read_items, write_items  # noqa: E402
+from assay_evaluate.tasks.ruler.items import RulerItem  # noqa: E402
+from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad  # noqa: E402
+from assay_evaluate.tasks.swebench.predictions import read_predictions, read_trajectory  # noqa: E402
+
+LONGEST_S = 30
+
+
+@dataclass(frozen=True)
+class Target:
+    """`make` writes a folder once; of a copy of it one of `files` is damaged, and `read` is called with the copy."""
+
+    make: Callable[[Path], None]
+    files: tuple[str, ...]
+    read: Callable[[Path], object]
+    lines: int | None = 1
+    """Lines that an error may have; None: any number (a recipe lists its problems)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended: read, refused, or what did not hold, in words that are the same for the same mistake."""
+
+    kind: str
+    detail: str = ""
+
+
+class Hung(BaseException):
+    """Above every handler for errors."""
+
+
+# ------------------------------------------------------------------------------------------------ what is read, and how
+def command(*words: str) -> Callable[[Path], object]:
+    """`assay WORDS`, in this process and with the folder as working directory."""
+
+    def read(folder: Path) -> None:
+        before, sys.argv = (os.getcwd(), sys.argv), ["assay", *words]
+        os.chdir(folder)
+        err = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+                cli.main()
+        except SystemExit as ended:
+            if ended.code not in (None, 0, 1, 2):
+                raise RuntimeError(f"exit {ended.code}") from None
+            if ended.code == 2:
+                raise AssayError(err.getvalue().strip().removeprefix("error: ").split("\nerror: ")[-1]) from None
+        finally:
+            os.chdir(before[0])
+            sys.argv = before[1]
+
+    return read
+
+
+def recipe(kind: str, name: str) -> Target:
+    """A shipped recipe."""
+
+    def make(folder: Path) -> None:
+        shutil.copy(recipes_dir() / kind / f"{name}.yaml", folder)
+
+    return Target(make, (f"{name}.yaml",), lambda folder: parse_recipe(KINDS[kind], folder / f"{name}.yaml"), lines=None)
+
+
+def run_folder(file: str, *words: str) -> Target:
+    """A file of a run, read by a command about that run."""
+    return Target(lambda folder: void(make_run(folder / "runs")), (f"runs/tiny-glm/{file}",), command(*words))
+
+
+def two_runs(folder: Path) -> None:
+    make_run(folder / "runs")
+    make_run(folder / "other", seed=1)
+
+
+def planned(folder: Path) -> None:
+    make_plan("w4a16").save(folder / "plan.json")
+
+
+def checkpoint(folder: Path) -> None:
+    make_tiny_glm4_moe(folder / "model", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)
+
+
+def quantized(folder: Path) -> None:
+    checkpoint(folder)
+    command("quantize", "model", "-p", "w4a16", "--out", "out/checkpoint")(folder)
+
+
+def text(name: str, content: str, read: Callable[[Path], object]) -> Target:
+    def make(folder: Path) -> None:
+        (folder / name).write_text(content, encoding="utf-8")
+
+    return Target(make, (name,), lambda folder: read(folder / name))
+
+
+def items(folder: Path) -> None:
+    item = RulerItem(
+        task="niah_single_1", length_tokens=512, index=0, language="en", style="plain", question="q", answer_prefix="a",
+        expected=("1",), match="all", prompt_tokens=500, reply_tokens=12, fill=0.9, depths=(0.5,), comparable=False, note="n",
+        facts={"key": "k"}, seed="eval",
+    )  # fmt: skip
+    write_items(folder / "items.jsonl", [item, item])
+
+
+def trajectories(folder: Path) -> None:
+    (folder / "a__b-1").mkdir()
+    (folder / "a__b-1" / "a__b-1.traj.json").write_text(
+        '{"info": {"exit_status": "Submitted", "submission": "diff", "model_stats": {"api_calls": 3}},'
+        ' "messages": [{"role": "user", "content": "x"}]}'
+    )
+    (folder / "preds.json").write_text('{"a__b-1": {"instance_id": "a__b-1", "model_name_or_path": "m", "model_patch": "d"}}')
+
+
+def read_trajectories(folder: Path) -> None:
+    read_predictions(folder)
+    read_trajectory(folder / "a__b-1" / "a__b-1.traj.json")
+
+
+WHO = Identity("quick", "c" * 64, "f" * 64)
+KEYS = [f"{number:064x}" for number in range(40)]
+
+
+def journal(folder: Path) -> None:
+    with Journal(folder / "journal.db") as made:
+        made.write_requests([(key, Request("codes", key[-2:], 0, "/v1/completions", {"prompt": key})) for key in KEYS], WHO)
+        made.write_replies([(key, Reply("answered", text=30 * key, output_tokens=5, token_ids=(1, 2)), 1) for key in KEYS])
+        made.keep_items("codes", [1], [{"prompt": "x"}])
+        made.add_counters("phase", {"drafts": 3.0})
+
+
+def read_journal(folder: Path) -> None:
+    with Journal(folder / "journal.db") as made:
+        found = made.find_all(KEYS)
+        wrong = [key for key, reply in found.items() if reply.text != 30 * key]
+        assert not wrong, f"{len(wrong)} replies are others than were written"
+        made.find_items("codes", [1])
+        made.counters("phase")
+        made.answered_items(WHO)
+    count_replies(folder / "journal.db")
+
+
+def void(_: object) -> None:
+    """For a lambda that is called for what it does."""
+
+
+FIRST_SHARD = "model/model-00001-of-00002.safetensors"
+OF_MODEL = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+PLAN, VERIFY = ("plan", "model", "-p", "w4a16"), ("verify", "out/checkpoint", "--source", "model")
+ASKED = '{"question": "q", "is_impossible": false, "answers": [{"text": "a"}]}'
+SQUAD = f'{{"data": [{{"paragraphs": [{{"context": "c", "qas": [{ASKED}]}}, {{"context": "d", "qas": []}}]}}]}}'
+CONTEXT = '"context": [["t", ["s one.", "s two."]], ["u", ["s"]]]'
+HOTPOT = f'[{{"question": "q", "answer": "a", {CONTEXT}, "supporting_facts": [["t", 0]]}}]'
+
+TARGETS: dict[str, Target] = {
+    "recipe of a model": recipe("models", "tiny-glm"),
+    "recipe of a precision": recipe("precisions", "w4a16"),
+    "recipe of a profile": recipe("profiles", "cpu-emulated"),
+    "recipe of a suite": recipe("suites", "quick"),
+    "recipe of gates": recipe("gates", "full"),
+    "recipe of a family": recipe("families", "glm4_moe"),
+    "plan": Target(planned, ("plan.json",), lambda folder: Plan.load(folder / "plan.json")),
+    "manifest, by status": run_folder("w4a16/checkpoint/assay_manifest.json", "status", "tiny-glm"),
+    "verification, by status": run_folder("w4a16/verify.json", "status", "tiny-glm"),
+    "measurement, by status": run_folder("measurements/w4a16.json", "status", "tiny-glm"),
+    "measurement, by gate": run_folder("measurements/w4a16.json", "gate", "tiny-glm"),
+    "measurement, by compare": Target(
+        two_runs, ("runs/tiny-glm/measurements/w4a16.json",), command("compare", "runs/tiny-glm", "other/tiny-glm")
+    ),
+    "registered gates, by gate": run_folder("gates.registered.json", "gate", "tiny-glm"),
+    "verdicts, by report": run_folder("gates.json", "report", "tiny-glm"),
+    "verdicts, by card": run_folder("gates.json", "card", "tiny-glm"),
+    "config of a source, by plan": Target(checkpoint, ("model/config.json",), command(*PLAN)),
+    "index of a source, by plan": Target(checkpoint, ("model/model.safetensors.index.json",), command(*PLAN)),
+    "shard of a source, by plan": Target(checkpoint, (FIRST_SHARD,), command(*PLAN)),
+    "tokenizer of a source, by quantize": Target(
+        checkpoint, tuple(f"model/{name}" for name in OF_MODEL[2:]), command("quantize", "model", "-p", "w4a16")
+    ),
+    "manifest of a checkpoint, by verify": Target(quantized, ("out/checkpoint/assay_manifest.json",), command(*VERIFY)),
+    "config of a checkpoint, by verify": Target(quantized, ("out/checkpoint/config.json",), command(*VERIFY)),
+    "shard of a checkpoint, by verify": Target(
+        quantized, ("out/checkpoint/model-00001-of-00002.safetensors",), command(*VERIFY)
+    ),
+    "journal of replies": Target(journal, ("journal.db",), read_journal),
+    "items of RULER": Target(items, ("items.jsonl",), lambda folder: list(read_items(folder / "items.jsonl"))),
+    "SQuAD": text("squad.json", SQUAD, read_squad),
+    "HotpotQA": text("hotpot.json", HOTPOT, read_hotpotqa),
+    "predictions of SWE-bench": Target(trajectories, ("preds.json", "a__b-1/a__b-1.traj.json"), read_trajectories),
+}
+
+
+# ------------------------------------------------------------------------------------------------ cases
+def outcome_of(target: Target, folder: Path) -> Outcome:
+    """Read the damaged folder, and say how that ended."""
+    signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(LONGEST_S)
+    try:
+        target.read(folder)
+        return Outcome("read")
+    except AssayError as error:
+        lines = str(error).count("\n") + 1
+        if target.lines is not None and lines > target.lines:
+            return Outcome("several lines", str(error)[:300])
+        return Outcome("refused")
+    except Hung:
+        return Outcome("hangs")
+    except BaseException as error:  # noqa: BLE001  # what this program looks for
+        where = traceback.extract_tb(error.__traceback__)
+        ours = next((frame for frame in reversed(where) if "site-packages" not in frame.filename), where[-1])
+        return Outcome("traceback", f"{type(error).__name__} in {Path(ours.filename).name}:{ours.lineno}: {str(error)[:100]!r}")
+    finally:
+        signal.alarm(0)
+
+
+def _hang(*_: object) -> None:
+    raise Hung
+
+
+def cases(name: str, seeds: range, folder: Path) -> Iterator[tuple[int, Outcome]]:
+    """(seed, outcome) of each; `folder` is empty and on one file system."""
+    target = TARGETS[name]
+    whole, copy = folder / "whole", folder / "copy"
+    whole.mkdir()
+    target.make(whole)
+    shutil.copytree(whole, copy)
+    target.read(copy)  # undamaged, it raises nothing
+    for seed in seeds:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(whole, copy)
+        source = random.Random(f"{name} {seed}")
+        file = copy / source.choice(target.files)
+        file.write_bytes(damaged_text(file.read_bytes(), file.suffix, source))
+        yield seed, outcome_of(target, copy)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description="Damage files and read them: one line, or well.")
+    options.add_argument("--cases", type=int, default=10_000, help="of each target")
+    options.add_argument("--only", default="", help="targets whose name holds this")
+    options.add_argument("--seed", type=int, help="this case alone, with its traceback")
+    options.add_argument("--write", type=Path, help="write the table there")
+    told = options.parse_args()
+    names = [name for name in TARGETS if told.only in name]
+    rows: dict[str, collections.Counter[Outcome]] = {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if told.seed is not None:
+                traceback_of(name, told.seed, Path(folder))
+                continue
+            rows[name] = collections.Counter()
+            first: dict[Outcome, int] = {}
+            for seed, outcome in cases(name, range(told.cases), Path(folder)):
+                rows[name][outcome] += 1
+                first.setdefault(outcome, seed)
+            print(table_row(name, rows[name]), flush=True)
+            for outcome, seed in first.items():
+                if outcome.kind not in ("read", "refused"):
+                    print(f"    {rows[name][outcome]} x {outcome.kind}, first with --seed {seed}: {outcome.detail}", flush=True)
+    if told.write is not None:
+        told.write.write_text(page(rows, told.cases), encoding="utf-8")
+    return int(any(not_held(row) for row in rows.values()))
+
+
+def traceback_of(name: str, seed: int, folder: Path) -> None:
+    for _, outcome in cases(name, range(seed, seed + 1), folder):
+        print(name, seed, outcome)
+    TARGETS[name].read(folder / "copy")
+
+
+def not_held(row: collections.Counter[Outcome]) -> int:
+    return sum(count for outcome, count in row.items() if outcome.kind not in ("read", "refused"))
+
+
+def table_row(name: str, row: collections.Counter[Outcome]) -> str:
+    kinds: collections.Counter[str] = collections.Counter()
+    for outcome, count in row.items():
+        kinds[outcome.kind] += count
+    shown = [kinds[kind] for kind in ("read", "refused", "several lines", "traceback", "hangs")]
+    return f"| {name} | {' | '.join(f'{count:,}' for count in shown)} |"
+
+
+def page(rows: dict[str, collections.Counter[Outcome]], num_cases: int) -> str:
+    lines = [
+        "# Damaged files", "", f"`python benchmarks/trust/fuzz.py --cases {num_cases}`", "",
+        f"{sum(row.total() for row in rows.values()):,} cases; {sum(map(not_held, rows.values())):,} did not hold.", "",
+        "| target | read | refused in a line | several lines | traceback | longer than 30 s |", "|---|---|---|---|---|---|",
+        *(table_row(name, row) for name, row in rows.items()), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""NaN counter: requests in which something was not a number, by every sign a client can see.
+
+vLLM answers a request for log-probabilities whose logits are NaN with HTTP 400 "Out of range float values are not JSON
+compliant", and one without them with 200 and token id 0 over and over (vLLM #55766: "!" for 32,768 tokens after a prefix-cache
+hit). With VLLM_COMPUTE_NANS_IN_LOGITS=1 it counts them, too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from assay.records.probe import ProbeResult, Witness
+from assay_evaluate.client.exchanges import Exchange
+from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, witness
+from assay_evaluate.diagnosis.probes.replies.detectors import ID_ZERO_RUN, id_zero_run
+
+COUNTER = "vllm:corrupted_requests_total"
+NOT_JSON = "not JSON compliant"
+
+
+def probe_nonfinite(session: ProbeSession) -> ProbeResult:
+    """Everything that was asked in this run, generated and scored. Alarm: one single request, or the server's counter."""
+    needed = [session.greedy, session.sampled]
+    if session.endpoint.offer.prompt_logprobs and session.endpoint.offer.token_ids:
+        needed += [[one.exchange for one in session.greedy_scored]]
+    looked = [one for one in session.client.tally.exchanges.values() if one.status in ("answered", "refused")]
+    events: list[Witness] = []
+    first = None
+    for number, exchange in enumerate(looked):
+        sign = nonfinite_sign(exchange)
+        if sign is not None:
+            events.append(sign)
+            first = first or number + 1
+    counted = session.counted(COUNTER) if session.endpoint.offer.counts_nans else None
+    alarms = [f"{len(events)} of {len(looked)} requests had something that is not a number"] if events else []
+    if counted:
+        alarms.append(f"the server counted {counted:.0f} corrupted requests (and everybody else's, if others use it)")
+    return session.result(
+        "nonfinite",
+        events=len(events),
+        trials=len(looked),
+        unit="request",
+        alarm="; ".join(alarms) or None,
+        num_requests=len(looked),
+        witnesses=events,
+        first_event_at=first,
+        details={
+            "server_counter": counted,
+        },
+    )
+
+
+def nonfinite_sign(exchange: Exchange) -> Witness | None:
+    """The first sign in one exchange; None: there is none."""
+    if exchange.status == "refused":
+        return witness(exchange, "refused: not JSON compliant") if NOT_JSON in (exchange.reply.error or "") else None
+    for at, row in enumerate(exchange.rows):
+        if math.isnan(row.logprob) or row.logprob == math.inf or any(math.isnan(value) for _, value in row.top):
+            return witness(exchange, "a generated log-probability is not a number", at)
+    position = None if exchange.reply.logprobs is None else _first_bad(exchange.reply.logprobs)
+    if position is not None:
+        return witness(exchange, "a prompt log-probability is not a number", position)
+    start = id_zero_run(exchange.reply.token_ids or ())
+    return None if start is None else witness(exchange, f"token id 0 {ID_ZERO_RUN} times in a row", start)
+
+
+def _first_bad(prefill: TokenLogprobs) -> int | None:
+    """Of positions that something predicts: the first token of a prompt has no log-probability."""
+    bad = [i for i, value in enumerate(prefill.chosen_P) if not math.isfinite(value)]
+    return bad[0] if bad else None

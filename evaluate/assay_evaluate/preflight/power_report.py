@@ -1,0 +1,238 @@
+"""The power of a suite as a record, and as the table that `assay power` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from assay.quantities import percent_short, points_short
+from assay.recipes.gate import GateRecipe, ScoreGate
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe, SweTask
+from assay.records.preflight.power import CheckpointCost, GatePower, NeededFor, PowerReport, TogetherPower
+from assay_evaluate.preflight.cost import cost_of, span, tokens
+from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
+from assay_evaluate.preflight.power import ENOUGH, WANTED, SuitePower, Together, lossless_passes, spread
+from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, rules_of
+from assay_evaluate.preflight.power_needed import needed
+from assay_evaluate.preflight.rates import ServedWeights
+from assay_evaluate.preflight.workload import Load, Workload, workload_of
+from assay_evaluate.statistics import POWER
+from assay_evaluate.statistics.joint import expected
+from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED
+
+COLUMNS = (
+    "gate", "items", "replies", "differ", "lossless: PASS", "loses the margin: PASS", "FAIL", "loses twice: FAIL",
+    "candidate PASS", "replies of a candidate",
+)  # fmt: skip
+NEEDED_COLUMNS = ("to pass 4 times in 5", "true loss", "items", "or replies to each", "all gates: items", "or replies to each")
+HEADERS_NEEDED = "they need --model: the headers of its weights say what a server reads and computes"
+
+
+# ------------------------------------------------------------------------------------------------ the record
+def gate_powers(found: SuitePower, assumptions: Assumptions) -> Iterator[GatePower]:
+    """One for each score gate, in their order."""
+    seen = found.all_gates.lossless
+    for at, (gate, _, design) in enumerate(found.gated):
+        last, margin, twice = design.looks[-1], found.alone_at_margin[at], found.alone_at_twice[at]
+        yield GatePower(
+            task=gate.task, required=gate.required, max_drop=gate.max_drop, claim=gate.claim, num_items=last.num_items,
+            num_replies=(last.reference_samples, last.candidate_samples), num_looks=len(design.looks),
+            num_clusters=len(design.cluster_sizes) or None, discordance=design.assumed.discordance,
+            reply_noise=design.assumed.noise, assumed_from=assumptions.source(gate.task), lossless_passes=seen.passes_alone[at],
+            at_margin_passes=margin.passes, at_margin_fails=margin.fails, at_twice_passes=twice.passes,
+            at_twice_fails=twice.fails, at_twice_candidate_passes=twice.candidate_passes,
+            mean_candidate_replies=expected(seen.stops[at], [one.num_items * one.candidate_samples for one in design.looks]),
+        )  # fmt: skip
+
+
+def needed_for(found: SuitePower, gates: GateRecipe, assumptions: Assumptions) -> Iterator[NeededFor]:
+    """Of every gate without any loss, then of those whose loss an earlier run has seen."""
+    rules, together = rules_of(gates), WANTED ** (1 / len(found.gated))
+    seen = {one.gate.task: assumptions.losses.get(one.gate.task, 0.0) for one in found.gated}
+    losses = [
+        *((one, 0.0) for one in found.gated),
+        *((one, seen[one.gate.task]) for one in found.gated if seen[one.gate.task] > 0),
+    ]
+    for (gate, task, design), loss in losses:
+        can_repeat = isinstance(task, SweTask) or task.temperature > 0
+        alone, of_all = (needed(design, rules, power, loss=loss, can_repeat=can_repeat) for power in (POWER, together))
+        yield NeededFor(
+            task=gate.task, loss=loss, items=alone.items, replies=alone.replies, items_together=of_all.items,
+            replies_together=of_all.replies,
+        )  # fmt: skip
+
+
+def together_power(seen: Together, *, whole: bool) -> TogetherPower:
+    return TogetherPower(
+        num_gates=len(seen.lossless.passes_alone), whole=whole, lossless_passes=seen.lossless.passes,
+        lossless_fails=seen.lossless.fails, lossless_passes_range=(seen.noisier.passes, seen.steadier.passes),
+        at_margin_passes=seen.at_margin.passes, at_margin_fails=seen.at_margin.fails, at_twice_passes=seen.at_twice.passes,
+        at_twice_fails=seen.at_twice.fails,
+    )  # fmt: skip
+
+
+def workload_foretold(
+    suite: SuiteRecipe, gates: GateRecipe, found: SuitePower, serving: Serving, *, own_texts: bool = False
+) -> Workload:
+    """With as many rounds as a candidate takes that loses nothing, on average."""
+    stops = {one.gate.task: stop for one, stop in zip(found.gated, found.all_gates.lossless.stops, strict=True)}
+    return workload_of(suite, serving, own_texts=own_texts, stopping=gates.stopping, stops=stops)
+
+
+def costs(
+    work: Workload, profile: ProfileRecipe | None, serving: Serving, weights: Mapping[str, ServedWeights | None], reference: str
+) -> Iterator[CheckpointCost]:
+    """Of every checkpoint, the reference first. weights: label -> what is served; None: not known."""
+    for label, held in weights.items():
+        load = work.reference if label == reference else work.candidate
+        cost = None if profile is None or profile.endpoints else cost_of(label, load, held, profile, serving)
+        least, most = (round(factor * load.output_tokens) for factor in LENGTH_RANGE)
+        yield CheckpointCost(
+            label=label, num_requests=load.num_requests, prompt_tokens=load.prompt_tokens, output_tokens=(least, most),
+            hours=None if cost is None else cost.hours, gpu_hours=None if cost is None else cost.gpu_hours,
+        )  # fmt: skip
+
+
+def report_of(
+    found: SuitePower,
+    suite: SuiteRecipe,
+    gates: GateRecipe,
+    assumptions: Assumptions,
+    *,
+    cost: Sequence[CheckpointCost],
+    no_gpu_hours: str | None,
+    would_raise: str | None,
+    model: str | None = None,
+    profile: str | None = None,
+    notes: Sequence[str] = (),
+    seconds: float = 0.0,
+) -> PowerReport:
+    """Everything that the command prints."""
+    whole = gates.whole is not None
+    kinds = dict.fromkeys(gate.kind for gate in gates.gates if not isinstance(gate, ScoreGate))
+    return PowerReport(
+        suite=suite.name, gate_recipe=gates.name, model=model, profile=profile, level=gates.level, num_draws=NUM_DRAWS,
+        seed=SEED, gates=tuple(gate_powers(found, assumptions)), together=together_power(found.all_gates, whole=whole),
+        required_only=None if found.required is None else together_power(found.required, whole=whole),
+        needed=tuple(needed_for(found, gates, assumptions)),
+        unknown=found.unknown, taken_to_pass=tuple(kinds), costs=tuple(cost), no_gpu_hours=no_gpu_hours,
+        would_raise=would_raise, notes=tuple(notes), seconds=seconds,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ in words
+def rows(report: PowerReport) -> list[list[str]]:
+    """Of the table under `COLUMNS`: one for each gate, then all together, then the required ones alone."""
+    each = [
+        [
+            f"{one.task}{'' if one.required else ' (optional)'}, margin {points_short(one.max_drop)}", f"{one.num_items:,}",
+            _replies(one), f"{percent_short(one.discordance)}", percent_short(one.lossless_passes),
+            percent_short(one.at_margin_passes), percent_short(one.at_margin_fails), percent_short(one.at_twice_fails),
+            percent_short(one.at_twice_candidate_passes), f"{one.mean_candidate_replies:,.0f}",
+        ]
+        for one in report.gates
+    ]  # fmt: skip
+    named = (("together", report.together), ("required alone", report.required_only))
+    return [*each, *(_row(name, one) for name, one in named if one is not None)]
+
+
+def needed_rows(report: PowerReport) -> list[list[str]]:
+    """Of the table under `NEEDED_COLUMNS`."""
+    return [
+        [one.task, f"{points_short(one.loss)} points" if one.loss else "none",
+         *("no number" if number is None else f"{number:,}" for number in
+           (one.items, one.replies, one.items_together, one.replies_together))]
+        for one in report.needed
+    ]  # fmt: skip
+
+
+def _replies(one: GatePower) -> str:
+    ours, theirs = one.num_replies
+    most = f"{ours}" if ours == theirs else f"{ours} + {theirs}"
+    return most if one.num_looks == 1 else f"up to {most}"
+
+
+def _row(name: str, one: TogetherPower) -> list[str]:
+    with_whole = ", with the whole" if one.whole else ""
+    return [
+        f"{name}: {one.num_gates} gate{'s' if one.num_gates > 1 else ''}{with_whole}", "", "", "",
+        percent_short(one.lossless_passes), percent_short(one.at_margin_passes), percent_short(one.at_margin_fails),
+        percent_short(one.at_twice_fails), percent_short(one.at_twice_passes), "",
+    ]  # fmt: skip
+
+
+def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
+    """Below the table: the headline, what the columns mean, the assumptions, the cost, and what would raise the power."""
+    required = None if found.required is None else found.required.lossless
+    headline = f"{lossless_passes(found.all_gates.lossless, required)}, {spread(found.all_gates)}"
+    yield f"{headline[0].upper()}{headline[1:]}."
+    yield (
+        "In the row of a gate the candidate loses at that task alone, in that of all together at every task; `candidate PASS` "
+        "is the overall verdict on one that loses twice the margin. What is neither PASS nor FAIL is UNDERPOWERED. "
+        f"A loss of just the margin passes, and fails, with {percent_short((1 - report.level) / 2)} or less by "
+        "construction."
+    )
+    less = "; with the claim about the whole fewer do" if report.together.whole else ""
+    yield f"What is needed is for a PASS of that gate alone, and for one of all gates together, each by itself{less}."
+    if report.taken_to_pass:
+        yield f"Taken to pass: {', '.join(report.taken_to_pass)}; and every reply to come."
+    yield from _assumptions(report)
+    if report.unknown:
+        yield f"In no chance, for how many items they have is not known here: {', '.join(report.unknown)}."
+    yield from _costs(report)
+    weakest = min(report.gates, key=lambda one: one.lossless_passes)
+    if report.would_raise is not None:
+        yield f"Weakest: {weakest.task}, {percent_short(weakest.lossless_passes)}. What would raise it: {report.would_raise}."
+    elif report.together.lossless_passes < 0.995:
+        yield f"Weakest: {weakest.task}, {percent_short(weakest.lossless_passes)}."
+    yield from report.notes
+
+
+def _assumptions(report: PowerReport) -> Iterator[str]:
+    """Where the numbers of two runs of one model come from."""
+    by_source = groupby(sorted(report.gates, key=lambda one: one.assumed_from), key=lambda one: one.assumed_from)
+    sources = {source: [one.task for one in some] for source, some in by_source}
+    for source, tasks in sources.items():
+        if source == FROM_TABLE:
+            which = "" if len(sources) == 1 else f" of {', '.join(tasks)}"
+            yield (
+                f"Assumed{which}: `differ` is the share of replies that differ between two runs of one model; "
+                "--discordance TASK=SHARE or --run RUN says better."
+            )
+        else:
+            yield f"{source[0].upper()}{source[1:]}: how often replies to {', '.join(tasks)} differ."
+    noise = {one.reply_noise for one in report.gates}
+    if noise == {1.0}:
+        yield "All of it is taken for noise of replies, which more replies average out; --reply-noise SHARE says how much is."
+    else:
+        low, high = percent_short(min(noise)), percent_short(max(noise))
+        yield f"{low if low == high else f'{low} to {high}'} of it is noise of replies, which more replies average out."
+    error = 50 / report.num_draws**0.5
+    yield f"{report.num_draws:,} draws, seed {report.seed}: a standard error of {error:.1f} points at most."
+
+
+def _costs(report: PowerReport) -> Iterator[str]:
+    for one in report.costs:
+        load = Load(one.num_requests, one.prompt_tokens, round(one.output_tokens[0] / LENGTH_RANGE[0]))
+        hours = "" if one.hours is None else f", {span(one.hours)} h"
+        gpu_hours = "" if one.gpu_hours is None else f", {span(one.gpu_hours)} GPU-hours"
+        yield f"Cost of {one.label}: {tokens(load)}{hours}{gpu_hours}."
+    gpu_hours_each = [one.gpu_hours for one in report.costs if one.gpu_hours is not None]
+    if len(gpu_hours_each) == len(report.costs) > 1:
+        least, most = (sum(one[at] for one in gpu_hours_each) for at in (0, 1))
+        yield f"Together {span((least, most))} GPU-hours on {report.profile}, from assumed lengths of replies and a roofline."
+    if report.no_gpu_hours is not None:
+        yield f"No GPU-hours: {report.no_gpu_hours}."
+
+
+def little_power(name: str, passes: float, required: float | None) -> str | None:
+    """One line for a suite that is more likely to call a lossless candidate UNDERPOWERED than to pass it. None: it is not."""
+    if passes >= ENOUGH:
+        return None
+    but = "" if required is None else f" ({percent_short(required)} if the reference cannot do the optional tasks)"
+    return (
+        f"suite {name} passes a candidate that lost nothing with {percent_short(passes)} only{but}, else it is UNDERPOWERED: "
+        "`assay power` says what would raise it"
+    )

@@ -1,0 +1,284 @@
+"""From the looks at every task to the verdicts of every run: the rules of the gates, over arrays.
+
+As in a run: each look has the level that alpha spending gives it (`sequential`); a task passes at the level of one test, fails
+by Holm over all tasks, and is asked again while it does neither, has looks left, and can still change the overall verdict. The
+claim about the whole takes the tasks' intervals as they then are (`pooled`). Tasks are independent: they ask different
+questions, and a true loss is fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay_evaluate.statistics.joint.drawn import Bools, Draws, Evidence, Floats, ScoreDesign, SeenAtLook, seen
+from assay_evaluate.statistics.joint.further import worth_another_look
+from assay_evaluate.statistics.pooled import half_width
+from assay_evaluate.statistics.sequential import Spending, nominal_levels
+
+NUM_DRAWS = 4_000
+"""The standard error of a chance is 0.8 points at most."""
+SEED = 1
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Of the gates. whole: (limit of the mean use of the margins, margins that a task may lose); None: each task by itself."""
+
+    level: float = 0.95
+    min_items: int = 30
+    holm: bool = True
+    spending: Spending = field(default_factory=Spending)
+    fail_spending: Spending = field(default_factory=Spending)
+    """Of claims of equivalence `spending` is for both."""
+    whole: tuple[float, float] | None = None
+    every_task: bool = False
+    """Ask until each is decided by itself, also with `whole`."""
+    level_step: float = 0.2
+    """Growths of information from look to look are rounded to so much of their logarithm, one step at least, so that few levels
+    are computed. They differ by a few percent of themselves."""
+
+    @property
+    def alpha(self) -> float:
+        return (1 - self.level) / 2
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Chances of the overall verdict, of the claim about the whole and of each task's; the rest is UNDERPOWERED.
+
+    passes_alone, fails_alone: of each task, in the order of the paths; FAIL is Holm-adjusted like the overall verdict. stops:
+    of each task the chances that its last look is that of the number.
+    """
+
+    passes: float
+    fails: float
+    passes_alone: tuple[float, ...]
+    fails_alone: tuple[float, ...]
+    whole_passes: float | None
+    stops: tuple[tuple[float, ...], ...]
+    spreads: tuple[float, ...]
+    """Standard deviation of each task's difference when it stops, in units of its margin."""
+
+
+def chances_of(
+    designs: Sequence[ScoreDesign], losses: Sequence[float], rules: Rules, *, num_draws: int = NUM_DRAWS, seed: int = SEED
+) -> Chances:
+    """Chances of the verdicts on a candidate that truly loses `losses`, one for each design. The same seed, the same result.
+
+    ValueError without designs, or for a loss outside (-1, 1).
+    """
+    drawn = zip(designs, losses, strict=True)
+    found = [draw(one, loss, rules, of=len(designs), num_draws=num_draws, seed=seed) for one, loss in drawn]
+    return resolve(found, rules)
+
+
+def draw(
+    design: ScoreDesign, loss: float, rules: Rules, *, of: int = 1, num_draws: int = NUM_DRAWS, seed: int = SEED
+) -> Path:  # fmt: skip
+    """One of at most `of` tasks. Tasks of other names are drawn independently of it."""
+    draws = Draws(design, loss, num_draws, np.random.default_rng([seed, *design.task.encode()]))
+    return Path(design, rules, of, [draws.see(number) for number in range(len(design.looks))])
+
+
+# ------------------------------------------------------------------------------------------------ one look
+def _levels(
+    looks: Sequence[SeenAtLook], alpha: float, where: Bools, spending: Spending, level_step: float
+) -> Floats:  # fmt: skip
+    """One-sided level at which the last of these looks decides, of every run; 0 where none was asked for."""
+    times = [look.design.share for look in looks]
+    found = np.zeros(len(where))
+    if len(looks) == 1:
+        return np.where(where, nominal_levels(times, [1.0], alpha, spending)[0], 0.0)
+    information = np.stack([look.information[where] for look in looks])
+    steps = np.maximum(np.round(np.diff(np.log(information), axis=0) / level_step), 1).astype(np.int64).T
+    if len(steps):
+        different, index = np.unique(steps, axis=0, return_inverse=True)
+        levels = [
+            nominal_levels(times, np.exp(level_step * np.cumsum([0, *one])).tolist(), alpha, spending)[-1] for one in different
+        ]
+        found[where] = np.array(levels)[index.ravel()]
+    return found
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a gate says of every run at a look, from all looks so far.
+
+    strength: the largest number of tasks over which a FAIL would hold if it were the strongest of them; 0: not even alone.
+    low, high: of the interval of the drop.
+    """
+
+    passed: Bools
+    strength: Ints
+    drop: Floats
+    low: Floats
+    high: Floats
+
+
+FIELDS = tuple(one.name for one in dataclasses.fields(Words))
+
+
+class Path:
+    """One task of every run, from look to look, under rules for `of` tasks or fewer. Only what is asked for is computed."""
+
+    def __init__(self, design: ScoreDesign, rules: Rules, of: int, evidence: Sequence[Evidence]) -> None:
+        """evidence: at every look."""
+        self.design, self.num_draws = design, len(evidence[0].drop)
+        self._rules, self._of, self._evidence = rules, of if rules.holm else 1, evidence
+        self._looks = list[SeenAtLook]()
+        self._known = [np.zeros(self.num_draws, dtype=np.bool_) for _ in evidence]
+        self._words = [
+            Words(*(np.zeros(self.num_draws, dtype=kind) for kind in (np.bool_, np.int64, *[np.float64] * 3))) for _ in evidence
+        ]
+
+    def at(self, number: Ints) -> Words:
+        """Of each run at the look that it has come to."""
+        for look in range(int(number.max()) + 1):
+            self._come_to(look, (number >= look) & ~self._known[look])
+        runs = np.arange(self.num_draws)
+        return Words(*(np.stack([getattr(one, name) for one in self._words])[number, runs] for name in FIELDS))
+
+    def _come_to(self, number: int, where: Bools) -> None:
+        """The words of some runs at a look; those of the look before are known."""
+        if not where.any():
+            return
+        if number == len(self._looks):
+            self._looks.append(seen(self.design, number, self._evidence[number]))
+        rules, looks, evidence = self._rules, self._looks[: number + 1], self._evidence[number]
+        last = looks[-1]
+        for_fail = rules.spending if self.design.claim == "equivalent" else rules.fail_spending
+        level = _levels(looks, rules.alpha, where, rules.spending, rules.level_step)
+        passed = (last.p_pass < level) & (last.design.num_items >= rules.min_items)
+        strength = np.zeros(self.num_draws, dtype=np.int64)
+        for step in range(1, self._of + 1):
+            likely = where & (last.p_fail < rules.alpha / step)
+            if not likely.any():
+                break
+            strength[likely & (last.p_fail < _levels(looks, rules.alpha / step, likely, for_fail, rules.level_step))] = step
+        low, high = -np.ones(self.num_draws), np.ones(self.num_draws)
+        if rules.whole is not None:
+            fail_level = _levels(looks, rules.alpha, where, for_fail, rules.level_step)
+            low, high = (
+                evidence.ends(np.where(where, 1 - 2 * tail, rules.level))[end] for end, tail in enumerate((fail_level, level))
+            )
+        if number:  # an interval is that of the last look within those of the looks before (`verdicts.looks`)
+            before = self._words[number - 1]
+            passed, strength = before.passed | passed, np.maximum(before.strength, strength)
+            low, high = np.maximum(before.low, low), np.minimum(before.high, high)
+        for name, new in zip(FIELDS, (passed, strength, evidence.drop, low, high), strict=True):
+            getattr(self._words[number], name)[where] = new[where]
+        self._known[number] |= where
+
+
+def resolve(paths: Sequence[Path], rules: Rules) -> Chances:
+    """The verdicts of runs whose tasks were drawn. ValueError without any."""
+    if not paths:
+        raise ValueError("no design: without a score gate nothing passes")
+    at = [np.zeros(path.num_draws, dtype=np.int64) for path in paths]
+    found = judged(paths, at, rules)
+    for number in range(1, max(len(path.design.looks) for path in paths)):
+        for task, (path, asked) in enumerate(zip(paths, asked_further(paths, found, rules), strict=True)):
+            if number < len(path.design.looks):
+                at[task][asked & (at[task] == number - 1)] = number
+        found = judged(paths, at, rules)
+    drops = [one.drop for one in found.words]
+    return Chances(
+        passes=float(found.passes.mean()),
+        fails=float(found.fails.mean()),
+        passes_alone=tuple(float(share) for share in found.passed.mean(axis=1)),
+        fails_alone=tuple(float(share) for share in found.failed.mean(axis=1)),
+        whole_passes=None if found.whole is None else float(found.whole.passes.mean()),
+        stops=tuple(
+            tuple(float((one == number).mean()) for number in range(len(path.design.looks)))
+            for path, one in zip(paths, at, strict=True)
+        ),
+        spreads=tuple(float(drop.std()) / path.design.margin for path, drop in zip(paths, drops, strict=True)),
+    )
+
+
+@dataclass(frozen=True)
+class JudgedWhole:
+    """Of the claim about the whole, in every run. within: of each task, whether it lost surely less than the most."""
+
+    passes: Bools
+    fails: Bools
+    mean_is_shown: Bools
+    within: Bools
+
+
+@dataclass(frozen=True)
+class Judged:
+    """words, passed, failed: of each task, in every run. passes, fails: the overall verdict."""
+
+    words: list[Words]
+    passed: Bools
+    failed: Bools
+    passes: Bools
+    fails: Bools
+    whole: JudgedWhole | None
+
+
+def judged(paths: Sequence[Path], at: Sequence[Ints], rules: Rules) -> Judged:
+    """All runs, each task at the look that it has come to."""
+    words = [path.at(number) for path, number in zip(paths, at, strict=True)]
+    failed = _failed(np.stack([one.strength for one in words]), holm=rules.holm)
+    passed = np.stack([one.passed for one in words]) & ~failed
+    if rules.whole is None:
+        return Judged(words, passed, failed, np.all(passed, axis=0), np.any(failed, axis=0), None)
+    items = [np.array([look.num_items for look in path.design.looks]) for path in paths]
+    enough = np.min([count[number] for count, number in zip(items, at, strict=True)], axis=0) >= rules.min_items
+    whole = _whole(words, [path.design.margin for path in paths], enough, rules.whole)
+    fails = np.any([*failed, whole.fails], axis=0)
+    # A task that is undecided alone has no say then, but for a claim of equivalence.
+    have_say = [ok for path, ok in zip(paths, passed, strict=True) if path.design.claim == "equivalent"]
+    return Judged(words, passed, failed, np.all([whole.passes, ~fails, *have_say], axis=0), fails, whole)
+
+
+def _whole(words: Sequence[Words], margins: Sequence[float], enough: Bools, limits: tuple[float, float]) -> JudgedWhole:
+    """As `verdicts.whole.claim` has it."""
+    most_mean, most_of_task = limits
+    weights = [1 / len(words) / margin for margin in margins]
+    drops = [one.drop for one in words]
+    # An interval contains its value, whatever earlier looks had.
+    lows, highs = [np.minimum(one.low, one.drop) for one in words], [np.maximum(one.high, one.drop) for one in words]
+    mean = np.sum([weight * drop for weight, drop in zip(weights, drops, strict=True)], axis=0)
+    below = half_width([weight * (drop - low) for weight, drop, low in zip(weights, drops, lows, strict=True)])
+    above = half_width([weight * (high - drop) for weight, drop, high in zip(weights, drops, highs, strict=True)])
+    within = np.stack([high / margin < most_of_task for high, margin in zip(highs, margins, strict=True)])
+    fails, is_shown = np.asarray(mean - below > most_mean), np.asarray(mean + above < most_mean)
+    return JudgedWhole(is_shown & within.all(axis=0) & enough & ~fails, fails, is_shown, within)
+
+
+def asked_further(paths: Sequence[Path], found: Judged, rules: Rules) -> Bools:
+    """Of each task the runs in which it is worth another look (`verdicts.whole.going_on`)."""
+    whole, undecided = found.whole, ~found.passed & ~found.failed
+    if whole is None:
+        return undecided
+    beyond = np.stack([one.drop > path.design.margin for path, one in zip(paths, found.words, strict=True)])
+    both_ways = np.array([[path.design.claim == "equivalent"] for path in paths])
+    has_say = ~whole.within | beyond | both_ways
+    return worth_another_look(undecided, has_say, found.fails, whole.mean_is_shown, every_task=rules.every_task)
+
+
+def _failed(strength_TD: Ints, *, holm: bool) -> Bools:
+    """`decisions.holm`: the n-th strongest of m FAILs if it holds over m - n tasks, as all stronger ones do."""
+    if not holm:
+        return strength_TD > 0
+    order = np.argsort(-strength_TD, axis=0, kind="stable")
+    needed = np.arange(len(strength_TD), 0, -1)[:, None]
+    holds = np.logical_and.accumulate(np.take_along_axis(strength_TD, order, axis=0) >= needed, axis=0)
+    found = np.empty_like(holds)
+    np.put_along_axis(found, order, holds, axis=0)
+    return found
+
+
+def expected(stops: Sequence[float], amounts: Iterable[float]) -> float:
+    """Mean over the runs of something that is known of each look."""
+    return math.fsum(chance * amount for chance, amount in zip(stops, amounts, strict=True))

@@ -1,0 +1,68 @@
+"""The largest weight of every group that shares a global scale (NVFP4), of all its members; not by `amax_rows`."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.checkpoint.source_reader import SourceReader, rows_bytes
+from assay_quantize.plan.slabs import SLAB_BYTES, amax_key, amax_members, cut
+
+
+class Amax(NamedTuple):
+    """value: NaN when a weight is NaN or infinite. dtype: in which the global scale is divided."""
+
+    value: float
+    dtype: str
+
+
+class GroupAmax:
+    """Looks through a group when one of its members is first asked for; safe to use from many threads."""
+
+    def __init__(self, plan: Plan, source: SourceReader) -> None:
+        self._members: Mapping[str, Sequence[TensorPlan]] = amax_members(plan, plan.tensors)
+        self._source = source
+        self._found: dict[str, Future[Amax]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, tensor: TensorPlan) -> Amax | None:
+        """None: its scheme has no global scale."""
+        key = amax_key(tensor)
+        if key is None:
+            return None
+        with self._lock:
+            future, is_first = self._found.get(key), key not in self._found
+            if future is None:
+                future = self._found[key] = Future()
+        if is_first:
+            try:
+                future.set_result(self._look(self._members[key]))
+            except BaseException as problem:  # noqa: BLE001 - handed to all threads that wait for this group
+                future.set_exception(problem)
+        return future.result()
+
+    def _look(self, members: Sequence[TensorPlan]) -> Amax:
+        most, buffer = 0.0, np.empty(0, np.uint8)
+        for member in members:
+            for begin, end in cut(member, SLAB_BYTES):
+                if buffer.nbytes < (needed := rows_bytes(member, end - begin)):
+                    buffer = np.empty(needed, np.uint8)
+                found = largest(self._source.read_rows(member, begin, end, buffer), member.logical_dtype)
+                most = max(most, found) if math.isfinite(found) else math.nan
+        dtypes = {member.logical_dtype for member in members}
+        return Amax(most, dtypes.pop() if len(dtypes) == 1 else "F32")
+
+
+def largest(rows: NDArray[Any], dtype: str) -> float:
+    """Largest |w|; NaN or infinite when a weight is. BF16 rows are bit patterns, which without the sign are in order of |w|."""
+    if dtype != "BF16":
+        return float(np.abs(rows).max(initial=0))
+    bits = np.array([(rows & 0x7FFF).max(initial=0)], np.uint32) << 16
+    return float(bits.view(np.float32)[0])

@@ -1,0 +1,127 @@
+"""Shards are checked as soon as they are finished, while others are made: `verify` then takes what was found.
+
+The processor works on them while the writer waits for the disk. Their hashes are not computed once more: every byte on the
+disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from assay.errors import AssayError
+from assay.file_data import data_of_files
+from assay.records.manifest import ShardRecord
+from assay.records.plan import Plan
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.shard_files import header_bytes, planned_shards
+from assay_quantize.formats.config_groups import config_json
+from assay_quantize.plan.identity import plan_sha256
+from assay_quantize.verify.contents import contents_by_shard, jobs_of_shard, judge_jobs, opened_checks
+from assay_quantize.verify.findings import Findings
+from assay_quantize.verify.library import library_headers
+from assay_quantize.verify.original import open_original
+from assay_quantize.verify.presets import Groups, groups_of
+
+
+class FoundInShard(NamedTuple):
+    """stamp: of the file before it was read (`Plan.source_files`). sha256: by the engine."""
+
+    stamp: str
+    sha256: str
+    findings: Findings
+
+
+class FinishedShards:
+    """Checks every shard that it is told of, on threads of its own. A context manager: leaving it stops what is under way.
+
+    Raises nothing for a shard that cannot be read: `verify` looks at it again, and says so.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: Path, source: Path, *, workers: int, importance: Path | None = None
+    ) -> None:  # fmt: skip
+        """source: folder of the checkpoint that `plan` was made for. importance: as for `verify`."""
+        self._plan, self._folder, self._workers = plan, folder, workers
+        self._shards = planned_shards(plan)
+        self.groups = groups_of(config_json(plan))
+        self._headers: dict[str, TensorHeader] = {}
+        self._finished: queue.SimpleQueue[ShardRecord | None] = queue.SimpleQueue()
+        self._found: dict[str, FoundInShard] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="assay-verify-finished")
+        self._opened = ExitStack()
+        checkpoint = open_checkpoint(source)
+        headers = {name: one for shard in checkpoint.shards for name, one in library_headers(source, shard).items()}
+        original = open_original(checkpoint, headers, plan, importance)
+        self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self.wait()
+        self._opened.close()
+
+    def add(self, record: ShardRecord) -> None:
+        """A shard lies in the folder under its own name."""
+        self._finished.put(record)
+
+    def wait(self) -> None:
+        """Until all that were added are checked; no more may be added."""
+        self._finished.put(None)
+        self._thread.join()
+
+    def still_holding(
+        self, plan: Plan, groups: Groups | None, stamps: Mapping[str, str], hashes: Mapping[str, str]
+    ) -> dict[str, Findings]:  # fmt: skip
+        """Shard -> what was found in it, when all that were added are checked.
+
+        Only what still holds: plan and config groups are those it was checked with, the file was not touched since
+        (`stamps`), and the manifest has the hash that the engine gave (`hashes`).
+        """
+        self.wait()
+        is_same = plan_sha256(plan) == plan_sha256(self._plan) and plan.source_files == self._plan.source_files
+        if not is_same or groups != self.groups:
+            return {}
+        return {
+            shard: found.findings
+            for shard, found in self._found.items()
+            if (found.stamp, found.sha256) == (stamps.get(shard), hashes.get(shard))
+        }
+
+    def _loop(self) -> None:
+        while (record := self._finished.get()) is not None and not self._stop.is_set():
+            try:
+                found = self._check(record)
+            except (AssayError, OSError):
+                continue
+            if not self._stop.is_set():
+                self._found[record.name] = found
+
+    def _check(self, record: ShardRecord) -> FoundInShard:
+        stamp = data_of_files(self._folder, [record.name])[record.name]
+        headers = library_headers(self._folder, record.name)
+        self._headers |= headers
+        tensors = contents_by_shard(self._plan, headers).get(record.name, [])
+        findings = Findings()
+        self._check_header(record.name, findings)
+        jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False)
+        judge_jobs(takewhile(lambda _: not self._stop.is_set(), jobs), {}, self._checks, findings, self._workers)
+        return FoundInShard(stamp, record.sha256, findings)
+
+    def _check_header(self, shard: str, findings: Findings) -> None:
+        planned, _ = header_bytes(self._shards[shard])
+        findings.look("headers")
+        with (self._folder / shard).open("rb") as file:
+            if file.read(len(planned)) != planned:
+                findings.damage("headers", shard, "its header is not the planned one")
