@@ -1,15 +1,16 @@
-"""A W4A16 tiny-glm on a real vLLM: with two ranks its verdict travels; from a copy with damaged scales it does not.
+"""A W4A16 tiny-glm on a real vLLM: with two ranks its verdict travels; where its scales are read wrongly it does not.
 
-The damaged copy has the names, lengths and manifest of the measured checkpoint: what a bad disk or a broken transfer leaves
-behind on the machine that deploys.
+A copy with other bytes but the names, lengths and manifest of the measured checkpoint, as a bad disk or a broken transfer
+leaves behind, is refused before a server starts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from assay.callbacks import Say
+from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
@@ -86,10 +89,18 @@ class Judged:
     measured: Measurement
     gates: GateReport
 
-    def deploy(self, checkpoint: Path, profile: ProfileRecipe) -> Deployment:
+    def deploy(self, checkpoint: Path, profile: ProfileRecipe, *, start_server: StartServer = serve) -> Deployment:
         found = load_probes(self.run_dir)
         probed = next(one for one in found if one.label == "w4a16")
-        return deploy(self.measured, checkpoint, self.gates, profile=profile, run_dir=self.run_dir, probed=probed)
+        return deploy(
+            self.measured,
+            checkpoint,
+            self.gates,
+            profile=profile,
+            run_dir=self.run_dir,
+            probed=probed,
+            start_server=start_server,
+        )
 
 
 @contextmanager
@@ -99,7 +110,7 @@ def one_server() -> Iterator[StartServer]:
         started: list[Server] = []
 
         @contextmanager
-        def start(spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[Server]:
+        def start(spec: ServerSpec, on_progress: Say) -> Iterator[Server]:
             if not started:
                 started.append(stack.enter_context(serve(spec, on_progress)))
             yield started[0]
@@ -171,14 +182,21 @@ def test_with_two_ranks_the_verdict_travels(judged: Judged) -> None:
     assert record.alarms == record.alarms_judged == ()
 
 
-def test_damaged_scales_do_not(judged: Judged, tmp_path: Path) -> None:
-    """The length of every file and the manifest agree, so the copy passes for the measured checkpoint; what it serves does not.
-
-    `assay verify` reads the files and finds the damage without a server.
-    """
+def test_a_copy_with_other_bytes_is_refused(judged: Judged, tmp_path: Path) -> None:
     copy = damaged(judged.candidate, tmp_path / "checkpoint")
-    record = judged.deploy(copy, elsewhere(1))
+    with pytest.raises(MeasureError, match="is not the checkpoint that was measured as w4a16"):
+        judged.deploy(copy, elsewhere(1))
+    assert not verify(copy).passed
+
+
+def test_scales_that_are_read_wrongly_do_not(judged: Judged, tmp_path: Path) -> None:
+    """The measured checkpoint, on a machine whose kernels read its scales four times too large."""
+    read_as = damaged(judged.candidate, tmp_path / "checkpoint")
+
+    def start_server(spec: ServerSpec, on_progress: Say) -> AbstractContextManager[Server]:
+        return serve(dataclasses.replace(spec, checkpoint=read_as), on_progress)
+
+    record = judged.deploy(judged.candidate, elsewhere(1), start_server=start_server)
     assert outcomes(record)["divergence kl_mean"] == outcomes(record)["divergence kl_mean, by span"] == "FAIL", record.checks
     assert record.outcome == "FAIL"
     assert record.sentence.startswith(f"the verdict {record.verdict} does not hold on 1-ranks: divergence kl_mean: kl_mean ")
-    assert not verify(copy).passed
