@@ -68,9 +68,9 @@ def _target_of(text: str) -> Target:
             f"{shown(text)}: is a server's address; give a model recipe's name, a checkpoint folder or a Hugging Face id"
         )
     folder = Path(text).expanduser()
-    if folder.exists() or not _may_be_on_the_hub(text):
+    if folder.exists() or not may_be_on_the_hub(text):
         if not folder.exists():
-            raise CheckpointError(_no_such_folder(text, folder))
+            raise CheckpointError(no_such_folder(text, folder))
         if not folder.is_dir():
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
         config = read_json_object(folder, "config.json")
@@ -86,12 +86,12 @@ def url_in(text: str) -> str | None:
     return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) and not Path(text).exists() else None
 
 
-def _may_be_on_the_hub(text: str) -> bool:
+def may_be_on_the_hub(text: str) -> bool:
     """Whether `text` reads as a Hugging Face id, and not as a path: a mistyped path must not be asked of the hub."""
     return _HUB_ID.fullmatch(text) is not None and not Path(text.split("/")[0]).exists()
 
 
-def _no_such_folder(text: str, folder: Path) -> str:
+def no_such_folder(text: str, folder: Path) -> str:
     """What is missing, and what may have been meant."""
     models = recipe_names("models")
     if "/" not in text:
@@ -105,6 +105,8 @@ def _no_such_folder(text: str, folder: Path) -> str:
     line = f"{shown(text)}: no such folder: {there.resolve() if there == Path() else there} has no {shown(missing)}"
     if (near := nearest(missing, beside)) is not None:
         line += f"; did you mean {shown(there / near)}?"
+    else:
+        line += "; give a checkpoint's folder (with config.json and *.safetensors)"
     if _HUB_ID.fullmatch(text):
         line += "; a Hugging Face id cannot begin with the name of a folder that is here"
     return line

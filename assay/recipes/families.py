@@ -168,6 +168,8 @@ def family_of(config: Mapping[str, Any]) -> str:
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
     model_type = config.get("model_type")
+    if architecture is None and model_type is None:
+        raise PlanError("config.json: names neither `architectures` nor `model_type`; take the one of the model's release")
     what = architecture or f"model_type {model_type!r}"
     family = _family_called(architecture, str(model_type))
     if family is not None and num_experts(family, config) > 0:

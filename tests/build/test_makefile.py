@@ -79,6 +79,42 @@ def test_a_misspelt_variable_is_an_error(bare: Path) -> None:
     assert err.partition(" *** ")[2] == f"MODLE: no such variable; known: {known}.  Stop.\n"
 
 
+PYTHON = """#!/bin/sh
+test "$1" = -m || exit 0
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\necho "$*" >> "%s"\\n' "$PWD/pip.txt" > "$3/bin/python"
+chmod +x "$3/bin/python"
+"""
+"""Stands in for Python: makes an environment whose pip writes down what it is asked for."""
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "expected"),
+    [
+        (True, ["-r {constraints}/serve-cuda.txt", "--no-deps -e {root}"]),
+        (False, ["torch==2.13.0", "--no-deps -r {constraints}/serve-cpu.txt", "--no-deps -e {root}"]),
+    ],
+)
+def test_the_serving_environment_is_what_is_pinned(bare: Path, has_gpu: bool, expected: list[str]) -> None:
+    (tools := bare / "tools").mkdir()
+    scripts = {
+        "python": PYTHON,
+        "df": '#!/bin/sh\necho; echo "x 0 0 99999999 0 /"\n',
+        "nvidia-smi": f"#!/bin/sh\nexit {not has_gpu:d}\n",
+    }
+    for name, text in scripts.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    script = f'PATH="{tools}:$PATH" PYTHON={tools}/python constraints/install.sh serve .venv-serve'
+    done = subprocess.run(["bash", "-c", script], cwd=bare, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = (bare / "pip.txt").read_text().splitlines()
+    assert asked == [
+        "-m pip --disable-pip-version-check --no-input install " + one.format(root=bare, constraints=bare / "constraints")
+        for one in expected
+    ]
+
+
 @pytest.mark.parametrize("goals", [["quantize"], ["quantize", "eval"], ["setup"]])
 def test_a_python_that_is_not_there_or_too_old_is_one_line(bare: Path, goals: list[str]) -> None:
     (old := bare / "old").write_text('#!/bin/sh\ntest "$1" = --version && echo "Python 3.9.2"\n')

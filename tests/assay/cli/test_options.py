@@ -163,14 +163,15 @@ def test_a_misspelt_recipe(run: Run) -> None:
 def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.cli.targets._hub_target", lambda text: pytest.fail(f"the hub was asked for {text}"))
     Path("models/glm-tiny").mkdir(parents=True)
+    give = "; give a checkpoint's folder (with config.json and *.safetensors)"
     not_an_id = "; a Hugging Face id cannot begin with the name of a folder that is here"
     here = Path.cwd()
     for text, said in {
         "models/glm-tyni": "no such folder: models has no glm-tyni; did you mean models/glm-tiny?" + not_an_id,
-        "models/other": "no such folder: models has no other" + not_an_id,
+        "models/other": "no such folder: models has no other" + give + not_an_id,
         "models/glm-tyni/fp8/checkpoint": "no such folder: models has no glm-tyni; did you mean models/glm-tiny?",
         "./model/glm-tiny": f"no such folder: {here} has no model; did you mean models?",
-        "./x": f"no such folder: {here} has no x",
+        "./x": f"no such folder: {here} has no x{give}",
     }.items():
         assert one_error(run("plan", text, "-p", "w4a16")) == f"{text}: {said}"
 

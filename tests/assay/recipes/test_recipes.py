@@ -89,6 +89,18 @@ def test_every_model_names_recipes_that_exist(name: str) -> None:
     assert recipe.gates is None and gates_of_suite(suite) == suite.name
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_nvfp4_has_4_bit_activations_on_b200_alone(name: str) -> None:
+    """Weight-only NVFP4 runs through Marlin on a B200 as on an H200; its own kernels need 4-bit activations."""
+    model = load_recipe(ModelRecipe, name)
+    found = {}
+    for profile in (*model.profiles, *model.deployment_profiles):
+        precisions = [load_recipe(PrecisionRecipe, one) for one in model.on_profile(profile).precisions]
+        found[profile] = {scheme for one in precisions for scheme in one.schemes if scheme.startswith("nvfp4")}
+        assert "native" not in load_recipe(ProfileRecipe, profile).description
+    assert found == {profile: {"nvfp4" if "b200" in profile else "nvfp4a16"} for profile in found}
+
+
 @pytest.mark.parametrize("suite", recipe_names("suites"))
 def test_every_shipped_suite_agrees_with_its_gates(suite: str) -> None:
     """Every task has a margin, and no gate is on what the suite does not measure; `default` goes with all of them."""

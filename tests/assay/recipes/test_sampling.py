@@ -10,6 +10,20 @@ from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
 
 CARD = Sampling(temperature=0.6, top_p=0.95, top_k=20, max_tokens=32768)
+GLM = Sampling(temperature=1.0, top_p=0.95, max_tokens=131072)
+UNKNOWN = Sampling(temperature=1.0)
+"""vLLM's defaults."""
+CARDS = {
+    "deepseek-v3": UNKNOWN, "glm-4.5-air": UNKNOWN, "glm-4.7": GLM, "glm-5": GLM, "glm-5.2": GLM, "qwen3-30b-a3b": CARD,
+    "qwen3-next-80b-a3b": Sampling(temperature=0.6, top_p=0.95),
+}  # fmt: skip
+OF_THE_CARD = {"gsm8k", "math500", "aime", "gpqa-diamond", "mmlu-pro", "ifeval", "mgsm", "mmlu-languages"}
+BUDGETS = {
+    "arithmetic": 16384, "needle": 16384, "gsm8k": 16384, "math500": 32768, "aime": 65536, "gpqa-diamond": 65536,
+    "mmlu-pro": 16384, "ifeval": 16384, "ruler": 16384, "tools": 16384,
+    "mgsm": 16384, "mmlu-languages": 16384, "needle-languages": 16384, "tools-languages": 16384,
+}  # fmt: skip
+"""Task of suites `full` and `languages` -> tokens of a reply where the card says nothing."""
 
 
 def suite(**options: object) -> SuiteRecipe:
@@ -60,9 +74,20 @@ def test_the_quick_suite_is_greedy_for_every_model() -> None:
         assert as_model_asks(quick, load_recipe(ModelRecipe, name).sampling) == quick
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names("models") if name != "tiny-glm"])
-def test_every_model_for_gpus_says_how_it_is_asked(name: str) -> None:
-    assert load_recipe(ModelRecipe, name).sampling is not None
+def test_every_model_for_gpus_is_asked_as_its_card_says() -> None:
+    models = [name for name in recipe_names("models") if name != "tiny-glm"]
+    assert {name: load_recipe(ModelRecipe, name).sampling for name in models} == CARDS
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_short_prompts_leave_the_reply_the_length_of_the_card(name: str) -> None:
+    """Prompts of stated lengths need room of their own, so their tasks keep the suite's budget."""
+    found = {}
+    for suite_name in ("full", "languages"):
+        tasks = as_model_asks(load_recipe(SuiteRecipe, suite_name), CARDS[name]).tasks
+        found |= {task.name: task.max_tokens for task in tasks}
+    card = CARDS[name].max_tokens
+    assert found == {task: card if card and task in OF_THE_CARD else tokens for task, tokens in BUDGETS.items()}
 
 
 def test_deepseek_v31_is_asked_to_think_and_its_tools_are_not_measured() -> None:

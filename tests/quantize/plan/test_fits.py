@@ -9,12 +9,22 @@ from pathlib import Path
 import hollow
 import pytest
 
+from assay.errors import PlanError
 from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
+from assay.recipes.model import ModelRecipe, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.fits import WORKSPACE_BYTES, Window, fit_on, fits, kv_bytes_per_token, rank_bytes, windows
+from assay_quantize.plan.fits import (
+    WORKSPACE_BYTES,
+    Window,
+    check_served,
+    fit_on,
+    fits,
+    kv_bytes_per_token,
+    rank_bytes,
+    windows,
+)
 from assay_quantize.plan.parallel import Ranks
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, StoredWeight, stored_by, stored_in
@@ -91,6 +101,18 @@ def test_a_million_tokens_do_not_fit_beside_the_reference(glm52: StoredModel) ->
     assert left == pytest.approx(38.4, abs=0.1)
     assert fit.free_bytes / GIB < left - WORKSPACE_BYTES / GIB
     assert (fit.holds(1_048_576), fit.holds(202_752)) == (False, True)
+
+
+def test_a_context_without_room_is_refused_before_anything_is_served(glm52: StoredModel) -> None:
+    profile, drafting = load_recipe(ProfileRecipe, "8xh200"), Serving(num_speculative_tokens=1)
+    long = replace(glm52, config={**glm52.config, "max_position_embeddings": 1_048_576})
+    with pytest.raises(PlanError) as error:
+        check_served(long, profile, drafting)
+    assert str(error.value) == (
+        "the reference cannot be served on profile 8xh200: each GPU would hold 89.3 GiB of weights and 53.4 GiB of KV cache "
+        "for max-model-len 1,048,576, and 125.7 GiB are usable; set serving.max_model_len to less than 715,222"
+    )
+    check_served(long, profile, load_recipe(ModelRecipe, "glm-5.2").serving)
 
 
 def test_where_glm5_fits(glm52: StoredModel, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ def family(
 
     if out is not None and out.exists():
         raise AssayError(f"{out}: exists already; it may have been reviewed. Give another name, or delete it")
+    if out is not None and not out.parent.is_dir():
+        raise AssayError(f"{out}: there is no folder {out.parent}; make it, or give another name")
     if (config := _config_alone(target)) is not None:
         read = read_json_object(config.parent, config.name)
         say(f"building vLLM's classes for {config} and asking their loaders for names")
@@ -72,11 +74,15 @@ def _config_alone(text: str) -> Path | None:
 
 def _headers_of(text: str) -> Checkpoint:
     """A checkpoint of any architecture by its headers: of a model recipe, in a folder or on the hub."""
-    from assay.cli.targets import open_source, resolve_target
+    from assay.cli.targets import may_be_on_the_hub, no_such_folder, open_source, resolve_target
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.hub import open_hub_checkpoint
 
     if text in recipe_names("models"):
         return open_source(resolve_target(text))
     folder = Path(text).expanduser()
-    return open_checkpoint(folder) if folder.exists() or "/" not in text else open_hub_checkpoint(text)
+    if folder.exists():
+        return open_checkpoint(folder)
+    if not may_be_on_the_hub(text):
+        raise AssayError(no_such_folder(text, folder))
+    return open_hub_checkpoint(text)

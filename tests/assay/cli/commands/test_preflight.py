@@ -6,10 +6,13 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
+import datasets.config
 import hollow
 import pytest
 from command_line import Run
+from huggingface_hub import constants
 from local_hub import Hub
 from synthetic_run import make_measurement
 from tiny_checkpoints import make_tiny_glm4_moe
@@ -17,11 +20,12 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.cli import preflight
 from assay.cli.candidates.planned import PlannedRun, planned_run
 from assay.errors import CheckpointError
-from assay.records.preflight.report import Check, PreflightReport
+from assay.records.preflight.report import Check, CheckName, PreflightReport
 from assay_evaluate.serving.hardware import Gpu
 
 EIGHT_H200 = tuple(Gpu("NVIDIA H200", 143_771 << 20, "580") for _ in range(8))
 MINE = ("hardware", "plan", "disk", "memory", "split")
+ALL_CHECKS = preflight.CHECKS
 GLM = """schema: 1
 name: small
 description: "x"
@@ -263,6 +267,47 @@ def test_a_reference_on_the_hub_is_judged_before_it_is_downloaded(
     shards = {name: num for name, num in hub.bytes_of.items() if name.endswith(".safetensors")}
     assert shards and max(shards.values()) < 10**6, "headers only"
     assert not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_every_check_is_made() -> None:
+    """In the order in which they are shown; each has the name under which it is recorded."""
+    assert sorted(name for name, _ in ALL_CHECKS) == sorted(get_args(CheckName))
+    assert {look.__name__ for _, look in ALL_CHECKS} == {name for name in vars(preflight) if name.startswith("check_")}
+
+
+SUITE = """schema: 1
+name: mine
+description: "x"
+seed: eval-1
+tasks: [{kind: lm_eval, name: gpqa, tasks: [ours], include_path: FOLDER, max_tokens: 65536}]
+"""
+
+
+def test_what_a_suite_needs_of_checkpoint_and_hub(
+    run: Run, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Tokenizer, data sets, context and sampling, through the command: the words are those of the stage's own tests."""
+    with_gpus(monkeypatch, ())
+    wanted = ("tokenizer", "data sets", "context", "sampling")
+    monkeypatch.setattr(preflight, "CHECKS", tuple(one for one in ALL_CHECKS if one[0] in wanted))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "ours.yaml").write_text("task: ours\ndataset_path: Idavidrein/gpqa\noutput_type: generate_until\n")
+    (tmp_path / "mine.yaml").write_text(SUITE.replace("FOLDER", str(tmp_path / "tasks")))
+    thinks = {"num_speculative_tokens: 1": "num_speculative_tokens: 1, reasoning_parser: glm45, max_model_len: 65536"}
+    Path(small).write_text(Path(small).read_text().replace(*next(iter(thinks.items()))))
+    code, out, _ = run("preflight", small, "--profile", "4xh200", "--suite", str(tmp_path / "mine.yaml"), "--json")
+    assert (code, [(check.check, check.subject, check.outcome) for check in found(out).values()]) == (
+        1,
+        [
+            ("tokenizer", "source", "PASS"),
+            ("data sets", "Idavidrein/gpqa", "UNKNOWN"),
+            ("context", "gpqa", "FAIL"),
+            ("sampling", None, "FAIL"),
+        ],
+    )
 
 
 def test_what_cannot_be_looked_at_is_unknown(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
