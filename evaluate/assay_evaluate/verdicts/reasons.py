@@ -63,8 +63,10 @@ def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Ver
     first, word = said[0]
     number = first.split(" ", 1)[0]
     said[0] = (f"{number} gate{'s' if number != '1' else ''} {word}", word)
-    missing = [v for v in verdicts if v.status == "NOT MEASURED" and not (overall == "NOT MEASURED" and v in deciding)]
-    return ", ".join(text for text, _ in said) + (f": {_names(missing)}" if missing else "")
+    unnamed = [v for v in verdicts if v.status == "NOT MEASURED" and not (overall == "NOT MEASURED" and v in deciding)]
+    is_all = len(unnamed) == sum(v.status == "NOT MEASURED" for v in verdicts)
+    names = (f": {_names(unnamed)}" if is_all else f", {_names(unnamed)} among them") if unnamed else ""
+    return ", ".join(text for text, _ in said) + names
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:

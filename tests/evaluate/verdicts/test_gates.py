@@ -437,6 +437,8 @@ NEEDLE = {"kind": "score", "task": "needle", "max_drop": 0.05}
          "loses 20.0 points on needle; 5 allowed; 1 gate passed, 1 failed, 1 not measured: aime"),
         ((0, 7), ({**SCORE, "task": "aime"}, {**SCORE, "task": "math"}, NEEDLE),
          "aime has no score for fp8: the suite did not ask it; also not measured: math; 1 gate underpowered, 2 not measured"),
+        ((0, 0), ({**SCORE, "task": "aime"}, {**SCORE, "task": "math"}, {**SCORE, "task": "gpqa", "required": False}),
+         "aime has no score for fp8: the suite did not ask it; also not measured: math; 3 gates not measured, gpqa among them"),
         ((0, 0), (SCORE, {**SCORE, "task": "aime", "required": False}), f"{WITHIN}; 1 gate passed, 1 not measured: aime"),
         ((0, 0), ({"kind": "divergence", "metric": "kl_mean", "max": 0.1},),
          "no score was judged, and a small divergence alone does not show that a candidate is as good; 1 gate passed"),
