@@ -178,7 +178,7 @@ FULL = {
 
 @pytest.mark.slow
 def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> None:
-    """Its shipped gates, one reply to each item, as many flips each way as are assumed: GPQA is undecided alone."""
+    """Its shipped gates, one reply to each item, as many flips each way as are assumed: AIME and GPQA are undecided alone."""
     gates = load_recipe(GateRecipe, "full")
     scores = gates.model_copy(update={"gates": tuple(gate for gate in gates.gates if isinstance(gate, ScoreGate))})
     margins_of = {gate.task: gate.max_drop for gate in scores.gates if isinstance(gate, ScoreGate)}
@@ -207,7 +207,7 @@ def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> N
     report = judge(sides(0.0), scores, model="tiny-glm")
     undecided = {one.gate.removeprefix("score ") for one in report.verdicts if one.status == "UNDERPOWERED"}
     assert report.overall == {"w4a16": "PASS"}
-    assert undecided == {"gpqa-diamond"}
+    assert undecided == {"aime", "gpqa-diamond"}
     assert judge(sides(0.0), scores.model_copy(update={"whole": None}), model="tiny-glm").overall == {"w4a16": "UNDERPOWERED"}
     assert judge(sides(0.5), scores, model="tiny-glm").overall == {"w4a16": "UNDERPOWERED"}
     assert judge(sides(1.0), scores, model="tiny-glm").overall == {"w4a16": "FAIL"}
