@@ -47,6 +47,27 @@ def points_signed(share: float) -> str:
     return signed(100 * share)
 
 
+def change(loss: float) -> str:
+    """0.25 -> `loses 25.0 points`, -0.167 -> `gains 16.7 points`; `neither gains nor loses` where it rounds to zero."""
+    size = points(abs(loss))
+    if size == "0.0":
+        return "neither gains nor loses"
+    return f"{'loses' if loss > 0 else 'gains'} {size} points"
+
+
+def lost_or_gained(low: float, high: float) -> str:
+    """Ends of an interval of a loss: `3.1 to 16.6 lost`, `6.5 to 24.2 gained`, `4.6 gained to 12.3 lost`."""
+    near, far = points(abs(low)), points(abs(high))
+    if low >= 0:
+        return f"{near} to {far} lost"
+    return f"{far} to {near} gained" if high <= 0 else f"{near} gained to {far} lost"
+
+
+def capital(text: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def signed(number: float) -> str:
     """3.14 -> +3.1; what rounds to zero has no sign."""
     text = f"{number:+.1f}"

@@ -51,8 +51,8 @@ class Verdict(Part):
     title: str | None = None
     """What sentences call the task of a score gate. None: its name, or no task."""
     clause: str | None = None
-    """Of the gate on truncation: what was seen, as the headline says it beside a score. None: another gate, or judged before
-    it was recorded."""
+    """What was seen and what is allowed, as the headline says it: without the statistics, and no capital. None: there is only
+    `detail`, or judged before it was recorded."""
     minimum_detectable_effect: float | None = None
     discordant: tuple[int, int] | None = None
     """Paired items: (right in reference only, right in candidate only)."""
@@ -118,6 +118,8 @@ class WholeClaim(Part):
     left_out: tuple[str, ...]
     """Tasks of optional gates that the reference cannot do."""
     detail: str
+    clause: str | None = None
+    """The same without the statistics, as the headline says it. None: NOT MEASURED, or judged before it was recorded."""
 
 
 PublishedOutcome = Literal["agrees", "missed", "above", "not comparable"]

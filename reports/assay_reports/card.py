@@ -234,8 +234,8 @@ def _metadata(plan: Plan, row: Row | None, report: Report | None, base_model: st
 def _eval_results(row: Row, report: Report) -> list[EvalResult]:
     """Absolute scores, one per task that was measured; the interval is an argument of the metric.
 
-    A score that its gate calls NOT MEASURED (cut off, nothing to lose) is none; of the reference one that no candidate could be
-    judged by.
+    A score that its gate calls NOT MEASURED (cut off, nothing to lose), or that the reference does not repeat, is none; of the
+    reference one that no candidate could be judged by.
     """
     unmeasured = _unmeasured_tasks(row, report)
     return [
@@ -258,12 +258,20 @@ def _eval_results(row: Row, report: Report) -> list[EvalResult]:
 
 
 def _unmeasured_tasks(row: Row, report: Report) -> set[str]:
-    """Tasks whose gate says NOT MEASURED of this checkpoint; of the reference, of every candidate."""
+    """Tasks whose gate says NOT MEASURED of this checkpoint; of the reference, of every candidate. And those on which the
+    reference's own repeat failed: their scores show the run."""
     found: dict[str, list[bool]] = {}
+    repeats = [one.label for one in report.rows if one.kind == "noise floor"]
+    unsteady = set()
     for verdict in report.verdicts:
-        if verdict.gate.startswith("score ") and (row.kind == "reference" or verdict.candidate == row.label):
-            found.setdefault(verdict.gate.removeprefix("score "), []).append(verdict.status == "NOT MEASURED")
-    return {task for task, missing in found.items() if all(missing)}
+        task = verdict.gate.removeprefix("score ")
+        if verdict.gate == task:
+            continue
+        if verdict.candidate in repeats and verdict.status == "FAIL":
+            unsteady.add(task)
+        if row.kind == "reference" or verdict.candidate == row.label:
+            found.setdefault(task, []).append(verdict.status == "NOT MEASURED")
+    return unsteady | {task for task, missing in found.items() if all(missing)}
 
 
 def _model_recipe(model: str) -> ModelRecipe | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from assay.quantities import percent_of_events, points
 from assay.records.base import Interval
 from assay.records.divergence import FEWEST_TEXTS
-from assay.records.measurement import Measurement, TaskResult
+from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_reports.deployment_limits import deployments_left_out, nothing_scored_there
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
@@ -79,10 +79,11 @@ def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, flo
 
 
 def one_seed(run: Run) -> str | None:
-    once = list(dict.fromkeys(task.task for m in run.measurements for task in m.tasks if task.num_samples == 1))
+    scored = [task for m in run.measurements for task in m.tasks if task.accuracy is not None]
+    once = list(dict.fromkeys(task.task for task in scored if task.num_samples == 1))
     if not once:
         return None
-    is_all = all(task.num_samples == 1 for m in run.measurements for task in m.tasks)
+    is_all = all(task.num_samples == 1 for task in scored)
     seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
     item = "each item" if is_all else f"each item of {_and(once)}"
     return (
@@ -133,7 +134,8 @@ def quantized_reference(run: Run) -> str | None:
     reference = run.reference
     if reference is None or reference.label in UNQUANTIZED_LABELS:
         return None
-    source = next((m.label for m in run.measurements if m.label in UNQUANTIZED_LABELS), None)
+    measured = [m.label for m in run.measurements if m.divergence is not None or any(task.accuracy for task in m.tasks)]
+    source = next((label for label in measured if label in UNQUANTIZED_LABELS), None)
     beyond = (
         f"{source}, measured as well, shows how far that is from it" if source else "how far that is from it was not measured"
     )
@@ -251,21 +253,22 @@ def divergence_direction(run: Run) -> str | None:
     )
 
 
-SAMPLED = "sampled texts"
+SAMPLED = "sampled text"
 
 
 def few_texts(run: Run) -> str | None:
     found = [
-        (drift.num_documents, "held-out texts" if drift.texts == "held_out" else SAMPLED)
+        (drift.num_documents, "held-out text" if drift.texts == "held_out" else SAMPLED)
         for m in run.measurements
         for drift in (() if m.divergence is None else m.divergence.drift)
         if drift.texts in {"all", "held_out"} and drift.num_documents < FEWEST_TEXTS
     ]
     if not found:
         return None
+    counted = [f"{number} {what}{'' if number == 1 else 's'}" for number, what in dict.fromkeys(found)]
     unchecked = " Whether so few were sampled from the reference is not checked either."
     return (
-        f"Divergence over {_and([f'{number} {what}' for number, what in dict.fromkeys(found)])} has no interval, and no gate "
+        f"Divergence over {_and(counted)} has no interval, and no gate "
         f"judges it: that takes {FEWEST_TEXTS} texts.{unchecked if any(what == SAMPLED for _, what in found) else ''}"
     )
 
@@ -351,17 +354,16 @@ def generated_questions(run: Run) -> str | None:
 
 
 def languages(run: Run) -> str | None:
-    seen = sorted({item.language for m in run.measurements for task in m.tasks for item in task.items})
+    seen = sorted({item.language for item in _answered(run)})
     return f"Languages measured: {', '.join(seen)}; nothing is known of any other." if seen else None
 
 
+def _answered(run: Run) -> list[ItemResult]:
+    return [item for m in run.measurements for task in m.tasks for item in task.items if item.correct is not None]
+
+
 def context_length(run: Run) -> str | None:
-    lengths = [
-        (item.prompt_tokens or 0) + (item.output_tokens or 0)
-        for m in run.measurements
-        for task in m.tasks
-        for item in task.items
-    ]
+    lengths = [(item.prompt_tokens or 0) + (item.output_tokens or 0) for item in _answered(run)]
     longest = max(lengths, default=0)
     allowed = max((_max_positions(plan.config) for plan in run.plans.values()), default=0)
     if not longest or longest >= allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.quantities import points, tokens_short
+from assay.quantities import change, lost_or_gained, points, tokens_short
 from assay.records.long_context import CellLoss, LongContext
 from assay_reports.plot_layout import Figure, axis, base_layout
 
@@ -53,5 +53,4 @@ def _row(cell: CellLoss) -> str:
 def _hover(cell: CellLoss | None) -> str:
     if cell is None:
         return ""
-    low, high = points(cell.drop.low), points(cell.drop.high)
-    return f"{points(cell.drop.value)} points lost ({low} to {high}), {cell.num_pairs} items"
+    return f"{change(cell.drop.value)} ({lost_or_gained(cell.drop.low, cell.drop.high)}), {cell.num_pairs} items"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.quantities import points
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.plan import Plan
@@ -17,7 +18,7 @@ from assay.records.verdict import Verdict
 from assay.records.verification import Verification
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.drafts import acceptance_difference
-from assay_evaluate.statistics.item_pairs import accuracy_of, find_task, output_tokens, pair_items, truncation_share
+from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, find_task, output_tokens, pair_items, truncation_share
 from assay_reports.drift import flips, times_floor
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
@@ -124,6 +125,7 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
         if pairs.n:
             comparison |= {
                 "drop": pairs.drop(level),
+                "reference_on_pairs": _on_pairs(reference, pairs),
                 "discordant": pairs.discordant,
                 "mcnemar_midp": pairs.p_difference,
                 "minimum_detectable_effect": pairs.detectable(level),
@@ -165,6 +167,13 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
         mean_score=task.mean_score,
         **comparison,
     )
+
+
+def _on_pairs(reference: TaskResult, pairs: Pairs) -> float | None:
+    """None: as it is shown, it is the reference's score."""
+    share = sum(pairs.shares[0]) / len(pairs.shares[0])
+    assert reference.accuracy is not None  # there are pairs
+    return None if points(share) == points(reference.accuracy.value) else share
 
 
 def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> list[LanguageNumbers]:

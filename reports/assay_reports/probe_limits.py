@@ -11,15 +11,16 @@ from assay_reports.run import Run
 def no_load(run: Run) -> str | None:
     if not run.measurements or any("load" in m.suite_recipe for m in run.measurements):
         return None
-    requests = min(sum(len(task.items) for task in m.tasks) for m in run.measurements)
+    requests = min(sum(task.num_items - task.num_failed for task in m.tasks) for m in run.measurements)
     unprobed = [m.label for m in run.measurements if find_probes(run.probes, m) is None]
     if not unprobed:
         return None
     bound = percent_of_events(min(1.0, 3 / max(requests, 1)))
+    seen = f", and {requests:,} requests without one would bound their rate only at {bound}" if requests else ""
     who = "" if len(unprobed) == len(run.measurements) else f" of {', '.join(unprobed)}"
     return (
         f"No load test, no speed measurement and no probes{who}: failures that need concurrency or long uptime were not looked "
-        f"for, and {requests:,} requests without one would bound their rate only at {bound}."
+        f"for{seen}."
     )
 
 

@@ -60,6 +60,8 @@ class TaskNumbers(Part):
     extra_output_tokens: Interval | None
     """Candidate minus reference, per paired item: + means longer replies."""
     by_language: tuple[LanguageNumbers, ...]
+    reference_on_pairs: float | None = None
+    """The reference's score over the pairs, where that is another one than its score: it answered more items."""
     swe: SweFigures | None = None
     """Of SWE-bench tasks."""
     swe_difference: SweDifference | None = None

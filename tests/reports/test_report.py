@@ -608,6 +608,39 @@ def test_what_is_not_measured_is_no_result_of_the_hub(run_dir: Path, label: str,
     assert len(ModelCard(render_card(run, label, run_dir)).data.eval_results) == 2
 
 
+def test_a_score_that_the_reference_does_not_repeat_is_no_result_of_the_hub(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    assert run.gates is not None
+    verdicts = tuple(
+        v.model_copy(update={"status": "FAIL"}) if (v.gate, v.candidate) == ("score needle", "fp8-repeat") else v
+        for v in run.gates.verdicts
+    )
+    gated = replaced(run, gates=run.gates.model_copy(update={"verdicts": verdicts}))
+    for label in ("w4a16", "fp8"):
+        found = ModelCard(render_card(gated, label, run_dir)).data.eval_results
+        assert [one.dataset_type for one in found] == ["assay-quick-arithmetic"]
+
+
+def test_limits_do_not_speak_of_what_nobody_answered(run_dir: Path) -> None:
+    """A source that was asked and never answered shows nothing; no reply has no language, and no request bounds no rate."""
+    run = load_run(run_dir)
+
+    def nothing(m: Measurement) -> Measurement:
+        failed = [[replace(item, correct=None, error="HTTP 500") for item in task.items] for task in m.tasks]
+        made = [task_of(t.task, t.kind, one, note="all requests failed") for t, one in zip(m.tasks, failed, strict=True)]
+        return m.model_copy(update={"tasks": tuple(made), "divergence": None})
+
+    said = {limit.key: limit.text for limit in find_limits(each(run, nothing))}
+    assert said["quantized_reference"].endswith("how far that is from it was not measured.")
+    assert not {"one_seed", "languages", "context_length", "sample_sizes"} & set(said)
+    assert said["no_load"] == (
+        "No load test, no speed measurement and no probes: failures that need concurrency or long uptime were not looked for."
+    )
+    one_text = make_drift("all", 0.1, 0.9).model_copy(update={"num_documents": 1})
+    [few] = [limit.text for limit in find_limits(divergences(drift=(one_text,))(run)) if limit.key == "few_texts"]
+    assert few.startswith("Divergence over 1 sampled text has no interval, and no gate judges it")
+
+
 def test_intervals_are_said_to_cover_what_they_cover(run_dir: Path) -> None:
     [said] = [limit.text for limit in find_limits(load_run(run_dir)) if limit.key == "one_seed"]
     assert said == (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scipy import stats
-from synthetic_run import make_acceptance, make_drift, make_run
+from synthetic_run import make_acceptance, make_drift, make_run, task_of
 
 from assay.records.base import Interval
 from assay.records.measurement import Measurement
@@ -88,3 +89,46 @@ def test_quantiles_and_the_worst_positions_have_no_interval(run_dir: Path) -> No
     assert {name: shown[name] for name in ("mean KL", "p95", "p99", "p99.9", "worst 5 %")} == {
         "mean KL": "0.1 [0.088, 0.112]", "p95": "0.4", "p99": "0.95", "p99.9": "2.5", "worst 5 %": "1.1",
     }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ numbers that must agree
+def half_asked(measurement: Measurement) -> Measurement:
+    """All but the reference answered the first half of arithmetic; w4a16 surely loses on the needles."""
+    if measurement.is_reference:
+        return measurement
+    arithmetic, needle = measurement.tasks
+    half = task_of("arithmetic", "arithmetic", list(arithmetic.items[:100]))
+    if measurement.label == "w4a16":
+        lost = [replace(item, correct=False) if i < 20 else item for i, item in enumerate(needle.items)]
+        needle = task_of("needle", "needle", lost)
+    return measurement.model_copy(update={"tasks": (half, needle)})
+
+
+def test_a_change_and_the_two_scores_agree_or_the_page_says_why(tmp_path: Path) -> None:
+    """A reference that answered more items has another score on the pairs."""
+    folder = make_run(tmp_path, change=half_asked)
+    page = write_report(folder).read_text(encoding="utf-8")
+    [row] = [row for row in build_report(load_run(folder)).rows if row.label == "w4a16"]
+    [reference] = [row for row in build_report(load_run(folder)).rows if row.kind == "reference"]
+    arithmetic, needle = row.tasks
+    assert arithmetic.drop and arithmetic.accuracy and needle.drop and needle.accuracy
+    assert arithmetic.reference_on_pairs == pytest.approx(arithmetic.accuracy.value + arithmetic.drop.value)
+    assert needle.reference_on_pairs is None and reference.tasks[1].accuracy is not None
+    assert reference.tasks[1].accuracy.value == pytest.approx(needle.accuracy.value + needle.drop.value)
+    scores = ", ".join(f"94.0 % ({label})" for label in ("fp8-repeat", "bf16", "nvfp4a16", "w4a16"))
+    said = f"fp8 gave more replies than some others, and a change is over the pairs. On these fp8 scores {scores}."
+    markdown = (folder / "report" / "report.md").read_text(encoding="utf-8")
+    assert said in markdown and said in page
+    own = "On arithmetic fp8 gave more replies, and the change is over the 100 pairs; on these fp8 scores 94.0 %."
+    assert own in write_card(folder, "w4a16").read_text(encoding="utf-8")
+
+
+def test_items_that_no_loss_would_need_are_no_answer_to_a_certain_loss(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, change=half_asked)
+    write_report(folder)
+    seen = rows(folder / "report" / "report.md", "| w4a16 | ")[1:3]
+    head = rows(folder / "report" / "report.md", "| checkpoint | correct | ")[0]
+    needed = [dict(zip(head, row, strict=True))["needed"] for row in seen]
+    tasks = next(row for row in build_report(load_run(folder)).rows if row.label == "w4a16").tasks
+    assert [task.drop is not None and task.drop.low > 0 for task in tasks] == [False, True]
+    assert needed == [f"{tasks[0].items_needed}", "–"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scipy import stats
 
-from assay.quantities import points
+from assay.quantities import lost_or_gained, points
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.swe import SweDifference
@@ -115,21 +115,18 @@ def resolution_sentence(found: SweDifference) -> str:
 def sentence(pairs: Sequence[InstancePair], level: float) -> str:
     """How the interval came about, what it is about, and what a run of this size can tell apart."""
     found = difference(pairs, level)
-    by_instance = f"By instance {_range(found.by_instance)} points"
+    by_instance = f"By instance {lost_or_gained(found.by_instance.low, found.by_instance.high)}"
     if found.by_repository is None:
         why = "all are of one" if found.num_repositories == 1 else "they differ in nothing"
         judged = f"{by_instance}; nothing can be said by repository ({why}): the verdict is about these instances only."
     else:
+        by_repository = lost_or_gained(found.by_repository.low, found.by_repository.high)
         judged = (
-            f"{by_instance}, with {found.num_repositories} repositories as clusters {_range(found.by_repository)} (t with "
+            f"{by_instance}, with {found.num_repositories} repositories as clusters {by_repository} (t with "
             f"{found.degrees_of_freedom:.1f} degrees of freedom); the wider end counts: the verdict is about repositories like "
             "these, not these instances only."
         )
     return f"{judged} {resolution_sentence(found)}"
-
-
-def _range(interval: Interval) -> str:
-    return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
 
 
 def _discordant(pairs: Sequence[InstancePair]) -> tuple[int, int, int]:

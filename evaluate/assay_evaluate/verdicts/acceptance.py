@@ -44,8 +44,13 @@ def compare_acceptance(
     """The drop of the acceptance rate from one side to the other. candidate: label that the verdict is on."""
 
     def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
+        clause = None
+        if observed is not None:
+            clause = f"{change(observed)} of accepted drafts; {allowed(observed, gate.max_drop)}"
+            clause += f": {open_question(observed, gate.max_drop)}" if status == "UNDERPOWERED" else ""
         return Verdict(
-            gate="acceptance", candidate=candidate, status=status, observed=observed, limit=gate.max_drop, detail=detail
+            gate="acceptance", candidate=candidate, status=status, observed=observed, limit=gate.max_drop, detail=detail,
+            clause=clause,
         )  # fmt: skip
 
     if not before.drafts and not after.drafts:

@@ -122,13 +122,14 @@ def _sentence(
     interval = "no interval"
     if isinstance(one.value, Interval):
         interval = f"{percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g}"
-    text = f"{gate.metric}{one.where} {one.number:.4g}{unit} ({interval})"
-    text += f"; allowed {'at most' if gate.max is not None else 'at least'} {limit.value:.4g}{unit}{limit.why}"
+    seen = f"{gate.metric}{one.where} {one.number:.4g}{unit}"
+    margin = f"allowed {'at most' if gate.max is not None else 'at least'} {limit.value:.4g}{unit}{limit.why}"
     among = f" The worst of {num_seen}." if num_seen > 1 else ""
     ends = {"PASS": f". {when_passed}".rstrip(), "FAIL": ".", "UNDERPOWERED": ", which lies inside the interval."}
     observed = one.value if isinstance(one.value, Interval) else None
-    verdict = _verdict(gate, candidate, status, f"{text}{ends[status]}{among}", observed)
-    return verdict.model_copy(update={"limit": limit.value})
+    verdict = _verdict(gate, candidate, status, f"{seen} ({interval}); {margin}{ends[status]}{among}", observed)
+    inside = ends[status].removesuffix(".") if status == "UNDERPOWERED" else ""
+    return verdict.model_copy(update={"limit": limit.value, "clause": f"{seen}; {margin}{inside}"})
 
 
 def _verdict(

@@ -22,6 +22,7 @@ from assay_evaluate.statistics import POWER, PairedEvidence, holm
 from assay_evaluate.statistics.item_pairs import Pairs, find_task
 from assay_evaluate.verdicts.long_context import joined, lengths_of, pairs_where
 from assay_evaluate.verdicts.replies.truncation import truncation_limit
+from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ def judge_effective_length(
         observed=None if deciding is None else deciding.drop,
         limit=gate.max_drop,
         detail=sentence(found, status, reference.label, deciding, recipe.level),
+        clause=_clause(found, deciding, status),
         items_needed=_items_needed(gate, reference, candidate, recipe, wanted) if status == "UNDERPOWERED" else None,
         has_say=status != "NOT MEASURED" or gate.required or can,
     )
@@ -272,10 +274,18 @@ def sentence(found: EffectiveLength, status: Status, reference: str, deciding: A
 
 
 def _loss(drop: Interval, margin: float, status: Status) -> str:
-    low, high, level = points(drop.low), points(drop.high), percent_short(drop.level)
-    seen = f"{'loses' if drop.value > 0 else 'gains'} {points(abs(drop.value))} points" if drop.value else "loses nothing"
-    seen = f"it {seen} ({level} interval of the loss {low} to {high})"
+    seen = f"it {change(drop)} ({interval_of(drop)})"
     return seen if status == "FAIL" else f"{seen}, so that a loss of {points_short(margin)} points is not excluded"
+
+
+def _clause(found: EffectiveLength, deciding: AtLength | None, status: Status) -> str | None:
+    """`loses 19.2 points at 64K tokens; 5 allowed; less up to 32K`. None: no length decides, or none loses the margin."""
+    if deciding is None or deciding.drop is None or status == "PASS":
+        return None
+    seen = f"{change(deciding.drop)} at {tokens_short(deciding.length_tokens)} tokens; {allowed(deciding.drop, found.max_drop)}"
+    if status == "UNDERPOWERED":
+        seen += f": {open_question(deciding.drop, found.max_drop)}"
+    return f"{seen}; within the margin up to {tokens_short(found.effective_tokens)}" if found.effective_tokens else seen
 
 
 def _not_judged_words(found: EffectiveLength, reference: str) -> list[str]:

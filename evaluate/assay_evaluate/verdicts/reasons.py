@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from assay.quantities import percent_short, points
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.verdicts.score_sentences import clause, if_cut_replies_were_wrong, open_question
+from assay_evaluate.verdicts.score_sentences import allowed, if_cut_replies_were_wrong, open_question
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 
 WORDS: dict[Status, str] = {
     "PASS": "passed", "FAIL": "failed", "UNDERPOWERED": "underpowered", "NOT MEASURED": "not measured",
 }  # fmt: skip
+TRUNCATION = "truncation"
+"""Name of the gate on replies that are cut off or loop."""
+OPENING = re.compile(r"(Both sides|Exact mode|Neither|No|Not|Nothing|Probe|Recorded|Structural tokens|Within) ")
+"""Words that sentences without a clause begin with, where it is not a name."""
 NOTHING_SCORED = "no score was judged, and a small divergence alone does not show that a candidate is as good"
 
 
@@ -23,7 +28,7 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     """
     deciding = [v for v in verdicts if v.has_say and v.status == status]
     if status == "PASS":
-        whole = next((v.detail.removesuffix(".") for v in deciding if v.gate == WHOLE), None)
+        whole = next((v.clause for v in deciding if v.gate == WHOLE), None)
         parts = [whole or _closest(deciding)]
     elif deciding:
         parts = _what_decided(deciding, status)
@@ -46,8 +51,8 @@ def _what_decided(deciding: Sequence[Verdict], status: Status) -> list[str]:
     """The first score in a clause, replies that failed beside it in another, and the other gates by name."""
     first = next((v for v in deciding if v.gate.startswith("score ")), deciding[0])
     rest = [v for v in deciding if v is not first]
-    replies = [v.clause for v in rest if status == "FAIL" and v.clause is not None]
-    others = [v for v in rest if status != "FAIL" or v.clause is None]
+    replies = [v.clause for v in rest if status == "FAIL" and v.gate == TRUNCATION and v.clause is not None]
+    others = [v for v in rest if status != "FAIL" or v.gate != TRUNCATION]
     return [_clause(first), *replies, *([f"also {WORDS[status]}: {_names(others)}"] if others else [])]
 
 
@@ -58,8 +63,10 @@ def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Ver
     first, word = said[0]
     number = first.split(" ", 1)[0]
     said[0] = (f"{number} gate{'s' if number != '1' else ''} {word}", word)
-    missing = [v for v in verdicts if v.status == "NOT MEASURED" and not (overall == "NOT MEASURED" and v in deciding)]
-    return ", ".join(text for text, _ in said) + (f": {_names(missing)}" if missing else "")
+    unnamed = [v for v in verdicts if v.status == "NOT MEASURED" and not (overall == "NOT MEASURED" and v in deciding)]
+    is_all = len(unnamed) == sum(v.status == "NOT MEASURED" for v in verdicts)
+    names = (f": {_names(unnamed)}" if is_all else f", {_names(unnamed)} among them") if unnamed else ""
+    return ", ".join(text for text, _ in said) + names
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:
@@ -77,20 +84,24 @@ def _closest(passed: Sequence[Verdict]) -> str:
     ends = [(drop.high / limit, drop, limit, v) for drop, limit, v in scores if drop is not None and limit is not None]
     _, drop, limit, closest = max(ends, key=lambda found: found[0])
     most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
-    return (
-        f"no task loses more than its margin; closest is {name_of(closest)}, {most} ({percent_short(drop.level)} interval), "
-        f"{points(limit).removesuffix('.0')} allowed"
-    )
+    seen = f"closest is {name_of(closest)}, {most} ({percent_short(drop.level)} interval)"
+    ends_at = drop.model_copy(update={"value": drop.high})
+    return f"no task loses more than its margin; {seen}; {allowed(ends_at, limit)}"
 
 
 def _clause(verdict: Verdict) -> str:
     """What one gate saw: the loss on a task and what is allowed, or the sentence of any other gate."""
     drop, limit = verdict.observed, verdict.limit
-    if verdict.status == "NOT MEASURED" or not verdict.gate.startswith("score ") or drop is None or limit is None:
-        return verdict.detail.removesuffix(".")
-    seen = clause(name_of(verdict), drop, limit)
-    if verdict.status != "UNDERPOWERED":
-        return seen
+    if verdict.status == "NOT MEASURED" or verdict.clause is None:
+        return _without_capital(verdict)
+    if verdict.status != "UNDERPOWERED" or not verdict.gate.startswith("score ") or drop is None or limit is None:
+        return verdict.clause
     if verdict.worst_case is not None and drop.high < limit:
-        return f"{seen}: {if_cut_replies_were_wrong(verdict.worst_case)}"
-    return f"{seen}: {open_question(drop, limit)}"
+        return f"{verdict.clause}: {if_cut_replies_were_wrong(verdict.worst_case)}"
+    return f"{verdict.clause}: {open_question(drop, limit)}"
+
+
+def _without_capital(verdict: Verdict) -> str:
+    """Its sentence as a clause; a title or name that begins it stays as it is written."""
+    text = verdict.detail.removesuffix(".")
+    return text if text.startswith(name_of(verdict)) or not OPENING.match(text) else text[:1].lower() + text[1:]

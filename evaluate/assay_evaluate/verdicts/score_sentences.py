@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.quantities import percent_short, points, points_short
+from assay import quantities
+from assay.quantities import capital, percent_short, points, points_short
 from assay.recipes.gate import GateRecipe
 from assay.records.base import Interval
 from assay.records.measurement import TaskResult
@@ -72,22 +73,12 @@ def items_needed_at_loss_seen(one: ComparedTask, recipe: GateRecipe) -> int | No
 # ------------------------------------------------------------------------------------------------ a difference in words
 def change(drop: Interval) -> str:
     """`loses 25.0 points`, `gains 16.7 points`; `neither gains nor loses` where the value rounds to zero."""
-    size = points(abs(drop.value))
-    if size == "0.0":
-        return "neither gains nor loses"
-    return f"{'loses' if drop.value > 0 else 'gains'} {size} points"
+    return quantities.change(drop.value)
 
 
 def interval_of(drop: Interval) -> str:
     """`95 % interval: 3.1 to 16.6 lost`, `6.5 to 24.2 gained`, `4.6 gained to 12.3 lost`."""
-    low, high = points(abs(drop.low)), points(abs(drop.high))
-    if drop.low >= 0:
-        ends = f"{low} to {high} lost"
-    elif drop.high <= 0:
-        ends = f"{high} to {low} gained"
-    else:
-        ends = f"{low} gained to {high} lost"
-    return f"{percent_short(drop.level)} interval: {ends}"
+    return f"{percent_short(drop.level)} interval: {quantities.lost_or_gained(drop.low, drop.high)}"
 
 
 def allowed(drop: Interval, margin: float) -> str:
@@ -96,9 +87,18 @@ def allowed(drop: Interval, margin: float) -> str:
     return f"a loss of {limit} is allowed" if points(drop.value).startswith("-") else f"{limit} allowed"
 
 
-def clause(title: str, drop: Interval, margin: float) -> str:
-    """`loses 25.0 points on Chinese code lookup; 10 allowed`."""
-    return f"{change(drop)} on {title}; {allowed(drop, margin)}"
+def clause(one: ComparedTask, title: str) -> str:
+    """`loses 25.0 points on Chinese code lookup; 10 allowed`; `10 allowed either way` where a gain may not be larger."""
+    return f"{change(one.evidence.drop)} on {title}; {_limit(one)}"
+
+
+def _limit(one: ComparedTask) -> str:
+    margin = one.evidence.margin
+    return (
+        allowed(one.evidence.drop, margin)
+        if one.evidence.claim == "non_inferior"
+        else f"{points_short(margin)} allowed either way"
+    )
 
 
 def open_question(drop: Interval, margin: float) -> str:
@@ -119,7 +119,17 @@ def open_question(drop: Interval, margin: float) -> str:
 
 def if_cut_replies_were_wrong(worst: Interval) -> str:
     """worst: of the drop with every cut reply counted against the candidate."""
-    return f"with every cut reply counted against it, up to {points(worst.high)} points may be lost; raise max_tokens"
+    return f"with every cut reply counted against it, up to {points(worst.high)} points may be lost"
+
+
+def remedy_of_cuts(one: ComparedTask) -> str:
+    """What would settle replies that are cut off: a reply that repeats itself ends no sooner with a larger budget."""
+    cut = [item for task in (one.reference, one.candidate) for item in task.items if item.truncated]
+    looping = sum(item.loops is True for item in cut)
+    if not looping:
+        return "raise max_tokens"
+    which = "all of them" if looping == len(cut) else f"{looping} of them"
+    return f"{which} loop, which a larger max_tokens does not mend"
 
 
 # ------------------------------------------------------------------------------------------------ the whole sentence
@@ -128,15 +138,10 @@ def sentences(one: ComparedTask, title: str, recipe: GateRecipe, status: Status,
 
     family: number of tasks among which a failure is adjusted.
     """
-    drop, margin = one.evidence.drop, one.evidence.margin
-    limit = allowed(drop, margin) if one.evidence.claim == "non_inferior" else f"{points_short(margin)} allowed either way"
-    seen = f"{change(drop)} on {title} ({interval_of(drop)}); {limit}."
+    drop = one.evidence.drop
+    seen = f"{change(drop)} on {title} ({interval_of(drop)}); {_limit(one)}."
     undecided = f" {_sentence(_undecided(one, recipe, family))}" if status == "UNDERPOWERED" else ""
     return f"{capital(seen)}{undecided}"
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _sentence(text: str) -> str:

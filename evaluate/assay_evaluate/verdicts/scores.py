@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from assay.quantities import percent_short, points_short
+from assay.quantities import capital, percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
@@ -27,11 +27,12 @@ from assay_evaluate.verdicts.replies.truncation import too_much_truncation, wors
 from assay_evaluate.verdicts.score_sentences import (
     ComparedTask,
     by_cluster,
-    capital,
+    clause,
     if_cut_replies_were_wrong,
     items_needed_at_loss_seen,
     items_needed_for,
     of_which_items,
+    remedy_of_cuts,
     sentences,
 )
 
@@ -95,7 +96,10 @@ def judge_scores(
             detail += f" {of_which_items(one)}"
         worst = _worst_case(gate, recipe, reference, candidate, one)
         if worst is not None and status == "PASS" and decide(worst, min_items=recipe.min_items) != "PASS":
-            status, detail = "UNDERPOWERED", f"{detail} {capital(if_cut_replies_were_wrong(worst.drop))}."
+            status, detail = (
+                "UNDERPOWERED",
+                f"{detail} {capital(if_cut_replies_were_wrong(worst.drop))}; {remedy_of_cuts(one)}.",
+            )
         ps = AdjustedP(p_difference[gate.task], p_fail[gate.task])
         found_here = _verdict(gate, one, candidate, recipe, status, detail, ps)
         verdicts[gate.task] = found_here.model_copy(update={"worst_case": None if worst is None else worst.drop})
@@ -173,6 +177,7 @@ def _verdict(
         limit=gate.max_drop,
         detail=detail,
         title=one.reference.title,
+        clause=clause(one, title_of(gate, one.reference)),
         minimum_detectable_effect=one.pairs.detectable(recipe.level),
         discordant=(evidence.b, evidence.c),
         num_wrong_to_other_wrong=one.pairs.flips.wrong_to_other_wrong,

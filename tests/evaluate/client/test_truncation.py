@@ -192,8 +192,8 @@ def test_a_cut_that_only_the_candidate_has_and_nobody_admits(
     report = judge(measurements, GATES, model="tiny")
     assert report.overall == {"fp8-repeat": "PASS", "w4a16": "FAIL"}
     assert report.verdicts[3].detail == (
-        "Is cut off or loops in 100 % of its replies to arithmetic (80 of 80), fp8 in none (95 % interval of the difference: "
-        "91.0 to 100.0 points); 2 % more allowed."
+        "Is cut off or loops in 100 % of its replies to arithmetic (80 of 80), fp8 in none (95 % interval: 91.0 to 100.0 "
+        "points more); 2 % more allowed."
     )
 
 
@@ -216,8 +216,8 @@ def test_a_candidate_that_loops_where_the_reference_does_not_fails(tmp_path: Pat
     low, high = 100 * verdict.observed.low, 100 * verdict.observed.high
     assert (verdict.gate, verdict.status, verdict.detail) == (
         "truncation", "FAIL",
-        f"Loops in {percent_short(num / 80)} of its replies to arithmetic ({num} of 80), fp8 in none (95 % interval of the "
-        f"difference: {low:.1f} to {high:.1f} points); 2 % more allowed.",
+        f"Loops in {percent_short(num / 80)} of its replies to arithmetic ({num} of 80), fp8 in none (95 % interval: "
+        f"{low:.1f} to {high:.1f} points more); 2 % more allowed.",
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_a_loss_at_long_range_only(tmp_path: Path) -> None:
     lost = verdicts["w4a16", "effective length"]
     assert (lost.status, lost.detail) == (
         "FAIL",
-        "Within 10 points of fp8 up to 2K tokens; at 3K it loses 100.0 points (95 % interval of the loss 92.0 to 100.0).",
+        "Within 10 points of fp8 up to 2K tokens; at 3K it loses 100.0 points (95 % interval: 92.0 to 100.0 lost).",
     )
     cells = [cell for one in report.long_context if one.candidate == "w4a16" for cell in one.by_depth]
     assert {(cell.length_tokens, cell.drop.value) for cell in cells} == {(1024, 0.0), (2048, 0.0), (3072, 1.0)}

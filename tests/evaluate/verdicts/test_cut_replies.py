@@ -58,11 +58,13 @@ def test_thirty_percent_of_loops_fail_by_name() -> None:
     verdict = report.verdicts[1]
     assert (verdict.observed, verdict.limit) == (paired_difference(60, 0, 200), 0.02)
     assert verdict.detail == (
-        "Loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none (95 % interval of the difference: 23.7 to 36.7 "
-        "points); 2 % more allowed."
+        "Loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none (95 % interval: 23.7 to 36.7 points "
+        "more); 2 % more allowed."
     )
     assert report.overall == {"w4a16": "FAIL"}
-    assert report.reasons["w4a16"].startswith("Loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none")
+    assert report.reasons["w4a16"] == (
+        "loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none; 2 % more allowed; 1 gate failed, 1 underpowered"
+    )
 
 
 def test_loops_fail_where_the_reference_is_cut_as_often() -> None:
@@ -101,8 +103,8 @@ def test_an_excess_that_may_be_one_of_several_by_chance_is_no_pass() -> None:
     assert (verdict.status, verdict.observed) == ("UNDERPOWERED", alone.drop)
     assert (verdict.p_fail, verdict.p_fail_holm) == (alone.p_fail, pytest.approx(3 * alone.p_fail))
     assert verdict.detail == (
-        "Loops in 10 % of its replies to arithmetic (6 of 60), fp8 in none (95 % interval of the difference: 2.9 to 20.1 "
-        "points); 2 % more allowed. By itself this fails, but among 3 such comparisons it may be chance (Holm)."
+        "Loops in 10 % of its replies to arithmetic (6 of 60), fp8 in none (95 % interval: 2.9 to 20.1 points "
+        "more); 2 % more allowed. By itself this fails, but among 3 such comparisons it may be chance (Holm)."
     )
     fewer = two_tasks(5, SCORE, TRUNCATION).verdicts[1]
     assert (fewer.status, fewer.detail.startswith("Is cut off or loops in 8.3 %")) == ("PASS", True)
@@ -121,7 +123,7 @@ def test_the_headline_names_loops_beside_a_score() -> None:
     report = two_tasks(20, SCORE, TRUNCATION, wrong=range(20))
     assert report.reasons["w4a16"] == (
         "loses 33.3 points on arithmetic; 5 allowed; loops in 33.3 % of its replies to arithmetic (20 of 60), fp8 in none; "
-        "2 gates failed"
+        "2 % more allowed; 2 gates failed"
     )
     passed = two_tasks(0, SCORE, TRUNCATION)
     assert passed.overall == {"w4a16": "UNDERPOWERED"} and "loops" not in passed.reasons["w4a16"]
@@ -142,7 +144,26 @@ def test_a_pass_holds_with_every_cut_reply_counted_against_the_candidate() -> No
     )
     assert report.reasons["w4a16"] == (
         "neither gains nor loses on arithmetic; 5 allowed: with every cut reply counted against it, up to 6.4 points may be "
-        "lost; raise max_tokens; 1 gate underpowered"
+        "lost; 1 gate underpowered"
+    )
+
+
+def test_more_tokens_are_no_advice_for_replies_that_loop() -> None:
+    """A reply that repeats itself ends no sooner with a larger budget."""
+    advice = [
+        judged(answers(200), answers(200, cut=range(6), loops=loops), SCORE).verdicts[0].detail.split("allowed. ")[1]
+        for loops in (False, True)
+    ]
+    seen = "With every cut reply counted against it, up to 6.4 points may be lost; "
+    assert advice == [f"{seen}raise max_tokens.", f"{seen}all of them loop, which a larger max_tokens does not mend."]
+
+
+def test_what_none_does_is_said_of_all_tasks() -> None:
+    verdict = two_tasks(0, SCORE, TRUNCATION).verdicts[1]
+    assert (verdict.status, verdict.detail) == (
+        "PASS",
+        "Is cut off or loops in none of its 120 replies to all tasks, fp8 in none (95 % interval: 3.1 points fewer to 3.1 "
+        "more); 2 % more allowed.",
     )
 
 

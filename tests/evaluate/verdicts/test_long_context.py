@@ -65,8 +65,8 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
             status="FAIL",
             observed=drop,
             limit=0.05,
-            detail="Within 5 points of fp8 up to 32K tokens; at 64K it loses 19.2 points (95 % interval of the loss 12.2 to "
-            "27.8).",
+            detail="Within 5 points of fp8 up to 32K tokens; at 64K it loses 19.2 points (95 % interval: 12.2 to 27.8 lost).",
+            clause="loses 19.2 points at 64K tokens; 5 allowed; within the margin up to 32K",
         ),
     )
     (found,) = report.effective_lengths
@@ -82,7 +82,9 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
     assert [one.p_within for one in found.lengths] == [clean, clean, lost]
     assert [one.p_beyond for one in found.lengths] == beyond
     assert report.overall == {"w4a16": "FAIL"}
-    assert report.reasons["w4a16"].startswith("Within 5 points of fp8 up to 32K tokens; at 64K it loses 19.2 points")
+    assert report.reasons["w4a16"].startswith(
+        "loses 19.2 points at 64K tokens; 5 allowed; within the margin up to 32K; 1 gate failed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,11 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
         ({"at_64k": 20}, {"at_least": 32768}, "PASS", 32768,
          "Within 5 points of fp8 up to 32K tokens; with 97.5 % confidence at each length no more than 3.6 points are lost."),
         ({"at_32k": 4}, {}, "UNDERPOWERED", 16384,
-         "Within 5 points of fp8 up to 16K tokens; at 32K it loses 3.8 points (95 % interval of the loss 0.2 to 9.5), so that "
+         "Within 5 points of fp8 up to 16K tokens; at 32K it loses 3.8 points (95 % interval: 0.2 to 9.5 lost), so that "
          "a loss of 5 points is not excluded."),
         ({"at_16k": 20, "at_32k": 4}, {}, "FAIL", None,
-         "Not shown to be within 5 points of fp8 at any length; at 16K it loses 19.2 points (95 % interval of the loss 12.2 to "
-         "27.8)."),
+         "Not shown to be within 5 points of fp8 at any length; at 16K it loses 19.2 points (95 % interval: 12.2 to "
+         "27.8 lost)."),
         ({}, {"at_least": 131072}, "NOT MEASURED", 65536,
          "Within 5 points of fp8 up to 64K tokens; 128K are wanted, and the longest asked is 64K."),
     ],

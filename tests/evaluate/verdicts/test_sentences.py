@@ -49,8 +49,8 @@ def judged(ours: range, theirs: range, *others: dict[str, Any], n: int = 100, **
         (range(0), range(25), {}, "loses 25.0 points on Chinese code lookup; 10 allowed; 1 gate failed",
          "Loses 25.0 points on Chinese code lookup (95 % interval: 16.9 to 34.3 lost); 10 allowed."),
         (range(17), range(0), {},
-         "no task loses more than its margin; closest is Chinese code lookup, at least 10.2 gained (95 % interval), 10 "
-         "allowed; 1 gate passed",
+         "no task loses more than its margin; closest is Chinese code lookup, at least 10.2 gained (95 % interval); a loss of "
+         "10 is allowed; 1 gate passed",
          "Gains 17.0 points on Chinese code lookup (95 % interval: 10.2 to 25.5 gained); a loss of 10 is allowed."),
         (range(1), range(1, 11), {},
          "loses 9.0 points on Chinese code lookup; 10 allowed: the loss is certain, whether it is more than 10 points is not; "
@@ -68,7 +68,7 @@ def judged(ours: range, theirs: range, *others: dict[str, Any], n: int = 100, **
          "Neither gains nor loses on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. There may be "
          "no loss, or one of more than 10 points; about 209 items would decide if nothing is lost."),
         (range(25), range(0), {"claim": "equivalent"},
-         "gains 25.0 points on Chinese code lookup; a loss of 10 is allowed; 1 gate failed",
+         "gains 25.0 points on Chinese code lookup; 10 allowed either way; 1 gate failed",
          "Gains 25.0 points on Chinese code lookup (95 % interval: 16.9 to 34.3 gained); 10 allowed either way."),
     ],
 )  # fmt: skip
@@ -111,7 +111,7 @@ def test_gates_that_were_not_measured_are_counted_beside_those_that_passed() -> 
     report = judged(range(0), range(0), other)
     assert report.overall == {"w4a16": "PASS"}
     assert report.reasons["w4a16"] == (
-        "no task loses more than its margin; closest is Chinese code lookup, at most 3.7 lost (95 % interval), 10 allowed; "
+        "no task loses more than its margin; closest is Chinese code lookup, at most 3.7 lost (95 % interval); 10 allowed; "
         "1 gate passed, 1 not measured: ruler"
     )
 
@@ -175,8 +175,8 @@ def test_cut_replies_of_tasks_that_are_left_out_are_named() -> None:
     report = judge(sides, GateRecipe.model_validate({"schema": 1, "name": "test", "gates": gates}), model="tiny-glm")
     assert (report.verdicts[2].status, report.verdicts[2].detail) == (
         "PASS",
-        "Is cut off in none of its 100 replies to Chinese code lookup, fp8 in none (95 % interval of the difference: -3.7 to "
-        "3.7 points); 2 % more allowed. Not counted, for the reference cannot do the task: "
+        "Is cut off in none of its 100 replies to Chinese code lookup, fp8 in none (95 % interval: 3.7 points fewer to "
+        "3.7 more); 2 % more allowed. Not counted, for the reference cannot do the task: "
         "12 of 52 on RULER (fp8), 12 of 52 on RULER (w4a16).",
     )
 

@@ -143,3 +143,5 @@ def test_full_decides() -> None:
     assert sum(one.whole == "PASS" for one in half) / 150 <= 0.025 + 3 * 0.0127
     gpqa = simulate(designs, gates, {"gpqa-diamond": 0.10}, "even", 80, 1)
     assert sum(one.overall == "FAIL" for one in gpqa) / 80 >= 0.45
+    aime = simulate(designs, gates, {"aime": 0.15}, "even", 80, 1)
+    assert sum(one.overall == "PASS" for one in aime) / 80 <= 0.05

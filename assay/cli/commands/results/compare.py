@@ -77,7 +77,7 @@ def show(found: RunComparison, out: Console) -> None:
     for line in (*_what_differs(found.first, found.second), *_how(found)):
         out.print(escape(line))
     rows = [row for one in found.checkpoints for row in _rows(one)]
-    print_rows(("checkpoint", "", "first", "second", "lost from first to second"), rows, out)
+    print_rows(("checkpoint", "", "first", "second", "second against first"), rows, out)
     for (task, why), labels in _not_paired(found).items():
         out.print(escape(f"{task} of {', '.join(labels)}: not paired: {why}"))
 
@@ -146,11 +146,11 @@ def _score(score: Interval | None) -> str:
 
 
 def _lost(task: TaskComparison) -> str:
-    """+1.5 points (-0.9 to +4.2), 200 pairs."""
+    """`loses 1.5 points (95 % interval: 0.9 gained to 4.2 lost), 200 pairs`."""
     if task.lost is None:
         return "not paired"
-    low, value, high = map(quantities.points_signed, (task.lost.low, task.lost.value, task.lost.high))
-    return f"{value} points ({low} to {high}), {task.num_pairs} pairs"
+    level, ends = quantities.percent_short(task.lost.level), quantities.lost_or_gained(task.lost.low, task.lost.high)
+    return f"{quantities.change(task.lost.value)} ({level} interval: {ends}), {task.num_pairs} pairs"
 
 
 def _nats(mean: TextMean | None) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from assay.quantities import percent_plain, percent_short
+from assay.quantities import capital, percent_plain, percent_short, points
 from assay.recipes.gate import GateRecipe, ScoreGate, TruncationGate
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -134,9 +134,10 @@ def judge_truncation(
 
     def seen(status: Status, at: int, then: str = "") -> Verdict:
         one = family[at].tested if status == "PASS" else family[at].named(alpha)
+        chance = f": {_may_be_chance(family)}" if status == "UNDERPOWERED" else ""
         return verdict(status, f"{_sentence(one, reference, gate)}.{then}").model_copy(
             update={
-                "observed": one.evidence.drop, "clause": _clause(one, reference),
+                "observed": one.evidence.drop, "clause": f"{_clause(one, reference)}; {_allowed(gate)}{chance}",
                 "p_fail": family[at].p_fail, "p_fail_holm": adjusted[at],
             }
         )  # fmt: skip
@@ -160,9 +161,13 @@ def judge_truncation(
         return verdict("NOT MEASURED", "No reply to look at.")
     unsure = [at for at in order if alone[at] < alpha]
     if unsure:
-        chance = f" By itself this fails, but among {len(family)} such comparisons it may be chance (Holm).{left_out}"
-        return seen("UNDERPOWERED", unsure[0], chance)
-    return seen("PASS", max(order, key=lambda at: family[at].tested.evidence.drop.value), left_out)
+        return seen("UNDERPOWERED", unsure[0], f" {capital(_may_be_chance(family))}.{left_out}")
+    most = max(order, key=lambda at: (family[at].tested.evidence.drop.value, family[at].tested.pairs.n))
+    return seen("PASS", most, left_out)
+
+
+def _may_be_chance(family: Sequence[_Hypothesis]) -> str:
+    return f"by itself this fails, but among {len(family)} such comparisons it may be chance (Holm)"
 
 
 def _not_counted(beyond: frozenset[str], *sides: Measurement) -> str:
@@ -223,12 +228,20 @@ def _together(tasks: Sequence[TaskResult], event: Event) -> TaskResult:
 
 
 def _sentence(one: _Excess, reference: Measurement, gate: TruncationGate) -> str:
-    drop = one.evidence.drop
-    clause = _clause(one, reference)
-    return (
-        f"{clause[:1].upper()}{clause[1:]} ({percent_short(drop.level)} interval of the difference: {100 * drop.low:.1f} to "
-        f"{100 * drop.high:.1f} points); {percent_plain(gate.max_excess)} more allowed"
-    )
+    level = percent_short(one.evidence.drop.level)
+    return f"{capital(_clause(one, reference))} ({level} interval: {_more_or_fewer(one.evidence.drop)}); {_allowed(gate)}"
+
+
+def _allowed(gate: TruncationGate) -> str:
+    return f"{percent_plain(gate.max_excess)} more allowed"
+
+
+def _more_or_fewer(excess: Interval) -> str:
+    """`23.7 to 36.7 points more`, `3.7 points fewer to 3.7 more`."""
+    low, high = points(abs(excess.low)), points(abs(excess.high))
+    if excess.low >= 0:
+        return f"{low} to {high} points more"
+    return f"{high} to {low} points fewer" if excess.high < 0 else f"{low} points fewer to {high} more"
 
 
 def _clause(one: _Excess, reference: Measurement) -> str:

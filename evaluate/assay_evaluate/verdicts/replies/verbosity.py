@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from assay.quantities import percent_plain, percent_short
+from assay.quantities import capital, percent_plain, percent_short
 from assay.recipes.gate import GateRecipe, VerbosityGate
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -112,17 +112,19 @@ def judge_verbosity(gate: VerbosityGate, reference: Measurement, candidate: Meas
     at = 0 if not failed or 0 in failed else max(failed, key=lambda one: found[one].increase.value)
     lengths = every if (name := names[at]) is None else by_task[name]
     seen = found[at].increase
-    detail = f"{_change(seen)} for replies{f' to {name}' if name else ''} that both sides get right ({_ends(seen)}); "
-    detail += f"{percent_plain(gate.max_increase)} more allowed. {_means(lengths, reference)}."
+    what = f"{_change(seen)} for replies{f' to {name}' if name else ''} that both sides get right"
+    limit = f"{percent_plain(gate.max_increase)} more allowed"
+    detail = f"{capital(what)} ({_ends(seen)}); {limit}. {_means(lengths, reference)}."
     if at == 0 and single:
         most = max(single, key=lambda task: single[task].increase.value)
         detail += f" Most on {most}: {_signed(single[most].increase.value)}."
-    return verdict(status, detail, seen)
+    unsure = ": more is not excluded" if status == "UNDERPOWERED" else ""
+    return verdict(status, detail, seen).model_copy(update={"clause": f"{what}; {limit}{unsure}"})
 
 
 def _change(increase: Interval) -> str:
     size = percent_short(abs(increase.value))
-    return "Needs as many tokens" if size == "0 %" else f"Needs {size} {'more' if increase.value > 0 else 'fewer'} tokens"
+    return "needs as many tokens" if size == "0 %" else f"needs {size} {'more' if increase.value > 0 else 'fewer'} tokens"
 
 
 def _ends(increase: Interval) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from assay.quantities import percent_plain, percent_short
+from assay.quantities import capital, percent_plain, percent_short
 from assay.recipes.gate import GateRecipe, ScoreGate, WholeGate
 from assay.records.base import Interval
 from assay.records.verdict import Status, TaskUse, Verdict, WholeClaim
@@ -41,9 +41,11 @@ def judge_whole(recipe: GateRecipe, scores: Mapping[str, Verdict], candidate: st
     mean = weighted_sum([one.use for one in uses], [1 / len(uses)] * len(uses))
     few = [task for task, one in judged.items() if one.observed is not None and one.observed.n < recipe.min_items]
     status, detail = _status(gate, mean, uses, few), _detail(gate, mean, uses, few, recipe.min_items)
+    still_open = _open(gate, mean, uses, few, recipe.min_items)
     if status == "PASS" and not _holds_with_cut_replies(gate, judged):
-        status, detail = "UNDERPOWERED", f"{detail} {IF_CUT}"
-    return _claim(gate, candidate, status, mean, uses, left_out, detail)
+        status, detail, still_open = "UNDERPOWERED", f"{detail} {IF_CUT}", ["not with every cut reply counted against it"]
+    clause = f"{_used(mean)}; {_limit(gate)}" + (f": {'; '.join(still_open)}" if status == "UNDERPOWERED" else "")
+    return _claim(gate, candidate, status, mean, uses, left_out, detail).model_copy(update={"clause": clause})
 
 
 def settled(recipe: GateRecipe, whole: WholeClaim | None, scores: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -64,7 +66,7 @@ def verdict_of(whole: WholeClaim) -> Verdict:
     """As one of the candidate's verdicts; observed and limit are shares of the margins, not points."""
     return Verdict(
         gate=GATE, candidate=whole.candidate, status=whole.status, observed=whole.mean_use, limit=whole.max_mean_use,
-        detail=whole.detail,
+        detail=whole.detail, clause=whole.clause,
     )  # fmt: skip
 
 
@@ -105,28 +107,38 @@ def _claim(
 
 # ------------------------------------------------------------------------------------------------ in words
 def _detail(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str], min_items: int) -> str:
-    """`On average 12 % of the margins are used (95 % interval -8 to 31 %), less than 50 %; no task lost 2 margins.`"""
-    limit = percent_plain(gate.max_mean_use)
-    seen = f"On average {mean_use(mean)} of the margins of {mean.n} task{'s' if mean.n > 1 else ''}"
-    if mean.high < gate.max_mean_use:
-        found = f"{seen}, less than {limit}"
-    elif mean.low > gate.max_mean_use:
-        found = f"{seen}, more than {limit}"
-    else:
-        found = f"{seen}; allowed {limit}, which the interval does not exclude"
-    beyond = [one for one in uses if not one.within_max]
-    if beyond:
-        most = ", ".join(f"{one.task} (up to {one.use.high:.1f} margins)" for one in beyond)
-        found += f"; a loss of {gate.max_task:g} margins is not excluded on {most}"
-    else:
-        found += f"; no task lost {gate.max_task:g} margins"
-    if few:
-        found += f"; fewer than {min_items} items on {', '.join(few)}"
+    """`Loses 12 % of the margins of 3 tasks on average (95 % interval: 8 % gained to 31 % lost); less than 50 % allowed; no
+    task lost 2 margins.`"""
+    found = f"{capital(_used(mean))} ({percent_short(mean.level)} interval: {_ends(mean)}); {_limit(gate)}"
+    still_open = _open(gate, mean, uses, few, min_items)
+    if all(one.within_max for one in uses):
+        still_open.append(f"no task lost {gate.max_task:g} margins")
     words = [(word, [one.task for one in uses if one.word == word]) for word in (*WORDS.values(), "undecided alone")]
-    return f"{found}. " + "; ".join(f"{word.capitalize()}: {', '.join(names)}" for word, names in words if names) + "."
+    said = "; ".join(f"{word.capitalize()}: {', '.join(names)}" for word, names in words if names)
+    return f"{'; '.join([found, *still_open])}. {said}."
 
 
-def mean_use(mean: Interval) -> str:
-    """`12 % (95 % interval -8 to 31 %)`; a mean gain is a negative use."""
-    low, high = round(100 * mean.low), round(100 * mean.high)
-    return f"{round(100 * mean.value)} % ({percent_short(mean.level)} interval {low} to {high} %)"
+def _used(mean: Interval) -> str:
+    """`loses 12 % of the margins of 3 tasks on average`"""
+    verb = "gains" if round(100 * mean.value) < 0 else "loses"
+    return f"{verb} {abs(round(100 * mean.value))} % of the margins of {mean.n} task{'s' if mean.n > 1 else ''} on average"
+
+
+def _ends(mean: Interval) -> str:
+    """`87 to 168 % lost`, `43 % gained to 43 % lost`"""
+    low, high = abs(round(100 * mean.low)), abs(round(100 * mean.high))
+    if mean.low >= 0:
+        return f"{low} to {high} % lost"
+    return f"{high} to {low} % gained" if mean.high <= 0 else f"{low} % gained to {high} % lost"
+
+
+def _limit(gate: WholeGate) -> str:
+    return f"less than {percent_plain(gate.max_mean_use)} allowed"
+
+
+def _open(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str], min_items: int) -> list[str]:
+    """What is not shown."""
+    found = ["whether it is less is open"] if mean.low <= gate.max_mean_use <= mean.high else []
+    beyond = [f"{one.task} (up to {one.use.high:.1f} margins)" for one in uses if not one.within_max]
+    found += [f"a loss of {gate.max_task:g} margins is not excluded on {', '.join(beyond)}"] if beyond else []
+    return found + ([f"fewer than {min_items} items on {', '.join(few)}"] if few else [])

@@ -215,10 +215,10 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
         "differently)."
     )
     by_instance, by_repository = (
-        f"{100 * one.low:+.1f} to {100 * one.high:+.1f}" for one in (found.by_instance, found.by_repository)
+        f"{-100 * one.low:.1f} gained to {100 * one.high:.1f} lost" for one in (found.by_instance, found.by_repository)
     )
     assert sentence(pairs, 0.95) == (
-        f"By instance {by_instance} points, with 12 repositories as clusters {by_repository} (t with 3.3 degrees of freedom); "
+        f"By instance {by_instance}, with 12 repositories as clusters {by_repository} (t with 3.3 degrees of freedom); "
         "the wider end counts: the verdict is about repositories like these, not these instances only. "
         + resolution_sentence(found)
     )
@@ -228,7 +228,7 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
 def test_without_a_spread_of_repositories_the_verdict_is_about_these_instances(num_repositories: int, why: str) -> None:
     pairs = [InstancePair(str(i), f"r-{i % num_repositories}", 1.0, 1.0) for i in range(40)]
     judged = f"nothing can be said by repository ({why}): the verdict is about these instances only. "
-    assert sentence(pairs, 0.95).startswith(f"By instance -8.8 to +8.8 points; {judged}")
+    assert sentence(pairs, 0.95).startswith(f"By instance 8.8 gained to 8.8 lost; {judged}")
 
 
 @pytest.mark.parametrize("num_trajectories", [1, 8])
