@@ -20,14 +20,20 @@ from huggingface_hub.errors import (
 )
 
 from assay.errors import CheckpointError
+from assay.secret_text import hide_password
 
 HUB_ERRORS = (httpx.HTTPError, httpx.InvalidURL, OIDCError, OSError, RuntimeError, ValueError)
 """What login, requests, downloads and `hf_xet` raise. An OSError of this machine's disk has an `errno`, others have none."""
 
 
+def hub_address() -> str:
+    """Where the hub is asked (HF_ENDPOINT), for messages: without a user and password."""
+    return hide_password(constants.ENDPOINT)
+
+
 def hub_error(hub_id: str, error: Exception, name: str | None = None) -> CheckpointError:
     """`error`, one of HUB_ERRORS, as the user is told it. name: of the file it is about."""
-    cause, endpoint = _cause(error), constants.ENDPOINT
+    cause, endpoint = _cause(error), hub_address()
     where = hub_id if name is None else f"{hub_id}/{name}"
     if isinstance(cause, OfflineModeIsEnabled):
         return CheckpointError(f"{where}: HF_HUB_OFFLINE is set; give a local folder, or unset it")
@@ -76,4 +82,4 @@ def _cause(error: Exception) -> Exception:
 def _first_line(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
     line = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text.splitlines()[0]) if text else type(error).__name__
-    return "".join(letter if letter.isprintable() else "?" for letter in line)[:300].rstrip(".")
+    return "".join(letter if letter.isprintable() else "?" for letter in hide_password(line))[:300].rstrip(".")

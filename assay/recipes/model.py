@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
 from assay.recipes.base import Recipe, Section, beside, recipe_names
+from assay.secret_text import secrets_in
 
 
 def _known_family(name: str) -> str:
@@ -57,6 +58,20 @@ class Serving(Section):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     vllm: dict[str, Any] = Field(default_factory=dict)
     """More flags under vLLM's own names; a profile's flags win."""
+
+    def _contradictions(self) -> Iterator[str]:
+        for name in ("chat_template_kwargs", "vllm"):
+            yield from refused_secrets(getattr(self, name), name)
+
+
+def refused_secrets(told: dict[str, Any], where: str) -> Iterator[str]:
+    """One sentence for every key, token or password in a recipe's values. The secret itself is in none."""
+    for place in secrets_in(told, where):
+        yield (
+            f"{place}: is a key, a token or a password, or an address with one, by its name or looks; command lines are for "
+            "every user to read, and logs and records keep them. Remove it: a server that assay starts gets a key of its own "
+            "and downloads nothing; the key of a server of yours is named by `api_key_env`"
+        )
 
 
 class Sampling(Section):

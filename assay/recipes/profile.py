@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from assay.recipes.base import Recipe, Section
-from assay.recipes.model import Serving
+from assay.recipes.model import Serving, refused_secrets
 
 GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
@@ -74,6 +74,7 @@ class ProfileRecipe(Recipe):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """vLLM's own flags without the dashes in front: `max-model-len: 4096`. Passed verbatim; `true` is a bare flag."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of the server. Secrets, by name or looks, are given to it and recorded nowhere."""
     startup_timeout_s: float = Field(default=600.0, gt=0)
     concurrency: int = Field(default=8, ge=1)
     """Requests in flight while measuring, per server."""
@@ -84,6 +85,7 @@ class ProfileRecipe(Recipe):
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
+        yield from refused_secrets(self.vllm, "vllm")
         for name in ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"):
             ranks = self.flags.get(name, 1)
             if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:

@@ -46,8 +46,6 @@ class SweOptions(Section):
     """native: the server's tool-call parser is part of what is scored. text: commands in a fenced block."""
     agent_config: str | None = None
     """A mini-swe-agent YAML whose prompts are used instead of its own benchmarks/swebench.yaml."""
-    provider: Literal["openai", "hosted_vllm"] = "openai"
-    """How litellm speaks to the server; hosted_vllm needs the package `mcp`."""
     request_timeout_s: int = Field(default=3600, ge=1)
     environment: Literal["docker", "podman", "singularity", "local"] = "docker"
     """local: no container; what the model writes is run here. Needs `allow_local_execution` and `local_repositories`."""

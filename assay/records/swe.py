@@ -87,7 +87,7 @@ class SweFigures(Part):
     draft_acceptance: float | None
     """accepted / drafted tokens while the agent ran. None: nothing was drafted, or the server does not say."""
     versions: dict[str, str]
-    """mini-swe-agent, swebench, litellm, the container runtime."""
+    """mini-swe-agent, swebench, the container runtime."""
     agent_config_sha256: str
     """Of prompts, limits and sampling as the agent got them, endpoint left out."""
     trajectories: tuple[Trajectory, ...] = Field(repr=False)

@@ -15,7 +15,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from huggingface_hub.file_download import repo_folder_name
 
 from assay.foreign_text import shown
-from assay.hub_errors import HUB_ERRORS
+from assay.hub_errors import HUB_ERRORS, hub_address
 from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.recipes.swe import NAMED_DATASETS
 from assay.records.preflight.replay import Outcome
@@ -74,9 +74,9 @@ def _look(name: str, tasks: list[str]) -> Check:
         gated = isinstance(error, GatedRepoError)
         return _refused(name, needed) if gated else _unknown_to_the_hub(name, needed)
     except HfHubHTTPError as error:
-        return _offline(name, needed, f"{constants.ENDPOINT} answered HTTP {error.response.status_code}", cached)
+        return _offline(name, needed, f"{hub_address()} answered HTTP {error.response.status_code}", cached)
     except HUB_ERRORS as error:
-        return _offline(name, needed, f"{constants.ENDPOINT} does not answer: {shown(error, 100)}", cached)
+        return _offline(name, needed, f"{hub_address()} does not answer: {shown(error, 100)}", cached)
 
 
 def _ask(name: str, needed: str) -> Check:
@@ -90,12 +90,12 @@ def _ask(name: str, needed: str) -> Check:
 
 def _refused(name: str, needed: str) -> Check:
     why = "no token is set" if get_token() is None else "the token that is set has not been let in"
-    remedy = f"accept its terms at {constants.ENDPOINT}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
+    remedy = f"accept its terms at {hub_address()}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
     return _data_set(name, f"{needed}, which could not be asked: gated, and {why}", "FAIL", remedy)
 
 
 def _unknown_to_the_hub(name: str, needed: str) -> Check:
-    detail = f"{needed}, which could not be asked: no such data set on {constants.ENDPOINT}"
+    detail = f"{needed}, which could not be asked: no such data set on {hub_address()}"
     remedy = "if it is private, hf auth login (or set HF_TOKEN); else name another in the suite"
     return _data_set(name, detail, "FAIL", remedy)
 

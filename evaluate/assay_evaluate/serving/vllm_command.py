@@ -22,6 +22,7 @@ from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import as_arguments
 from assay.safetensors_index import tensor_names
+from assay.secret_text import without_secrets
 
 EMULATE = "assay-emulate"
 """Quantization method and load format of the plugin `assay_vllm`."""
@@ -29,7 +30,6 @@ STRICT = "assay-strict"
 """Its load format in which every parameter and every expert must come from the checkpoint."""
 
 _OURS = frozenset({"model", "host", "port", "served-model-name"})
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|AUTH", re.IGNORECASE)
 _BEHAVIOUR = re.compile(r"VLLM_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|NCCL_|TORCH_|TORCHDYNAMO_|CUBLAS_|NVIDIA_TF32")
 """Variables of our own environment that can change what a server computes: inherited and recorded."""
 
@@ -222,7 +222,8 @@ def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(the server's whole environment, what of it goes into the fingerprint). Secrets go into neither."""
+    """(the server's whole environment, what of it goes into the fingerprint). Secrets of our own environment go
+    into neither; those of the profile reach the server only."""
     own = {
         "HF_HUB_OFFLINE": "1",  # the checkpoint is a folder: nothing is to be fetched, and no network is waited for
         "VLLM_NO_USAGE_STATS": "1",
@@ -233,13 +234,13 @@ def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[
     own |= profile.environment
     passed = {
         name: value
-        for name, value in inherited.items()
-        if not _SECRET.search(name) and name not in {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"}
+        for name, value in without_secrets(inherited).items()
+        if name not in {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"}
     }
     plumbing = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     recorded = {
         name: value for name, value in passed.items() if _BEHAVIOUR.match(name) and "/" not in value and name not in own
-    } | {name: value for name, value in own.items() if not _SECRET.search(name)}
+    } | without_secrets(own)
     return {**passed, **plumbing, **own}, dict(sorted(recorded.items()))
 
 

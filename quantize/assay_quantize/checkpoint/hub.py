@@ -36,7 +36,7 @@ from huggingface_hub.utils import (
 import assay
 from assay.errors import CheckpointError
 from assay.file_data import content_differs
-from assay.hub_errors import HUB_ERRORS, hub_error
+from assay.hub_errors import HUB_ERRORS, hub_address, hub_error
 from assay.safe_files import MAX_JSON_BYTES, parse_json_object
 from assay.safetensors_index import INDEX_NAME, MAX_HEADER_BYTES
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source, assemble
@@ -227,9 +227,7 @@ class Repository:
         """Size of the whole file, from the answer for a range that begins at `begin`."""
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", ""))
         if response.status_code == 200:
-            raise CheckpointError(
-                f"{self.hub_id}: {constants.ENDPOINT} ignores range requests; download it and give the folder"
-            )
+            raise CheckpointError(f"{self.hub_id}: {hub_address()} ignores range requests; download it and give the folder")
         if response.status_code != 206 or found is None or int(found[1]) != begin:
             raise CheckpointError(f"{self.hub_id}/{name}: HTTP {response.status_code} and another range than the one asked for")
         num_bytes, stated = int(found[2]), self.files[name].num_bytes
@@ -247,7 +245,7 @@ class Repository:
 def altered(hub_id: str, name: str, how: str) -> CheckpointError:
     """The error for a file that twice was not what the hub states."""
     return CheckpointError(
-        f"{hub_id}/{name}: {how}, downloaded twice; something between {constants.ENDPOINT} and here changes it; try another "
+        f"{hub_id}/{name}: {how}, downloaded twice; something between {hub_address()} and here changes it; try another "
         "network, or give a local folder"
     )
 

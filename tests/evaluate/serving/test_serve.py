@@ -466,13 +466,15 @@ def test_secrets_reach_neither_server_nor_fingerprint(
 ) -> None:
     for name in ("HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@proxy:3128")
+    monkeypatch.setenv("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "65536")  # counts tokens, and changes what is computed
     for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"):  # conftest.py
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere/private")
     monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "0")
     monkeypatch.setenv("PYTHONPATH", "/trap")
     command = command_for(write_config(tmp_path), profile, Serving())
-    assert "hunter2" not in command.environment.values() and "PYTHONPATH" not in command.environment
+    assert "hunter2" not in str(command.environment) and "PYTHONPATH" not in command.environment
     assert command.environment["PYTHONSAFEPATH"] == "1"
     assert command.environment["VLLM_CACHE_ROOT"] == "/somewhere/private"
     assert command.recorded_environment == {
@@ -481,9 +483,15 @@ def test_secrets_reach_neither_server_nor_fingerprint(
         "TORCH_COMPILE_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE": "65536",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_DEEP_GEMM": "0",
     }
+    secrets = {"HF_TOKEN": "hunter2", "VLLM_PLUGIN_SETTINGS": "redis://me:hunter2@host"}
+    own = profile.model_copy(update={"environment": profile.environment | secrets})
+    told = command_for(write_config(tmp_path), own, Serving())
+    assert secrets.items() <= told.environment.items(), "the profile's own reach the server"
+    assert told.recorded_environment == command.recorded_environment
 
 
 def test_what_the_command_sets_itself_is_not_for_profiles(profile: ProfileRecipe, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import assay_evaluate
 
 PACKAGE = Path(assay_evaluate.__file__).parent
 ELSEWHERE = {
-    "diagnosis/levers/reproduction_script.py": {"urllib.error", "urllib.request"},  # runs without assay
+    "diagnosis/levers/reproduction_script.py": {"http.client", "urllib.error", "urllib.request"},  # runs without assay
     "tasks/lm_eval/load.py": {"httpx"},  # what lm-eval's downloads raise
 }
 LIBRARIES = {"http.client", "urllib.request", "urllib.error", "httpx", "requests", "aiohttp", "urllib3"}

@@ -83,6 +83,8 @@ def reproduce(
         on_progress(f"smallest set that fails: {len(asks)} of {report.baseline.num_requests // search.settings.num_passes}")
     done = report.model_copy(update={"smallest": tuple(ask.id for ask in asks), "bundle": str(folder)})
     command, environment = command_of(spec, search.base)
+    if spec is not None:  # the one that was asked is gone; what server.sh starts listens here
+        endpoint = replace(endpoint, base_url=f"http://127.0.0.1:{port_of(spec)}")
     write_bundle(
         folder, done, asks, search.exchanges[search.base], clean_replies(search, report), endpoint, search.base,
         command, environment,
@@ -108,10 +110,15 @@ def command_of(spec: ServerSpec | None, setting: Setting) -> tuple[list[str] | N
         return None, {}
     speculate = spec.speculate if setting.speculation is None else setting.speculation
     command = vllm_command(
-        spec.checkpoint, with_setting(spec.profile, setting), spec.serving, speculate=speculate, port=spec.port or 8000,
+        spec.checkpoint, with_setting(spec.profile, setting), spec.serving, speculate=speculate, port=port_of(spec),
         served_model_name=spec.served_model_name,
     )  # fmt: skip
     return [str(interpreter_for(spec.profile, spec.interpreter)), *command.arguments], command.recorded_environment
+
+
+def port_of(spec: ServerSpec) -> int:
+    """On which the server of server.sh listens."""
+    return spec.port or 8000
 
 
 def write_bundle(
@@ -162,6 +169,7 @@ def _server_script(command: Sequence[str] | None, environment: Mapping[str, str]
     folder = Path(command[0]).parent
     return (
         "#!/bin/sh\n# The server on which it failed. In its PATH the programs of its environment (ninja) come first.\n"
+        "# It has a key if VLLM_API_KEY is set, here and for reproduce.py; else whoever is on this machine may ask it.\n"
         f'export PATH={shlex.quote(str(folder))}:"$PATH"\n{variables}exec {shlex.join(command)}\n'
     )
 

@@ -3,13 +3,16 @@
 
 Needs Python 3.10 and nothing else. requests.json beside it holds the requests and, of each, what was expected and what was
 seen; server.sh starts the server they failed on. Exit 1: it failed again. 0: it did not. 2: the server could not be asked.
+A server with a key: export it as VLLM_API_KEY, which vLLM reads too, or name its variable with --api-key-env.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -22,19 +25,45 @@ from typing import Any
 TIE_NATS = 1e-5
 RECOMPUTED_NATS = 0.5
 STAGGER_S = 0.002
+MOST_REPLY_BYTES = 2**28
+WRONG_SHAPE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
 
-def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The reply as JSON; {"error": ...} of one that is none."""
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=600) as response:
-            answer: dict[str, Any] = json.loads(response.read())
-            return answer
-    except urllib.error.HTTPError as error:
-        return {"error": f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}"}
+class CannotBeAsked(Exception):
+    """The server wants a key, or another one."""
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another server must not get the key."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Server:
+    def __init__(self, url: str, key: str) -> None:
+        """key: sent as a bearer token; empty: none is. It is in no message."""
+        self.url, self.key = url.rstrip("/").removesuffix("/v1"), key
+        self.headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply as JSON; {"error": ...} of one that is none. OSError: nobody answers."""
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), self.headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
+        try:
+            with opener.open(request, timeout=600) as response:
+                answer = json.loads(response.read(MOST_REPLY_BYTES))
+                return answer if isinstance(answer, dict) else {"error": "the reply is no JSON object"}
+        except urllib.error.HTTPError as error:
+            said = self.hide(error.read(300).decode(errors="replace"))
+            if error.code in {401, 403}:
+                raise CannotBeAsked(f"HTTP {error.code}: {said}; its key belongs into VLLM_API_KEY") from None
+            return {"error": f"HTTP {error.code}: {said}"}
+        except (ValueError, RecursionError, http.client.HTTPException) as error:
+            return {"error": self.hide(f"{type(error).__name__}: {str(error)[:300]}")}
+
+    def hide(self, text: str) -> str:
+        return text.replace(self.key, "[hidden]") if self.key else text
 
 
 def rows_of(choice: dict[str, Any]) -> list[tuple[str, float, str, float]]:
@@ -65,7 +94,7 @@ def tokens_of(choice: dict[str, Any]) -> list[Any]:
     return choice.get("token_ids") or [row[0] for row in rows_of(choice)] or list(text)
 
 
-def recomputed(url: str, model: str, answer: dict[str, Any]) -> list[float]:
+def recomputed(server: Server, model: str, answer: dict[str, Any]) -> list[float]:
     """Log-probabilities of the reply's tokens from one pass over prompt and reply (vLLM); empty: not to be had."""
     choice = answer["choices"][0]
     prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
@@ -73,15 +102,22 @@ def recomputed(url: str, model: str, answer: dict[str, Any]) -> list[float]:
     if not prompt or not reply:
         return []
     body = {"model": model, "prompt": prompt + reply, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-    scored = post(url, "/v1/completions", body)
+    scored = server.post("/v1/completions", body)
     if "choices" not in scored:
         return []
     rows = scored["choices"][0].get("prompt_logprobs") or []
     return [row[str(token)]["logprob"] for row, token in zip(rows[len(prompt) :], reply, strict=False)]
 
 
-def judge(url: str, model: str, request: dict[str, Any], answer: dict[str, Any]) -> str | None:
+def judge(server: Server, model: str, request: dict[str, Any], answer: dict[str, Any]) -> str | None:
     """What is wrong with a reply; None: nothing."""
+    try:
+        return wrong_in(server, model, request, answer)
+    except WRONG_SHAPE as error:
+        return f"the reply is not what the API promises: {type(error).__name__}: {str(error)[:300]}"
+
+
+def wrong_in(server: Server, model: str, request: dict[str, Any], answer: dict[str, Any]) -> str | None:
     if "choices" not in answer:
         return f"no reply: {answer.get('error')}"
     choice = answer["choices"][0]
@@ -93,7 +129,7 @@ def judge(url: str, model: str, request: dict[str, Any], answer: dict[str, Any])
         )
         if at < len(expected):
             return f"token {at} is {tokens[at] if at < len(tokens) else 'missing'}, expected {expected[at]}"
-    scores = recomputed(url, model, answer)
+    scores = recomputed(server, model, answer)
     for at, (token, logprob, best, best_logprob) in enumerate(rows_of(choice)):
         if math.isnan(logprob):
             return f"log-probability of token {at} is not a number"
@@ -104,7 +140,7 @@ def judge(url: str, model: str, request: dict[str, Any], answer: dict[str, Any])
     return None
 
 
-def ask_all(url: str, bundle: dict[str, Any], model: str) -> list[str | None]:
+def ask_all(server: Server, bundle: dict[str, Any], model: str) -> list[str | None]:
     """All requests at once, in order, as they were sent when they failed."""
     requests, concurrency = bundle["requests"], bundle["concurrency"]
     answers: list[dict[str, Any]] = [{} for _ in requests]
@@ -112,7 +148,7 @@ def ask_all(url: str, bundle: dict[str, Any], model: str) -> list[str | None]:
 
     def one(index: int) -> None:
         with turn:
-            answers[index] = post(url, requests[index]["path"], {"model": model, **requests[index]["body"]})
+            answers[index] = server.post(requests[index]["path"], {"model": model, **requests[index]["body"]})
 
     with ThreadPoolExecutor(concurrency) as pool:
         jobs = []
@@ -121,7 +157,7 @@ def ask_all(url: str, bundle: dict[str, Any], model: str) -> list[str | None]:
             time.sleep(STAGGER_S)
         for job in jobs:
             job.result()
-    return [judge(url, model, request, answer) for request, answer in zip(requests, answers, strict=True)]
+    return [judge(server, model, request, answer) for request, answer in zip(requests, answers, strict=True)]
 
 
 def visible(text: str) -> str:
@@ -136,17 +172,18 @@ def main() -> int:
     parser.add_argument("url", nargs="?", default=bundle["base_url"], help="without /v1 (default: that in requests.json)")
     parser.add_argument("--model", default=bundle["model"], help="its name there (default: that in requests.json)")
     parser.add_argument("--passes", type=int, default=bundle["passes"], help="how often to ask (default: %(default)s)")
+    parser.add_argument("--api-key-env", default="VLLM_API_KEY", help="variable with its key (default: %(default)s)")
     arguments = parser.parse_args()
-    url = arguments.url.rstrip("/").removesuffix("/v1")
+    server = Server(arguments.url, os.environ.get(arguments.api_key_env, ""))
     failed = 0
     try:
         for number_of_pass in range(arguments.passes):
-            for request, wrong in zip(bundle["requests"], ask_all(url, bundle, arguments.model), strict=True):
+            for request, wrong in zip(bundle["requests"], ask_all(server, bundle, arguments.model), strict=True):
                 if wrong is not None:
                     failed += 1
                     print(visible(f"pass {number_of_pass + 1}: {request['id']}: {wrong} (seen before: {request['seen']})"))
-    except (urllib.error.URLError, OSError) as error:
-        print(visible(f"{url}: cannot be asked ({error}); start the server with server.sh"), file=sys.stderr)
+    except (CannotBeAsked, OSError) as error:
+        print(visible(f"{server.url}: cannot be asked ({error}); start the server with server.sh"), file=sys.stderr)
         return 2
     asked = arguments.passes * len(bundle["requests"])
     print(f"{failed} of {asked} requests failed: {'reproduced' if failed else 'not reproduced'}")

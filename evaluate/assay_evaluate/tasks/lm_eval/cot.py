@@ -23,6 +23,7 @@ from assay_evaluate.tasks.lm_eval.load import (
     code_execution,
     load_tasks,
     quiet_lm_eval,
+    secrets_out_of_reach,
     seeded,
     unforeseen_replies,
 )
@@ -104,7 +105,8 @@ def _score_sample(
     for one in loaded["tasks"].values():  # every sample of an item has the same examples
         one.set_fewshot_seed(seed=FEWSHOT_SEED)
     named = {name: loaded["tasks"][name] for name in documents or ()}
-    with code_execution(task.allow_code_execution), seeded(), unforeseen_replies(loaded["tasks"]) as errors:
+    code = task.allow_code_execution
+    with secrets_out_of_reach(code), code_execution(code), seeded(), unforeseen_replies(loaded["tasks"]) as errors:
         rows_of = evaluate(
             model,
             loaded if documents is None else {"tasks": named, "groups": {}, "group_map": {}},

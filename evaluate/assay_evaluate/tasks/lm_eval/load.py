@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from assay.recipes.suite import LmEvalTask
+from assay.secret_text import without_secrets
 from assay_evaluate.client.client import NotMeasured
 
 CODE_EVAL = "HF_ALLOW_CODE_EVAL"
@@ -135,6 +136,19 @@ def code_execution(allowed: bool) -> Iterator[None]:
             del os.environ[CODE_EVAL]
         else:
             os.environ[CODE_EVAL] = before
+
+
+@contextmanager
+def secrets_out_of_reach(of_code: bool) -> Iterator[None]:
+    """While code that a model wrote may run as children of this process, our environment has no secrets in it."""
+    kept = without_secrets(os.environ)
+    secrets = {name: value for name, value in os.environ.items() if of_code and name not in kept}
+    for name in secrets:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(secrets)
 
 
 @contextmanager

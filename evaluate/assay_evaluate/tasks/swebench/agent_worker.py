@@ -28,9 +28,10 @@ from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.docker import DockerEnvironment
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.environments.singularity import SingularityEnvironment
-from minisweagent.models import get_model_class
 
 from assay.records.base import write_text_atomically
+from assay_evaluate.client.sending import Sender
+from assay_evaluate.tasks.swebench.agent_model import make_model
 from assay_evaluate.tasks.swebench.exits import Exit, classify
 from assay_evaluate.tasks.swebench.predictions import failed_path, trajectory_path
 from assay_evaluate.tasks.swebench.server_gate import GatedRetry, GaveUp, ServerGate
@@ -43,7 +44,7 @@ DAEMON_WORDS = (
     "can only create exec",
 )
 _here = threading.local()
-"""`gate`: of the server that this thread's trajectory talks to."""
+"""`gate`: of the server that this thread's trajectory talks to. `sender`: puts requests to it."""
 
 
 class ContainerGone(Exception):
@@ -60,37 +61,6 @@ class Agent(DefaultAgent):
         result = super().step()
         tell("step", job=self.job, steps=self.n_calls)
         return list(result)
-
-
-def make_model(spec: Mapping[str, Any], gate: ServerGate) -> litellm_model.LitellmModel:
-    """litellm's model of mini-swe-agent, with requests that wait for the server and history that vLLM takes."""
-    base: type[litellm_model.LitellmModel] = get_model_class("", spec["model_class"])
-
-    class Model(base):  # type: ignore[misc, valid-type]
-        def _prepare_messages_for_api(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [_for_vllm(message) for message in super()._prepare_messages_for_api(messages)]
-
-        def _query(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
-            # Not in model_kwargs: mini-swe-agent writes those into every trajectory.
-            more = {"extra_headers": spec["headers"]} if spec["headers"] else {}
-            response = super()._query(messages, **more, **kwargs)
-            gate.check_same(getattr(response, "system_fingerprint", None))
-            return response
-
-    kwargs = spec["model"]["model_kwargs"] | {"api_base": f"{gate.base_url}/v1"}
-    return Model(**(spec["model"] | {"model_kwargs": kwargs}))
-
-
-def _for_vllm(message: dict[str, Any]) -> dict[str, Any]:
-    """Without litellm's own fields; thinking under the name vLLM has given it (`reasoning`)."""
-    kept = {
-        key: value
-        for key, value in message.items()
-        if key in {"role", "content", "tool_calls", "tool_call_id"} and value is not None
-    }
-    kept.setdefault("content", "")
-    thinking = message.get("reasoning_content") or message.get("reasoning")
-    return {**kept, "reasoning": thinking, "reasoning_content": thinking} if thinking else kept
 
 
 def make_environment(spec: Mapping[str, Any], job: Mapping[str, Any], scratch: Path) -> Any:
@@ -132,7 +102,7 @@ def run_attempt(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGat
     with tempfile.TemporaryDirectory(prefix="assay-swe-", ignore_cleanup_errors=True) as scratch:
         try:
             environment = make_environment(spec, job, Path(scratch))
-            agent = Agent(make_model(spec, gate), environment, **spec["agent"])
+            agent = Agent(make_model(spec, gate, _here.sender), environment, **spec["agent"])
             agent.job = job["job"]
             info = agent.run(job["task"])
             end = classify(info.get("exit_status"), "")
@@ -170,9 +140,9 @@ def _save(job: Mapping[str, Any], agent: Agent | None, end: Exit, error: Excepti
 
 
 # ------------------------------------------------------------------------------------------------ all of them
-def run_job(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGate) -> None:
+def run_job(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGate, sender: Sender) -> None:
     """Attempts until the model ends one itself, or there are no more."""
-    _here.gate = gate
+    _here.gate, _here.sender = gate, sender
     for attempt in range(1, spec["num_attempts"] + 1):
         if gate.gave_up is not None:
             return
@@ -194,13 +164,14 @@ def main() -> None:
         url: ServerGate(url, spec["server_patience_s"], spec["probe_every_s"], tell, spec["headers"])
         for url in sorted({job["base_url"] for job in spec["jobs"]})
     }
+    sender = Sender(spec["model"]["model_name"], spec["request_timeout_s"], spec["headers"])
 
     def retry(*, logger: object, abort_exceptions: list[type[BaseException]]) -> GatedRetry:
-        return GatedRetry(_here.gate, spec["num_request_attempts"], spec["request_backoff_s"], tuple(abort_exceptions))
+        return GatedRetry(_here.gate, spec["num_request_attempts"], spec["request_backoff_s"])
 
     vars(litellm_model)["retry"] = retry
     with concurrent.futures.ThreadPoolExecutor(spec["num_agents"]) as pool:
-        for done in [pool.submit(run_job, spec, job, gates[job["base_url"]]) for job in spec["jobs"]]:
+        for done in [pool.submit(run_job, spec, job, gates[job["base_url"]], sender) for job in spec["jobs"]]:
             done.result()
     why = next((gate.gave_up for gate in gates.values() if gate.gave_up is not None), None)
     if why is not None:

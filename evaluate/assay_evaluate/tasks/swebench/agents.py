@@ -155,10 +155,6 @@ def _spec(
     num_agents: int,
     pacing: Pacing,
 ) -> dict[str, Any]:
-    kwargs = settings.model["model_kwargs"] | {
-        "api_key": "none",
-        "timeout": task.request_timeout_s,
-    }
     environment = dict(settings.environment)
     if runtime is not None:
         environment |= {
@@ -173,7 +169,8 @@ def _spec(
         if task.network == "none":
             environment["exec_args"] = ["--contain", "--cleanenv", "--fakeroot", "--net", "--network", "none"]
     return {
-        "model": {**settings.model, "model_name": f"{task.provider}/{server.model}", "model_kwargs": kwargs},
+        "model": {**settings.model, "model_name": server.model},
+        "request_timeout_s": task.request_timeout_s,
         "model_class": settings.model_class,
         "agent": settings.agent,
         "environment_class": task.environment if runtime is None else "docker",

@@ -15,13 +15,6 @@ CONTEXT = "ContextWindowExceededError"
 MODEL_EXITS = frozenset({"Submitted", "LimitsExceeded", "TimeExceeded", "RepeatedFormatError", CONTEXT})
 """Exit statuses of mini-swe-agent 2.4 that say something about the model: it handed in, ran out of its limits, filled the
 context, or would not write commands."""
-SERVER_EXITS = frozenset(
-    {
-        "APIConnectionError", "APIError", "InternalServerError", "RateLimitError", "ServiceUnavailableError", "BadGatewayError",
-        "Timeout",
-    }
-)  # fmt: skip
-"""litellm's names for a server that is gone, overloaded or broken."""
 _TOO_LONG = re.compile(
     r"maximum context length|longer than the maximum model length|exceeds? the (?:maximum )?(?:model|context) length"
     r"|context window|(?:input|prompt) (?:is )?too long",
@@ -40,12 +33,12 @@ class Exit(NamedTuple):
 def classify(status: str | None, detail: str = "") -> Exit:
     """An exit status and the text of the exception behind it -> whose fault it was.
 
-    A refused request whose text says that the context is full is the model's, however litellm names it; an unknown status is
+    A refused request whose text says that the context is full is the model's, whoever names it; an unknown status is
     the machinery's, for a wrong answer must not come from an error nobody has thought of.
     """
     line = " ".join(detail.split())[:300]
     if status in MODEL_EXITS:
         return Exit(str(status), "model", line)
-    if status in {"BadRequestError", "UnprocessableEntityError"} and _TOO_LONG.search(detail):
+    if status in {"RequestRefused", "BadRequestError", "UnprocessableEntityError"} and _TOO_LONG.search(detail):
         return Exit(CONTEXT, "model", line)
     return Exit(status or "unknown", "infrastructure", line or "the trajectory has no exit status: it was cut short")

@@ -172,4 +172,4 @@ def check_harness() -> str:
 
 def versions() -> dict[str, str]:
     """Of everything that could change a trajectory or a grade, but for the container runtime."""
-    return {name: importlib.metadata.version(name) for name in ("mini-swe-agent", "swebench", "litellm")}
+    return {name: importlib.metadata.version(name) for name in ("mini-swe-agent", "swebench")}

@@ -9,15 +9,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 from assay.foreign_text import shown
-from assay_evaluate.tasks.swebench.exits import SERVER_EXITS
+from assay_evaluate.client.sending import LONGEST_RETRY_AFTER_S
 from assay_evaluate.transport.connection import NO_HEADERS, get_once
 from assay_evaluate.transport.errors import TransportError
 
 
 class GaveUp(Exception):
     """The server stayed away too long, or another one came back: nothing that is open may be written down."""
+
+
+class RequestFailed(Exception):
+    """No reply that counts came; the same request may be answered another time."""
+
+    def __init__(self, why: str, *, is_misconfigured: bool = False, retry_after_s: float | None = None) -> None:
+        """is_misconfigured: with a status of a wrong address or key."""
+        super().__init__(why)
+        self.is_misconfigured, self.retry_after_s = is_misconfigured, retry_after_s
+
+
+class RequestRefused(Exception):
+    """The server will not answer this request, and says why."""
 
 
 class ServerGate:
@@ -37,6 +51,7 @@ class ServerGate:
         self._headers = dict(headers)
         self._lock = threading.Lock()
         self._fingerprint: str | None = None
+        self._num_others = 0
 
     def is_up(self) -> bool:
         """Whether the server answers /health; one without it counts as up when it says so (404, 405)."""
@@ -56,31 +71,44 @@ class ServerGate:
             began = time.monotonic()
             while not self.is_up():
                 if time.monotonic() - began > self.patience_s:
-                    self.gave_up = f"{self.base_url} did not come back within {self.patience_s:g} s ({why})"
-                    raise GaveUp(self.gave_up)
+                    self._give_up(f"{self.base_url} did not come back within {self.patience_s:g} s ({why})")
                 time.sleep(self.probe_every_s)
             self.tell("resumed", seconds=round(time.monotonic() - began, 1))
             return True
 
     def check_same(self, fingerprint: str | None) -> None:
-        """GaveUp if the server calls itself something else than before (vLLM's `system_fingerprint`)."""
+        """The server calls itself something else than before (vLLM's `system_fingerprint`): RequestFailed the first time, for a
+        gateway may have asked another one; GaveUp if the next reply says so, too."""
         if fingerprint is None:
             return
         with self._lock:
-            if self._fingerprint not in (None, fingerprint):
-                self.gave_up = (
-                    f"{self.base_url} came back as another server ({shown(fingerprint)}, before {shown(self._fingerprint)}); "
-                    "trajectories of two servers must not be mixed: start the old one again, or a new run"
-                )
-                raise GaveUp(self.gave_up)
-            self._fingerprint = fingerprint
+            if self._fingerprint in (None, fingerprint):
+                self._fingerprint, self._num_others = fingerprint, 0
+                return
+            self._num_others += 1
+            said = f"another server ({shown(fingerprint)}, before {shown(self._fingerprint)})"
+            if self._num_others < 2:
+                raise RequestFailed(f"the reply is of {said}")
+            self._give_up(
+                f"{self.base_url} came back as {said}; trajectories of two servers must not be mixed: start the old one again, "
+                "or a new run"
+            )
+
+    def give_up(self, why: str) -> NoReturn:
+        """GaveUp, and for every request from now on."""
+        with self._lock:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> NoReturn:
+        self.gave_up = why
+        raise GaveUp(why)
 
 
 class GatedRetry:
     """In place of mini-swe-agent's ten attempts in four minutes: `for attempt in retry(...)` around every request."""
 
-    def __init__(self, gate: ServerGate, num_attempts: int, backoff_s: float, abort: tuple[type[BaseException], ...]) -> None:
-        self.gate, self.num_attempts, self.backoff_s, self.abort = gate, num_attempts, backoff_s, abort
+    def __init__(self, gate: ServerGate, num_attempts: int, backoff_s: float) -> None:
+        self.gate, self.num_attempts, self.backoff_s = gate, num_attempts, backoff_s
         self.done = False
         self.failures = 0
 
@@ -96,13 +124,18 @@ class GatedRetry:
         if error is None:
             self.done = True
             return False
-        name = type(error).__name__
-        if isinstance(error, self.abort) or name not in SERVER_EXITS:
+        if not isinstance(error, RequestFailed):
             return False
-        if self.gate.wait_until_up(f"{name}: {' '.join(str(error).split())[:160]}"):
+        if self.gate.wait_until_up(" ".join(str(error).split())[:160]):
             return True  # it had been away: that was no attempt
         self.failures += 1
         if self.failures >= self.num_attempts:
+            if error.is_misconfigured:
+                self.gate.give_up(
+                    f"{self.gate.base_url}: {shown(error)}, {self.failures} times; look at the address and the key"
+                )
             return False
-        time.sleep(min(60.0, self.backoff_s * 2 ** (self.failures - 1)))
+        time.sleep(
+            max(min(60.0, self.backoff_s * 2 ** (self.failures - 1)), min(error.retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
+        )
         return True

@@ -35,13 +35,13 @@ def settings_for(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) ->
         "wall_time_limit_seconds": task.wall_time_limit_s or 0,
         "max_consecutive_format_errors": task.max_format_errors,
     }
-    pinned = sampling(task.temperature, None) | {"top_p": task.top_p, "top_k": task.top_k}
-    beyond_openai: dict[str, Any] = {key: pinned.pop(key) for key in ("top_k", "min_p", "repetition_penalty")}
+    kwargs: dict[str, Any] = {
+        **sampling(task.temperature, None), "top_p": task.top_p, "top_k": task.top_k, "max_tokens": task.max_tokens,
+    }  # fmt: skip
     if task.thinking_tokens is not None:
-        beyond_openai["thinking_token_budget"] = task.thinking_tokens
+        kwargs["thinking_token_budget"] = task.thinking_tokens
     if chat_template_kwargs:
-        beyond_openai["chat_template_kwargs"] = dict(chat_template_kwargs)
-    kwargs = {**pinned, "max_tokens": task.max_tokens, "extra_body": beyond_openai, "drop_params": False, "max_retries": 0}
+        kwargs["chat_template_kwargs"] = dict(chat_template_kwargs)
     if native:
         kwargs["parallel_tool_calls"] = True
     model = {

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.secret_text import without_secrets
+
 
 class worker:
     """`with worker("agent_worker", spec, log) as (process, lines)`: a module of this package as a process.
@@ -62,8 +64,12 @@ def _read(stream: Iterable[str], lines: queue.Queue[str | None]) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The worker's: nothing is fetched or reported on import, no other service's key is used, local servers need no proxy."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "MSWEA_", "LITELLM_"))}
+    """The worker's: nothing is fetched or reported on import, agents find no secret, local servers need no proxy."""
+    kept = {
+        name: value
+        for name, value in without_secrets(os.environ).items()
+        if not name.startswith(("OPENAI_", "MSWEA_", "LITELLM_"))
+    }
     no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")), "127.0.0.1", "localhost"]))
     return kept | {
         "MSWEA_SILENT_STARTUP": "1",

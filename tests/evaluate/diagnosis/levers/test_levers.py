@@ -17,16 +17,20 @@ from typing import Any
 import pytest
 from command_line import Run
 from fake_server import FakeServer, Scripted
+from raw_server import RawServer
+from server_behaviours import http
 
 from assay.errors import MeasureError, ServeError
 from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.diagnosis.lever import Failure, LeverReport, Observation
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
-from assay_evaluate.diagnosis.levers.reproduction import reproduce, shrink
+from assay_evaluate.diagnosis.levers.reproduction import command_of, port_of, reproduce, shrink
 from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start, with_setting
 from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
+from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics import clopper_pearson
 
 GARBLED = "the answer is \ufffd\ufffd\ufffd, I think, and it is long enough to be one"
@@ -296,6 +300,48 @@ def test_the_bundle_reproduces_on_the_faulty_server_only(tmp_path: Path) -> None
         assert (code, said) == (0, f"0 of {len(done.smallest)} requests failed: not reproduced\n")
     code, said = run_bundle(tmp_path / "bundle", "http://127.0.0.1:9")
     assert code == 2 and "cannot be asked" in said and "Traceback" not in said
+
+
+KEY = "hunter2-of-the-server"
+
+
+@pytest.mark.slow
+def test_the_bundle_asks_a_server_with_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that assay starts have one. It comes from the environment, is in no file, and goes to no other address."""
+    report, found = search("concurrency", levers=("concurrency", "eager"))
+    bundle = tmp_path / "bundle"
+    reproduce(report, found, bundle, None)
+    with ScriptedVllm(Setting(8), RULES["concurrency"]) as server:
+        server.headers = {"Authorization": f"Bearer {KEY}"}  # type: ignore[misc]
+        code, said = run_bundle(bundle, server.base_url)
+        assert code == 2 and "HTTP 401" in said and "VLLM_API_KEY" in said, "not asked is not reproduced"
+        monkeypatch.setenv("VLLM_API_KEY", KEY)
+        assert run_bundle(bundle, server.base_url)[0] == 1
+        monkeypatch.setenv("MINE", KEY)
+        monkeypatch.delenv("VLLM_API_KEY")
+        assert run_bundle(bundle, server.base_url, "--api-key-env", "MINE")[0] == 1
+        monkeypatch.setenv("VLLM_API_KEY", KEY)
+        for reply in (
+            http("", "307 Temporary Redirect", f"Location: {server.base_url}/v1/chat/completions"),
+            http(KEY, "500 Oops"), http("[" * 100_000), http("5"), http('{"choices": 5}'),
+            http('{"choices": [{"message": 5}]}'), b"SSH-2.0\r\n", http('{"choices": [{"text": "a", "token_ids": [1], "logprobs": {"tokens": 5}}]}'),
+        ):  # fmt: skip
+            with RawServer(reply) as odd:
+                code, said = run_bundle(bundle, odd.base_url, "--passes", "1")
+            assert (code, "Traceback" in said, KEY in said) == (1, False, False), said
+    assert not [path for path in bundle.iterdir() if KEY in path.read_text()]
+
+
+def test_the_bundle_asks_where_its_server_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """server.sh has no key and no secret of this environment; reproduce.py asks it by default."""
+    monkeypatch.setenv("HF_TOKEN", KEY)
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    (tmp_path / "config.json").write_text('{"architectures": ["X"]}')
+    profile = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"interpreter": sys.executable})
+    spec = ServerSpec(tmp_path, profile, Serving(), speculate=False, log_path=tmp_path / "log")
+    command, environment = command_of(spec, Setting(8))
+    assert command is not None and command[command.index("--port") + 1] == "8000" == str(port_of(spec))
+    assert KEY not in str((command, environment))
 
 
 @pytest.mark.slow

@@ -117,6 +117,19 @@ def test_code_runs_with_leave(code_folder: Path, monkeypatch: pytest.MonkeyPatch
     assert CODE_EVAL not in os.environ
 
 
+def test_code_finds_no_secrets(code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    task = LmEvalTask(
+        kind="lm_eval", name="code", tasks=("local_code",), max_tokens=64, include_path=str(code_folder),
+        allow_code_execution=True,
+    )  # fmt: skip
+    looks = "'PATH' in os.environ and 'HF_TOKEN' not in os.environ"
+    with FakeServer(lambda body: Scripted(looks)) as server, session_with(server, code_folder) as session:
+        result = run_lm_eval(session, task)
+    assert [item.correct for item in result.items] == [True, True]
+    assert os.environ["HF_TOKEN"] == "hunter2"
+
+
 # ------------------------------------------------------------------------------------------------ gsm8k
 MORE_REPLIES = {
     "7 * 8": "#### 56",
