@@ -57,11 +57,11 @@ setup: ## build both environments, if they are missing
 	@$(MAKE) -s --no-print-directory .venv/.ready & work=$$!; $(MAKE) -s --no-print-directory .venv-serve/.ready; serve=$$?; \
 	wait $$work && exit $$serve
 
-.venv/.ready: constraints/work.txt constraints/install.sh pyproject.toml
+.venv/.ready: constraints/work.hashes.txt constraints/build.hashes.txt constraints/install.sh pyproject.toml
 	@constraints/install.sh work .venv
 	@touch $@
 
-.venv-serve/.ready: constraints/serve-cpu.txt constraints/serve-cuda.txt constraints/install.sh
+.venv-serve/.ready: constraints/serve-cpu.hashes.txt constraints/serve-cuda.hashes.txt constraints/build.hashes.txt constraints/install.sh
 	@constraints/install.sh serve .venv-serve
 	@touch $@
 

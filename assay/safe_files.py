@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import stat
 from collections import Counter
@@ -123,17 +124,43 @@ def read_json_object(folder: Path, name: str, *, unique_names: bool = False) -> 
 def parse_json_object(where: str, data: bytes, *, unique_names: bool = False) -> dict[str, Any]:
     """A JSON object, or a CheckpointError that says where.
 
-    unique_names: refuse a name that stands twice in one object, of which `json` would keep the last without a word.
+    unique_names: refuse a name that stands twice in one object, of which `json` would keep the last without a word. NaN and
+    infinity, which Python's `json` reads and JSON does not have, are refused: NaN is not even equal to itself.
     """
+    not_finite: list[float] = []
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            not_finite.append(value)
+        return value
+
     try:
-        parsed = json.loads(data, object_pairs_hook=_unique if unique_names else None)
+        parsed = json.loads(
+            data, object_pairs_hook=_unique if unique_names else None, parse_constant=number, parse_float=number
+        )
     except RecursionError:
         raise CheckpointError(f"{where}: not JSON: nested too deeply; download the file again") from None
     except ValueError as error:  # also UnicodeDecodeError, and numbers of more than 4300 digits
         raise CheckpointError(f"{where}: not JSON: {error}; download the file again") from None
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{where}: holds a JSON {type(parsed).__name__}, an object was expected; download it again")
+    if not_finite and (found := _first_not_finite(parsed)) is not None:
+        place, value = found
+        raise CheckpointError(f"{where}: {place!a} is {value}, which is no number of JSON; write a number or null there")
     return parsed
+
+
+def _first_not_finite(parsed: Any) -> tuple[str, float] | None:
+    """Place (`a.b.0`) and value of a NaN or infinity. None: there is none, as where a later value of its name came."""
+    left = [("", parsed)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return place, value
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        left += [(f"{place}.{name}" if place else str(name), one) for name, one in inside]
+    return None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:

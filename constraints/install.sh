@@ -52,20 +52,29 @@ step() { # step "what" command...
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@"; }
 
 echo "$venv: the $kind environment (once; a few minutes and up to $(gib_of "$kind") GiB)"
+# Every file is held against the hashes of NAME.hashes.txt (constraints/hashes.py), also of what PyTorch brought, which is why all is
+# installed anew. PyTorch for CPUs is not: its builds differ. Nothing is built in an environment of its own, for which pip would
+# fetch what no file names.
+hashed() { pip --require-hashes --no-deps --no-build-isolation --force-reinstall -r "$here/$1.hashes.txt"; }
 case $kind in
   work)
     step "PyTorch" pip torch==2.13.0
-    step "quantize, evaluate, report and test packages" \
-      pip -c "$here/work.txt" -e "$repository[quantize,ray,evaluate,swe,report,dev]"
+    step "build tools" hashed build
+    step "quantize, evaluate, report and test packages" hashed work
+    # On Python 3.11 nothing is left to fetch; what only newer ones need comes without a pin.
+    step "assay" pip --no-build-isolation -c "$here/work.txt" -e "$repository[quantize,ray,evaluate,swe,report,dev]"
     ;;
   serve)
     if has_gpu; then
-      step "vLLM (CUDA)" pip -r "$here/serve-cuda.txt"
+      step "build tools" hashed build
+      step "vLLM (CUDA)" hashed serve-cuda
+      step "what vLLM needs on this Python" pip -r "$here/serve-cuda.txt"
     else
       step "PyTorch" pip torch==2.13.0
-      step "vLLM (CPU)" pip --no-deps -r "$here/serve-cpu.txt"
+      step "build tools" hashed build
+      step "vLLM (CPU)" hashed serve-cpu
     fi
     # Only the plugin is used there; assay's own requirements must not touch vLLM's.
-    step "assay's vLLM plugin" pip --no-deps -e "$repository"
+    step "assay's vLLM plugin" pip --no-deps --no-build-isolation -e "$repository"
     ;;
 esac

@@ -115,8 +115,18 @@ def main() -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        say_error(f"{one_line(str(error.filename or 'system'))}: {error.strerror}")
+        where = str(error.filename) if error.filename else "standard output" if _output_is_stuck() else "a file that is open"
+        say_error(f"{one_line(where)}: {error.strerror}")
         sys.exit(2)
+
+
+def _output_is_stuck() -> bool:
+    """Whether what was printed cannot be written: the error of a full disk behind `>` names no file."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def wrong_usage(error: UsageError) -> str:

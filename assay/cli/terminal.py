@@ -6,6 +6,7 @@ What a file or a server said goes through `escape`, `say` or `emit`: it is text 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,8 +34,9 @@ def say(line: str) -> None:
 
 
 def say_error(text: str) -> None:
-    """Of an error's own lines (a server's last words of its log) each stays one."""
-    console.print("[bold red]error:[/] " + "\n".join(map(escape, text.split("\n"))))
+    """Of an error's own lines (a server's last words of its log), which are indented, each stays one; a line break in a path or in
+    somebody else's words begins none."""
+    console.print("[bold red]error:[/] " + "\n".join(map(escape, re.split(r"\n(?=  )", text))))
 
 
 def results(*, as_json: bool = False) -> Console:

@@ -296,3 +296,17 @@ def test_a_checkpoint_that_was_touched_is_verified_again(run: Run, source: Path)
     code, out, _ = run("quantize", source, "--precisions", "w4a16")
     assert code == 1 and "verification failed" in out and shard.name in out
     assert "fp8        done before and verified" in out
+
+
+def test_errors_are_one_line_and_name_a_place(tmp_path: Path) -> None:
+    """Line breaks of a path or of a library's words are no lines of ours; U+2028 and ESC are written out."""
+    command = [sys.executable, "-m", "assay"]
+    for name in ("a\nb", "a\n\nb", "a\u2028b\u2029", "\x1b[31mred", "a\r\nerror: b"):
+        done = subprocess.run(
+            [*command, "verify", str(tmp_path / name)], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60
+        )
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr[:-1].isprintable(), done.stderr
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command)} recipes > /dev/full"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
