@@ -34,8 +34,8 @@ def say(line: str) -> None:
 
 
 def say_error(text: str) -> None:
-    """Of an error's own lines (a server's last words of its log), which are indented, each stays one; a line break in a path or in
-    somebody else's words begins none."""
+    """An error's own further lines (a server's last words of its log) are indented; other line breaks, in a path or in somebody
+    else's words, begin none."""
     console.print("[bold red]error:[/] " + "\n".join(map(escape, re.split(r"\n(?=  )", text))))
 
 

@@ -32,3 +32,48 @@ def test_both_serving_environments_have_the_same_versions() -> None:
 )
 def test_nothing_that_computes_floats_on_a_gpu(name: str) -> None:
     assert name in pins("serve-cuda.txt")
+
+
+# ------------------------------------------------------------------------------------------------ hashes, bill of materials
+@pytest.mark.parametrize("name", ["build", "work", "serve-cpu", "serve-cuda"])
+def test_every_pin_has_hashes(name: str) -> None:
+    """Of the very version; PyTorch for CPUs alone has none (constraints/hashes.py)."""
+    text = (CONSTRAINTS / f"{name}.hashes.txt").read_text(encoding="utf-8").replace(" \\\n", "")
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            pin, *hashes = line.split()
+            assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
+            package, version = pin.split("==")
+            found[re.sub(r"[._]", "-", package.lower())] = version
+    outside = set() if name == "serve-cuda" else {"torch"}
+    assert found == {package: version for package, version in pins(f"{name}.txt").items() if package not in outside}
+
+
+def test_the_bill_of_materials_has_every_pin() -> None:
+    page = (CONSTRAINTS.parent / "docs" / "bill-of-materials.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| ")
+    ][1:]
+    for column, name in enumerate(("work", "serve-cpu", "serve-cuda", "build"), start=1):
+        assert {row[0]: row[column] for row in rows if row[column]} == pins(f"{name}.txt")
+    only_cuda = {row[0] for row in rows if not row[1] and not row[2]}
+    assert {row[0] for row in rows if row[5] == "not read"} <= only_cuda and all(row[5] for row in rows)
+
+
+def test_only_files_that_assay_can_use() -> None:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("hashes", CONSTRAINTS / "hashes.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(hashes := module_from_spec(spec))
+    for wheel, wanted in {
+        "a-1-py3-none-any.whl": True, "a-1-py2.py3-none-any.whl": True, "a-1-cp311-cp311-manylinux_2_28_x86_64.whl": True,
+        "a-1-cp313-cp313-manylinux_2_17_aarch64.manylinux2014_aarch64.whl": True,
+        "a-1-cp37-abi3-manylinux2014_x86_64.whl": True,
+        "a-1-cp38-cp38-manylinux2014_x86_64.whl": False, "a-1-cp313-cp313t-manylinux_2_28_x86_64.whl": False,
+        "a-1-cp312-cp312-win_amd64.whl": False, "a-1-cp312-cp312-musllinux_1_2_x86_64.whl": False,
+        "a-1-pp311-pypy311_pp73-manylinux_2_17_x86_64.whl": False, "a-1-cp312-cp312-manylinux_2_28_s390x.whl": False,
+        "a-1-py3-none-manylinux_2_28_x86_64.whl": True, "a-1-cp312-cp312-linux_x86_64.whl": True,
+    }.items():  # fmt: skip
+        assert hashes.is_for_us(wheel) is wanted, wheel

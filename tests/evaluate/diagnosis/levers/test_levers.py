@@ -322,9 +322,9 @@ def test_the_bundle_asks_a_server_with_a_key(tmp_path: Path, monkeypatch: pytest
         assert run_bundle(bundle, server.base_url, "--api-key-env", "MINE")[0] == 1
         monkeypatch.setenv("VLLM_API_KEY", KEY)
         for reply in (
-            http("", "307 Temporary Redirect", f"Location: {server.base_url}/v1/chat/completions"),
-            http(KEY, "500 Oops"), http("[" * 100_000), http("5"), http('{"choices": 5}'),
-            http('{"choices": [{"message": 5}]}'), b"SSH-2.0\r\n", http('{"choices": [{"text": "a", "token_ids": [1], "logprobs": {"tokens": 5}}]}'),
+            http("", "307 Temporary Redirect", f"Location: {server.base_url}/v1/chat/completions"), http(KEY, "500 Oops"),
+            http("[" * 100_000), http("5"), http('{"choices": 5}'), http('{"choices": [{"message": 5}]}'), b"SSH-2.0\r\n",
+            http('{"choices": [{"text": "a", "token_ids": [1], "logprobs": {"tokens": 5}}]}'),
         ):  # fmt: skip
             with RawServer(reply) as odd:
                 code, said = run_bundle(bundle, odd.base_url, "--passes", "1")
