@@ -63,15 +63,17 @@ def check_headers(
 ) -> dict[str, TensorHeader]:
     """The library's headers of `shards`; every tensor that it sees otherwise than `parsed` has it is a damage.
 
-    parsed: of all these shards, and maybe of others.
+    parsed: of all these shards, and maybe of others. CheckpointError when one of them cannot be read (any more).
     """
     read: dict[str, TensorHeader] = {}
     for shard in shards:
         findings.look("library")
         try:
             read |= library_headers(folder, shard)
-        except (CheckpointError, OSError) as problem:
+        except CheckpointError as problem:
             findings.damage("library", shard, str(problem).removeprefix(f"{folder / shard}: "))
+        except OSError as problem:
+            raise CheckpointError(f"{folder / shard}: cannot be read: {problem.strerror or problem}") from None
     for name in sorted(parsed.keys() | read.keys()):
         ours, theirs = parsed.get(name), read.get(name)
         if ours != theirs and (theirs is not None or (ours is not None and ours.shard in shards)):
