@@ -11,12 +11,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import typer.main
 
+import assay.cli.progress
 import assay_quantize.engine.local_runner
-import assay_quantize.kernels.fused_fp4
-import assay_quantize.kernels.fused_int
+import assay_quantize.engine.quantize
+import assay_quantize.plan.fitting
+import assay_quantize.verify.checks
 import assay_quantize.verify.finished
+import assay_quantize.verify.folder
+import assay_quantize.verify.names
 import assay_quantize.verify.verify  # noqa: F401
 import assay_reports.card
 import assay_reports.report
@@ -24,8 +29,12 @@ from assay import cli
 from assay.cli.terminal import say_error
 from assay.errors import AssayError
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_quantize.kernels import error_rows, quantize_rows
 
-# What every command does again, and takes longest: its options, and the parsing of templates.
+# What every command does again, and takes longest: loading kernels, its own options, and the parsing of templates.
+zeros = np.zeros((16, 128), np.uint16)
+for scheme, amax in (("w4a16", None), ("nvfp4a16", 1.0)):
+    error_rows(quantize_rows(zeros, "BF16", scheme, amax=amax).parts, zeros, "BF16", scheme)
 typer.main.get_command = functools.cache(typer.main.get_command)
 for module in (assay_reports.card, assay_reports.report):
     module.environment = functools.cache(assay_reports.report.environment)
