@@ -40,11 +40,6 @@ from tiny_checkpoints import make_tiny_glm4_moe  # noqa: E402
 CHANGES = (Fault.KILL, Fault.TORN, Fault.NO_SPACE, Fault.SHORT, Fault.IO_ERROR)
 READS = (Fault.READ_ERROR, Fault.READ_SHORT)
 WRITES_BYTES = {"write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range"}
-SAYS = {
-    Fault.KILL: "killed", Fault.TORN: "half written, killed", Fault.NO_SPACE: "disk full",
-    Fault.SHORT: "half written, disk full", Fault.IO_ERROR: "EIO", Fault.READ_ERROR: "EIO of a read",
-    Fault.READ_SHORT: "half a read",
-}  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -422,11 +417,7 @@ def table_row(name: str, calls: tuple[Call, ...], made: list[Outcome]) -> str:
 
 
 def page(found: dict[str, tuple[tuple[Call, ...], list[Outcome]]]) -> str:
-    """Two tables: by command, and by fault and call."""
     every = [outcome for _, made in found.values() for outcome in made]
-    kinds = sorted({outcome.hit.name for outcome in every if outcome.hit is not None})
-    hits = Counter((outcome.fault, outcome.hit.name) for outcome in every if outcome.hit is not None)
-    faults = [fault for fault in (*CHANGES, *READS) if any(outcome.fault == fault for outcome in every)]
     return "\n".join([
         "# Every call that fails", "", "`make sweep`", "",
         f"{len(every):,} runs, each disturbed at one call and then repeated undisturbed; "
@@ -436,8 +427,6 @@ def page(found: dict[str, tuple[tuple[Call, ...], list[Outcome]]]) -> str:
         "failed clean-up, a checkpoint of SQLite's log that is made up for later). Not reached: other threads made fewer.", "",
         f"| command | calls | runs | {' | '.join(COLUMNS)} | did not hold |", f"|---{'|---' * (len(COLUMNS) + 3)}|",
         *(table_row(name, *one) for name, one in found.items()), "",
-        f"| what happened | {' | '.join(kinds)} |", f"|---{'|---' * len(kinds)}|",
-        *(f"| {SAYS[fault]} | {' | '.join(str(hits[fault, kind] or '') for kind in kinds)} |" for fault in faults), "",
     ])  # fmt: skip
 
 

@@ -147,13 +147,16 @@ def test_what_cannot_be_read_of_the_source_is_no_damage_of_the_checkpoint(
 
     def of_a_failing_disk(path: Path, **options: Any) -> Any:
         if Path(path).parent == source:
-            raise OSError(errno.EIO, "Input/output error")
+            raise FileNotFoundError(f"No such file or directory: {path}")  # what the library says, and no errno
         return sound(path, **options)
 
     monkeypatch.setattr(library, "safe_open", of_a_failing_disk)
     with pytest.raises(CheckpointError) as refused:
         verify(out, source=source)
-    assert str(refused.value) == f"{source / SHARD}: cannot be read: Input/output error"
+    assert str(refused.value) == f"{source / SHARD}: cannot be read: the safetensors library cannot read it"
+    with pytest.raises(OSError) as unnamed:  # the command line shows its path, and that it has an errno
+        FinishedShards(plan_for(source, "w4a16"), out, source, workers=1)
+    assert (unnamed.value.errno, unnamed.value.filename) == (errno.EIO, str(source / SHARD))
 
 
 def test_a_hidden_file_does_not_undo_a_verification(source: Path, tmp_path: Path) -> None:
