@@ -6,15 +6,14 @@ RUNS/NAME-SUITE for another suite on the same model. A folder from before run.js
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
 
+from assay.atomic_files import remove_leftovers
 from assay.cli.options import refuse_unused
 from assay.cli.run_lock import locked_run
 from assay.cli.targets import run_name
@@ -223,19 +222,17 @@ def _claim(folder: Path, about: RunRecord) -> bool:
     if found is not None and not found.takes(about):
         return False
     record = about if found is None else found.filled_in(about)
-    if path.is_file():
-        if record != found:
-            record.save(path)
-        return True
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as place:
-        record.save(Path(place) / RUN_RECORD)
+    if not path.is_file():
         try:
-            os.link(Path(place) / RUN_RECORD, path)  # by link, not by rename: of two processes one comes first
+            record.save(path, only_new=True)
         except FileExistsError:
+            if not path.is_file():
+                raise
             return False
-        except OSError:  # a file system without hard links
-            record.save(path)
+    elif record != found:
+        record.save(path)
+    else:
+        remove_leftovers(path)
     return True
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from assay.atomic_files import naming
 from assay.cli.terminal import say
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import safe_name, shown
@@ -219,7 +220,8 @@ def _text(path: Path) -> str:
     """The text of a small file; empty when there is none."""
     if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
         return ""
-    return path.read_text(encoding="utf-8", errors="replace")
+    with naming(path):
+        return path.read_text(encoding="utf-8", errors="replace")
 
 
 def open_source(aim: Target) -> Checkpoint:

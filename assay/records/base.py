@@ -36,9 +36,9 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_text_atomically(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str, *, only_new: bool = False) -> None:
     """Write `text` (UTF-8) to `path` as `atomic_files.replacing` does: readers see the old file or the whole new one."""
-    with replacing(path) as partial:
+    with replacing(path, only_new=only_new) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -77,10 +77,13 @@ class Record(Part):
 
     schema_version: Literal[1] = 1
 
-    def save(self, path: Path) -> None:
-        """Write as indented JSON by rename. NaN and infinity are refused: an unmeasured value is `None`."""
+    def save(self, path: Path, *, only_new: bool = False) -> None:
+        """Write as indented JSON by rename; only_new: FileExistsError if there is a file of that name.
+
+        NaN and infinity are refused: an unmeasured value is `None`.
+        """
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
-        write_text_atomically(path, text + "\n")
+        write_text_atomically(path, text + "\n", only_new=only_new)
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -34,8 +34,7 @@ class Verification(Record):
     checks: dict[str, int]
     """Check name -> how many things it looked at."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Every file of the folder -> its stamp (`Plan.source_files`) before it was read: as long as all are as they were, and none
-    has come in, the result still holds. What is written about a checkpoint (`WRITTEN_ABOUT`) is left out."""
+    """`stamps_of_files`, before the files were read: as long as all are as they were, and none has come in, it still holds."""
     not_checked: tuple[str, ...]
     """What could not be checked and why (no source given, ...)."""
     worst_relative_error: dict[str, float]
@@ -50,5 +49,13 @@ def is_as_verified(folder: Path, record: Verification) -> bool:
     manifest = load_manifest(folder)
     if manifest is None or manifest.checkpoint_sha256 != record.checkpoint_sha256:
         return False
-    there = [path.name for path in folder.iterdir() if path.name not in WRITTEN_ABOUT]
-    return data_of_files(folder, there) == record.files
+    return stamps_of_files(folder) == record.files
+
+
+def stamps_of_files(checkpoint: Path) -> dict[str, str]:
+    """Every file of the folder -> its stamp (`Plan.source_files`), without what is written about it (`WRITTEN_ABOUT`).
+
+    Hidden files are let be, as a verification does: a card that was half written, what clients of the hub leave.
+    """
+    names = [path.name for path in checkpoint.iterdir()]
+    return data_of_files(checkpoint, sorted(name for name in names if name not in WRITTEN_ABOUT and not name.startswith(".")))

@@ -55,6 +55,38 @@ def test_what_the_system_refuses_names_what_was_to_be_written(tmp_path: Path, na
     assert refused.value.filename == (named or str(tmp_path / "shard"))
 
 
+def test_what_a_killed_writer_left_goes_with_the_next_one_of_the_same_file(tmp_path: Path) -> None:
+    path, others = tmp_path / "file.txt", {".file.txt.bak.partial", ".file_txt.0123abcd.partial", ".other.0123abcd.partial"}
+    for name in {".file.txt.0123abcd.partial", *others}:
+        (tmp_path / name).write_text("half")
+    with replacing(tmp_path / "neighbour") as partial:  # whose writer is at work, so nobody knows whose leftovers these are
+        partial.write_text("whole")
+        write_text_atomically(path, "one")
+        assert (tmp_path / ".file.txt.0123abcd.partial").exists() and partial.exists()
+    write_text_atomically(path, "two")
+    assert path.read_text() == "two" and set(os.listdir(tmp_path)) == {"file.txt", "neighbour", *others}
+
+
+def test_an_error_is_not_hidden_by_that_of_the_clean_up(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device"), replacing(tmp_path / "file.txt") as partial:
+        partial.mkdir()  # which is not unlinked
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_only_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text_atomically(tmp_path / "one", "first", only_new=True)
+    with pytest.raises(FileExistsError):
+        write_text_atomically(tmp_path / "one", "second", only_new=True)
+    assert (tmp_path / "one").read_text() == "first" and os.listdir(tmp_path) == ["one"]
+
+    def without_links(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", without_links)
+    write_text_atomically(tmp_path / "two", "first", only_new=True)
+    assert (tmp_path / "two").read_text() == "first" and sorted(os.listdir(tmp_path)) == ["one", "two"]
+
+
 def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     path, texts = tmp_path / "file.txt", [str(number) * 100_000 for number in range(8)]
     threads = [threading.Thread(target=write_text_atomically, args=(path, text)) for text in texts]

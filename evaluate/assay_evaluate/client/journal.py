@@ -170,9 +170,9 @@ class Journal:
             self._db.executescript(SCHEMA)
             self._bring_up_to_date()
         except sqlite3.DatabaseError as error:
-            raise MeasureError(
-                f"{path}: not a journal ({one_line(str(error))}); move the file away to start a new one"
-            ) from None
+            if error.sqlite_errorname == "SQLITE_NOTADB":
+                raise MeasureError(f"{path}: not a journal ({error}); move the file away to start a new one") from None
+            raise _unusable(path, error) from None
 
     def _bring_up_to_date(self) -> None:
         """Columns that a journal of an earlier version lacks; its replies are taken as they are."""
@@ -215,18 +215,18 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._db.executemany(statement, rows)
+                self._db.execute("COMMIT")
             except sqlite3.Error:
                 if self._db.in_transaction:  # a full disk has rolled it back already
                     self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.DatabaseError as error:  # disk full, locked by another process, damaged
-            raise MeasureError(f"{self._path}: cannot be read or written: {one_line(str(error))}") from None
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self._path, error) from None
 
     # -------------------------------------------------------------------------------------------- requests
     def find(self, key: str) -> Reply | None:
@@ -345,6 +345,11 @@ class Journal:
         digest = sha256_of_file(path)
         self._execute("INSERT OR REPLACE INTO hashes_of_files VALUES (?, ?, ?)", (str(path), stamp, digest))
         return digest
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> MeasureError:
+    """The disk is full or fails, another process holds the file, or it is damaged."""
+    return MeasureError(f"{path}: cannot be read or written: {one_line(str(error))}")
 
 
 def count_replies(path: Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from assay.atomic_files import naming
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.formats.schemes import DTYPE_BYTES
 
@@ -91,9 +92,10 @@ def header_bytes(tensors: Sequence[TensorPlan]) -> tuple[bytes, dict[str, int]]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
+    """Make renames in `folder` survive a power cut. OSError, with its path: the system refuses."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(folder):
+            os.fsync(handle)
     finally:
         os.close(handle)

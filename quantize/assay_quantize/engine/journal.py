@@ -15,11 +15,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import ValidationError
 
+from assay.atomic_files import naming
 from assay.errors import AssayError, QuantizeError
 from assay.file_data import other_data
 from assay.records.manifest import ShardRecord
@@ -33,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def locked_journal(folder: Path) -> Iterator[TextIO]:
+def locked_journal(folder: Path) -> Iterator[FileIO]:
     """The journal, open for reading and appending, locked against a second process."""
     path = folder / JOURNAL
-    # a torn line may end inside a character
-    with open(path, "a+", encoding="utf-8", errors="backslashreplace", opener=_open_ours) as journal:
+    # without a buffer: what a full disk has refused must not be written once more when the file is closed
+    with open(path, "a+b", buffering=0, opener=_open_ours) as journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -55,12 +57,24 @@ def _open_ours(path: str, flags: int) -> int:
         raise QuantizeError(str(problem)) from None
 
 
-def append(journal: TextIO, entry: Mapping[str, Any]) -> None:
+def append(journal: FileIO, entry: Mapping[str, Any]) -> None:
     """One line, on the disk when this returns. Raises QuantizeError when it cannot be written."""
-    try:
-        journal.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        journal.flush()
+    with _writing(journal):
+        _write(journal, json.dumps(entry, ensure_ascii=False) + "\n")
         os.fsync(journal.fileno())
+
+
+def _write(journal: FileIO, text: str) -> None:
+    rest = memoryview(text.encode(errors="backslashreplace"))
+    while rest:
+        rest = rest[journal.write(rest) :]
+
+
+@contextmanager
+def _writing(journal: FileIO) -> Iterator[None]:
+    """OSError while writing the journal as one line for the user."""
+    try:
+        yield
     except OSError as problem:
         raise QuantizeError(
             f"{journal.name}: cannot be written: {problem.strerror}; finished shards stay, run again"
@@ -71,7 +85,7 @@ def resume(
     plan: Plan,
     digest: str,
     folder: Path,
-    journal: TextIO,
+    journal: FileIO,
     *,
     workers: int,
     on_progress: Callable[[str, int], None] | None = None,
@@ -88,15 +102,18 @@ def resume(
         else:
             leftover.unlink()
     journal.seek(0)
-    text = journal.read()
+    with naming(folder / JOURNAL):
+        text = journal.readall().decode(errors="backslashreplace")  # a torn line may end inside a character
     entries = _entries(text)
     if not entries:
-        journal.truncate(0)
+        with _writing(journal):
+            journal.truncate(0)
         append(journal, _begin_entry(plan, digest))
         fsync_folder(folder)
         return {}
     if not text.endswith("\n"):
-        journal.write("\n")  # killed while appending: the torn line must not swallow the next one
+        with _writing(journal):
+            _write(journal, "\n")  # killed while appending: the torn line must not swallow the next one
     ours = _begin_entry(plan, digest)
     _check_same_run(entries[0], ours, folder)
     if (how := other_data(entries[0].get("source_data") or {}, ours["source_data"])) is not None:

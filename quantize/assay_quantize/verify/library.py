@@ -6,12 +6,14 @@ the library's offsets with `preadv` (`files.py`).
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from assay.atomic_files import naming
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -25,12 +27,12 @@ BYTES: Mapping[str, int] = {
 
 
 def library_headers(folder: Path, shard: str) -> dict[str, TensorHeader]:
-    """Headers of one file, in the order of their data. CheckpointError where the library refuses the file; OSError.
+    """Headers of one file, in the order of their data. CheckpointError where the library refuses it; OSError, with its path.
 
     The library checks that the data of all tensors, in order, is all there is behind the header; so offsets are sums of sizes.
     """
     path = folder / shard
-    with open_inside(folder, shard) as file:
+    with naming(path), open_inside(folder, shard) as file:
         begin = 8 + int.from_bytes(file.read(8), "little")
     found = {}
     try:
@@ -43,6 +45,8 @@ def library_headers(folder: Path, shard: str) -> dict[str, TensorHeader]:
                 begin = end
     except SafetensorError as problem:
         raise CheckpointError(f"{path}: refused by the safetensors library: {problem}") from None
+    except OSError as problem:  # the library calls all of them FileNotFoundError, some without a number
+        raise OSError(problem.errno or errno.EIO, "the safetensors library cannot read it", str(path)) from None
     return found
 
 
@@ -63,15 +67,17 @@ def check_headers(
 ) -> dict[str, TensorHeader]:
     """The library's headers of `shards`; every tensor that it sees otherwise than `parsed` has it is a damage.
 
-    parsed: of all these shards, and maybe of others.
+    parsed: of all these shards, and maybe of others. CheckpointError when one of them cannot be read (any more).
     """
     read: dict[str, TensorHeader] = {}
     for shard in shards:
         findings.look("library")
         try:
             read |= library_headers(folder, shard)
-        except (CheckpointError, OSError) as problem:
+        except CheckpointError as problem:
             findings.damage("library", shard, str(problem).removeprefix(f"{folder / shard}: "))
+        except OSError as problem:
+            raise CheckpointError(f"{folder / shard}: cannot be read: {problem.strerror}") from None
     for name in sorted(parsed.keys() | read.keys()):
         ours, theirs = parsed.get(name), read.get(name)
         if ours != theirs and (theirs is not None or (ours is not None and ours.shard in shards)):

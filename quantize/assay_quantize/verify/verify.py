@@ -25,14 +25,12 @@ from pydantic import ValidationError
 
 from assay.callbacks import Progress
 from assay.errors import AssayError, CheckpointError, PlanError
-from assay.file_data import data_of_files
 from assay.recipes.families import family_of
 from assay.recipes.mtp import mtp_problems, names_in_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.plan import Plan, TensorPlan
-from assay.records.run import WRITTEN_ABOUT
-from assay.records.verification import Verification
+from assay.records.verification import Verification, stamps_of_files
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -88,7 +86,7 @@ def verify(
     source_checkpoint = None if source is None else open_checkpoint(source)
     findings = Findings()
     manifest = _manifest(folder, findings)
-    files = data_of_files(folder, sorted(path.name for path in folder.iterdir() if path.name not in WRITTEN_ABOUT))
+    files = stamps_of_files(folder)
     config = _json_object(folder, CONFIG, findings)
     stored = _stored_tensors(folder, findings)
     shards = sorted({header.shard for header in stored.values()})

@@ -183,6 +183,13 @@ def test_write_ahead_log_and_a_file_that_is_no_journal(tmp_path: Path) -> None:
         Journal(tmp_path / "text.db")
 
 
+def test_a_disk_that_fails_is_no_reason_to_move_the_journal_away(tmp_path: Path) -> None:
+    (tmp_path / "journal.db").mkdir()  # as little to be opened as a file on a disk that fails
+    with pytest.raises(MeasureError) as refused:
+        Journal(tmp_path / "journal.db")
+    assert str(refused.value) == f"{tmp_path}/journal.db: cannot be read or written: unable to open database file"
+
+
 # ------------------------------------------------------------------------------------------------ damage
 LONG = dataclasses.replace(REPLY, text="思考 and think " * 5000)
 DAMAGES = {

@@ -19,6 +19,7 @@ from assay.errors import AssayError, QuantizeError
 from assay.records.manifest import MANIFEST, Manifest, ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.file_names import JOURNAL
+from assay_quantize.engine.journal import append, locked_journal
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.verify.verify import verify
@@ -239,3 +240,16 @@ def test_a_full_file_system(source: Path, tmp_path: Path) -> None:
 def one_by_one(plan: Plan, names: Sequence[str], *rest: Any) -> Generator[ShardRecord, None, None]:
     for name in names:
         yield from run_local(plan, [name], *rest)
+
+
+def test_what_a_full_disk_refuses_names_the_journal(tmp_path: Path) -> None:
+    """Closing the file does not try again, and does not put an error without a path in its place."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(QuantizeError) as refused, locked_journal(tmp_path) as journal:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+            append(journal, {"name": "a shard with a long name"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(refused.value) == f"{tmp_path / JOURNAL}: cannot be written: File too large; finished shards stay, run again"
+    assert (tmp_path / JOURNAL).read_bytes() == b'{"name": "a shard wi'

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
 
+from assay.errors import CheckpointError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
-from assay.records.verification import Verification
+from assay.records.verification import Verification, is_as_verified
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.verify import slabs
+from assay_quantize.verify import library, slabs
 from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.verify import num_bytes_of, verify
 
@@ -134,3 +137,33 @@ def test_shards_of_a_killed_run_are_told_first(source: Path, tmp_path: Path) -> 
     told: list[str] = []
     manifest = quantize(plan, source, out, workers=1, on_shard=lambda record: told.append(record.name))
     assert sorted(told) == [shard.name for shard in manifest.shards] and len(set(told)) == len(told) == 2
+
+
+def test_what_cannot_be_read_of_the_source_is_no_damage_of_the_checkpoint(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize(plan_for(source, "w4a16"), source, out := tmp_path / "made")
+    sound = library.safe_open
+
+    def of_a_failing_disk(path: Path, **options: Any) -> Any:
+        if Path(path).parent == source:
+            raise FileNotFoundError(f"No such file or directory: {path}")  # what the library says, and no errno
+        return sound(path, **options)
+
+    monkeypatch.setattr(library, "safe_open", of_a_failing_disk)
+    with pytest.raises(CheckpointError) as refused:
+        verify(out, source=source)
+    assert str(refused.value) == f"{source / SHARD}: cannot be read: the safetensors library cannot read it"
+    with pytest.raises(OSError) as unnamed:  # the command line shows its path, and that it has an errno
+        FinishedShards(plan_for(source, "w4a16"), out, source, workers=1)
+    assert (unnamed.value.errno, unnamed.value.filename) == (errno.EIO, str(source / SHARD))
+
+
+def test_a_hidden_file_does_not_undo_a_verification(source: Path, tmp_path: Path) -> None:
+    quantize(plan_for(source, "w4a16"), source, out := tmp_path / "made")
+    result = verify(out, source=source)
+    assert result.passed and is_as_verified(out, result)
+    (out / ".README.md.0123abcd.partial").write_text("# half a ca")
+    assert is_as_verified(out, result)
+    (out / "more.txt").write_text("x")
+    assert not is_as_verified(out, result)
