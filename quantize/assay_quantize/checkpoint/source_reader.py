@@ -100,7 +100,8 @@ class SourceReader:
             if is_aligned(position):
                 lent = self._ahead.lend(self._file(header.shard).descriptor, position, count * per_row, loans)
                 if lent is not None:
-                    return lent.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
+                    plain: npt.NDArray[Any] = lent.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
+                    return plain
         flat = self._memory(rows_bytes(tensor, count), buffer)
         # what has fewer bytes as it is stored lies at the end: it is spread out over the memory from its beginning
         stored = flat[flat.nbytes - count * per_row :]
