@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, default=4, help="of BF16 weights (10^9 bytes)")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--precisions", default="w4a16,fp8,nvfp4a16")
+    parser.add_argument("--ways", default="1,2,3,4", help="of the four, in the order of the table; the first is needed")
     parser.add_argument("--folder", type=Path, help="where the checkpoints lie; made when missing, kept")
     parser.add_argument("--write", type=Path, metavar="FILE")
     parser.add_argument("--child", nargs=6, help=argparse.SUPPRESS)
@@ -113,6 +114,7 @@ def main() -> int:
         way, source, tiny, out, precision, cold = arguments.child
         child(way, Path(source), Path(tiny), Path(out), precision, cold == "cold")
         return 0
+    ways = [list(WAYS)[int(number) - 1] for number in arguments.ways.split(",")]
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or Path(scratch)
         source, tiny = folder / "source", folder / "tiny"
@@ -130,7 +132,7 @@ def main() -> int:
             for cold in ("warm", "cold"):
                 best: dict[str, dict[str, float]] = {}
                 for _ in range(arguments.rounds):
-                    for way in WAYS:
+                    for way in ways:
                         command = [
                             sys.executable,
                             __file__,

@@ -24,7 +24,7 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import FP4, INT4, block_of, declared_block
 from assay_quantize.formats.casting import float_rows
 from assay_quantize.formats.schemes import DTYPE_BYTES
-from assay_quantize.storage.past_cache import ReadAhead, Residency, has_direct
+from assay_quantize.storage.past_cache import Loans, ReadAhead, Residency, has_direct, is_aligned
 
 Buffer = npt.NDArray[np.uint8]
 """Flat, writable, C-contiguous memory of the caller."""
@@ -82,16 +82,26 @@ class SourceReader:
             self._files.clear()
 
     # -------------------------------------------------------------------------------------------- reading
-    def read_rows(self, tensor: TensorPlan, begin: int, end: int, buffer: Buffer | None = None) -> npt.NDArray[Any]:
+    def read_rows(
+        self, tensor: TensorPlan, begin: int, end: int, buffer: Buffer | None = None, loans: Loans | None = None
+    ) -> npt.NDArray[Any]:  # fmt: skip
         """Rows [begin, end) of the logical weight, in `tensor.logical_dtype`: uint16 bit patterns for BF16, float16, float32.
 
         Rows are counted along the first dimension; shape [end - begin, *tensor.shape[1:]]. buffer: where they are put, at
-        least `rows_bytes(tensor, end - begin)` long; the array returned is a view of it. None: new memory.
+        least `rows_bytes(tensor, end - begin)` long; the array returned is a view of it. None: new memory. loans: where plain
+        rows that were read ahead may be lent instead of copied.
         Raises CheckpointError: a file that cannot be read or is shorter than its header says; QuantizeError: not the
         source the plan was made from, scales that are not finite.
         """
         header = self._header(tensor)
         count, per_row = end - begin, header.num_bytes // header.shape[0] if header.shape[0] else 0
+        if loans is not None and tensor.scale is None and self._ahead is not None:
+            position = header.begin + begin * per_row
+            if is_aligned(position):
+                lent = self._ahead.lend(self._file(header.shard).descriptor, position, count * per_row, loans)
+                if lent is not None:
+                    plain: npt.NDArray[Any] = lent.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
+                    return plain
         flat = self._memory(rows_bytes(tensor, count), buffer)
         # what has fewer bytes as it is stored lies at the end: it is spread out over the memory from its beginning
         stored = flat[flat.nbytes - count * per_row :]
@@ -108,14 +118,20 @@ class SourceReader:
         self._read_into(view, header, begin)
         return view
 
-    def will_need(self, tensor: TensorPlan, begin: int, end: int, *, through_cache: bool = False) -> None:
+    def will_need(
+        self, tensor: TensorPlan, begin: int, end: int, *, through_cache: bool = False, past_cache: bool = False
+    ) -> None:  # fmt: skip
         """Have bytes [begin, end) of the stored tensor read ahead; returns at once. The same range is to be read soon after.
 
         What lies in the page cache is left there, anything else is read past it. through_cache: into it, for it is read twice.
+        past_cache: read it from the disk wherever it lies, as long as the disk keeps up: that costs the processor nothing.
         """
         header = self._header(tensor)
         file, position, size = self._file(header.shard), header.begin + begin, end - begin
-        if size == 0 or (file.residency.is_known and file.residency.seems_cached(position, size)):
+        if size == 0:
+            return
+        is_spared = past_cache and file.has_direct and (self._ahead is None or self._ahead.keeps_up())
+        if not is_spared and file.residency.is_known and file.residency.seems_cached(position, size):
             return
         if through_cache or not file.has_direct or not file.residency.is_known:
             os.posix_fadvise(file.descriptor, position, size, os.POSIX_FADV_WILLNEED)

@@ -35,9 +35,11 @@ class BufferPool:
     def take(self, num_bytes: int) -> Memory:
         """A buffer of at least `num_bytes`, with anything in it."""
         with self._lock:
-            buffer = self._free.pop() if self._free else None
-        if buffer is not None and buffer.nbytes >= num_bytes:
-            return buffer
+            for number in reversed(range(len(self._free))):
+                if self._free[number].nbytes >= num_bytes:
+                    return self._free.pop(number)
+            if self._free:  # too small ones make room
+                self._free.pop()
         return np.frombuffer(new_memory(max(num_bytes, self._buffer_bytes)), np.uint8)
 
     def give(self, buffer: Memory) -> None:

@@ -12,6 +12,8 @@ import ctypes
 import functools
 import mmap
 import os
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -22,6 +24,10 @@ from assay_quantize.storage.direct_file import BLOCK_BYTES
 
 MOST_READS = 8
 """Reads under way at once: a disk behind a network, or many disks, need more than one to be busy."""
+
+
+LATE_S, PENALTY = 0.02, 8
+"""A disk for which anyone waits longer than that for a slab is spared the next ones, if they lie in the cache."""
 
 
 class Residency:
@@ -88,6 +94,22 @@ def has_direct(descriptor: int) -> bool:
     return direct is not None
 
 
+class Loans(threading.local):
+    """Buffers in which a thread looks at what was read ahead, instead of copying it."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[BufferPool, Memory]] = []
+
+    def add(self, pool: BufferPool, buffer: Memory) -> None:
+        self._held.append((pool, buffer))
+
+    def give_back(self) -> None:
+        """Nothing that this thread was lent is looked at any more."""
+        while self._held:
+            pool, buffer = self._held.pop()
+            pool.give(buffer)
+
+
 class ReadAhead:
     """Ranges of files that will be asked for soon. Each that was begun is to be taken; safe to use from many threads."""
 
@@ -95,6 +117,7 @@ class ReadAhead:
         self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="assay-read")
         self._buffers = BufferPool(0)
         self._reading: dict[tuple[int, int, int], Future[Memory | None]] = {}
+        self._penalty = 0
 
     def close(self) -> None:
         """Wait for what is being read, and forget it."""
@@ -109,16 +132,39 @@ class ReadAhead:
 
     def take(self, descriptor: int, begin: int, out: memoryview) -> bool:
         """Copy the range that was begun at `begin`, as long as `out`, to `out`. False: not begun, or it cannot be read so."""
-        future = self._reading.pop((descriptor, begin, len(out)), None)
-        if future is None:
-            return False
-        buffer = future.result()
+        buffer = self._claim(descriptor, begin, len(out))
         if buffer is None:
             return False
         shift = begin % BLOCK_BYTES
         np.frombuffer(out, np.uint8)[:] = buffer[shift : shift + len(out)]  # numpy lets other threads run meanwhile
         self._buffers.give(buffer)
         return True
+
+    def lend(self, descriptor: int, begin: int, size: int, loans: Loans) -> Memory | None:
+        """The range that was begun, where it lies, until `loans` are given back. None: not begun, or it cannot be read so."""
+        buffer = self._claim(descriptor, begin, size)
+        if buffer is None:
+            return None
+        loans.add(self._buffers, buffer)
+        shift = begin % BLOCK_BYTES
+        return buffer[shift : shift + size]
+
+    def keeps_up(self) -> bool:
+        """Whether what was begun was there, almost, when it was taken; no, for some calls after it was not."""
+        self._penalty = max(0, self._penalty - 1)
+        return not self._penalty
+
+    def _claim(self, descriptor: int, begin: int, size: int) -> Memory | None:
+        future = self._reading.pop((descriptor, begin, size), None)
+        if future is None:
+            return None
+        if not future.done():
+            started = time.monotonic()
+            buffer = future.result()
+            if time.monotonic() - started > LATE_S:
+                self._penalty = PENALTY
+            return buffer
+        return future.result()
 
     def _read(self, descriptor: int, begin: int, size: int) -> Memory | None:
         """A buffer with the blocks that the range lies in; None: who asks for it shall read it, and see what is wrong."""
@@ -137,6 +183,11 @@ class ReadAhead:
             return buffer
         self._buffers.give(buffer)
         return None
+
+
+def is_aligned(begin: int) -> bool:
+    """Whether numbers of 32 bits that begin there in a file are aligned where they are lent."""
+    return begin % 4 == 0
 
 
 def buffer_bytes(range_bytes: int) -> int:

@@ -1,19 +1,28 @@
-"""The largest weight of every group that shares a global scale (NVFP4), of all its members; not by `amax_rows`."""
+"""The largest weight of every group that shares a global scale (NVFP4), of all its members; not by `amax_rows`.
+
+Where slabs are checked with the global scale that is stored, each notes its largest weight, and a group is read for it only if
+one of its slabs did not.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from compressed_tensors.quantization.utils import generate_gparam
 from numpy.typing import NDArray
 
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import SourceReader, rows_bytes
+from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.plan.slabs import SLAB_BYTES, amax_key, amax_members, cut
+from assay_quantize.verify.codes.bf16 import largest_bits
 
 
 class Amax(NamedTuple):
@@ -21,6 +30,15 @@ class Amax(NamedTuple):
 
     value: float
     dtype: str
+
+    def tensor(self) -> torch.Tensor:
+        """As compressed-tensors takes it."""
+        return torch.tensor([self.value], dtype=TORCH_DTYPES[self.dtype])
+
+    def global_scale(self) -> float:
+        """What is stored for it, by compressed-tensors."""
+        amax = self.tensor()
+        return float(generate_gparam(-amax, amax))
 
 
 class GroupAmax:
@@ -30,6 +48,8 @@ class GroupAmax:
         self._members: Mapping[str, Sequence[TensorPlan]] = amax_members(plan, plan.tensors)
         self._source = source
         self._found: dict[str, Future[Amax]] = {}
+        self._noted: dict[str, float] = {}
+        self._rows: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def of(self, tensor: TensorPlan) -> Amax | None:
@@ -48,9 +68,20 @@ class GroupAmax:
                 future.set_exception(problem)
         return future.result()
 
+    def note(self, tensor: TensorPlan, rows: NDArray[Any]) -> None:
+        """Rows of a tensor, none of them twice."""
+        most = largest(rows, tensor.logical_dtype)
+        with self._lock:
+            self._noted[tensor.name] = max(most, self._noted.get(tensor.name, 0.0))
+            self._rows[tensor.name] += len(rows)
+
     def _look(self, members: Sequence[TensorPlan]) -> Amax:
         most, buffer = 0.0, np.empty(0, np.uint8)
         for member in members:
+            with self._lock:
+                if self._rows[member.name] == member.shape[0]:
+                    most = max(most, self._noted[member.name])
+                    continue
             for begin, end in cut(member, SLAB_BYTES):
                 if buffer.nbytes < (needed := rows_bytes(member, end - begin)):
                     buffer = np.empty(needed, np.uint8)
@@ -64,5 +95,5 @@ def largest(rows: NDArray[Any], dtype: str) -> float:
     """Largest |w|; NaN or infinite when a weight is. BF16 rows are bit patterns, which without the sign are in order of |w|."""
     if dtype != "BF16":
         return float(np.abs(rows).max(initial=0))
-    bits = np.array([(rows & 0x7FFF).max(initial=0)], np.uint32) << 16
+    bits = np.array([largest_bits(rows.reshape(-1))], np.uint32) << 16
     return float(bits.view(np.float32)[0])

@@ -83,17 +83,20 @@ def opened_checks(
     headers: Mapping[str, TensorHeader],
     groups: Groups | None,
     original: Original | None,
+    *,
+    is_quick: bool = False,
 ) -> Iterator[Checks]:
-    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged."""
+    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged. is_quick: as
+    for `SlabChecks`."""
     with ExitStack() as opened:
-        stored = StoredReader(folder, headers)
+        stored = StoredReader(folder, headers, past_cache=is_quick)
         opened.callback(stored.close)
         definition = None
         if original is not None:
             opened.enter_context(original)
             if original.recomputes and groups is not None:
                 definition = Definition(stored, headers, original, groups)
-        yield Checks(SlabChecks(stored, original), definition, original is not None)
+        yield Checks(SlabChecks(stored, original, is_quick=is_quick), definition, original is not None)
 
 
 def expected_hashes(folder: Path, manifest: Manifest | None) -> dict[str, str]:
@@ -130,8 +133,17 @@ def check_hashes_and_contents(
     judge_jobs(jobs, expected, checks, findings, workers)
 
 
-def judge_jobs(jobs: Iterable[Job], expected: Mapping[str, str], checks: Checks, findings: Findings, workers: int) -> None:
-    """Do them on `workers` threads. expected: shard -> its SHA-256."""
+def judge_jobs(
+    jobs: Iterable[Job],
+    expected: Mapping[str, str],
+    checks: Checks,
+    findings: Findings,
+    workers: int,
+    *,
+    known_errors: Mapping[str, float] | None = None,
+) -> None:
+    """Do them on `workers` threads. expected: shard -> its SHA-256. known_errors: weight -> its relative error, where slabs
+    sum up none."""
     with one_torch_thread():
         for what, results in groupby(in_order(jobs, workers), key=lambda pair: pair[0]):
             if isinstance(what, str):
@@ -140,7 +152,8 @@ def judge_jobs(jobs: Iterable[Job], expected: Mapping[str, str], checks: Checks,
             of_tensor = [one for _, one in results]
             slabs = [one for one in of_tensor if isinstance(one, SlabFindings)]
             tile = next((one for one in of_tensor if isinstance(one, TileFound)), None)
-            judge(what, slabs, tile, findings, has_source=checks.has_source)
+            known = None if known_errors is None else known_errors.get(what.name)
+            judge(what, slabs, tile, findings, has_source=checks.has_source, known_error=known)
 
 
 def jobs_of_shard(

@@ -106,7 +106,7 @@ class Definition:
         made = quantize_weight(
             w_OI,
             tensor.scheme,
-            global_scale_amax=None if amax is None else torch.tensor(amax.value, dtype=TORCH_DTYPES[amax.dtype]),
+            global_scale_amax=None if amax is None else amax.tensor(),
             observer=self._original.observer,
             importance_I=None if importance is None else torch.tensor(importance[tile.left : tile.right]),
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.storage.past_cache import ReadAhead, Residency
+from assay_quantize.storage.past_cache import Loans, ReadAhead, Residency, is_aligned
 
 
 class _File(NamedTuple):
@@ -27,8 +27,9 @@ class _File(NamedTuple):
 class StoredReader:
     """Byte ranges of stored tensors; safe to use from many threads at once."""
 
-    def __init__(self, folder: Path, headers: Mapping[str, TensorHeader]) -> None:
-        self._folder, self._headers = folder, headers
+    def __init__(self, folder: Path, headers: Mapping[str, TensorHeader], *, past_cache: bool = False) -> None:
+        """past_cache: what is read ahead was written past the page cache, so nobody looks whether it lies there."""
+        self._folder, self._headers, self._past_cache = folder, headers, past_cache
         self._files: dict[str, _File] = {}
         self._ahead = ReadAhead()
         self._lock = threading.Lock()
@@ -49,16 +50,27 @@ class StoredReader:
         """
         header = self._headers[name]
         file, size = self._file(header.shard), end - begin
-        if size and file.residency.is_known and not file.residency.seems_cached(header.begin + begin, size):
+        residency = file.residency
+        is_cached = not self._past_cache and (not residency.is_known or residency.seems_cached(header.begin + begin, size))
+        if size and not is_cached:
             self._ahead.begin(file.descriptor, header.begin + begin, size)
 
-    def read(self, name: str, begin: int, end: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Bytes [begin, end) of a tensor, in the beginning of `buffer`. CheckpointError when they cannot be read."""
+    def read(
+        self, name: str, begin: int, end: int, buffer: NDArray[np.uint8], loans: Loans | None = None
+    ) -> NDArray[np.uint8]:  # fmt: skip
+        """Bytes [begin, end) of a tensor, in the beginning of `buffer`, or where they were read ahead if that can be lent.
+
+        CheckpointError when they cannot be read.
+        """
         header = self._headers[name]
         assert 0 <= begin <= end <= header.num_bytes, f"{name}: [{begin}, {end}) of {header.num_bytes} bytes"
         wanted = buffer[: end - begin]
         path = self._folder / header.shard
         descriptor = self._file(header.shard).descriptor
+        if loans is not None and is_aligned(header.begin + begin):
+            lent = self._ahead.lend(descriptor, header.begin + begin, wanted.nbytes, loans)
+            if lent is not None:
+                return lent
         if self._ahead.take(descriptor, header.begin + begin, wanted.data):
             return wanted
         try:
@@ -74,5 +86,7 @@ class StoredReader:
             if shard not in self._files:
                 with open_inside(self._folder, shard) as file:
                     descriptor = os.dup(file.fileno())
+                # small ranges must not draw large ones into the cache that are to be read past it
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
                 self._files[shard] = _File(descriptor, Residency(descriptor, os.fstat(descriptor).st_size))
             return self._files[shard]

@@ -1,30 +1,37 @@
 """Shards are checked as soon as they are finished, while others are made: `verify` then takes what was found.
 
 The processor works on them while the writer waits for the disk. Their hashes are not computed once more: every byte on the
-disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote.
+disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote. Neither are
+the errors of weights whose bytes are right: the engine summed them up when it made those bytes. Of a shard in which anything is
+wrong nothing is taken: `verify` looks at it again, and says how wrong it is.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from assay.errors import AssayError
 from assay.file_data import data_of_files
 from assay.records.manifest import ShardRecord
-from assay.records.plan import Plan
+from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import header_bytes, planned_shards
 from assay_quantize.formats.config_groups import config_json
+from assay_quantize.formats.schemes import module_of
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.verify.contents import contents_by_shard, jobs_of_shard, judge_jobs, opened_checks
+from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.library import library_headers
 from assay_quantize.verify.original import open_original
@@ -61,7 +68,9 @@ class FinishedShards:
         checkpoint = open_checkpoint(source)
         headers = {name: one for shard in checkpoint.shards for name, one in library_headers(source, shard).items()}
         original = open_original(checkpoint, headers, plan, importance)
-        self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original))
+        self._amax, self._stored = original.amax, StoredReader(folder, self._headers)
+        self._opened.callback(self._stored.close)
+        self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original, is_quick=True))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -105,7 +114,7 @@ class FinishedShards:
                 found = self._check(record)
             except (AssayError, OSError):
                 continue
-            if not self._stop.is_set():
+            if not self._stop.is_set() and not found.findings.damages:
                 self._found[record.name] = found
 
     def _check(self, record: ShardRecord) -> FoundInShard:
@@ -116,8 +125,20 @@ class FinishedShards:
         findings = Findings()
         self._check_header(record.name, findings)
         jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False)
-        judge_jobs(takewhile(lambda _: not self._stop.is_set(), jobs), {}, self._checks, findings, self._workers)
+        jobs = takewhile(lambda _: not self._stop.is_set(), jobs)
+        judge_jobs(jobs, {}, self._checks, findings, self._workers, known_errors=record.relative_error)
+        self._check_global_scales(tensors, findings)
         return FoundInShard(stamp, record.sha256, findings)
+
+    def _check_global_scales(self, tensors: Sequence[TensorPlan], findings: Findings) -> None:
+        """Slabs were checked with the global scales that are stored; here those are held against the weights."""
+        for tensor in tensors:
+            stored = f"{module_of(tensor.name)}.weight_global_scale"
+            if self._stop.is_set() or (amax := self._amax.of(tensor)) is None:
+                continue
+            scale = self._stored.read(stored, 0, 4, np.empty(4, np.uint8)).view(np.float32)
+            if scale.tolist() != [amax.global_scale()]:
+                findings.damage("scales", stored, "is not that of the largest weight")
 
     def _check_header(self, shard: str, findings: Findings) -> None:
         planned, _ = header_bytes(self._shards[shard])
@@ -125,3 +146,5 @@ class FinishedShards:
         with (self._folder / shard).open("rb") as file:
             if file.read(len(planned)) != planned:
                 findings.damage("headers", shard, "its header is not the planned one")
+            # with the header came megabytes behind it, which are to be read past the cache, as they were written
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

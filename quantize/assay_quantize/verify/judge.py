@@ -13,21 +13,29 @@ from assay_quantize.verify.slabs import ScaleCounts, SlabFindings
 
 
 def judge(
-    tensor: TensorPlan, slabs: list[SlabFindings], tile: TileFound | None, findings: Findings, *, has_source: bool
-) -> None:  # fmt: skip
-    """What the slabs of one tensor, in order, and its tile add up to.
+    tensor: TensorPlan,
+    slabs: list[SlabFindings],
+    tile: TileFound | None,
+    findings: Findings,
+    *,
+    has_source: bool,
+    known_error: float | None = None,
+) -> None:
+    """What the slabs of one tensor, in order, and its tile add up to. known_error: relative, where slabs sum up none.
 
     A tile is a damage only where the slabs are none: then the kernels that made the weight are wrong, and not the file.
     """
     count = len(findings.damages)
-    _judge_slabs(tensor, slabs, findings, has_source=has_source)
+    _judge_slabs(tensor, slabs, findings, has_source=has_source, known_error=known_error)
     if tile is not None:
         findings.look("definition")
         if tile.problem is not None and len(findings.damages) == count:
             findings.damage("definition", tensor.name, tile.problem)
 
 
-def _judge_slabs(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, has_source: bool) -> None:
+def _judge_slabs(
+    tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, has_source: bool, known_error: float | None
+) -> None:  # fmt: skip
     compared = [slab.differing for slab in slabs if slab.differing is not None]
     differing = sum(compared, Counter()) if len(compared) == len(slabs) else None
     # a scale of zero that the source gives is no damage
@@ -46,7 +54,7 @@ def _judge_slabs(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findin
         where = f"{module_of(tensor.name)}.weight_shape"
         findings.damage("tensors", where, f"says {list(shape)}, the weight is {list(tensor.shape)}")
         return
-    _judge_quantized(tensor, slabs, differing, findings, has_source=has_source)
+    _judge_quantized(tensor, slabs, differing, findings, has_source=has_source, known_error=known_error)
 
 
 def _judge_kept(tensor: TensorPlan, problem: str | None, differing: Counter[str] | None, findings: Findings) -> None:
@@ -65,7 +73,13 @@ def _judge_kept(tensor: TensorPlan, problem: str | None, differing: Counter[str]
 
 
 def _judge_quantized(
-    tensor: TensorPlan, slabs: list[SlabFindings], differing: Counter[str] | None, findings: Findings, *, has_source: bool
+    tensor: TensorPlan,
+    slabs: list[SlabFindings],
+    differing: Counter[str] | None,
+    findings: Findings,
+    *,
+    has_source: bool,
+    known_error: float | None,
 ) -> None:
     """Bytes that are all the source's are right, however far they are from it; others are said to be as wrong as they are."""
     assert tensor.scheme is not None
@@ -79,9 +93,13 @@ def _judge_quantized(
         return
     if not has_source:
         return
+    if len(errors) < len(slabs) and known_error is None:
+        return
     findings.look("error")
     squared_error = math.fsum(error.squared_error for error in errors)
     error = relative_error(squared_error, math.fsum(error.squared_norm for error in errors))
+    if known_error is not None and len(errors) < len(slabs):
+        error = known_error
     bound = SCHEMES[tensor.scheme].max_relative_error
     findings.errors[tensor.role, tensor.scheme].append(error)
     is_proven = differing is not None and not differing

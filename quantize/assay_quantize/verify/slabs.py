@@ -1,7 +1,9 @@
 """One slab of a quantized checkpoint against the same rows of its source: what a worker thread of `verify` does.
 
-Every byte is made again from the source and compared: copies as they are, casts by torch, quantized rows by the fused kernels,
-which the engine uses as well (`definition.py` holds tiles against the definition in torch).
+Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
+else (`codes/`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many bytes
+differ and sums up errors. A quick look ends after the first of the two where that finds nothing. What the first do not cover is
+made by the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
 
 A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
@@ -26,6 +28,8 @@ from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, module_of
 from assay_quantize.kernels import RowErrors, error_rows, quantize_rows
 from assay_quantize.plan.slabs import by_rows
+from assay_quantize.storage.past_cache import Loans
+from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.original import Original
 
@@ -78,10 +82,12 @@ class SlabChecks:
     original: None: only what can be seen without the source is checked.
     """
 
-    def __init__(self, stored: StoredReader, original: Original | None) -> None:
-        self._reader, self._original = stored, original
+    def __init__(self, stored: StoredReader, original: Original | None, *, is_quick: bool = False) -> None:
+        """is_quick: of weights whose bytes are right no errors are summed up, and a group's largest weight is only noted: who
+        asks for that holds the global scales against it afterwards."""
+        self._reader, self._original, self._is_quick = stored, original, is_quick
         self._source = None if original is None else original.reader
-        self._scratch = Scratch()
+        self._scratch, self._loans = Scratch(), Loans()
 
     def look(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
         """Compare slab [begin, end) of a tensor (`slabs.cut`). CheckpointError when a file cannot be read."""
@@ -91,12 +97,14 @@ class SlabChecks:
             return self._kept(tensor, begin, end)
         except QuantizeError as problem:  # a cast that does not fit
             return SlabFindings(problem=str(problem))
+        finally:
+            self._loans.give_back()
 
     def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
         if self._source is not None:
             per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
-            self._source.will_need(tensor, begin * per_row, end * per_row)
+            self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
         if by_rows(tensor):
             output = max(tensor.outputs, key=lambda output: output.num_bytes)
             if output.shape[0] == tensor.shape[0]:
@@ -150,26 +158,52 @@ class SlabChecks:
                     problem=f"its input_global_scale is {stored_scale:g}; scheme {tensor.scheme} stores {wanted:g}"
                 )
         parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in outputs.items()}
-        scales = {}
-        for part in SCALES:
-            if part in parts and (begin == 0 or has_rows(outputs[part])):
-                scales[part] = count_bad_scales(parts[part], outputs[part].dtype)
+        has_scale = [part for part in SCALES if part in parts and (begin == 0 or has_rows(outputs[part]))]
         if self._original is not None:
-            return self._recomputed(self._original, tensor, begin, end, parts, SlabFindings(scales=scales, shape=shape))
+            buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
+            rows = self._original.reader.read_rows(tensor, begin, end, buffer, self._loans)
+            is_right = self._is_right(self._original, tensor, parts, rows)
+            if is_right and self._is_quick:
+                if "weight_global_scale" in parts:
+                    self._original.amax.note(tensor, rows)
+                return SlabFindings(Counter(), scales=dict.fromkeys(has_scale, ScaleCounts(0, 0, 0)), shape=shape)
+        scales = {part: count_bad_scales(parts[part], outputs[part].dtype) for part in has_scale}
+        if self._original is not None:
+            found = SlabFindings(scales=scales, shape=shape)
+            return self._recomputed(self._original, tensor, begin, parts, rows, found, is_right)
         # dequantized weights are looked at for NaN and infinity; compared with zeros, which nobody reads
         num_bytes = rows_bytes(tensor, end - begin)
         zeros = self._scratch.take("zeros", num_bytes)[:num_bytes]
         rows = zeros.view(STORAGE[dtype]).reshape(end - begin, *tensor.shape[1:])
         return SlabFindings(scales=scales, shape=shape, errors=error_rows(parts, rows, dtype, tensor.scheme))
 
+    def _is_right(self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array) -> bool | None:
+        """Whether the parts are what the rows give, by kernels of verification's own; None: they cannot say."""
+        assert tensor.scheme is not None
+        if not original.recomputes or original.observer != "minmax":
+            return None
+        global_scale = None
+        if "weight_global_scale" in parts:
+            if self._is_quick:
+                (global_scale,) = parts["weight_global_scale"].tolist()
+            elif (amax := original.amax.of(tensor)) is not None and math.isfinite(amax.value):
+                global_scale = amax.global_scale()
+        return is_what_rounding_gives(parts, rows, tensor.logical_dtype, tensor.scheme, global_scale=global_scale)
+
     def _recomputed(
-        self, original: Original, tensor: TensorPlan, begin: int, end: int, parts: dict[str, Array], found: SlabFindings
+        self,
+        original: Original,
+        tensor: TensorPlan,
+        begin: int,
+        parts: dict[str, Array],
+        rows: Array,
+        found: SlabFindings,
+        is_right: bool | None,
     ) -> SlabFindings:
-        """Rows [begin, end) rounded again. Errors: of this rounding where all bytes are equal, else of what is stored."""
+        """`rows` rounded again, the first of them being `begin`. Errors: of this rounding where all bytes are equal, else of
+        what is stored. is_right: of the parts (`_is_right`)."""
         assert tensor.scheme is not None
         dtype, amax = tensor.logical_dtype, original.amax.of(tensor)
-        buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
-        rows = original.reader.read_rows(tensor, begin, end, buffer)
         if not original.recomputes:
             return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
         if amax is not None and not math.isfinite(amax.value):
@@ -196,6 +230,8 @@ class SlabChecks:
         differing = +differing  # without zeros
         if differing:
             return replace(found, differing=differing, errors=error_rows(parts, rows, dtype, tensor.scheme))
+        if is_right is False:
+            return replace(found, problem="its kernels make these bytes again, but they are not what its scheme gives")
         return replace(found, differing=differing, errors=RowErrors(made.squared_error, made.squared_norm, 0))
 
     def _part_rows(self, tensor: TensorPlan, part: str, output: OutputTensor, begin: int, end: int) -> Array:
@@ -218,7 +254,7 @@ class SlabChecks:
     def _stored(self, output: OutputTensor, begin: int, end: int) -> Bytes:
         """Bytes [begin, end) of a tensor of the checkpoint that is verified; a view of this thread's buffer for it."""
         purpose = output.name.rpartition(".")[2] if output.name.endswith(_PARTS) else "stored"
-        return self._reader.read(output.name, begin, end, self._scratch.take(purpose, end - begin))
+        return self._reader.read(output.name, begin, end, self._scratch.take(purpose, end - begin), self._loans)
 
 
 _PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_shape")

@@ -28,6 +28,7 @@ from assay_quantize.kernels.rows import QuantizedRows
 from assay_quantize.plan import planner
 from assay_quantize.verify import slabs as verify_slabs
 from assay_quantize.verify import verify as verify_module
+from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.verify import verify
 
 Patch = pytest.MonkeyPatch
@@ -50,6 +51,11 @@ def broken_kernel(patch: Patch, change: Callable[[QuantizedRows], QuantizedRows]
 
     for module in (kernels, verify_slabs):
         patch.setattr(module, "quantize_rows", quantize_rows)
+
+
+def no_kernels_of_its_own(patch: Patch) -> None:
+    """Verification left with the engine's kernels and the tiles, as for the schemes that `codes/` does not cover."""
+    patch.setattr(verify_slabs, "is_what_rounding_gives", lambda *arguments, **options: None)
 
 
 def with_part(made: QuantizedRows, name: str, change: Callable[[Any], Any]) -> QuantizedRows:
@@ -130,10 +136,26 @@ def casts_cut_off(patch: Patch) -> None:
     patch.setattr(slab_work, "cast_rows", cast_rows)
 
 
+def rounds_down_in_a_tile(patch: Patch) -> None:
+    no_kernels_of_its_own(patch)
+    rounds_down(patch)
+
+
+def scales_in_another_order_in_a_tile(patch: Patch) -> None:
+    no_kernels_of_its_own(patch)
+    scales_in_another_order(patch)
+
+
 MUTANTS = (
-    (rounds_down, "w4a16", "bf16", {"definition"}),
-    (scales_in_another_order, "w4a16", "bf16", {"definition"}),
-    (scales_in_another_order, "fp8-channel", "bf16", {"definition"}),
+    (rounds_down, "w4a16", "bf16", {"weights"}),
+    (rounds_down_in_a_tile, "w4a16", "bf16", {"definition"}),
+    (rounds_down, "w4a16", "fp32", {"definition"}),
+    (scales_in_another_order, "w4a16", "bf16", {"weights"}),
+    (scales_in_another_order, "fp8-channel", "bf16", {"weights"}),
+    (scales_in_another_order, "fp8", "bf16", {"weights"}),
+    (scales_in_another_order, "nvfp4a16", "bf16", {"weights"}),
+    (scales_in_another_order_in_a_tile, "w4a16", "bf16", {"definition"}),
+    (scales_in_another_order_in_a_tile, "fp8-channel", "bf16", {"definition"}),
     (magnitudes_too_large, "nvfp4a16", "bf16", {"recomputed"}),
     (groups_of_64, "w4a16", "bf16", {"targets"}),
     (a_tensor_is_forgotten, "w4a16", "bf16", {"lost"}),
@@ -155,9 +177,12 @@ def test_a_mistake_is_not_shared(
     found_by: set[str],
 ) -> None:
     mutant(monkeypatch)
-    source = sources[dtype]
+    source, out = sources[dtype], tmp_path / "made"
     plan = planner.make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
-    quantize(plan, source, tmp_path / "made", device="cpu")
-    result = verify(tmp_path / "made", source=source)
-    assert not result.passed
-    assert {damage.check for damage in result.damages} == found_by
+    with FinishedShards(plan, out, source, workers=2) as finished:
+        quantize(plan, source, out, device="cpu", on_shard=finished.add)
+        meanwhile = verify(out, source=source, finished=finished)
+    afterwards = verify(out, source=source)
+    for result in (meanwhile, afterwards):
+        assert not result.passed
+        assert {damage.check for damage in result.damages} == found_by
