@@ -45,7 +45,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep damages clean
+.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,15p'
@@ -133,6 +133,9 @@ soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, 
 
 sweep: .venv/.ready ## let every call that changes the disk fail once, in 20 minutes; write benchmarks/trust/sweep.md
 	@.venv/bin/python benchmarks/trust/sweep.py --write benchmarks/trust/sweep.md
+
+chaos: setup ## kill `quantize` and `eval` in every stage, the server, disks and the clock too, in an hour; write benchmarks/trust/chaos.md
+	@.venv/bin/python benchmarks/trust/chaos.py --write benchmarks/trust/chaos.md
 
 damages: .venv/.ready ## damage checkpoints in 340 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md

@@ -1,0 +1,430 @@
+"""Chaos of the whole way: `make quantize eval` of tiny-glm killed in every stage, its server killed, disks full, clock jumping.
+
+    python benchmarks/trust/chaos.py --write benchmarks/trust/chaos.md
+
+One run of a reference and a candidate is disturbed at seeded random moments until it is judged; another is left alone. Both
+must end with the same verdicts and the same checkpoints. After every accident the same command goes on; every reply that the
+journal had before must be there afterwards as it was: not asked again, not sent again, not changed. Servers of killed
+evaluations must end by themselves. The commands are those that the Makefile calls, without its preflight, which writes nothing.
+Exit 1 if a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from chaos_attempt import ORPHAN_S, PRECISIONS, STAGES, Answers, Attempt, answers, begin
+from chaos_machine import DAY_S, JOURNAL, RUNS, Machine, machine
+
+from assay_evaluate.serving.process import group_members
+
+MODEL = Path(__file__).with_name("chaos_model.yaml")
+KILLS = {"quantize": 4, "verify": 3, "start": 3, "measure": 4, "judge": 3, "report": 3}
+SIGNALS = (signal.SIGKILL,) * 14 + (signal.SIGTERM,) * 3 + (signal.SIGINT,) * 3
+ENDS_WITH = {signal.SIGKILL: {-9}, signal.SIGTERM: {-15}, signal.SIGINT: {130, -2}}
+"""-2: Python itself, while it shuts down after the command's last word."""
+TRIES = 6
+"""Of a moment that came too late: the stage was over before the signal. Each waits half as long."""
+SHORTEST_S = 0.002
+LIMIT_S = 900.0
+"""Of one attempt: one that takes longer hangs."""
+VOLATILE = {"started", "seconds", "requests_in_flight_share", "mean_requests_in_flight"}
+
+
+@dataclass(frozen=True)
+class Accident:
+    """What is to happen. number: of the signal that `kill` sends."""
+
+    what: str
+    stage: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{signal.Signals(self.number).name} to the command" if self.number else self.what
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happened. hit: the stage it was in. num_kept: replies in the journal afterwards."""
+
+    accident: str
+    wanted: str
+    hit: str
+    ended: int
+    num_kept: int
+    clock_s: int
+    seconds: float
+    says: str = ""
+
+
+@dataclass
+class Scene:
+    """The run that is disturbed, and what was seen of it."""
+
+    at: Machine
+    target: Path
+    """Recipe of the model."""
+    folder: Path
+    draw: random.Random
+    seconds: dict[str, float]
+    """How long each stage takes when it is left alone."""
+    most_replies: int = 16
+    """Between two accidents while measuring: later ones must find questions that are open."""
+    rows: list[Row] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    orphans: dict[int, float] = field(default_factory=dict)
+    """Process group of a server whose evaluation is gone -> when that was (monotonic)."""
+    orphan_s: list[float] = field(default_factory=list)
+    num_missed: int = 0
+    missed: list[Accident] = field(default_factory=list)
+    """Those that came too late every time."""
+    kept: Answers = field(default_factory=dict)
+    is_made: bool = False
+
+    @property
+    def journal(self) -> Path:
+        return self.at.run_dir / "journal.db"
+
+    # -------------------------------------------------------------------------------------------- attempts
+    def begin(self, command: str) -> Attempt:
+        log = self.folder / f"attempt-{len(list(self.folder.glob('attempt-*')))}.log"
+        return begin(command, self.target, self.at.runs, self.at.run_dir, log, self.at.environment)
+
+    def end(self, attempt: Attempt, accident: str, wanted: str, expected: set[int], hit: str | None = None) -> Row:
+        """Wait for the command; hold what it left against what was there."""
+        begun = time.monotonic()
+        while not attempt.is_over():
+            self.look_at_orphans()
+            attempt.look_for_servers()
+            if time.monotonic() - begun > LIMIT_S:
+                self.broken.append(f"{accident} in {wanted}: the command hangs")
+                attempt.kill(signal.SIGKILL)
+            time.sleep(0.1)
+        code, text = attempt.process.returncode, attempt.text()
+        hit = hit or attempt.stage()
+        self.orphans |= {group: time.monotonic() for group in attempt.groups}
+        where = f"{accident} in {hit}: "
+        if code not in expected:
+            self.broken.append(f"{where}ended with {code}, not {sorted(expected)}: {tail(text)}")
+        if "Traceback" in text.split("last lines of")[0]:
+            self.broken.append(f"{where}a traceback: {tail(text)}")
+        errors = [line for line in text.splitlines() if line.startswith("error: ")]
+        if len(errors) != (code == 2):
+            self.broken.append(f"{where}{len(errors)} lines of error with exit {code}: {tail(text)}")
+        now = answers(self.journal)
+        changed = [key for key, row in self.kept.items() if now.get(key) != row]
+        if changed:
+            self.broken.append(f"{where}{len(changed)} of {len(self.kept)} replies were lost, changed or asked for again")
+        self.kept = now
+        seconds, says = time.time() - attempt.begun_ns / 1e9, errors[0] if errors else ""
+        row = Row(accident, wanted, hit, code, len(now), self.at.clock_s, seconds, says)
+        self.rows.append(row)
+        print(row, flush=True)
+        return row
+
+    def look_at_orphans(self) -> None:
+        """Servers of killed evaluations, while the next one is at work."""
+        for group, since in list(self.orphans.items()):
+            waited = time.monotonic() - since
+            if not group_members(group):
+                self.orphan_s.append(waited)
+                del self.orphans[group]
+            elif waited > ORPHAN_S:
+                self.broken.append(f"a server is left {waited:.0f} s after the end of its evaluation")
+                del self.orphans[group]
+
+    def make(self) -> None:
+        """Both checkpoints, undisturbed."""
+        if not self.is_made:
+            self.end(self.begin("quantize"), "none", "quantize", {0})
+            self.is_made = True
+
+    def finish(self, accident: str = "none") -> None:
+        """Everything that is missing, undisturbed."""
+        self.make()
+        self.end(self.begin("evaluate"), accident, "all", {0})
+
+    # -------------------------------------------------------------------------------------------- accidents
+    def cause(self, accident: Accident) -> None:
+        """Let it happen; several times, where it comes too late."""
+        for number in range(TRIES):
+            self.at.set_clock(self.draw.choice((0, 0, -DAY_S, DAY_S)))  # between attempts the clock is set
+            if self.happens(accident, 0.5**number):
+                return
+            self.num_missed += 1
+        self.missed.append(accident)
+
+    def happens(self, accident: Accident, share: float) -> bool:
+        """False: the stage was over, or the command, before it could."""
+        if accident.stage in ("quantize", "verify"):
+            self.make_room()
+            attempt = self.begin("quantize")
+        else:
+            self.make()
+            attempt = self.begin("evaluate")
+        reached = attempt.wait_for(lambda: attempt.stage() == accident.stage)
+        if reached and accident.stage == "measure":
+            reached = attempt.wait_for_replies(self.draw.randint(1, self.most_replies))
+        if not reached:
+            self.end(attempt, f"{accident}: too late", accident.stage, {0})
+            return False
+        if accident.what == "disk full" and accident.stage == "quantize":
+            attempt.wait_for(lambda: any(self.at.run_dir.glob("*/checkpoint/.model*.partial")))
+        elif accident.what == "disk full":
+            pass  # at once: later the stage has written all
+        elif accident.stage in ("quantize", "verify"):  # of a second each, or a tenth: most of the time goes into imports
+            time.sleep(SHORTEST_S * (self.seconds[accident.stage] * share / SHORTEST_S) ** self.draw.random())
+        else:
+            time.sleep(share * self.draw.uniform(0, 0.3 if accident.stage == "measure" else self.seconds[accident.stage]))
+        hit = attempt.stage()
+        return getattr(self, f"_{accident.what.replace(' ', '_')}")(attempt, accident, hit)
+
+    def _kill(self, attempt: Attempt, accident: Accident, hit: str) -> bool:
+        attempt.kill(accident.number)
+        code = attempt.process.wait(LIMIT_S)
+        if code == 0:
+            self.end(attempt, f"{accident}: too late", accident.stage, {0})
+            return False
+        hit = attempt.stage()
+        self.end(attempt, str(accident), accident.stage, ENDS_WITH[signal.Signals(accident.number)], hit)
+        return hit == accident.stage
+
+    def _vLLM_killed(self, attempt: Attempt, accident: Accident, hit: str) -> bool:
+        if not attempt.wait_for(attempt.kill_server):
+            self.end(attempt, f"{accident}: too late", accident.stage, {0})
+            return False
+        self.end(attempt, str(accident), accident.stage, {2}, hit)
+        return hit == accident.stage
+
+    def _disk_full(self, attempt: Attempt, accident: Accident, hit: str) -> bool:
+        return self._full(RUNS, self.at.runs, attempt, accident, hit)
+
+    def _journals_disk_full(self, attempt: Attempt, accident: Accident, hit: str) -> bool:
+        return self._full(JOURNAL, self.journal, attempt, accident, hit)
+
+    def _full(self, disk: int, place: Path, attempt: Attempt, accident: Accident, hit: str) -> bool:
+        self.at.fill(disk)
+        try:
+            row = self.end(attempt, str(accident), accident.stage, {0, 2}, hit)
+        finally:
+            self.at.empty(disk)
+        if row.ended == 2 and str(place) not in row.says:
+            self.broken.append(f"{accident} in {hit}: the error names no path below {place}: {row.says}")
+        return row.ended == 2
+
+    def _clock_jumped(self, attempt: Attempt, accident: Accident, hit: str) -> bool:
+        """A day back in the middle, and two forward: the command must end as if nothing had happened."""
+        before = self.at.clock_s
+        for offset in (-DAY_S, DAY_S):
+            self.at.set_clock(before + offset)
+            attempt.wait_for_replies(self.draw.randint(1, self.most_replies))
+        self.end(attempt, "clock jumped a day back, then two forward", accident.stage, {0}, hit)
+        return True
+
+    def make_room(self) -> None:
+        """Something must be left to make: begin anew once both checkpoints are there."""
+        if all((self.at.run_dir / precision / "verify.json").exists() for precision in PRECISIONS):
+            for precision in PRECISIONS:
+                shutil.rmtree(self.at.run_dir / precision)
+
+
+def tail(text: str) -> str:
+    return " / ".join(text.strip().splitlines()[-3:])[-600:]
+
+
+# ------------------------------------------------------------------------------------------------ what is left
+def checkpoint_files(run_dir: Path) -> dict[str, str]:
+    """Every file of both checkpoints -> SHA-256, but for the card; of the manifest without the time it took."""
+    found = {}
+    for path in sorted(run_dir.glob("*/checkpoint/*")):
+        data = path.read_bytes()
+        if path.name == "assay_manifest.json":
+            manifest = json.loads(data)
+            manifest |= {"seconds": 0, "shards": [{**shard, "seconds": 0} for shard in manifest["shards"]]}
+            data = json.dumps(manifest).encode()
+        if path.name != "README.md":
+            found[str(path.relative_to(run_dir))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def verdicts(run_dir: Path) -> list[tuple[Any, ...]]:
+    """(candidate, gate, status, limit), and the word for each candidate."""
+    gates = json.loads((run_dir / "gates.json").read_text())
+    single = [(v["candidate"], v["gate"], v["status"], v["limit"], v["has_say"]) for v in gates["verdicts"]]
+    return [*single, *gates["overall"].items()]
+
+
+def measured(run_dir: Path) -> dict[str, Any]:
+    """Label -> its measurement without times."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((run_dir / "measurements").glob("*.json"))}
+    return {label: {k: v for k, v in one.items() if k not in VOLATILE | {"checkpoint"}} for label, one in found.items()}
+
+
+def hold_against(scene: Scene, calm: Path) -> list[str]:
+    """What the disturbed run has in common with the other, in sentences; what must be and is not goes to `broken`."""
+    ours = scene.at.run_dir
+    same_verdicts, same_files = verdicts(ours) == verdicts(calm), checkpoint_files(ours) == checkpoint_files(calm)
+    before, now = answers(calm / "journal.db"), answers(ours / "journal.db")
+    if not same_verdicts:
+        scene.broken.append(f"other verdicts: {sorted(set(map(str, verdicts(ours))) ^ set(map(str, verdicts(calm))))}")
+    if not same_files:
+        scene.broken.append("other checkpoints")
+    if now.keys() != before.keys():
+        scene.broken.append(
+            f"{len(now.keys() - before.keys())} other requests were asked, {len(before.keys() - now.keys())} were not"
+        )
+    words = Counter(one[2] for one in verdicts(ours) if len(one) > 2)
+    said = ", ".join(f"{number} {word}" for word, number in words.items())
+    same_text = sum(now[key][1] == before[key][1] for key in now.keys() & before.keys())
+    ours_measured, theirs = measured(ours), measured(calm)
+    same_measured = [label for label in theirs if ours_measured.get(label) == theirs[label]]
+    return [
+        f"verdicts: {'those' if same_verdicts else 'NOT THOSE'} of the undisturbed run ({said})",
+        f"checkpoints: {'the same bytes' if same_files else 'OTHER BYTES'}, {len(checkpoint_files(calm))} files",
+        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {same_text:,} replies are the same bytes",
+        f"measurements that are the same but for times: {len(same_measured)} of {len(theirs)}",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ the whole
+def undisturbed(folder: Path, target: Path) -> tuple[Path, dict[str, float], list[str]]:
+    """(the run, how long each stage takes, what went wrong). seconds of quantize and verify: of one precision."""
+    runs, seconds, problems = folder / "calm", Counter[str](), []
+    run_dir = runs / target.stem
+    for command in ("quantize", "evaluate"):
+        attempt = begin(command, target, runs, run_dir, folder / f"calm-{command}.log", {})
+        last = time.monotonic()
+        while not attempt.is_over():
+            stage, now = attempt.stage(), time.monotonic()
+            seconds[stage] += now - last
+            last = now
+            time.sleep(0.01)
+        if attempt.process.returncode != 0:
+            problems.append(f"undisturbed {command} ended with {attempt.process.returncode}: {tail(attempt.text())}")
+    for stage in ("quantize", "verify", "start"):
+        seconds[stage] /= len(PRECISIONS)
+    return run_dir, dict(seconds), problems
+
+
+def accidents(draw: random.Random) -> Iterator[Accident]:
+    """All of them, in the order of the stages; within a stage, and between start and measuring, at random."""
+    signals = list(SIGNALS)
+    draw.shuffle(signals)
+    kills = {stage: [Accident("kill", stage, signals.pop()) for _ in range(number)] for stage, number in KILLS.items()}
+    others = [
+        Accident("disk full", "quantize"),
+        Accident("vLLM killed", "start"),
+        *[Accident("vLLM killed", "measure")] * 2,
+        Accident("disk full", "measure"),
+        Accident("journals disk full", "measure"),
+        Accident("disk full", "judge"),
+        Accident("disk full", "report"),
+    ]
+    for stages in (("quantize", "verify"), ("start", "measure")):
+        some = [one for stage in stages for one in (*kills[stage], *(other for other in others if other.stage == stage))]
+        draw.shuffle(some)
+        yield from some
+    yield Accident("clock jumped", "measure")
+    for stage in ("judge", "report"):
+        yield from (*kills[stage], *(other for other in others if other.stage == stage))
+
+
+def disturb(scene: Scene, planned: list[Accident], limit_s: float) -> list[Accident]:
+    """Those that were caused before the time was up; ends with an attempt that is left alone."""
+    ends, tried = time.monotonic() + limit_s, list[Accident]()
+    for accident in planned:
+        if time.monotonic() > ends:
+            break
+        scene.cause(accident)
+        tried.append(accident)
+    scene.at.set_clock(0)
+    scene.is_made = False
+    scene.finish()
+    deadline = time.monotonic() + ORPHAN_S
+    while scene.orphans and time.monotonic() < deadline + 1:
+        scene.look_at_orphans()
+        time.sleep(0.1)
+    for one in scene.missed:
+        tried.remove(one)
+    return tried
+
+
+def table(scene: Scene, planned: list[Accident], caused: list[Accident], common: list[str], seconds: float, seed: int) -> str:
+    """The result in Markdown."""
+    happened = Counter((one.what, one.stage) for one in caused)
+    kills = sum(number for (what, _), number in happened.items() if what == "kill")
+    by_signal = Counter(signal.Signals(one.number).name for one in caused if one.number)
+    signals = ", ".join(f"{name} {number}" for name, number in by_signal.items())
+    disks = "tmpfs that were full" if scene.at.mounted else "a shim that answers ENOSPC (nothing can be mounted here)"
+    lines = [
+        "# Chaos: `make quantize eval` of tiny-glm, disturbed in every stage", "",
+        f"Written by `make chaos` (benchmarks/trust/chaos.py), seed {seed}, {seconds / 60:.0f} minutes. Disks: {disks}.",
+        "Clock: a shim, for the command and its server; stamps of files stay the kernel's. Rows are in the run's order.", "",
+        f"- {len(caused)} of {len(planned)} planned accidents: {kills} kills of {sum(KILLS.values())} ({signals}), "
+        f"{len(caused) - kills} others; {scene.num_missed} came too late and were repeated",
+        *(f"- {line}" for line in common),
+        f"- servers whose evaluation ended or was killed: {len(scene.orphan_s)}, all gone after "
+        f"{max(scene.orphan_s, default=0):.1f} s at most; {len(scene.orphans)} left",
+        f"- attempts with the clock a day off: {sum(row.clock_s != 0 for row in scene.rows)} of {len(scene.rows)}",
+        "", "Broken promises: " + ("none." if not scene.broken else ""), *(f"- {line}" for line in scene.broken), "",
+        "| stage | accidents | kills |", "|---|---|---|",
+    ]  # fmt: skip
+    for stage in STAGES:
+        number = sum(n for (_, where), n in happened.items() if where == stage)
+        lines.append(f"| {stage} | {number} | {happened['kill', stage]} |")
+    lines += [
+        "",
+        "| accident | hit in | exit | replies kept | clock, days off | s | it says |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in scene.rows:
+        says = row.says.replace(str(scene.folder), "").replace("|", "\\|")
+        lines.append(
+            f"| {row.accident} | {row.hit if row.ended else '-'} | {row.ended} | {row.num_kept} | {row.clock_s / DAY_S:+.0f} | "
+            f"{row.seconds:.0f} | {says[:200]} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="where the table goes; it is printed as well")
+    parser.add_argument("--seed", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=90.0, help="after which no further accident is caused")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work there, and leave all files")
+    options = parser.parse_args()
+    began, draw = time.monotonic(), random.Random(options.seed)
+    planned = list(accidents(draw))
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        calm, seconds, problems = undisturbed(folder, MODEL)
+        print({stage: round(spent, 2) for stage, spent in seconds.items()}, *problems, flush=True)
+        with machine(folder, MODEL.stem) as at:
+            scene = Scene(at, MODEL, folder, draw, seconds, broken=problems)
+            caused = disturb(scene, planned, options.minutes * 60)
+            common = hold_against(scene, calm)
+            text = table(scene, planned, caused, common, time.monotonic() - began, options.seed)
+    print(text)
+    if options.write is not None:
+        options.write.write_text(text, encoding="utf-8")
+    return int(bool(scene.broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
