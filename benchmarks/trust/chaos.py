@@ -12,8 +12,7 @@ Exit 1 if a promise is broken.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
+import os
 import random
 import shutil
 import signal
@@ -22,14 +21,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_attempt import ORPHAN_S, PRECISIONS, STAGES, Answers, Attempt, answers, begin
 from chaos_machine import DAY_S, JOURNAL, RUNS, Machine, machine
+from chaos_result import compare
 
 from assay_evaluate.serving.process import group_members
 
@@ -41,9 +41,10 @@ ENDS_WITH = {signal.SIGKILL: {-9}, signal.SIGTERM: {-15}, signal.SIGINT: {130, -
 TRIES = 6
 """Of a moment that came too late: the stage was over before the signal. Each waits half as long."""
 SHORTEST_S = 0.002
+COLD_START_S = 60.0
+"""Of vLLM on a CPU: what a kill in its start is drawn from where the undisturbed run had warm servers."""
 LIMIT_S = 900.0
 """Of one attempt: one that takes longer hangs."""
-VOLATILE = {"started", "seconds", "requests_in_flight_share", "mean_requests_in_flight"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Scene:
     draw: random.Random
     seconds: dict[str, float]
     """How long each stage takes when it is left alone."""
-    most_replies: int = 16
+    most_replies: int = 4
     """Between two accidents while measuring: later ones must find questions that are open."""
     rows: list[Row] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -101,9 +102,12 @@ class Scene:
         return self.at.run_dir / "journal.db"
 
     # -------------------------------------------------------------------------------------------- attempts
-    def begin(self, command: str) -> Attempt:
+    def begin(self, command: str, *, is_cold: bool = False) -> Attempt:
+        """is_cold: where no warm serving environment is found."""
         log = self.folder / f"attempt-{len(list(self.folder.glob('attempt-*')))}.log"
-        return begin(command, self.target, self.at.runs, self.at.run_dir, log, self.at.environment)
+        place = self.folder / "cold" if is_cold else self.folder
+        place.mkdir(exist_ok=True)
+        return begin(command, self.target, self.at.runs, self.at.run_dir, log, self.at.environment, place)
 
     def end(self, attempt: Attempt, accident: str, wanted: str, expected: set[int], hit: str | None = None) -> Row:
         """Wait for the command; hold what it left against what was there."""
@@ -176,7 +180,7 @@ class Scene:
             attempt = self.begin("quantize")
         else:
             self.make()
-            attempt = self.begin("evaluate")
+            attempt = self.begin("evaluate", is_cold=accident.stage == "start")
         reached = attempt.wait_for(lambda: attempt.stage() == accident.stage)
         if reached and accident.stage == "measure":
             reached = attempt.wait_for_replies(self.draw.randint(1, self.most_replies))
@@ -247,67 +251,13 @@ def tail(text: str) -> str:
     return " / ".join(text.strip().splitlines()[-3:])[-600:]
 
 
-# ------------------------------------------------------------------------------------------------ what is left
-def checkpoint_files(run_dir: Path) -> dict[str, str]:
-    """Every file of both checkpoints -> SHA-256, but for the card; of the manifest without the time it took."""
-    found = {}
-    for path in sorted(run_dir.glob("*/checkpoint/*")):
-        data = path.read_bytes()
-        if path.name == "assay_manifest.json":
-            manifest = json.loads(data)
-            manifest |= {"seconds": 0, "shards": [{**shard, "seconds": 0} for shard in manifest["shards"]]}
-            data = json.dumps(manifest).encode()
-        if path.name != "README.md":
-            found[str(path.relative_to(run_dir))] = hashlib.sha256(data).hexdigest()
-    return found
-
-
-def verdicts(run_dir: Path) -> list[tuple[Any, ...]]:
-    """(candidate, gate, status, limit), and the word for each candidate."""
-    gates = json.loads((run_dir / "gates.json").read_text())
-    single = [(v["candidate"], v["gate"], v["status"], v["limit"], v["has_say"]) for v in gates["verdicts"]]
-    return [*single, *gates["overall"].items()]
-
-
-def measured(run_dir: Path) -> dict[str, Any]:
-    """Label -> its measurement without times."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted((run_dir / "measurements").glob("*.json"))}
-    return {label: {k: v for k, v in one.items() if k not in VOLATILE | {"checkpoint"}} for label, one in found.items()}
-
-
-def hold_against(scene: Scene, calm: Path) -> list[str]:
-    """What the disturbed run has in common with the other, in sentences; what must be and is not goes to `broken`."""
-    ours = scene.at.run_dir
-    same_verdicts, same_files = verdicts(ours) == verdicts(calm), checkpoint_files(ours) == checkpoint_files(calm)
-    before, now = answers(calm / "journal.db"), answers(ours / "journal.db")
-    if not same_verdicts:
-        scene.broken.append(f"other verdicts: {sorted(set(map(str, verdicts(ours))) ^ set(map(str, verdicts(calm))))}")
-    if not same_files:
-        scene.broken.append("other checkpoints")
-    if now.keys() != before.keys():
-        scene.broken.append(
-            f"{len(now.keys() - before.keys())} other requests were asked, {len(before.keys() - now.keys())} were not"
-        )
-    words = Counter(one[2] for one in verdicts(ours) if len(one) > 2)
-    said = ", ".join(f"{number} {word}" for word, number in words.items())
-    same_text = sum(now[key][1] == before[key][1] for key in now.keys() & before.keys())
-    ours_measured, theirs = measured(ours), measured(calm)
-    same_measured = [label for label in theirs if ours_measured.get(label) == theirs[label]]
-    return [
-        f"verdicts: {'those' if same_verdicts else 'NOT THOSE'} of the undisturbed run ({said})",
-        f"checkpoints: {'the same bytes' if same_files else 'OTHER BYTES'}, {len(checkpoint_files(calm))} files",
-        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {same_text:,} replies are the same bytes",
-        f"measurements that are the same but for times: {len(same_measured)} of {len(theirs)}",
-    ]
-
-
 # ------------------------------------------------------------------------------------------------ the whole
 def undisturbed(folder: Path, target: Path) -> tuple[Path, dict[str, float], list[str]]:
     """(the run, how long each stage takes, what went wrong). seconds of quantize and verify: of one precision."""
     runs, seconds, problems = folder / "calm", Counter[str](), []
     run_dir = runs / target.stem
     for command in ("quantize", "evaluate"):
-        attempt = begin(command, target, runs, run_dir, folder / f"calm-{command}.log", {})
+        attempt = begin(command, target, runs, run_dir, folder / f"calm-{command}.log", {}, folder)
         last = time.monotonic()
         while not attempt.is_over():
             stage, now = attempt.stage(), time.monotonic()
@@ -345,11 +295,11 @@ def accidents(draw: random.Random) -> Iterator[Accident]:
 
 
 def disturb(scene: Scene, planned: list[Accident], limit_s: float) -> list[Accident]:
-    """Those that were caused before the time was up; ends with an attempt that is left alone."""
+    """Those that were caused; after `limit_s` none that needs a server. Ends with an attempt that is left alone."""
     ends, tried = time.monotonic() + limit_s, list[Accident]()
     for accident in planned:
-        if time.monotonic() > ends:
-            break
+        if time.monotonic() > ends and accident.stage in ("start", "measure") and accident.what != "clock jumped":
+            continue  # of all others each costs seconds, not a start of vLLM
         scene.cause(accident)
         tried.append(accident)
     scene.at.set_clock(0)
@@ -364,16 +314,20 @@ def disturb(scene: Scene, planned: list[Accident], limit_s: float) -> list[Accid
     return tried
 
 
-def table(scene: Scene, planned: list[Accident], caused: list[Accident], common: list[str], seconds: float, seed: int) -> str:
+def table(
+    scene: Scene, planned: list[Accident], caused: list[Accident], common: list[str], seconds: float, how: argparse.Namespace
+) -> str:
     """The result in Markdown."""
     happened = Counter((one.what, one.stage) for one in caused)
     kills = sum(number for (what, _), number in happened.items() if what == "kill")
+    servers = "forks of one vLLM, but for those disturbed in their start" if how.warm else "vLLM, started anew each time"
     by_signal = Counter(signal.Signals(one.number).name for one in caused if one.number)
     signals = ", ".join(f"{name} {number}" for name, number in by_signal.items())
     disks = "tmpfs that were full" if scene.at.mounted else "a shim that answers ENOSPC (nothing can be mounted here)"
     lines = [
         "# Chaos: `make quantize eval` of tiny-glm, disturbed in every stage", "",
-        f"Written by `make chaos` (benchmarks/trust/chaos.py), seed {seed}, {seconds / 60:.0f} minutes. Disks: {disks}.",
+        f"Written by `make chaos` (benchmarks/trust/chaos.py), seed {how.seed}, {seconds / 60:.0f} minutes.",
+        f"Servers: {servers}. Disks: {disks}.",
         "Clock: a shim, for the command and its server; stamps of files stay the kernel's. Rows are in the run's order.", "",
         f"- {len(caused)} of {len(planned)} planned accidents: {kills} kills of {sum(KILLS.values())} ({signals}), "
         f"{len(caused) - kills} others; {scene.num_missed} came too late and were repeated",
@@ -401,25 +355,43 @@ def table(scene: Scene, planned: list[Accident], caused: list[Accident], common:
     return "\n".join(lines) + "\n"
 
 
+def warm_servers(folder: Path, at: Machine, stack: ExitStack) -> None:
+    """Let commands in `folder` find a Python that has imported vLLM (tests/support/serving): a start takes 3 s of a core."""
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support" / "serving"))
+    from warm import WarmVllm
+
+    os.environ.update(at.environment, OMP_NUM_THREADS="1")
+    warm = WarmVllm()
+    stack.callback(warm.close)
+    warm.link(folder)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, metavar="FILE", help="where the table goes; it is printed as well")
     parser.add_argument("--seed", type=int, default=16)
-    parser.add_argument("--minutes", type=float, default=90.0, help="after which no further accident is caused")
+    parser.add_argument("--minutes", type=float, default=90.0, help="after which no server is disturbed any more")
+    parser.add_argument(
+        "--warm", action="store_true", help="servers are forks of one vLLM, but for those killed in their start"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work there, and leave all files")
     options = parser.parse_args()
     began, draw = time.monotonic(), random.Random(options.seed)
     planned = list(accidents(draw))
-    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary, ExitStack() as stack:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        at = stack.enter_context(machine(folder, MODEL.stem))
+        if options.warm:
+            warm_servers(folder, at, stack)
         calm, seconds, problems = undisturbed(folder, MODEL)
         print({stage: round(spent, 2) for stage, spent in seconds.items()}, *problems, flush=True)
-        with machine(folder, MODEL.stem) as at:
-            scene = Scene(at, MODEL, folder, draw, seconds, broken=problems)
-            caused = disturb(scene, planned, options.minutes * 60)
-            common = hold_against(scene, calm)
-            text = table(scene, planned, caused, common, time.monotonic() - began, options.seed)
+        seconds["start"] = max(seconds["start"], COLD_START_S if options.warm else 0)
+        scene = Scene(at, MODEL, folder, draw, seconds, broken=problems)
+        caused = disturb(scene, planned, options.minutes * 60)
+        common, broken = compare(at.run_dir, calm)
+        scene.broken += broken
+        text = table(scene, planned, caused, common, time.monotonic() - began, options)
     print(text)
     if options.write is not None:
         options.write.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.records.manifest import MANIFEST
 from assay_evaluate.client.journal import count_replies
 from assay_evaluate.serving.process import group_members
 
@@ -26,7 +26,7 @@ PRECISIONS = ("fp8", "w4a16")
 ORPHAN_S = 20.0
 """A server whose evaluation was killed notices in 0.25 s and has 10 s to end."""
 PROGRAM = "from assay.cli import main; main()"
-POLL_S = 0.01
+POLL_S = 0.02
 
 
 @dataclass
@@ -52,12 +52,18 @@ class Attempt:
         return self._of_quantize() if self.command == "quantize" else self._of_evaluate()
 
     def _of_quantize(self) -> str:
-        for place in (self.run_dir / precision for precision in PRECISIONS):
-            if not (place / "checkpoint" / MANIFEST).exists():
-                return "quantize" if (place / "checkpoint").exists() else "before"
-            if not (place / "verify.json").exists():
+        text = self.text()
+        for precision in PRECISIONS:
+            place, checkpoint = self.run_dir / precision, self.run_dir / precision / "checkpoint"
+            if self._is_new(place / "verify.json") or re.search(
+                rf"^{precision} .*done before and verified", text, re.MULTILINE
+            ):
+                continue
+            if re.search(rf"^{precision} .* -> ", text, re.MULTILINE):
                 return "verify"
-        return "before"  # all was there, and is looked at
+            there = [checkpoint, *checkpoint.iterdir()] if checkpoint.exists() else []
+            return "quantize" if any(map(self._is_new, there)) else "before"
+        return "before"  # the first byte, or the end
 
     def _of_evaluate(self) -> str:
         if self._is_new(self.run_dir / "gates.json"):
@@ -117,12 +123,14 @@ class Attempt:
         return self.wait_for(lambda: self.num_replies() >= begun + more)
 
 
-def begin(command: str, target: Path, runs: Path, run_dir: Path, log: Path, environment: dict[str, str]) -> Attempt:
-    """Start one of COMMANDS as the Makefile calls it, in a process group of its own."""
+def begin(
+    command: str, target: Path, runs: Path, run_dir: Path, log: Path, environment: dict[str, str], place: Path
+) -> Attempt:  # fmt: skip
+    """Start one of COMMANDS in the folder `place` as the Makefile calls it, in a process group of its own."""
     arguments = [sys.executable, "-c", PROGRAM, command, str(target), "--profile", "cpu-emulated", "--runs", str(runs)]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=log.parent,
+            arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=place,
             env={**os.environ, "PYTHONSAFEPATH": "1", "COLUMNS": "250", **environment},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in the background of a script
         )  # fmt: skip

@@ -1,0 +1,75 @@
+"""What two runs have in common: the disturbed one and the other. Verdicts, checkpoints, requests, replies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from chaos_attempt import answers
+
+from assay_evaluate.client.journal import _unpack
+
+VOLATILE = {"started", "seconds", "requests_in_flight_share", "mean_requests_in_flight"}
+
+
+def checkpoint_files(run_dir: Path) -> dict[str, str]:
+    """Every file of both checkpoints -> SHA-256, but for the card; of the manifest without the time it took."""
+    found = {}
+    for path in sorted(run_dir.glob("*/checkpoint/*")):
+        data = path.read_bytes()
+        if path.name == "assay_manifest.json":
+            manifest = json.loads(data)
+            manifest |= {"seconds": 0, "shards": [{**shard, "seconds": 0} for shard in manifest["shards"]]}
+            data = json.dumps(manifest).encode()
+        if path.name != "README.md":
+            found[str(path.relative_to(run_dir))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def verdicts(run_dir: Path) -> list[tuple[Any, ...]]:
+    """(candidate, gate, status, limit), and the word for each candidate."""
+    gates = json.loads((run_dir / "gates.json").read_text())
+    single = [(v["candidate"], v["gate"], v["status"], v["limit"], v["has_say"]) for v in gates["verdicts"]]
+    return [*single, *gates["overall"].items()]
+
+
+def measured(run_dir: Path) -> dict[str, Any]:
+    """Label -> its measurement without times."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((run_dir / "measurements").glob("*.json"))}
+    return {label: {k: v for k, v in one.items() if k not in VOLATILE | {"checkpoint"}} for label, one in found.items()}
+
+
+def said_in(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of what is kept of a reply, what the model said."""
+    reply = json.loads(_unpack(row[1]))
+    return tuple(reply.get(name) for name in ("text", "reasoning", "token_ids", "finish_reason"))
+
+
+def compare(ours: Path, calm: Path) -> tuple[list[str], list[str]]:
+    """(what the disturbed run has in common with the undisturbed one, what it must have and has not), in sentences."""
+    broken = []
+    same_verdicts, same_files = verdicts(ours) == verdicts(calm), checkpoint_files(ours) == checkpoint_files(calm)
+    before, now = answers(calm / "journal.db"), answers(ours / "journal.db")
+    if not same_verdicts:
+        broken.append(f"other verdicts: {sorted(set(map(str, verdicts(ours))) ^ set(map(str, verdicts(calm))))}")
+    if not same_files:
+        broken.append("other checkpoints")
+    if now.keys() != before.keys():
+        broken.append(
+            f"{len(now.keys() - before.keys())} other requests were asked, {len(before.keys() - now.keys())} were not"
+        )
+    words = Counter(one[2] for one in verdicts(ours) if len(one) > 2)
+    said = ", ".join(f"{number} {word}" for word, number in words.items())
+    same_text = sum(said_in(now[key]) == said_in(before[key]) for key in now.keys() & before.keys())
+    ours_measured, theirs = measured(ours), measured(calm)
+    same_measured = [label for label in theirs if ours_measured.get(label) == theirs[label]]
+    common = [
+        f"verdicts: {'those' if same_verdicts else 'NOT THOSE'} of the undisturbed run ({said})",
+        f"checkpoints: {'the same bytes' if same_files else 'OTHER BYTES'}, {len(checkpoint_files(calm))} files",
+        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {same_text:,} replies are the same, word for word",
+        f"measurements that are the same but for times: {len(same_measured)} of {len(theirs)}",
+    ]
+    return common, broken
