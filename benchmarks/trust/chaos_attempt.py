@@ -153,7 +153,7 @@ def answers(journal: Path) -> Answers:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchall():
                 return {}
             rows = db.execute(
-                "SELECT key, reply_sha256, reply, num_attempts, asked_at, status FROM requests"
+                "SELECT key, task, reply, reply_sha256, num_attempts, asked_at, status FROM requests"
                 " WHERE status IN ('answered', 'refused')"
             ).fetchall()
     found = {row[0]: tuple(row[1:]) for row in rows}

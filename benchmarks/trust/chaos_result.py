@@ -12,7 +12,8 @@ from chaos_attempt import answers
 
 from assay_evaluate.client.journal import _unpack
 
-VOLATILE = {"started", "seconds", "requests_in_flight_share", "mean_requests_in_flight"}
+OF_SAMPLED_TEXT = {"divergence.score"}
+"""Requests with texts that the reference has sampled: sampled again, in another batch, they may be others."""
 
 
 def checkpoint_files(run_dir: Path) -> dict[str, str]:
@@ -36,10 +37,10 @@ def verdicts(run_dir: Path) -> list[tuple[Any, ...]]:
     return [*single, *gates["overall"].items()]
 
 
-def measured(run_dir: Path) -> dict[str, Any]:
-    """Label -> its measurement without times."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted((run_dir / "measurements").glob("*.json"))}
-    return {label: {k: v for k, v in one.items() if k not in VOLATILE | {"checkpoint"}} for label, one in found.items()}
+def scores(run_dir: Path) -> dict[tuple[str, str], Any]:
+    """(Label, task) -> everything that was measured of it, item by item."""
+    found = [json.loads(path.read_text()) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    return {(one["label"], task["task"]): task for one in found for task in one["tasks"]}
 
 
 def said_in(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -57,19 +58,21 @@ def compare(ours: Path, calm: Path) -> tuple[list[str], list[str]]:
         broken.append(f"other verdicts: {sorted(set(map(str, verdicts(ours))) ^ set(map(str, verdicts(calm))))}")
     if not same_files:
         broken.append("other checkpoints")
-    if now.keys() != before.keys():
-        broken.append(
-            f"{len(now.keys() - before.keys())} other requests were asked, {len(before.keys() - now.keys())} were not"
-        )
+    if Counter(row[0] for row in now.values()) != Counter(row[0] for row in before.values()):
+        broken.append(f"{len(now)} requests were asked, {len(before)} undisturbed")
+    others = [key for key in now.keys() ^ before.keys() if (now.get(key) or before[key])[0] not in OF_SAMPLED_TEXT]
+    if others:
+        broken.append(f"{len(others)} requests were asked in one of the runs only")
     words = Counter(one[2] for one in verdicts(ours) if len(one) > 2)
     said = ", ".join(f"{number} {word}" for word, number in words.items())
-    same_text = sum(said_in(now[key]) == said_in(before[key]) for key in now.keys() & before.keys())
-    ours_measured, theirs = measured(ours), measured(calm)
-    same_measured = [label for label in theirs if ours_measured.get(label) == theirs[label]]
+    both = now.keys() & before.keys()
+    same_text = sum(said_in(now[key]) == said_in(before[key]) for key in both)
+    theirs = scores(calm)
+    same_scores = [one for one, task in scores(ours).items() if theirs.get(one) == task]
     common = [
         f"verdicts: {'those' if same_verdicts else 'NOT THOSE'} of the undisturbed run ({said})",
         f"checkpoints: {'the same bytes' if same_files else 'OTHER BYTES'}, {len(checkpoint_files(calm))} files",
-        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {same_text:,} replies are the same, word for word",
-        f"measurements that are the same but for times: {len(same_measured)} of {len(theirs)}",
+        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {len(both):,} are the same, with {same_text:,} same replies",
+        f"scores: the same, item by item, in {len(same_scores)} of {len(theirs)} tasks",
     ]
     return common, broken
