@@ -72,7 +72,8 @@ def compare(ours: Path, calm: Path) -> tuple[list[str], list[str]]:
     common = [
         f"verdicts: {'those' if same_verdicts else 'NOT THOSE'} of the undisturbed run ({said})",
         f"checkpoints: {'the same bytes' if same_files else 'OTHER BYTES'}, {len(checkpoint_files(calm))} files",
-        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {len(both):,} are the same, with {same_text:,} same replies",
+        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {len(both):,} are the same, "
+        f"with {same_text:,} same replies",
         f"scores: the same, item by item, in {len(same_scores)} of {len(theirs)} tasks",
     ]
     return common, broken
