@@ -18,10 +18,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,7 @@ ENDS_WITH = {signal.SIGKILL: {-9}, signal.SIGTERM: {-15}, signal.SIGINT: {130, -
 TRIES = 6
 """Of a moment that came too late: the stage was over before the signal. Each waits half as long."""
 SHORTEST_S = 0.002
+WATCH_EVERY_S = 0.1
 COLD_START_S = 60.0
 """Of vLLM on a CPU: what a kill in its start is drawn from where the undisturbed run had warm servers."""
 LIMIT_S = 900.0
@@ -91,6 +93,7 @@ class Scene:
     orphans: dict[int, float] = field(default_factory=dict)
     """Process group of a server whose evaluation is gone -> when that was (monotonic)."""
     orphan_s: list[float] = field(default_factory=list)
+    num_left: int = 0
     num_missed: int = 0
     missed: list[Accident] = field(default_factory=list)
     """Those that came too late every time."""
@@ -113,7 +116,6 @@ class Scene:
         """Wait for the command; hold what it left against what was there."""
         begun = time.monotonic()
         while not attempt.is_over():
-            self.look_at_orphans()
             attempt.look_for_servers()
             if time.monotonic() - begun > LIMIT_S:
                 self.broken.append(f"{accident} in {wanted}: the command hangs")
@@ -141,16 +143,30 @@ class Scene:
         print(row, flush=True)
         return row
 
-    def look_at_orphans(self) -> None:
-        """Servers of killed evaluations, while the next one is at work."""
-        for group, since in list(self.orphans.items()):
-            waited = time.monotonic() - since
-            if not group_members(group):
-                self.orphan_s.append(waited)
-                del self.orphans[group]
-            elif waited > ORPHAN_S:
-                self.broken.append(f"a server is left {waited:.0f} s after the end of its evaluation")
-                del self.orphans[group]
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look for what is left of servers, whatever the caller waits for; at the end, until all are gone."""
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(is_over,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _watch(self, is_over: threading.Event) -> None:
+        while self.orphans or not is_over.wait(WATCH_EVERY_S):
+            for group, since in list(self.orphans.items()):
+                waited = time.monotonic() - since
+                if not group_members(group):
+                    self.orphan_s.append(waited)
+                    del self.orphans[group]
+                elif waited > ORPHAN_S:
+                    self.broken.append(f"a server is left {waited:.0f} s after the end of its evaluation")
+                    self.num_left += 1
+                    del self.orphans[group]
+            time.sleep(WATCH_EVERY_S)
 
     def make(self) -> None:
         """Both checkpoints, undisturbed."""
@@ -297,18 +313,15 @@ def accidents(draw: random.Random) -> Iterator[Accident]:
 def disturb(scene: Scene, planned: list[Accident], limit_s: float) -> list[Accident]:
     """Those that were caused; after `limit_s` none that needs a server. Ends with an attempt that is left alone."""
     ends, tried = time.monotonic() + limit_s, list[Accident]()
-    for accident in planned:
-        if time.monotonic() > ends and accident.stage in ("start", "measure") and accident.what != "clock jumped":
-            continue  # of all others each costs seconds, not a start of vLLM
-        scene.cause(accident)
-        tried.append(accident)
-    scene.at.set_clock(0)
-    scene.is_made = False
-    scene.finish()
-    deadline = time.monotonic() + ORPHAN_S
-    while scene.orphans and time.monotonic() < deadline + 1:
-        scene.look_at_orphans()
-        time.sleep(0.1)
+    with scene.watching():
+        for accident in planned:
+            if time.monotonic() > ends and accident.stage in ("start", "measure") and accident.what != "clock jumped":
+                continue  # of all others each costs seconds, not a start of vLLM
+            scene.cause(accident)
+            tried.append(accident)
+        scene.at.set_clock(0)
+        scene.is_made = False
+        scene.finish()
     for one in scene.missed:
         tried.remove(one)
     return tried
@@ -333,7 +346,7 @@ def table(
         f"{len(caused) - kills} others; {scene.num_missed} came too late and were repeated",
         *(f"- {line}" for line in common),
         f"- servers whose evaluation ended or was killed: {len(scene.orphan_s)}, all gone after "
-        f"{max(scene.orphan_s, default=0):.1f} s at most; {len(scene.orphans)} left",
+        f"{max(scene.orphan_s, default=0):.1f} s at most; {scene.num_left} left",
         f"- attempts with the clock a day off: {sum(row.clock_s != 0 for row in scene.rows)} of {len(scene.rows)}",
         "", "Broken promises: " + ("none." if not scene.broken else ""), *(f"- {line}" for line in scene.broken), "",
         "| stage | accidents | kills |", "|---|---|---|",
@@ -391,6 +404,8 @@ def main() -> int:
         caused = disturb(scene, planned, options.minutes * 60)
         common, broken = compare(at.run_dir, calm)
         scene.broken += broken
+        if options.keep:
+            shutil.copytree(at.run_dir, folder / "disturbed")
         text = table(scene, planned, caused, common, time.monotonic() - began, options)
     print(text)
     if options.write is not None:

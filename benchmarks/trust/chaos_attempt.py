@@ -25,7 +25,10 @@ COMMANDS = ("quantize", "evaluate")
 PRECISIONS = ("fp8", "w4a16")
 ORPHAN_S = 20.0
 """A server whose evaluation was killed notices in 0.25 s and has 10 s to end."""
-PROGRAM = "from assay.cli import main; main()"
+PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background of a script
+    "from assay.cli import main; main()"
+)
 POLL_S = 0.02
 
 
@@ -132,7 +135,6 @@ def begin(
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=place,
             env={**os.environ, "PYTHONSAFEPATH": "1", "COLUMNS": "250", **environment},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in the background of a script
         )  # fmt: skip
     return Attempt(process, command, log, run_dir, time.time_ns() - 10_000_000)  # stamps of files are a tick behind
 

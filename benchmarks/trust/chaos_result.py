@@ -66,14 +66,14 @@ def compare(ours: Path, calm: Path) -> tuple[list[str], list[str]]:
     words = Counter(one[2] for one in verdicts(ours) if len(one) > 2)
     said = ", ".join(f"{number} {word}" for word, number in words.items())
     both = now.keys() & before.keys()
-    same_text = sum(said_in(now[key]) == said_in(before[key]) for key in both)
+    others_said = Counter(now[key][0] for key in both if said_in(now[key]) != said_in(before[key]))
     theirs = scores(calm)
     same_scores = [one for one, task in scores(ours).items() if theirs.get(one) == task]
     common = [
         f"verdicts: {'those' if same_verdicts else 'NOT THOSE'} of the undisturbed run ({said})",
         f"checkpoints: {'the same bytes' if same_files else 'OTHER BYTES'}, {len(checkpoint_files(calm))} files",
-        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {len(both):,} are the same, "
-        f"with {same_text:,} same replies",
+        f"requests: {len(now):,} answered, {len(before):,} undisturbed; {len(both):,} are the same; "
+        f"another reply to {', '.join(f'{number} of {task}' for task, number in others_said.items()) or 'none'}",
         f"scores: the same, item by item, in {len(same_scores)} of {len(theirs)} tasks",
     ]
     return common, broken
