@@ -1,4 +1,4 @@
-"""A small chaos of the whole way (`make chaos` has twenty kills and takes an hour): it ends as the undisturbed run does."""
+"""A small chaos of the whole way (`make chaos` has twenty kills): it ends as the undisturbed run does."""
 
 from __future__ import annotations
 
