@@ -50,7 +50,8 @@ class Machine:
         place = self._place(disk)
         for _ in range(MOST_REMOUNTS):
             used = max(4096, shutil.disk_usage(place).used)  # 0 would be without a limit
-            if subprocess.run(["mount", "-o", f"remount,size={used}", str(place)], check=False).returncode == 0:
+            command = ["mount", "-o", f"remount,size={used}", str(place)]
+            if subprocess.run(command, check=False, capture_output=True).returncode == 0:
                 return None
         raise AssertionError(f"{place}: is written to faster than it can be filled")
 

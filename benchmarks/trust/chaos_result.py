@@ -38,8 +38,10 @@ def verdicts(run_dir: Path) -> list[tuple[Any, ...]]:
 
 
 def scores(run_dir: Path) -> dict[tuple[str, str], Any]:
-    """(Label, task) -> everything that was measured of it, item by item."""
+    """(Label, task) -> everything that was measured of it, item by item, but for when."""
     found = [json.loads(path.read_text()) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    for task in (task for one in found for task in one["tasks"]):
+        task["rounds"] = [{**one, "started": None} for one in task["rounds"]]
     return {(one["label"], task["task"]): task for one in found for task in one["tasks"]}
 
 
