@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import os
 import sqlite3
 import sys
@@ -51,11 +52,12 @@ def assay(*words: str) -> None:
 
 
 def in_folder(folder: Path, *words: str) -> None:
-    """The same in this process; anything but exit 2 is well."""
+    """The same in this process, without what it prints; anything but exit 2 is well."""
     before = os.getcwd()
     os.chdir(folder)
     try:
-        assay(*words)
+        with contextlib.redirect_stdout(io.StringIO()):
+            assay(*words)
     except SystemExit as ended:
         assert ended.code != 2, words
     finally:
