@@ -88,11 +88,15 @@ chmod +x "$3/bin/python"
 """Stands in for Python: makes an environment whose pip writes down what it is asked for."""
 
 
+HASHED = "--require-hashes --no-deps --no-build-isolation --force-reinstall -r {constraints}/"
+PLUGIN = "--no-deps --no-build-isolation -e {root}"
+
+
 @pytest.mark.parametrize(
     ("has_gpu", "expected"),
     [
-        (True, ["-r {constraints}/serve-cuda.txt", "--no-deps -e {root}"]),
-        (False, ["torch==2.13.0", "--no-deps -r {constraints}/serve-cpu.txt", "--no-deps -e {root}"]),
+        (True, [HASHED + "build.hashes.txt", HASHED + "serve-cuda.hashes.txt", "-r {constraints}/serve-cuda.txt", PLUGIN]),
+        (False, ["torch==2.13.0", HASHED + "build.hashes.txt", HASHED + "serve-cpu.hashes.txt", PLUGIN]),
     ],
 )
 def test_the_serving_environment_is_what_is_pinned(bare: Path, has_gpu: bool, expected: list[str]) -> None:
