@@ -428,11 +428,8 @@ def test_every_sampling_parameter_is_pinned(tmp_path: Path) -> None:
     told = settings_for(task, {"enable_thinking": True})
     assert told.model["model_kwargs"] == {
         "temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0, "max_tokens": 10,
-        "extra_body": {
-            "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0, "thinking_token_budget": 5,
-            "chat_template_kwargs": {"enable_thinking": True},
-        },
-        "drop_params": False, "max_retries": 0, "parallel_tool_calls": True,
+        "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0, "thinking_token_budget": 5,
+        "chat_template_kwargs": {"enable_thinking": True}, "parallel_tool_calls": True,
     }  # fmt: skip
     assert (told.agent["step_limit"], told.agent["cost_limit"], told.agent["max_consecutive_format_errors"]) == (33, 0.0, 3)
     assert told.sha256 != settings_for(options(tmp_path, temperature=0.6)).sha256
