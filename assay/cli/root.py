@@ -98,6 +98,7 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 100)
     try:
         code = app(prog_name="assay", standalone_mode=False)  # else typer draws a box around wrong usage
+        sys.stdout.flush()  # at exit it would be too late for an error of ours
         sys.exit(code if isinstance(code, int) else 0)
     except UsageError as error:
         if not isinstance(error, NoArgsIsHelpError):  # which has shown the help
@@ -121,10 +122,14 @@ def main() -> None:
 
 
 def _output_is_stuck() -> bool:
-    """Whether what was printed cannot be written: the error of a full disk behind `>` names no file."""
+    """Whether what is printed cannot be written: the error of a full disk behind `>` names no file.
+
+    A line end is written to find out: with PYTHONUNBUFFERED nothing is left to flush.
+    """
     try:
-        sys.stdout.flush()
+        print(flush=True)
     except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be tried again at exit
         return True
     return False
 

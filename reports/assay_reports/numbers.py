@@ -171,9 +171,8 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
 
 def _on_pairs(reference: TaskResult, pairs: Pairs) -> float | None:
     """None: as it is shown, it is the reference's score."""
-    share = sum(pairs.shares[0]) / len(pairs.shares[0])
-    assert reference.accuracy is not None  # there are pairs
-    return None if points(share) == points(reference.accuracy.value) else share
+    share, shown = sum(pairs.shares[0]) / len(pairs.shares[0]), reference.accuracy
+    return None if shown is not None and points(share) == points(shown.value) else share
 
 
 def _languages(reference: TaskResult | None, task: TaskResult, level: float) -> list[LanguageNumbers]:

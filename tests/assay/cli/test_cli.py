@@ -306,7 +306,12 @@ def test_errors_are_one_line_and_name_a_place(tmp_path: Path) -> None:
             [*command, "verify", str(tmp_path / name)], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60
         )
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr[:-1].isprintable(), done.stderr
-    done = subprocess.run(
-        ["sh", "-c", f"{shlex.join(command)} recipes > /dev/full"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+    for unbuffered in ("", "1"):
+        done = subprocess.run(
+            ["sh", "-c", f"PYTHONUNBUFFERED={unbuffered} {shlex.join(command)} recipes > /dev/full"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
