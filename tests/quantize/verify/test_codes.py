@@ -60,6 +60,18 @@ def test_what_the_definition_makes_is_right(scheme: str, kind: str) -> None:
     assert looked(parts, w_OI, scheme, global_scale) is True
 
 
+@pytest.mark.parametrize("size", [2.0**-133, 2.0**-126, 2.0**-100, 2.0**-31, 2.0**31, 2.0**112, 2.0**126])
+@pytest.mark.parametrize("scheme", COVERED)
+def test_sizes_at_the_edge(scheme: str, size: float) -> None:
+    """Right, or not decided; NVFP4 decides them all, and the others those of ordinary size."""
+    w_OI = to_bf16((np.random.default_rng(5).random((8, 256)) - 0.5) * 2 * size)
+    for rows in (w_OI, np.where(np.arange(256) == 70, w_OI, 0).astype(np.uint16), np.full_like(w_OI, w_OI[0, 0])):
+        parts, global_scale = made_of(rows, scheme, "reference")
+        parts.pop("input_global_scale", None)
+        found = looked(parts, rows, scheme, global_scale)
+        assert found is True if scheme.startswith("nvfp4") else found is not False
+
+
 @pytest.mark.parametrize("scheme", COVERED)
 def test_every_bit_counts(scheme: str) -> None:
     """Any bit of any part: each byte of the first and the last rows, and a thousand others."""

@@ -51,10 +51,16 @@ def split(x: Any) -> Any:
 
 
 @kernel
+def rounded_bits(x: Any) -> Any:
+    """FP32 of any size -> bits of the nearest BF16 number, ties to even. Not for NaN."""
+    bits = bits_of(x)
+    return u32(u32(bits + u32(u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1)))) >> u32(16))
+
+
+@kernel
 def scale_bits(amax: Any, range_of_codes: Any) -> Any:
-    """BF16 bits of the scale for this largest magnitude (BF16 bits): amax / range, to nearest, ties to even; never 0."""
-    bits = bits_of(first_of(amax) / range_of_codes)
-    bits = u32(u32(bits + u32(u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1)))) >> u32(16))
+    """BF16 bits of the scale for this largest magnitude (BF16 bits): amax / range; never 0."""
+    bits = rounded_bits(first_of(amax) / range_of_codes)
     return EPSILON if bits == u32(0) else bits
 
 

@@ -1,5 +1,5 @@
 """NVFP4: two codes a byte, an E4M3 scale for 16 columns of a row, and one FP32 scale for the weight or the group it is fused
-in. Quotients are divisions in FP32, as in the definition, so no size of a scale needs care."""
+in. Quotients are divisions in FP32, as in the definition, so scales of every size are covered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from assay_quantize.kernels.bits import bits_of, e4m3_to_f32, f32_to_e4m3, kernel
-from assay_quantize.verify.codes.bf16 import NOT_FINITE, first_of, largest_bits, split, u32
+from assay_quantize.verify.codes.bf16 import NOT_FINITE, first_of, largest_bits, rounded_bits, u32
 
 GROUP = 16
 SMALLEST = np.uint8(0x20)
@@ -48,7 +48,8 @@ def _look_at_scales(amax_G: Any, stored_G: Any, scale_G: Any, global_scale: Any)
     difference, odd = np.uint8(0), np.uint16(0)
     for g in range(stored_G.size):
         odd = max(odd, amax_G[g])
-        bits = f32_to_e4m3(min(split(first_of(amax_G[g]) / np.float32(6)) * global_scale, np.float32(448)))
+        share = first_of(rounded_bits(first_of(amax_G[g]) / np.float32(6)))
+        bits = f32_to_e4m3(min(share * global_scale, np.float32(448)))
         bits = SMALLEST if bits == np.uint8(0) else bits
         difference = np.uint8(difference | np.uint8(bits ^ stored_G[g]))
         scale_G[g] = e4m3_to_f32(bits) / global_scale
