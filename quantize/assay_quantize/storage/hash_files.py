@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from assay.atomic_files import naming
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside, read_fully
 from assay_quantize.storage.buffers import HUGE_PAGE_BYTES, new_memory
@@ -37,11 +38,12 @@ def hash_file(
     """SHA-256 (hex) of the file `name` in `folder`, read once. on_piece: told the bytes of every piece that was hashed.
 
     is_needed_again: soon, by a reader that shall find it in the page cache.
-    Holds (PIECES_AHEAD + 1) * PIECE_BYTES of memory. Raises OSError, or CheckpointError (a link out of the folder), when the
-    file cannot be read or became shorter meanwhile.
+    Holds (PIECES_AHEAD + 1) * PIECE_BYTES of memory. Raises OSError, with its path, or CheckpointError (a link out of the
+    folder), when the file cannot be read or became shorter meanwhile.
     """
     digest = hashlib.sha256()
     with (
+        naming(folder / name),
         open_inside(folder, name) as file,
         _Reader(file.fileno(), folder / name, past_cache=not is_needed_again) as reader,
         contextlib.closing(reader.pieces()) as pieces,

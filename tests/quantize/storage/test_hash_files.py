@@ -167,3 +167,15 @@ def test_memory_is_a_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_bytes(bytes(20 * PIECE_BYTES))
     hash_file(tmp_path, path.name)
     assert 1 < len(read_into) <= PIECES_AHEAD + 1
+
+
+def test_a_disk_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shard").write_bytes(b"abc")
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(OSError, match="Input/output error") as refused:
+        hash_file(tmp_path, "shard")
+    assert refused.value.filename == str(tmp_path / "shard")
