@@ -9,6 +9,10 @@ from pydantic import Field
 
 from assay.records.base import Part, Record, sha256_of
 
+ERROR_DIGITS = 6
+"""Significant digits of a weight's relative error, in records of the engine and of `verify` alike: in the order in which sums
+are made, the last bits differ."""
+
 
 class ShardRecord(Part):
     """One finished shard: its hash while written, and the weight error of what was quantized in it."""

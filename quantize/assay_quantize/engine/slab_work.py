@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import QuantizeError
+from assay.records.manifest import ERROR_DIGITS
 from assay.records.plan import OutputTensor, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
 from assay_quantize.engine.compute import Computer
@@ -23,8 +24,6 @@ from assay_quantize.storage.buffers import Pools
 from assay_quantize.storage.direct_file import BytesLike
 
 Array = NDArray[Any]
-ERROR_DIGITS = 6
-"""Significant digits of a recorded error: fewer than the order of a sum over slabs can change."""
 
 
 class ChannelWeights(Protocol):

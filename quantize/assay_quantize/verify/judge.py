@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from assay.records.manifest import ERROR_DIGITS
 from assay.records.plan import TensorPlan
 from assay_quantize.formats.schemes import SCHEMES, module_of
 from assay_quantize.verify.definition import TileFound
@@ -113,10 +114,10 @@ def _judge_quantized(
 
 
 def relative_error(squared_error: float, squared_norm: float) -> float:
-    """||dequantized - w|| / ||w|| (Frobenius); 0 when both are zero, infinity when only w is."""
+    """||dequantized - w|| / ||w|| (Frobenius), of ERROR_DIGITS digits; 0 when both are zero, infinity when only w is."""
     if squared_norm == 0:
         return 0.0 if squared_error == 0 else math.inf
-    return math.sqrt(squared_error / squared_norm)
+    return float(f"{math.sqrt(squared_error / squared_norm):.{ERROR_DIGITS}g}")
 
 
 def _scales_are_damaged(tensor: TensorPlan, slabs: list[SlabFindings], findings: Findings, *, is_proven: bool) -> bool:

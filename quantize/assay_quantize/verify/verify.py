@@ -202,7 +202,9 @@ def _verification(
         not_checked=tuple(findings.not_checked),
         # an error of infinity is a damage already, and no number of a record
         worst_relative_error={role: max(seen) for role, seen in sorted(errors.items()) if all(map(math.isfinite, seen))},
-        mean_relative_error={role: sum(s) / len(s) for role, s in sorted(errors.items()) if all(map(math.isfinite, s))},
+        mean_relative_error={
+            role: math.fsum(seen) / len(seen) for role, seen in sorted(errors.items()) if all(map(math.isfinite, seen))
+        },
         bytes_by_role=dict(bytes_by_role),
         seconds=seconds,
     )

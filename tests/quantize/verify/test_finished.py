@@ -68,11 +68,7 @@ def test_the_findings_are_those_of_verifying_afterwards(
     assert result.passed and afterwards.passed and len(looked) > 0
     # every byte was compared, so the two hashes are not computed again; the headers were compared with the plan
     counts = {**result.checks, "hashes": result.checks["hashes"] + 2, "headers": result.checks["headers"] - 2}
-    rounded = {key: pytest.approx(value, rel=1e-5) for key, value in afterwards.mean_relative_error.items()}
-    worst = {key: pytest.approx(value, rel=1e-5) for key, value in afterwards.worst_relative_error.items()}
-    assert (result.mean_relative_error, result.worst_relative_error) == (rounded, worst)  # by the engine, of six digits
-    errors = {"mean_relative_error": afterwards.mean_relative_error, "worst_relative_error": afterwards.worst_relative_error}
-    assert without_seconds(result.model_copy(update={"checks": counts, **errors})) == without_seconds(afterwards)
+    assert without_seconds(result.model_copy(update={"checks": counts})) == without_seconds(afterwards)
 
 
 def before_it_is_checked(finished: FinishedShards, out: Path) -> Callable[[ShardRecord], None]:
