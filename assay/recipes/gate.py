@@ -138,6 +138,9 @@ class Stopping(Section):
     spending: SpendingName = "pocock"
     """Of (1 - level) / 2, for PASS. pocock: about the same at every look, so that most tasks stop early. obrien_fleming: hardly
     any before the last one. Of a claim of equivalence for FAIL, too."""
+    pass_part: float = Field(default=0.9, gt=0, le=1)
+    """So much of (1 - level) / 2 is spent for PASS where there are several looks: tests of a few items are right in the limit
+    only, and at all of it a lost margin would pass in up to 2.8 % instead of 2.5 % (decision 153)."""
     fail_spending: SpendingName = "hwang_shih_decani"
     """Of as much, for FAIL: most of it at the last look, since a loss that is not large needs all replies to be shown."""
     gamma: float = -2.0

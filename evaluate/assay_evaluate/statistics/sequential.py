@@ -48,11 +48,15 @@ class Spending:
     name: SpendingName = "pocock"
     gamma: float = -2.0
     """Of hwang_shih_decani: -4 is close to O'Brien and Fleming's boundaries, 1 to Pocock's."""
+    part: float = 1.0
+    """So much of alpha is spent by all looks together, if there are several: below 1 where the test of a look is right in the
+    limit only."""
 
     def spent(self, time: float, alpha: float) -> float:
-        """Alpha spent at `time` in [0, 1]; `alpha` from 1 on. ValueError for a time below 0."""
+        """Alpha spent at `time` in [0, 1]; `part` of it from 1 on. ValueError for a time below 0."""
         if time < 0:
             raise ValueError(f"time {time} must not be negative")
+        alpha *= self.part
         if time >= 1:
             return alpha
         if time == 0:
@@ -88,8 +92,8 @@ def nominal_levels(
     if not 0 < alpha < 1:
         raise ValueError(f"alpha {alpha} must lie between 0 and 1")
     rule = Spending() if spending is None else spending
-    if len(times) == 1:
-        return [rule.spent(times[0], alpha)]
+    if len(times) == 1:  # the only look has all of alpha
+        return [alpha if times[0] >= 1 else rule.spent(times[0], alpha)]
     growing = [informations[0]]
     for value in informations[1:]:
         growing.append(max(value, LEAST_GROWTH * growing[-1]))

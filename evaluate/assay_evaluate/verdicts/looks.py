@@ -104,8 +104,8 @@ def _together(gate: ScoreGate, recipe: GateRecipe, planned: tuple[Look, ...], re
     looks = tuple(
         LookSeen(
             reference_samples=look.reference_samples, candidate_samples=look.candidate_samples, num_items=len(set(pairs.items)),
-            share=share, alpha_spent=for_pass.spent(share, alpha), level=level, fail_level=fail_level, p_pass=one.p_pass,
-            p_fail=one.p_fail, drop=one.drop.value, information=information,
+            share=share, alpha_spent=alpha if shares == [1.0] else for_pass.spent(share, alpha), level=level,
+            fail_level=fail_level, p_pass=one.p_pass, p_fail=one.p_fail, drop=one.drop.value, information=information,
         )
         for look, pairs, share, level, fail_level, one, information in zip(
             reached, found, shares, levels, fail_levels, evidence, informations, strict=True
@@ -132,7 +132,7 @@ def _together(gate: ScoreGate, recipe: GateRecipe, planned: tuple[Look, ...], re
 
 def spendings_of(stopping: Stopping, claim: Claim = "non_inferior") -> tuple[Spending, Spending]:
     """(for PASS, for FAIL); of equivalence, whose PASS needs both ends of the interval, one for both."""
-    for_pass = Spending(stopping.spending, stopping.gamma)
+    for_pass = Spending(stopping.spending, stopping.gamma, stopping.pass_part)
     return for_pass, for_pass if claim == "equivalent" else Spending(stopping.fail_spending, stopping.gamma)
 
 

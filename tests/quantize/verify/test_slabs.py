@@ -151,8 +151,9 @@ def test_the_error_is_the_frobenius_norm_that_pytorch_computes(tiny: Path, tmp_p
         parts = {n.removeprefix(f"{module}."): t for n, t in stored.items() if n.startswith(f"{module}.")}
         w = source[f"{module}.weight"].double()
         errors.append(float((dequantize_weight(parts, "w4a16", torch.float64) - w).norm() / w.norm()))
-    assert result.mean_relative_error["routed_expert"] == pytest.approx(sum(errors) / 6, rel=1e-6)
-    assert result.worst_relative_error["routed_expert"] == pytest.approx(max(errors), rel=1e-6)
+    # Six significant digits of each tensor's error are kept.
+    assert result.mean_relative_error["routed_expert"] == pytest.approx(sum(errors) / 6, rel=5e-6)
+    assert result.worst_relative_error["routed_expert"] == float(f"{max(errors):.6g}")
 
 
 def test_hashes_only(tiny: Path, tmp_path: Path) -> None:
