@@ -133,7 +133,7 @@ class SpeedRecord(Record):
         for row in self.rows:
             point = (row.checkpoint, row.source, *row.like)
             if point in seen:
-                raise ValueError(f"two rows of {row.checkpoint} at concurrency {row.concurrency}, {row.prompts}, from {row.source}")
+                at = f"concurrency {row.concurrency}, {row.prompts}, from {row.source}"
+                raise ValueError(f"two rows of {row.checkpoint} at {at}")
             seen.add(point)
         return self
-
