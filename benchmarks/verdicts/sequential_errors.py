@@ -67,8 +67,10 @@ def generated(first: int, last: int) -> TaskBase:
 
 
 SETTINGS = (
-    Setting("30 problems (one AIME), margin 15", (30, 30), 0.15, 0.85, repeats(5)),
-    Setting("60 problems (two AIME), margin 15", (60, 60), 0.15, 0.85, repeats(5)),
+    Setting("30 problems (one AIME), margin 6", (30, 30), 0.06, 0.85, repeats(5)),
+    Setting("60 problems (two AIME), margin 6", (60, 60), 0.06, 0.85, repeats(5)),
+    Setting("60 problems (two AIME), two margins of 6", (60, 60), 0.12, 0.85, repeats(5)),
+    Setting("198 questions (GPQA), two margins of 4", (198, 198), 0.08, 0.8, repeats(5)),
     Setting("198 questions (GPQA), margin 4", (198, 198), 0.04, 0.8, repeats(5)),
     Setting("541 prompts (IFEval), margin 3", (541, 541), 0.03, 0.88, repeats(5)),
     Setting("1319 problems (GSM8K), margin 1", (1319, 1319), 0.01, 0.96, repeats(5)),

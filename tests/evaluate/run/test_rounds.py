@@ -165,7 +165,7 @@ def test_what_stays_undecided_goes_to_its_max_and_says_why(tmp_path: Path) -> No
     looks = report.verdicts[-1].looks
     shares = [look.share for look in looks]
     assert shares == pytest.approx([2 / 3 / 2.5, 1 / 2.5, 1.5 / 2.5, 1.0])
-    assert looks[-1].alpha_spent == pytest.approx(0.025)
+    assert looks[-1].alpha_spent == pytest.approx(0.9 * 0.025)
     task = find_task(found["candidate"], "sums")
     assert task is not None
     assert task.rounds[0].why == "every task is asked at first"
@@ -381,7 +381,7 @@ def test_a_loss_of_the_margin_is_asked_to_the_max_and_a_copy_beside_it_is_not(tm
     assert (report.overall["candidate"], report.overall["lossy"]) == ("PASS", "UNDERPOWERED")
     assert items_of(found["candidate"]) == [(60, 60)]
     assert items_of(found["lossy"]) == [(240, 60), (240, 120), (240, 240)]
-    assert report.verdicts[-1].looks[-1].alpha_spent == pytest.approx(0.025)
+    assert report.verdicts[-1].looks[-1].alpha_spent == pytest.approx(0.9 * 0.025)
 
 
 @pytest.mark.slow

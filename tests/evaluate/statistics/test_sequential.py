@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from assay_evaluate.statistics import holm
-from assay_evaluate.statistics.sequential import Spending, nominal_levels, sequential_p
+from assay_evaluate.statistics.sequential import Spending, SpendingName, nominal_levels, sequential_p
 
 OBRIEN_FLEMING, POCOCK = Spending("obrien_fleming"), Spending("pocock")
 
@@ -130,3 +130,16 @@ def test_holm_over_sequential_p_values_keeps_the_family() -> None:
 def test_looks_that_cannot_be(times: list[float], informations: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         nominal_levels(times, informations, 0.025)
+
+
+@pytest.mark.parametrize("name", ["pocock", "obrien_fleming", "hwang_shih_decani"])
+def test_a_part_of_alpha_is_spent_by_several_looks_and_one_look_has_all_of_it(name: SpendingName) -> None:
+    whole, part = Spending(name), Spending(name, part=0.9)
+    times, informations = [0.25, 0.5, 1.0], [1.0, 2.2, 4.1]
+    assert nominal_levels(times, informations, 0.025, part) == nominal_levels(times, informations, 0.9 * 0.025, whole)
+    p_values = [0.02, 0.013, 0.009]
+    assert sequential_p(p_values, times, informations, part) == pytest.approx(
+        sequential_p(p_values, times, informations, whole) / 0.9, rel=1e-5
+    )
+    assert nominal_levels([1.0], [7.0], 0.025, part) == [0.025]
+    assert sequential_p([0.021], [1.0], [7.0], part) == 0.021

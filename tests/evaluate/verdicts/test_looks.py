@@ -104,8 +104,8 @@ def test_looks_together_are_the_sequential_test_of_each() -> None:
     seen = _together(GATE, RECIPE, LOOKS, list(LOOKS[:3]), found)
     by_look = [pairs.evidence(0.1, level=0.95) for pairs in found]
     shares, informations = [2 / 3 / 2.5, 0.4, 0.6], [1 / pairs.variance for pairs in found]
-    late = Spending("hwang_shih_decani", -2.0)
-    levels, fail_levels = nominal_levels(shares, informations, 0.025), nominal_levels(shares, informations, 0.025, late)
+    early, late = Spending("pocock", part=0.9), Spending("hwang_shih_decani", -2.0)
+    levels, fail_levels = (nominal_levels(shares, informations, 0.025, one) for one in (early, late))
     assert [look.level for look in seen.looks] == pytest.approx(levels)
     assert [look.fail_level for look in seen.looks] == pytest.approx(fail_levels)
     assert fail_levels[0] < levels[0] / 3
@@ -113,7 +113,7 @@ def test_looks_together_are_the_sequential_test_of_each() -> None:
         (one.p_pass, one.p_fail, one.drop.value) for one in by_look
     ]
     assert [look.num_items for look in seen.looks] == [80, 80, 80]
-    assert seen.evidence.p_pass == sequential_p([one.p_pass for one in by_look], shares, informations)
+    assert seen.evidence.p_pass == sequential_p([one.p_pass for one in by_look], shares, informations, early)
     assert seen.evidence.p_fail == sequential_p([one.p_fail for one in by_look], shares, informations, late)
     low = max(pairs.drop(1 - 2 * level).low for pairs, level in zip(found, fail_levels, strict=True))
     high = min(pairs.drop(1 - 2 * level).high for pairs, level in zip(found, levels, strict=True))
