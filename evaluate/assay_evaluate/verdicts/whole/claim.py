@@ -21,7 +21,8 @@ from assay_evaluate.statistics.pooled import p_at_least, weighted_sum
 
 GATE = "whole"
 """Name of its verdict."""
-IF_CUT = "It does not hold with every cut reply counted against the candidate; raise max_tokens."
+IF_CUT = "It does not hold with every cut reply counted against the candidate; what would settle it is said of"
+"""And the tasks: replies that loop need another remedy than those that a budget cuts off."""
 Word = Literal["within its margin", "beyond its margin", "undecided alone"]
 WORDS: dict[Status, Word] = {"PASS": "within its margin", "FAIL": "beyond its margin"}
 
@@ -43,7 +44,12 @@ def judge_whole(recipe: GateRecipe, scores: Mapping[str, Verdict], candidate: st
     status, detail = _status(gate, mean, uses, few), _detail(gate, mean, uses, few, recipe.min_items)
     still_open = _open(gate, mean, uses, few, recipe.min_items)
     if status == "PASS" and not _holds_with_cut_replies(gate, judged):
-        status, detail, still_open = "UNDERPOWERED", f"{detail} {IF_CUT}", ["not with every cut reply counted against it"]
+        cut = ", ".join(task for task, one in judged.items() if one.worst_case is not None and one.worst_case != one.observed)
+        status, detail, still_open = (
+            "UNDERPOWERED",
+            f"{detail} {IF_CUT} {cut}.",
+            ["not with every cut reply counted against it"],
+        )
     clause = f"{_used(mean)}; {_limit(gate)}" + (f": {'; '.join(still_open)}" if status == "UNDERPOWERED" else "")
     return _claim(gate, candidate, status, mean, uses, left_out, detail).model_copy(update={"clause": clause})
 
