@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -319,7 +320,17 @@ def _foreseen(spec: ServerSpec, versions: dict[str, str], command: VllmCommand) 
     )
 
 
+def _killed_by(status: int | None) -> str | None:
+    """Of a status of 128 + signal; None: it ended by itself."""
+    try:
+        name = signal.Signals((status or 0) - 128).name
+    except ValueError:
+        return None
+    memory = "; the kernel does that when memory runs out (`dmesg`)" if name == "SIGKILL" else ""
+    return f"it was ended by {name}{memory}"
+
+
 def _post_mortem(what: str, process: SupervisedProcess) -> str:
     lines = process.log_lines()
-    cause = cause_of_death(lines) or "the log names no exception"
+    cause = cause_of_death(lines) or _killed_by(process.exit_status()) or "the log names no exception"
     return f"{what}: {cause}\n  last lines of {process.log_path}:\n{tail(lines)}"

@@ -24,6 +24,7 @@ from assay.atomic_files import naming
 from assay.callbacks import Progress
 from assay.errors import CheckpointError, QuantizeError
 from assay.file_data import other_data
+from assay.records.base import write_text_atomically
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay.safetensors_index import INDEX_NAME
@@ -262,7 +263,7 @@ class HubStream:
         self._report(f"downloading {file} ({self._checkpoint.shards[file] / 1e9:.2f} GB)")
         self._hub.download(file, arriving)
         self._put(arriving, file)
-        _mark_path(self.folder / file).write_text(self._hub.files[file].content, encoding="utf-8")
+        write_text_atomically(_mark_path(self.folder / file), self._hub.files[file].content)
 
     def _fetch_ranges(self, file: str) -> None:
         """A version of `file` with all ranges that its holders need."""

@@ -11,6 +11,7 @@ from assay.cli.options import JsonOption, completes
 from assay.cli.terminal import emit, say
 from assay.errors import AssayError
 from assay.recipes.load import recipe_names
+from assay.records.base import write_text_atomically
 from assay.safe_files import read_json_object
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def family(
         draft, source = draft_family(checkpoint.config, headers), checkpoint.location
     text = as_yaml(draft, source)
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write_text_atomically(out, text, only_new=True)
         say(f"wrote {out}")
     if as_json:
         emit({"name": draft.name, "vllm": draft.vllm, "classes": dict(draft.classes), "file": text})
