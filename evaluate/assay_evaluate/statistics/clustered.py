@@ -169,7 +169,8 @@ def clustered_proportion(successes: ArrayLike, clusters: ArrayLike, level: float
     interval counts clusters.
 
     The effective number lies between those of clusters and of values: clusters all alike say nothing of how they differ. With
-    clusters of one it is Wilson's. Franco, Little, Louis & Slud 2019 (J. Survey Stat. Methodol. 7:334-364).
+    clusters of one it is Wilson's. Franco, Little, Louis & Slud 2019 (J. Survey Stat. Methodol. 7:334-364). t has the degrees
+    that the kurtosis of the clusters leaves (`graded`): where few of them succeed at all, V is known from these few.
     """
     data = np.asarray(successes, dtype=np.float64)
     num_clusters = len(set(np.asarray(clusters).tolist()))
@@ -178,13 +179,21 @@ def clustered_proportion(successes: ArrayLike, clusters: ArrayLike, level: float
     share, effective, quantile = float(data.mean()), float(num_clusters), normal_quantile(level)
     if num_clusters > 1 and 0 < share < 1:
         found = clustered_mean(data, clusters)
-        quantile = float(stats.t.ppf(0.5 + level / 2, found.degrees))
+        quantile = float(stats.t.ppf(0.5 + level / 2, min(found.degrees, _degrees_by_kurtosis(data, clusters))))
         if found.standard_error > 0:
             effective = min(max(share * (1 - share) / found.standard_error**2, num_clusters), len(data))
     z2 = quantile**2 / effective
     centre = (share + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
     return Interval(value=share, low=max(centre - half, 0.0), high=min(centre + half, 1.0), n=num_clusters, level=level)
+
+
+def _degrees_by_kurtosis(data: Floats, clusters: ArrayLike) -> float:
+    """2 G / (kurtosis - 1), of the clusters' sums of deviations: a chi-squared distribution of so many varies as V does."""
+    index = np.unique(np.asarray(clusters), return_inverse=True)[1].ravel()
+    squares = np.bincount(index, weights=data - data.mean()) ** 2
+    kurtosis = len(squares) * float(squares @ squares) / max(float(squares.sum()) ** 2, 1e-300)
+    return 2 * len(squares) / max(kurtosis - 1, 1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ what they can show
