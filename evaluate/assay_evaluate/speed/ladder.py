@@ -1,0 +1,82 @@
+"""The points that are measured, and the order in which that happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MIN_REQUESTS = 8
+REQUESTS_IN_FLIGHT = 2
+"""Requests of a repeat, per request in flight: the first wave fills the batch, the second meets a full one."""
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """One operating point of one server. `prompts`: their kind. `concurrency`: requests in flight."""
+
+    prompts: str
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What is wanted of every checkpoint. `speculation`: tokens drafted a step, 0 for off. Lengths are in tokens.
+
+    num_requests: of a repeat; None: eight, or two for each request in flight. objective: of goodput, see `SpeedRow.objective`.
+    """
+
+    concurrency: tuple[int, ...] = (1, 4, 8)
+    speculation: tuple[int, ...] = (0, 1)
+    prompts: tuple[str, ...] = ("chat",)
+    repeats: int = 3
+    num_requests: int | None = None
+    output_tokens: int = 128
+    prompt_tokens: int = 1024
+    """Of `long` prompts, about."""
+    objective: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Of one server, in order."""
+        return tuple(Point(prompts, concurrency) for prompts in self.prompts for concurrency in self.concurrency)
+
+    def requests_of(self, point: Point) -> int:
+        """Requests of a repeat."""
+        return self.num_requests or max(MIN_REQUESTS, REQUESTS_IN_FLIGHT * point.concurrency)
+
+    def same_points(self) -> dict[str, Any]:
+        """What rows of two ladders must share to be repeats of one point; as the record's `settings` have it."""
+        return {
+            "num_requests": self.num_requests,
+            "output_tokens": self.output_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "objective": dict(self.objective),
+            "seed": self.seed,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """All of it, for the record."""
+        asked = {name: list(getattr(self, name)) for name in ("concurrency", "speculation", "prompts")}
+        return {**asked, "repeats": self.repeats, **self.same_points()}
+
+
+def shuffled(points: Sequence[Point], repeats: int, seed: str) -> Iterator[tuple[int, Point]]:
+    """(repeat, point): every repeat is a pass over all points, each pass in an order of its own.
+
+    So the repeats of a point are spread over the time that its server runs, and a machine that slows down does not slow down
+    one point only (randomized complete blocks).
+    """
+    for repeat in range(repeats):
+        one_pass = list(points)
+        random.Random(f"{seed}:order:{repeat}").shuffle(one_pass)
+        yield from ((repeat, point) for point in one_pass)
+
+
+def shuffled_servers(servers: Sequence[tuple[str, int]], seed: int) -> list[tuple[str, int]]:
+    """(label, speculation) of the servers in the order in which they are started."""
+    order = list(servers)
+    random.Random(f"{seed}:servers").shuffle(order)
+    return order

@@ -1,0 +1,350 @@
+"""The ladder, measured: one server for each checkpoint and speculation, one benchmark process beside it, a row for each point.
+
+`speed.json` is written after every repeat, so that an interrupted ladder goes on where it was. What is there is not measured again
+while checkpoint, serving fingerprint and settings are the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.callbacks import Say
+from assay.errors import AssayError, MeasureError, ServeError
+from assay.foreign_text import one_line
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.records.serving import Fingerprint
+from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
+from assay_evaluate.serving.hardware import describe_hardware, find_gpus
+from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
+from assay_evaluate.speed.bench import Job, benchmark, write_prompts
+from assay_evaluate.speed.ladder import Ladder, Point, shuffled, shuffled_servers
+from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
+from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
+from assay_evaluate.speed.watch import Watch
+
+StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
+EMULATED = "emulated: profile {profile} computes this format without its kernels; predicted by the roofline only"
+_SPECULATIVE = "speculative-config"
+_TEMPLATE_TOKENS = 64
+"""Left for a chat template around a prompt."""
+
+
+class Bench(Protocol):
+    def run(self, job: Job) -> dict[str, Any]: ...
+
+
+StartBenchmark = Callable[[Server, ProfileRecipe, Path, Path], AbstractContextManager[Bench]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint to measure. scheme: what its experts are stored as; None: nobody says. sha256: `checkpoint_sha256`."""
+
+    label: str
+    checkpoint: Path
+    sha256: str
+    scheme: str | None = None
+
+
+@dataclass
+class Measuring:
+    """One call of `measure`: what is wanted, and what was found so far."""
+
+    subjects: Sequence[Subject]
+    ladder: Ladder
+    prompts: Prompts
+    profile: ProfileRecipe
+    serving: Serving
+    run_dir: Path
+    on_progress: Say = lambda line: None
+    start_server: StartServer = serve
+    foresee: Callable[[ServerSpec], Fingerprint] = planned_fingerprint
+    start_benchmark: StartBenchmark = benchmark
+    rows: dict[tuple[object, ...], SpeedRow] = field(default_factory=dict)
+    left_out: list[NotMeasured] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> SpeedRecord:
+        """Measure what is missing; the record, as it lies in the run's folder."""
+        self._take_over()
+        missing: dict[tuple[str, int], list[tuple[int, Point]]] = {}
+        subjects = {one.label: one for one in self.subjects}
+        for one in self.subjects:
+            for speculation in self.ladder.speculation:
+                if wanted := self._missing(one, speculation):
+                    missing[one.label, speculation] = wanted
+        record = self._save()
+        for label, speculation in shuffled_servers(list(missing), self.ladder.seed):
+            try:
+                self._measure_server(subjects[label], speculation, missing[label, speculation])
+            except ServeError as error:
+                reason = f"its server did not serve: {one_line(str(error).splitlines()[0])}"
+                self.on_progress(f"{label}: {reason}")
+                self.left_out.append(NotMeasured(checkpoint=label, speculation=speculation, reason=reason))
+            record = self._save()
+        return record
+
+    # -------------------------------------------------------------------------------------------- what is there
+    def _take_over(self) -> None:
+        """Rows of an earlier call that still hold, and everything about other checkpoints."""
+        before = SpeedRecord.load_if_there(self.run_dir / SPEED_RECORD)
+        if before is None:
+            return
+        labels = {one.label: one for one in self.subjects}
+        same = all(before.settings.get(name) == value for name, value in self.ladder.same_points().items())
+        for row in before.rows:
+            if row.origin == "measured" and row.checkpoint in labels:
+                if (why := self._why_stale(row, labels[row.checkpoint], same=same)) is not None:
+                    self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {why}")
+                    continue
+            self.rows[_key(row)] = row
+        self.left_out = [one for one in before.not_measured if one.checkpoint not in labels]
+        self.versions = dict(before.versions)
+
+    def _why_stale(self, row: SpeedRow, subject: Subject, *, same: bool) -> str | None:
+        if row.checkpoint_sha256 != subject.sha256:
+            return "the checkpoint is another"
+        if row.speculation is None or row.fingerprint_sha256 != self._planned(subject, row.speculation).comparable_sha256:
+            return "it would be served differently now"
+        return None if same else "requests, lengths, objective or seed are others"
+
+    def _missing(self, subject: Subject, speculation: int) -> list[tuple[int, Point]]:
+        """(repeat, point) that are to be measured, in order. What cannot be is noted."""
+        planned = self._planned(subject, speculation)
+        self.versions |= planned.versions
+        reason = None
+        if planned.emulated:
+            reason = EMULATED.format(profile=self.profile.name)
+        elif speculation and planned.speculation is None:
+            reason = "nothing drafts: the checkpoint has no MTP head, or the model's recipe no other speculation"
+        if reason is not None:
+            self.on_progress(f"{subject.label}: not measured: {reason}")
+            self.left_out.append(NotMeasured(checkpoint=subject.label, speculation=speculation, reason=reason))
+            return []
+        order = shuffled(self.ladder.points, self.ladder.repeats, f"{self.ladder.seed}:{subject.label}:{speculation}")
+        done = {point: self._repeats_of(subject.label, speculation, point) for point in self.ladder.points}
+        wanted = [(repeat, point) for repeat, point in order if repeat >= done[point]]
+        if not wanted:
+            self.on_progress(f"{subject.label}: speculation {speculation or 'off'}: measured already")
+        return wanted
+
+    def _repeats_of(self, label: str, speculation: int, point: Point) -> int:
+        row = self.rows.get(("measured", label, speculation, point.prompts, point.concurrency))
+        return 0 if row is None else len(row.repeats)
+
+    # -------------------------------------------------------------------------------------------- one server
+    def spec(self, subject: Subject, speculation: int) -> ServerSpec:
+        """How a checkpoint is served: as an evaluation serves it, but for the number of drafts."""
+        serving, profile = drafting(self.serving, self.profile, speculation)
+        return ServerSpec(
+            checkpoint=subject.checkpoint,
+            profile=profile,
+            serving=serving,
+            speculate=speculation > 0,
+            log_path=self.run_dir / "logs" / f"vllm-{subject.label}-speed-{speculation}.log",
+        )
+
+    def _planned(self, subject: Subject, speculation: int) -> Fingerprint:
+        return self.foresee(self.spec(subject, speculation))
+
+    def _measure_server(self, subject: Subject, speculation: int, wanted: Sequence[tuple[int, Point]]) -> None:
+        """All missing repeats of one checkpoint with one speculation. ServeError: its server did not start, or died."""
+        started = time.monotonic()
+        spec, log_path = self.spec(subject, speculation), self.run_dir / "logs" / f"bench-{subject.label}-{speculation}.log"
+        name = f"{subject.label}: speculation {speculation or 'off'}"
+        self.on_progress(f"{name}: {len(wanted)} runs")
+        count_tokens, failed = token_counter(subject.checkpoint), set[Point]()
+        folder = Path(tempfile.mkdtemp(prefix="assay-speed-"))
+        try:
+            with self.start_server(spec, self.on_progress) as server:
+                startup_s = round(time.monotonic() - started, 3)
+                with self.start_benchmark(server, spec.profile, folder, log_path) as bench:
+                    self._warm_up(bench, subject, server, wanted, folder, count_tokens)
+                    for number, (repeat, point) in enumerate(wanted, 1):
+                        if point in failed:
+                            continue
+                        try:
+                            row = self._row(bench, subject, speculation, server, repeat, point, folder, count_tokens, startup_s)
+                        except MeasureError as error:
+                            failed.add(point)
+                            self.left_out.append(
+                                NotMeasured(
+                                    checkpoint=subject.label, speculation=speculation, concurrency=point.concurrency,
+                                    prompts=point.prompts, reason=one_line(str(error)),
+                                )
+                            )  # fmt: skip
+                            self.on_progress(f"{name}: {point.prompts} at {point.concurrency}: {error}")
+                            continue
+                        self.rows[_key(row)] = row
+                        self._save()
+                        rate = row.repeats[-1].output_tokens_s
+                        where = f"{point.prompts} at {point.concurrency} in flight"
+                        self.on_progress(f"{name}: {number}/{len(wanted)} {where}: {rate:.1f} tokens/s")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _warm_up(
+        self, bench: Bench, subject: Subject, server: Server, wanted: Sequence[tuple[int, Point]], folder: Path,
+        count_tokens: Callable[[str], int],
+    ) -> None:  # fmt: skip
+        """As many requests as are ever in flight, of every kind, asked and forgotten: compilation, caches, connections."""
+        most = max(point.concurrency for _, point in wanted)
+        for kind in sorted({point.prompts for _, point in wanted}):
+            point = Point(kind, most)
+            if self._too_long(server, kind) is None:
+                texts = self.prompts.of(kind, "warm-up", most, count_tokens)
+                bench.run(self._job(subject, server, point, texts, folder / f"warm-up-{kind}.jsonl"))
+
+    def _job(self, subject: Subject, server: Server, point: Point, texts: Sequence[str], path: Path) -> Job:
+        return Job(
+            prompts=write_prompts(path, texts),
+            num_requests=len(texts),
+            concurrency=point.concurrency,
+            output_tokens=self.ladder.output_tokens,
+            tokenizer=subject.checkpoint.resolve(),
+            is_chat=has_chat_template(subject.checkpoint),
+            objective=self.ladder.objective,
+            trust_remote_code=bool(server.fingerprint.flags.get("trust-remote-code")),
+        )
+
+    def _too_long(self, server: Server, kind: str) -> str | None:
+        needed = self.ladder.output_tokens + _TEMPLATE_TOKENS + (self.ladder.prompt_tokens if kind == LONG else 0)
+        if needed <= server.max_model_len:
+            return None
+        return f"{needed} tokens of prompt and reply do not fit the server's {server.max_model_len}"
+
+    def _row(
+        self, bench: Bench, subject: Subject, speculation: int, server: Server, repeat: int, point: Point, folder: Path,
+        count_tokens: Callable[[str], int], startup_s: float,
+    ) -> SpeedRow:  # fmt: skip
+        """The point's row with one repeat more. MeasureError: it could not be measured."""
+        if (why := self._too_long(server, point.prompts)) is not None:
+            raise MeasureError(why)
+        part, num = f"{point.concurrency}:{repeat}", self.ladder.requests_of(point)
+        try:
+            texts = self.prompts.of(point.prompts, part, num, count_tokens)
+        except ValueError as error:  # a haystack that does not fit
+            raise MeasureError(f"no prompts: {error}") from None
+        job = self._job(subject, server, point, texts, folder / f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
+        fingerprint = server.fingerprint
+        num_gpus, parallelism = ranks_of(fingerprint, self.profile)
+        with Watch(server.pid, on_gpus=num_gpus > 0) as seen:
+            result = bench.run(job)
+        one = repeat_of(result, WHERE, memory_bytes=seen.memory_bytes, energy_j=seen.energy_j)
+        before = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
+        if before is not None:
+            return _with_repeat(before, one, result)
+        version = fingerprint.server.removeprefix("vllm ")
+        return SpeedRow(
+            checkpoint=subject.label,
+            scheme=subject.scheme,
+            checkpoint_sha256=subject.sha256,
+            origin="measured",
+            source=f"vllm bench serve {version}",
+            hardware=hardware_of(num_gpus, self.profile),
+            num_gpus=num_gpus,
+            parallelism=parallelism,
+            speculation=speculation,
+            prompts=point.prompts,
+            prompt_tokens=tokens_each([result], "total_input_tokens"),
+            output_tokens=tokens_each([result], "total_output_tokens"),
+            concurrency=point.concurrency,
+            emulated=fingerprint.emulated,
+            kernels=fingerprint.kernels,
+            fingerprint_sha256=fingerprint.comparable_sha256,
+            engine=fingerprint.server,
+            startup_s=startup_s,
+            objective=dict(self.ladder.objective),
+            repeats=(one,),
+        )
+
+    def _save(self) -> SpeedRecord:
+        record = SpeedRecord(
+            rows=tuple(self.rows.values()),
+            not_measured=tuple(self.left_out),
+            seed=self.ladder.seed,
+            versions=dict(sorted(self.versions.items())),
+            settings=self.ladder.settings() | {"profile": self.profile.name},
+        )
+        record.save(self.run_dir / SPEED_RECORD)
+        return record
+
+
+def _key(row: SpeedRow) -> tuple[object, ...]:
+    """Of a measured row its point; of others everything that tells them apart."""
+    if row.origin == "measured":
+        return ("measured", row.checkpoint, row.speculation, row.prompts, row.concurrency)
+    return (row.checkpoint, row.source, *row.like)
+
+
+def _with_repeat(row: SpeedRow, one: SpeedRepeat, result: dict[str, Any]) -> SpeedRow:
+    """The row with one repeat more; its mean lengths over the requests of all."""
+    changes: dict[str, Any] = {"repeats": (*row.repeats, one)}
+    before, now = sum(repeat.num_completed or 0 for repeat in row.repeats), count(result, "completed") or 0
+    for name, told in (("prompt_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
+        mean, more = getattr(row, name), tokens_each([result], told)
+        if mean is not None and more is not None and before + now:
+            changes[name] = (mean * before + more * now) / (before + now)
+    return row.model_copy(update=changes)
+
+
+def drafting(serving: Serving, profile: ProfileRecipe, speculation: int) -> tuple[Serving, ProfileRecipe]:
+    """The same with so many drafts a step. Who drafts stays: a speculation that recipe or profile spell out, else the MTP head."""
+    vllm = {name.removeprefix("--").replace("_", "-"): value for name, value in serving.vllm.items()}
+    spelt = profile.flags.get(_SPECULATIVE) or vllm.get(_SPECULATIVE)
+    vllm.pop(_SPECULATIVE, None)
+    others = {name: value for name, value in profile.flags.items() if name != _SPECULATIVE}
+    if isinstance(spelt, dict) and speculation:
+        vllm[_SPECULATIVE] = {**spelt, "num_speculative_tokens": speculation}
+    changed = serving.model_copy(update={"vllm": vllm, "num_speculative_tokens": speculation or None})
+    return changed, profile.model_copy(update={"vllm": others})
+
+
+def ranks_of(fingerprint: Fingerprint, profile: ProfileRecipe) -> tuple[int, dict[str, int]]:
+    """(GPUs, ranks of each kind of parallelism) that a server uses; no GPU on a CPU."""
+    flags = fingerprint.flags
+    found = {
+        kind: int(flags[f"{kind}-parallel-size"])
+        for kind in ("tensor", "data", "pipeline")
+        if isinstance(flags.get(f"{kind}-parallel-size"), int)
+    }
+    num = found.get("tensor", 1) * found.get("data", 1) * found.get("pipeline", 1)
+    if flags.get("enable-expert-parallel"):
+        found["expert"] = found.get("tensor", 1) * found.get("data", 1)
+    return (num if profile.hardware.device == "cuda" else 0), {kind: ranks for kind, ranks in found.items() if ranks > 1}
+
+
+def hardware_of(num_gpus: int, profile: ProfileRecipe) -> str:
+    """`8xH200`, or `AMD EPYC (2 cores)`."""
+    if num_gpus:
+        gpus = find_gpus()
+        return f"{num_gpus}x{profile.hardware.gpu or (gpus[0].name if gpus else 'GPU')}"
+    here = describe_hardware()
+    return f"{here['cpu']} ({here['cores']} core{'s' if here['cores'] != '1' else ''})"
+
+
+def refuse_given(profile: ProfileRecipe) -> None:
+    """AssayError: the profile names servers that run already."""
+    if profile.endpoints:
+        raise AssayError(
+            f"profile {profile.name}: names servers that run already (`endpoints`); `assay speed` starts its own, as it needs one "
+            "for each speculation: run `vllm bench serve --save-result` on them and give the file with --import"
+        )
+
+
+def check_concurrency(ladder: Ladder, profile: ProfileRecipe) -> None:
+    """AssayError: the ladder asks for more requests in flight than the server takes at once."""
+    most = profile.flags.get("max-num-seqs")
+    if isinstance(most, int) and (above := [one for one in ladder.concurrency if one > most]):
+        raise AssayError(
+            f"--concurrency {above[0]}: profile {profile.name} serves at most {most} at once (max-num-seqs); the rest would wait "
+            "in its queue; ask for less, or raise it there"
+        )
