@@ -1,7 +1,7 @@
-"""The ladder, measured: one server for each checkpoint and speculation, one benchmark process beside it, a row for each point.
+"""The ladder, measured: a server for each checkpoint and speculation, a benchmark process beside it, a row for each point.
 
-`speed.json` is written after every repeat, so that an interrupted ladder goes on where it was. What is there is not measured again
-while checkpoint, serving fingerprint and settings are the same.
+`speed.json` is written after every repeat, so that an interrupted ladder goes on where it was. What is there is not measured
+again while checkpoint, serving fingerprint and settings are the same.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from assay_evaluate.speed.ladder import Ladder, Point, shuffled, shuffled_server
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
+from assay_evaluate.tasks.ruler import RulerError
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 EMULATED = "emulated: profile {profile} computes this format without its kernels; predicted by the roofline only"
@@ -101,11 +102,11 @@ class Measuring:
         labels = {one.label: one for one in self.subjects}
         same = all(before.settings.get(name) == value for name, value in self.ladder.same_points().items())
         for row in before.rows:
-            if row.origin == "measured" and row.checkpoint in labels:
-                if (why := self._why_stale(row, labels[row.checkpoint], same=same)) is not None:
-                    self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {why}")
-                    continue
-            self.rows[_key(row)] = row
+            is_ours = row.origin == "measured" and row.checkpoint in labels
+            if is_ours and (why := self._why_stale(row, labels[row.checkpoint], same=same)) is not None:
+                self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {why}")
+            else:
+                self.rows[_key(row)] = row
         self.left_out = [one for one in before.not_measured if one.checkpoint not in labels]
         self.versions = dict(before.versions)
 
@@ -231,7 +232,7 @@ class Measuring:
         part, num = f"{point.concurrency}:{repeat}", self.ladder.requests_of(point)
         try:
             texts = self.prompts.of(point.prompts, part, num, count_tokens)
-        except ValueError as error:  # a haystack that does not fit
+        except (ValueError, RulerError) as error:  # a haystack that does not fit, no tokenizer.json
             raise MeasureError(f"no prompts: {error}") from None
         job = self._job(subject, server, point, texts, folder / f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
         fingerprint = server.fingerprint
@@ -297,7 +298,7 @@ def _with_repeat(row: SpeedRow, one: SpeedRepeat, result: dict[str, Any]) -> Spe
 
 
 def drafting(serving: Serving, profile: ProfileRecipe, speculation: int) -> tuple[Serving, ProfileRecipe]:
-    """The same with so many drafts a step. Who drafts stays: a speculation that recipe or profile spell out, else the MTP head."""
+    """The same with so many drafts a step. Who drafts stays: what recipe or profile spell out, else the MTP head."""
     vllm = {name.removeprefix("--").replace("_", "-"): value for name, value in serving.vllm.items()}
     spelt = profile.flags.get(_SPECULATIVE) or vllm.get(_SPECULATIVE)
     vllm.pop(_SPECULATIVE, None)
@@ -335,8 +336,8 @@ def refuse_given(profile: ProfileRecipe) -> None:
     """AssayError: the profile names servers that run already."""
     if profile.endpoints:
         raise AssayError(
-            f"profile {profile.name}: names servers that run already (`endpoints`); `assay speed` starts its own, as it needs one "
-            "for each speculation: run `vllm bench serve --save-result` on them and give the file with --import"
+            f"profile {profile.name}: names servers that run already (`endpoints`); `assay speed` starts its own, one for each "
+            "speculation: run `vllm bench serve --save-result` on them and give the file with --import"
         )
 
 
@@ -345,6 +346,6 @@ def check_concurrency(ladder: Ladder, profile: ProfileRecipe) -> None:
     most = profile.flags.get("max-num-seqs")
     if isinstance(most, int) and (above := [one for one in ladder.concurrency if one > most]):
         raise AssayError(
-            f"--concurrency {above[0]}: profile {profile.name} serves at most {most} at once (max-num-seqs); the rest would wait "
-            "in its queue; ask for less, or raise it there"
+            f"--concurrency {above[0]}: profile {profile.name} serves at most {most} at once (max-num-seqs); others would "
+            "wait in its queue; ask for less, or raise it there"
         )

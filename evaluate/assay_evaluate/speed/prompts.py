@@ -15,11 +15,10 @@ from assay.errors import AssayError
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, SuiteRecipe
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.tasks.items import arithmetic_item, needle_item, writing_item
+from assay_evaluate.tasks.ruler import TokenCounter
 
 Language = Literal["en", "zh"]
 CHAT, LONG, CODE = "chat", "long", "code"
-CHARACTERS_A_TOKEN = 3
-"""Where a checkpoint has no tokenizer.json; too few rather than too many."""
 
 
 class Prompts:
@@ -95,16 +94,11 @@ def asked_in(journal: Journal, who: Identity) -> dict[str, list[str]]:
 
 
 def token_counter(checkpoint: Path) -> Callable[[str], int]:
-    """Tokens of a text for a checkpoint's own tokenizer, chat template left out."""
-    if not (path := checkpoint / "tokenizer.json").is_file():
-        return lambda text: len(text) // CHARACTERS_A_TOKEN
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a bare Exception
-        raise AssayError(f"{path}: no tokenizer that can be read ({error}); copy it from the source again") from None
-    return lambda text: len(tokenizer.encode(text).ids)
+    """Tokens of a question in a chat, for a checkpoint's own tokenizer and template; of the text where it has no template."""
+    counter = TokenCounter(checkpoint)
+    if not has_chat_template(checkpoint):
+        return counter
+    return lambda text: counter([{"role": "user", "content": text}])
 
 
 def has_chat_template(checkpoint: Path) -> bool:

@@ -76,9 +76,9 @@ def why_unlike(one: SpeedRow, other: SpeedRow) -> str | None:
     for name, ours, theirs in zip(FIELDS, one.like, other.like, strict=True):
         if ours != theirs:
             return f"{one.checkpoint} and {other.checkpoint} differ in {name}: {_shown(ours)} against {_shown(theirs)}"
-    if (kernels := (set(one.kernels), set(other.kernels)))[0] and kernels[1] and one.checkpoint == other.checkpoint:
-        if kernels[0] != kernels[1]:
-            return f"{one.checkpoint} was served by other kernels"
+    known = one.kernels and other.kernels and one.checkpoint == other.checkpoint
+    if known and set(one.kernels) != set(other.kernels):
+        return f"{one.checkpoint} was served by other kernels"
     return None
 
 

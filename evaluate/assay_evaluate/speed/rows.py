@@ -1,6 +1,7 @@
 """From the JSON of `vllm bench serve` to `SpeedRepeat` and `SpeedRow`.
 
-TPOT is taken, never ITL: under speculation several tokens arrive in one chunk, and the time between chunks is no time of a token.
+TPOT is taken, never ITL: under speculation several tokens arrive in one chunk, and the time between chunks is no time of a
+token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WHERE = "vllm bench serve"
 def number(found: Mapping[str, Any], name: str) -> float | None:
     """A finite number under `name`; None: there is none."""
     value = found.get(name)
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value) else None
 
 
 def count(found: Mapping[str, Any], name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import threading
@@ -72,7 +73,7 @@ class Watch:
 
 def energy_of(samples: list[tuple[float, float]]) -> float:
     """Joules of (seconds, watts), by trapezoids."""
-    return sum((t1 - t0) * (w0 + w1) / 2 for (t0, w0), (t1, w1) in zip(samples, samples[1:], strict=False))
+    return sum((t1 - t0) * (w0 + w1) / 2 for (t0, w0), (t1, w1) in itertools.pairwise(samples))
 
 
 def memory_of_group(group: int) -> int | None:
