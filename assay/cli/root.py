@@ -36,6 +36,7 @@ from assay.cli.commands.measure.deployment import deployment
 from assay.cli.commands.measure.evaluate import evaluate
 from assay.cli.commands.measure.run import run
 from assay.cli.commands.measure.serve import serve
+from assay.cli.commands.measure.speed import speed
 from assay.cli.commands.results.card import card
 from assay.cli.commands.results.compare import compare
 from assay.cli.commands.results.gate import gate
@@ -166,6 +167,7 @@ app.command(cls=Command)(calibrate)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(evaluate)
 app.command(cls=Command)(deployment)
+app.command(cls=Command)(speed)
 app.command(cls=Command)(probe)
 app.command(cls=Command)(lever)
 app.command(cls=Command)(locate)

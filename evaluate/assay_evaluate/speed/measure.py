@@ -332,15 +332,6 @@ def hardware_of(num_gpus: int, profile: ProfileRecipe) -> str:
     return f"{here['cpu']} ({here['cores']} core{'s' if here['cores'] != '1' else ''})"
 
 
-def refuse_given(profile: ProfileRecipe) -> None:
-    """AssayError: the profile names servers that run already."""
-    if profile.endpoints:
-        raise AssayError(
-            f"profile {profile.name}: names servers that run already (`endpoints`); `assay speed` starts its own, one for each "
-            "speculation: run `vllm bench serve --save-result` on them and give the file with --import"
-        )
-
-
 def check_concurrency(ladder: Ladder, profile: ProfileRecipe) -> None:
     """AssayError: the ladder asks for more requests in flight than the server takes at once."""
     most = profile.flags.get("max-num-seqs")

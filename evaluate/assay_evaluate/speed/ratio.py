@@ -19,6 +19,8 @@ from assay.records.speed import SpeedRepeat, SpeedRow
 
 Quantity = Callable[[SpeedRepeat], float | None]
 LEVEL = 0.95
+NOT_STATED = "not stated"
+"""Prompts of an imported row that does not say what was asked."""
 FIELDS = ("prompts", "origin", "hardware", "number of GPUs", "parallelism", "engine", "speculation", "concurrency")
 """What `SpeedRow.like` holds, in its order."""
 
@@ -73,6 +75,10 @@ def why_unlike(one: SpeedRow, other: SpeedRow) -> str | None:
             return f"{row.checkpoint} was emulated, which says nothing about speed"
         if row.speculation is None:
             return f"of {row.checkpoint} nobody states whether it drafted, so it is compared with none"
+    if one.speculation != other.speculation:
+        return f"{one.checkpoint} drafted {_drafts(one)}, {other.checkpoint} {_drafts(other)}"
+    if one.prompts == other.prompts == NOT_STATED and one.source != other.source:
+        return f"of {one.checkpoint} and {other.checkpoint} nobody states what they were asked"
     for name, ours, theirs in zip(FIELDS, one.like, other.like, strict=True):
         if ours != theirs:
             return f"{one.checkpoint} and {other.checkpoint} differ in {name}: {_shown(ours)} against {_shown(theirs)}"
@@ -104,6 +110,10 @@ def _logs(row: SpeedRow, quantity: Quantity) -> list[float]:
     if not values or min(values) <= 0:
         raise MeasureError(f"no ratio: {row.checkpoint} at {row.concurrency} in flight does not have this quantity")
     return [math.log(value) for value in values]
+
+
+def _drafts(row: SpeedRow) -> str:
+    return f"{row.speculation} tokens a step" if row.speculation else "nothing"
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,238 @@
+"""The `assay speed` command: how fast the checkpoints of a run are served, measured here or imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from assay.cli.commands.measure.speed_subjects import measure_in_run, place_of
+from assay.cli.interrupted import says_what_is_kept
+from assay.cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_unused, several
+from assay.cli.run_folders import refuse_runs
+from assay.cli.run_lock import locked_run
+from assay.cli.terminal import emit, escape, print_rows, results, say
+from assay.errors import AssayError
+from assay.foreign_text import check_label, shown
+from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRow
+
+OFF = {"off": "0"}
+MOST = 4096
+"""Requests in flight, tokens drafted, repeats: beyond it is a slip of the finger."""
+MEASURED_ONLY = (
+    "checkpoints", "concurrency", "prompts", "repeats", "requests", "output_tokens", "prompt_tokens", "objective", "profile",
+)  # fmt: skip
+IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
+MEASURED_HERE = "without --import"
+FROM_A_FILE = "with --import"
+
+
+def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...] | None:
+    """`1,4,8` as numbers from `least` on, each once, in order. None: not given."""
+    if values is None:
+        return None
+    found = []
+    for value in several(values) or ():
+        told = OFF.get(value, value) if least == 0 else value
+        if not told.isascii() or not told.isdecimal() or not least <= int(told) <= MOST:
+            words = "`off` or whole numbers from 1" if least == 0 else f"whole numbers from {least}"
+            raise AssayError(f"{option} {shown(value)}: takes {words} to {MOST:,}, with commas between them")
+        found.append(int(told))
+    return tuple(sorted(set(found)))
+
+
+def speed(
+    ctx: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|TARGET", autocompletion=complete_run,
+            help="A run's folder, a model's name under --runs, a checkpoint folder or a Hugging Face id.",
+        ),
+    ],
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option("--checkpoints", metavar="LABEL,...", callback=several, help="Of the run. Default: all."),
+    ] = None,
+    concurrency: Annotated[
+        list[str] | None,
+        typer.Option("--concurrency", metavar="NUMBER,...", help="Requests in flight. Default: 1,4,8 on a CPU, else 1,8,32."),
+    ] = None,
+    speculation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--speculation", metavar="off|NUMBER,...",
+            help="Tokens drafted a step. Default: off, and as many as the model's recipe says. With --import: of its rows.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompts", metavar="KIND,...", callback=several,
+            help="chat, long, code, or the name of a task that was evaluated in the run. Default: chat.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order.")] = 3,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=1, help="Of a repeat. Default: 8, or 2 for each request in flight."),
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", min=2, help="Longest reply. Default: 64 on a CPU, else 512.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=128, help="Length of `long` prompts.")] = 1024,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", metavar="LIMITS", help="What a good request takes, for goodput: 'ttft<2s tpot<25ms'."),
+    ] = None,
+    profile: ProfileOption = None,
+    imported: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Rows that another tool wrote; nothing is measured.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="FORMAT", callback=choice("vllm-bench", "inferencex", "guidellm", "table"),
+            help="Of that file: vllm-bench, inferencex, guidellm or table. Default: as it looks.",
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="With --import: the checkpoint's label.")] = None,
+    hardware: Annotated[str | None, typer.Option("--hardware", help="With --import: `8xH200`, or a CPU's name.")] = None,
+    prompt_kind: Annotated[
+        str | None, typer.Option("--prompt-kind", help="With --import: what was asked, e.g. `random 1024/512`.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and of the order.")] = 0,
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Measure how fast checkpoints are served, with vLLM's own benchmark, over requests in flight and drafts on and off.
+
+    The record is RUN/speed.json; what it holds is not measured again. Exit 1 if a point could not be measured though its
+    format has kernels here: emulation says nothing about speed, so emulated checkpoints are left out.
+    """
+    refuse_runs(ctx, target)
+    if imported is None:
+        refuse_unused(ctx, MEASURED_HERE, *IMPORTED_ONLY)
+        options = _ladder_options(
+            concurrency=numbers("--concurrency", concurrency, 1),
+            speculation=numbers("--speculation", speculation, 0),
+            prompts=None if prompts is None else tuple(prompts),
+            repeats=repeats, num_requests=requests, output_tokens=output_tokens, prompt_tokens=prompt_tokens,
+            objective=_objective(objective), seed=seed,
+        )  # fmt: skip
+        place = place_of(target, runs)
+        kept = f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
+        with locked_run(place.run_dir), says_what_is_kept(lambda: kept):
+            record = measure_in_run(
+                place, None, checkpoints=checkpoints, profile=profile, on_progress=say, options=options
+            )  # fmt: skip
+    else:
+        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, "seed")
+        check_label(label)
+        rows = _rows_of_file(imported, form, label, hardware, prompt_kind, numbers("--speculation", speculation, 0))
+        place = place_of(target, runs)
+        with locked_run(place.run_dir):
+            record = _with_rows(place.run_dir, rows)
+        say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
+    if as_json:
+        emit(record)
+    else:
+        print_speed(record, place.reference, results())
+    say(f"record: {place.run_dir / SPEED_RECORD}")
+    raise typer.Exit(0 if imported is not None or not _failed(record) else 1)
+
+
+def _ladder_options(**given: Any) -> dict[str, Any]:
+    """Without those that were left to the default."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _objective(text: str | None) -> dict[str, float]:
+    from assay_evaluate.speed.objective import parse_objective
+
+    return {} if text is None else parse_objective(text)
+
+
+def _rows_of_file(
+    path: Path,
+    form: str | None,
+    label: str | None,
+    hardware: str | None,
+    prompts: str | None,
+    speculation: Sequence[int] | None,
+) -> list[SpeedRow]:
+    from assay_evaluate.speed.foreign.read import read_imported
+    from assay_evaluate.speed.foreign.stated import Stated
+
+    if speculation is not None and len(speculation) > 1:
+        raise AssayError("--speculation: with --import it is one number, of all rows of the file, or `off`")
+    return read_imported(path, form, Stated(label, hardware, None if speculation is None else speculation[0], prompts))
+
+
+def _with_rows(run_dir: Path, rows: Sequence[SpeedRow]) -> SpeedRecord:
+    from assay_evaluate.speed.foreign.read import with_imported
+
+    record = with_imported(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows)
+    record.save(run_dir / SPEED_RECORD)
+    return record
+
+
+def _failed(record: SpeedRecord) -> bool:
+    """Whether something was wanted, could have been measured, and was not."""
+    return any(not one.reason.startswith(("emulated:", "nothing drafts:")) for one in record.not_measured)
+
+
+# ------------------------------------------------------------------------------------------------ the table
+def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
+    """A line for each point, then the ratios of like points, then what was not measured. Intervals are of 95 %."""
+    from assay_evaluate.speed import ratio
+
+    columns = ("checkpoint", "drafts", "prompts", "in flight", "tokens/s", "TTFT", "TPOT", "accepted")
+    lines = []
+    for row in sorted(
+        record.rows,
+        key=lambda row: (row.origin, row.source, row.checkpoint, row.speculation or 0, row.prompts, row.concurrency),
+    ):
+        where = row.checkpoint if row.origin == "measured" else f"{row.checkpoint} ({row.origin})"
+        accepted = [one.acceptance_length for one in row.repeats if one.acceptance_length is not None]
+        lines.append((
+            escape(where), drafts(row), escape(row.prompts), str(row.concurrency),
+            told(ratio.mean_of(row, ratio.output_tokens_s), 1, "{:.1f}"),
+            told(ratio.mean_of(row, ratio.ttft_s), 1e3, "{:.0f} ms"),
+            told(ratio.mean_of(row, ratio.tpot_s), 1e3, "{:.1f} ms"),
+            f"{sum(accepted) / len(accepted):.2f}" if accepted else "-",
+        ))  # fmt: skip
+    if lines:
+        print_rows(columns, lines, out)
+    against = ratio.pairs(record.rows, reference)
+    for row, base, found in against:
+        point = f"{drafts(row)}, {row.prompts}, {row.concurrency} in flight"
+        out.print(
+            escape(f"{row.checkpoint} against {base.checkpoint} ({point}): {told(found, 1, '{:.2f}')} times the tokens/s")
+        )
+    for one in record.not_measured:
+        point = "" if one.concurrency is None else f", {one.prompts}, {one.concurrency} in flight"
+        with_drafts = (
+            "" if one.speculation is None else f" ({f'{one.speculation} drafted' if one.speculation else 'drafts off'}{point})"
+        )
+        out.print(escape(f"not measured: {one.checkpoint}{with_drafts}: {one.reason}"))
+    if not lines and not record.not_measured:
+        out.print("nothing was measured or imported yet")
+
+
+def drafts(row: SpeedRow) -> str:
+    """`off`, a number, `?`."""
+    return "?" if row.speculation is None else str(row.speculation) if row.speculation else "off"
+
+
+def told(found: Any, unit: float, form: str) -> str:
+    """`95.6 [93.1, 98.2]`; without an interval where there is one repeat; `-` if nobody says."""
+    if found is None:
+        return "-"
+    value = form.format(found.value * unit)
+    if found.low is None or found.high is None:
+        return value
+    return f"{value} [{form.format(found.low * unit)}, {form.format(found.high * unit)}]"

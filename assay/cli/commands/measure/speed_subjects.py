@@ -1,0 +1,168 @@
+"""What `assay speed` measures: the checkpoints of a run, how they are served, and what they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.cli.candidates.of_target import source_now
+from assay.cli.gate_choice import suite_for
+from assay.cli.run_folders import find_run, open_run, read_run
+from assay.cli.stages import profile_for
+from assay.cli.targets import Target, resolve_target, source_label
+from assay.errors import AssayError, did_you_mean
+from assay.foreign_text import shown
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.manifest import MANIFEST
+from assay.records.measurement import Measurement
+from assay.records.run import RunRecord
+from assay.records.speed import SpeedRecord
+from assay.safe_files import read_json_object
+
+if TYPE_CHECKING:
+    from assay_evaluate.speed.ladder import Ladder
+    from assay_evaluate.speed.measure import Subject
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run's folder, and its model as a recipe knows it. reference: label of the checkpoint that others are compared with."""
+
+    run_dir: Path
+    aim: Target
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def reference(self) -> str:
+        found = next((one.label for one in self.measurements if one.is_reference), None)
+        return found or self.aim.recipe.reference.precision or "reference"
+
+
+def place_of(target: str, runs: Path) -> Place:
+    """The run that is named, or that of a model; made if the model has none. AssayError: neither a run nor a model."""
+    try:
+        run_dir = find_run(target, runs)
+    except AssayError:
+        aim = resolve_target(target)
+        with open_run(runs, RunRecord(model=aim.recipe.name, source=source_now(aim))) as run_dir:
+            return Place(run_dir, aim, ())
+    measured = tuple(Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json")))
+    return Place(run_dir, _aim_of(run_dir, target), measured)
+
+
+def _aim_of(run_dir: Path, target: str) -> Target:
+    """The model of a run: its recipe, or the checkpoint that it was made from."""
+    there = read_run(run_dir)
+    if there is None:
+        return resolve_target(target)
+    if there.model in recipe_names("models"):
+        return resolve_target(there.model)
+    location = there.source.location if there.source is not None else None
+    location = there.reference.location if location is None and there.reference is not None else location
+    if location is None:
+        raise AssayError(
+            f"{run_dir}: its run.json does not say what it was made from; give the model or its checkpoint instead"
+        )
+    return resolve_target(location)
+
+
+def folders_of(place: Place) -> dict[str, Path]:
+    """Label -> checkpoint folder on this machine, of everything in the run: the reference first, then the source."""
+    found: dict[str, Path] = {}
+    source = place.aim.location.path
+    if source is not None and (Path(source) / "config.json").is_file():
+        config = read_json_object(Path(source), "config.json")
+        found[source_label(config)] = Path(source)
+    for path in sorted(place.run_dir.glob(f"*/checkpoint/{MANIFEST}")):
+        found[path.parent.parent.name] = path.parent
+    for one in place.measurements:
+        if not one.is_noise_floor and one.label not in found and (Path(one.checkpoint) / "config.json").is_file():
+            found[one.label] = Path(one.checkpoint)
+    return dict(sorted(found.items(), key=lambda pair: pair[0] != place.reference))
+
+
+def chosen_folders(place: Place, wanted: Sequence[str] | None) -> dict[str, Path]:
+    """Those that were named, else all. AssayError: there is none, or no such one."""
+    there = folders_of(place)
+    for label in wanted or ():
+        if label not in there:
+            hint = did_you_mean(label, list(there))
+            raise AssayError(
+                f"--checkpoints {shown(label)}: {hint}{place.run_dir} has {', '.join(there) or 'none on this machine'}"
+            )
+    if not there:
+        raise AssayError(f"{place.run_dir}: has no checkpoint on this machine; `assay quantize` makes one")
+    return {label: folder for label, folder in there.items() if wanted is None or label in wanted}
+
+
+def scheme_of(label: str, folder: Path) -> str | None:
+    """What experts are stored as, `fp8` of fp8_block, `w4a16` of w4a16_g32. None: nobody says."""
+    if label in {"bf16", "fp16", "fp32"}:
+        return label
+    if (folder / MANIFEST).is_file() and label in recipe_names("precisions"):
+        recipe = load_recipe(PrecisionRecipe, label)
+        found = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
+        return None if found is None else found.split("_")[0]
+    return None
+
+
+def measure_in_run(
+    place: Place,
+    ladder: Ladder | None,
+    *,
+    checkpoints: Sequence[str] | None = None,
+    profile: str | None = None,
+    on_progress: Any,
+    options: dict[str, Any] | None = None,
+) -> SpeedRecord:
+    """The ladder of a run's checkpoints. ladder: None: the default one, changed by `options` (fields of `Ladder`)."""
+    from assay_evaluate.client.journal import Journal
+    from assay_evaluate.run.identity import checkpoint_sha256, identity
+    from assay_evaluate.speed.measure import Measuring, Subject, check_concurrency
+    from assay_evaluate.speed.prompts import Prompts, asked_in
+
+    where = profile_for(place.aim, profile)
+    wanted = ladder or default_ladder(place.aim.recipe, where, options or {})
+    check_concurrency(wanted, where)
+    folders = chosen_folders(place, checkpoints)
+    suite = _suite_of(place, where)
+    with Journal(place.run_dir / "journal.db") as journal:
+        reference = next((one for one in place.measurements if one.is_reference), None)
+        asked: dict[str, list[str]] = {}
+        if reference is not None and reference.suite == suite.name:
+            asked = asked_in(journal, identity(reference.checkpoint_sha256, reference.fingerprint, reference.suite))
+        prompts = Prompts(suite, wanted.seed, wanted.prompt_tokens, asked)
+        prompts.check(wanted.prompts)
+        subjects: list[Subject] = [
+            Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
+            for label, folder in folders.items()
+        ]
+    serving = place.aim.recipe.serving
+    return Measuring(subjects, wanted, prompts, where, serving, place.run_dir, on_progress).run()
+
+
+def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
+    """Few requests on a CPU, more where GPUs are; with the drafts of the model's recipe, and without."""
+    from assay_evaluate.speed.ladder import Ladder
+
+    on_cpu = profile.hardware.device == "cpu"
+    drafts = recipe.serving.num_speculative_tokens
+    chosen: dict[str, Any] = {
+        "concurrency": (1, 4, 8) if on_cpu else (1, 8, 32),
+        "speculation": (0,) if drafts is None else (0, drafts),
+        "output_tokens": 64 if on_cpu else 512,
+    }
+    return Ladder(**(chosen | options))
+
+
+def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
+    """That of the run, else the model's."""
+    if place.measurements:
+        return SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
+    return suite_for(place.aim, None, profile)[0]

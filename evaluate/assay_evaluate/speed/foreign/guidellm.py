@@ -1,0 +1,109 @@
+"""The report of guidellm (https://github.com/vllm-project/guidellm): `benchmarks.json`, one for each rate or concurrency.
+
+What it calls inter-token latency is a request's (last token - first token) / (tokens - 1), which here is TPOT; what it calls
+time per output token counts the first token in (guidellm/schemas/request_stats.py). Only successful requests are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
+from assay_evaluate.speed.foreign.stated import SPECULATION_UNKNOWN, Stated, num_gpus_of, required, text, whole, wrong
+from assay_evaluate.speed.rows import count, number
+from assay_evaluate.transport.foreign_json import object_in, objects_in
+
+
+def is_guidellm(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("benchmarks"), list) and any(
+        "metrics" in one for one in objects_in(found, "benchmarks")
+    )  # fmt: skip
+
+
+def read_guidellm(found: Mapping[str, Any], stated: Stated, where: str) -> list[SpeedRow]:
+    """A row for each benchmark. AssayError: hardware or checkpoint is not stated, or a benchmark has no throughput."""
+    if not is_guidellm(found):
+        raise wrong(where, "no report of guidellm (it has no `benchmarks` with `metrics`)")
+    hardware = required(stated.hardware, "the hardware", "--hardware 8xH200", where)
+    told = text(object_in(found, "args"), "model")
+    rows: dict[int, SpeedRow] = {}
+    for at, one in enumerate(objects_in(found, "benchmarks"), 1):
+        here = f"{where}, benchmark {at}"
+        model = told or text(object_in(object_in(one, "config"), "backend"), "model")
+        label = required(stated.label or model, "the checkpoint", "--label NAME", here)
+        row = _row(one, label, hardware, stated, here, where)
+        before = rows.get(row.concurrency)
+        # The same concurrency twice: two repeats of one point.
+        rows[row.concurrency] = (
+            row if before is None else before.model_copy(update={"repeats": (*before.repeats, *row.repeats)})
+        )
+    return list(rows.values())
+
+
+def _row(found: Mapping[str, Any], label: str, hardware: str, stated: Stated, here: str, where: str) -> SpeedRow:
+    metrics = object_in(found, "metrics")
+    rate = number(_successful(metrics, "output_tokens_per_second"), "mean")
+    concurrency, note = _concurrency(found, metrics)
+    if not rate or concurrency is None:
+        raise wrong(here, "has no successful output tokens a second, or no requests in flight")
+    totals = object_in(metrics, "request_totals")
+    notes = [*([note] if note else []), "the version of the engine is not stated"]
+    notes += [SPECULATION_UNKNOWN] if stated.speculation is None else []
+    return SpeedRow(
+        checkpoint=label,
+        origin="imported",
+        source=f"guidellm: {where}",
+        hardware=hardware,
+        num_gpus=num_gpus_of(hardware),
+        speculation=stated.speculation,
+        prompts=stated.prompts or "not stated",
+        prompt_tokens=number(_successful(metrics, "prompt_token_count"), "mean"),
+        output_tokens=number(_successful(metrics, "output_token_count"), "mean"),
+        concurrency=concurrency,
+        repeats=(
+            SpeedRepeat(
+                duration_s=number(found, "duration"),
+                num_completed=count(totals, "successful"),
+                num_failed=count(totals, "errored"),
+                output_tokens_s=rate,
+                total_tokens_s=number(_successful(metrics, "tokens_per_second"), "mean"),
+                ttft_s=_quantiles(metrics, "time_to_first_token_ms", 1e-3),
+                tpot_s=_quantiles(metrics, "inter_token_latency_ms", 1e-3),
+                end_to_end_s=_quantiles(metrics, "request_latency", 1.0),
+            ),
+        ),
+        assumptions=tuple(notes),
+    )
+
+
+def _concurrency(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """(requests in flight, a note): those of a concurrent strategy, one of a synchronous, else the mean that was seen."""
+    for holder in (object_in(found, "config"), object_in(found, "args")):
+        strategy = object_in(holder, "strategy")
+        if strategy.get("type_") == "synchronous":
+            return 1, None
+        if (streams := whole(strategy, "streams")) and strategy.get("type_") == "concurrent":
+            return streams, None
+    seen = number(_successful(metrics, "request_concurrency"), "mean")
+    if seen is None:
+        return None, None
+    return max(1, round(seen)), f"requests were sent at a rate; {seen:.1f} were in flight on average"
+
+
+def _successful(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return object_in(object_in(metrics, name), "successful")
+
+
+def _quantiles(metrics: Mapping[str, Any], name: str, unit_s: float) -> Quantiles | None:
+    told = _successful(metrics, name)
+    mean, median, percentiles = number(told, "mean"), number(told, "median"), object_in(told, "percentiles")
+    if not mean or not median:
+        return None
+    p90, p99 = number(percentiles, "p90"), number(percentiles, "p99")
+    return Quantiles(
+        mean=mean * unit_s,
+        p50=median * unit_s,
+        p90=None if p90 is None else p90 * unit_s,
+        p99=None if p99 is None else p99 * unit_s,
+    )

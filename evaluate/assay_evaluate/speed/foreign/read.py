@@ -1,0 +1,81 @@
+"""An imported file: its format, told or recognized, and its rows put into a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+
+from assay.errors import AssayError
+from assay.foreign_text import one_line
+from assay.records.speed import SpeedRecord, SpeedRow
+from assay.safe_files import read_record
+from assay.safe_yaml import NotPlainYaml, read_yaml
+from assay_evaluate.speed.foreign.guidellm import is_guidellm, read_guidellm
+from assay_evaluate.speed.foreign.inferencex import is_inferencex, read_inferencex
+from assay_evaluate.speed.foreign.stated import Stated, wrong
+from assay_evaluate.speed.foreign.table import is_table, read_table
+from assay_evaluate.speed.foreign.vllm_bench import is_vllm_bench, read_vllm_bench
+from assay_evaluate.transport.foreign_json import NotJson, read_json
+
+Format = Literal["vllm-bench", "inferencex", "guidellm", "table"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+READERS: Mapping[Format, tuple[Callable[[Any], bool], Callable[[Any, Stated, str], list[SpeedRow]]]] = {
+    "vllm-bench": (is_vllm_bench, read_vllm_bench),
+    "inferencex": (is_inferencex, read_inferencex),
+    "guidellm": (is_guidellm, read_guidellm),
+    "table": (is_table, read_table),
+}
+"""Format -> (whether a file looks like it, reader)."""
+_YAML = {".yaml", ".yml"}
+MOST_BYTES = 500_000_000
+"""Longest file that is read; guidellm keeps every request."""
+
+
+def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow]:
+    """The rows of a file. form: of FORMATS; None: as it looks. AssayError: it cannot be read, or lacks what a row needs."""
+    where, found = path.name, _parsed(path)
+    for name, (fits, read) in READERS.items():
+        if form == name or (form is None and fits(found)):
+            return _together(read(found, stated, where))
+    raise wrong(where, f"is of none of the formats {', '.join(FORMATS)}, as far as can be seen")
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        if path.suffix in _YAML:
+            return read_yaml(path)
+        data = read_record(path)
+        if len(data) > MOST_BYTES:
+            raise AssayError(f"{path}: {len(data):,} bytes, {MOST_BYTES:,} are read; leave the single requests out")
+        return read_json(data)
+    except OSError as error:
+        raise AssayError(f"{path}: cannot be read: {error.strerror}") from None
+    except NotPlainYaml as error:
+        raise AssayError(f"{path}: {error}") from None
+    except NotJson as error:
+        raise AssayError(f"{path}: {one_line(str(error))}; give JSON, or YAML in a file that ends in .yaml") from None
+
+
+def _together(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
+    """Rows of one point as one, with their repeats."""
+    found: dict[tuple[object, ...], SpeedRow] = {}
+    for row in rows:
+        point = (row.checkpoint, row.source, *row.like)
+        before = found.get(point)
+        found[point] = row if before is None else before.model_copy(update={"repeats": (*before.repeats, *row.repeats)})
+    return list(found.values())
+
+
+def with_imported(record: SpeedRecord | None, rows: Sequence[SpeedRow]) -> SpeedRecord:
+    """The record with these rows, which replace those of the same point and source. AssayError: two of them are one point."""
+    points = {(row.checkpoint, row.source, *row.like) for row in rows}
+    kept = [] if record is None else [row for row in record.rows if (row.checkpoint, row.source, *row.like) not in points]
+    try:
+        if record is None:
+            return SpeedRecord(rows=tuple(rows))
+        return SpeedRecord.model_validate({**record.model_dump(), "rows": [one.model_dump() for one in (*kept, *rows)]})
+    except ValidationError as error:
+        raise AssayError(one_line(error.errors()[0]["msg"])) from None

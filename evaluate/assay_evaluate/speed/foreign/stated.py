@@ -1,0 +1,60 @@
+"""What the user states beside an imported file, and what every reader of a format needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import AssayError
+from assay.foreign_text import one_line, shown
+
+_HARDWARE = re.compile(r"(\d+)\s*[xX×]\s*(.+)")
+SPECULATION_UNKNOWN = "whether it drafted, and how many tokens, is not stated"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """None: not stated. hardware: `8xH200`, or the name of a CPU. speculation: tokens drafted a step, 0 for off."""
+
+    label: str | None = None
+    hardware: str | None = None
+    speculation: int | None = None
+    prompts: str | None = None
+
+
+def num_gpus_of(hardware: str) -> int:
+    """8 of `8xH200`; 0 of anything else, which is taken for a CPU."""
+    found = _HARDWARE.fullmatch(hardware.strip())
+    return int(found[1]) if found else 0
+
+
+def required(value: str | None, what: str, option: str, where: str) -> str:
+    """AssayError: neither the file nor the user states it."""
+    if value is None or not value.strip():
+        raise AssayError(f"{where}: does not state {what}; say {option}")
+    return one_line(value)
+
+
+def text(found: Mapping[str, Any], name: str) -> str | None:
+    """Text, or a number as text, under `name`; None: there is none, or something else."""
+    value = found.get(name)
+    if isinstance(value, str):
+        return one_line(value.strip()) or None
+    return str(value) if isinstance(value, int | float) and type(value) is not bool else None
+
+
+def whole(found: Mapping[str, Any], name: str) -> int | None:
+    """A count under `name`, which may be written as text."""
+    value = found.get(name)
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    return value if type(value) is int and value >= 0 else None
+
+
+def wrong(where: str, what: object) -> AssayError:
+    """The file does not have the form that it was read as."""
+    return AssayError(
+        f"{where}: {shown(what, 200)}; say --as FORMAT if it is of another tool, or write a table (docs/speed.md, `A table`)"
+    )
