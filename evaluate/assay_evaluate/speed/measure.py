@@ -127,8 +127,12 @@ class Measuring:
         elif speculation and planned.speculation is None:
             reason = "nothing drafts: the checkpoint has no MTP head, or the model's recipe no other speculation"
         if reason is not None:
-            self.on_progress(f"{subject.label}: not measured: {reason}")
-            self.left_out.append(NotMeasured(checkpoint=subject.label, speculation=speculation, reason=reason))
+            # Emulation is of the format, with drafts and without: said once.
+            drafts = None if planned.emulated else speculation
+            noted = NotMeasured(checkpoint=subject.label, speculation=drafts, reason=reason)
+            if noted not in self.left_out:
+                self.on_progress(f"{subject.label}: not measured: {reason}")
+                self.left_out.append(noted)
             return []
         order = shuffled(self.ladder.points, self.ladder.repeats, f"{self.ladder.seed}:{subject.label}:{speculation}")
         done = {point: self._repeats_of(subject.label, speculation, point) for point in self.ladder.points}

@@ -1,4 +1,4 @@
-"""The `assay speed` command: how fast the checkpoints of a run are served, measured here or imported."""
+"""The `assay speed` command: how fast the checkpoints of a run are served; measured here, imported or predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from assay.cli.commands.measure.speed_subjects import measure_in_run, place_of
+from assay.cli.commands.measure.speed_subjects import measure_in_run, place_of, predict_in_run
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_unused, several
 from assay.cli.run_folders import refuse_runs
@@ -22,12 +22,11 @@ from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRow
 OFF = {"off": "0"}
 MOST = 4096
 """Requests in flight, tokens drafted, repeats: beyond it is a slip of the finger."""
-MEASURED_ONLY = (
-    "checkpoints", "concurrency", "prompts", "repeats", "requests", "output_tokens", "prompt_tokens", "objective", "profile",
-)  # fmt: skip
+MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile")
 IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
-MEASURED_HERE = "without --import"
-FROM_A_FILE = "with --import"
+PREDICTED_ONLY = ("acceptance_length",)
+FROM_A_FILE, NO_FILE = "with --import", "without --import"
+PREDICTED = "with --aiconfigurator"
 
 
 def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...] | None:
@@ -104,6 +103,20 @@ def speed(
     prompt_kind: Annotated[
         str | None, typer.Option("--prompt-kind", help="With --import: what was asked, e.g. `random 1024/512`.")
     ] = None,
+    aiconfigurator: Annotated[
+        Path | None,
+        typer.Option(
+            "--aiconfigurator", metavar="PYTHON",
+            help="Predict instead of measuring, for the GPUs of --profile: a Python that has aiconfigurator-core.",
+        ),
+    ] = None,
+    acceptance_length: Annotated[
+        float | None,
+        typer.Option(
+            "--acceptance-length", min=1,
+            help="With --aiconfigurator: tokens that a step with drafts yields. Default: as measured or imported.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and of the order.")] = 0,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
@@ -114,8 +127,16 @@ def speed(
     format has kernels here: emulation says nothing about speed, so emulated checkpoints are left out.
     """
     refuse_runs(ctx, target)
-    if imported is None:
-        refuse_unused(ctx, MEASURED_HERE, *IMPORTED_ONLY)
+    if imported is not None:
+        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, "prompts", "repeats", "requests", "objective", "seed", *PREDICTED_ONLY)
+        check_label(label)
+        rows = _rows_of_file(imported, form, label, hardware, prompt_kind, numbers("--speculation", speculation, 0))
+        place = place_of(target, runs)
+        with locked_run(place.run_dir):
+            record = _with_rows(place.run_dir, rows)
+        say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
+    else:
+        refuse_unused(ctx, NO_FILE, *IMPORTED_ONLY)
         options = _ladder_options(
             concurrency=numbers("--concurrency", concurrency, 1),
             speculation=numbers("--speculation", speculation, 0),
@@ -123,26 +144,27 @@ def speed(
             repeats=repeats, num_requests=requests, output_tokens=output_tokens, prompt_tokens=prompt_tokens,
             objective=_objective(objective), seed=seed,
         )  # fmt: skip
-        place = place_of(target, runs)
-        kept = f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
-        with locked_run(place.run_dir), says_what_is_kept(lambda: kept):
-            record = measure_in_run(
-                place, None, checkpoints=checkpoints, profile=profile, on_progress=say, options=options
-            )  # fmt: skip
-    else:
-        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, "seed")
-        check_label(label)
-        rows = _rows_of_file(imported, form, label, hardware, prompt_kind, numbers("--speculation", speculation, 0))
-        place = place_of(target, runs)
-        with locked_run(place.run_dir):
-            record = _with_rows(place.run_dir, rows)
-        say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
+        if aiconfigurator is not None:
+            refuse_unused(ctx, PREDICTED, "prompts", "repeats", "requests", "objective", "seed")
+            if profile is None:
+                raise AssayError(
+                    "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
+                )
+            place = place_of(target, runs)
+            with locked_run(place.run_dir):
+                record = predict_in_run(place, aiconfigurator, profile, acceptance_length, checkpoints, options)
+        else:
+            refuse_unused(ctx, "without --aiconfigurator", *PREDICTED_ONLY)
+            place = place_of(target, runs)
+            kept = f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
+            with locked_run(place.run_dir), says_what_is_kept(lambda: kept):
+                record = measure_in_run(place, checkpoints=checkpoints, profile=profile, on_progress=say, options=options)
     if as_json:
         emit(record)
     else:
         print_speed(record, place.reference, results())
     say(f"record: {place.run_dir / SPEED_RECORD}")
-    raise typer.Exit(0 if imported is not None or not _failed(record) else 1)
+    raise typer.Exit(0 if imported is not None or aiconfigurator is not None or not _failed(record) else 1)
 
 
 def _ladder_options(**given: Any) -> dict[str, Any]:
@@ -173,16 +195,16 @@ def _rows_of_file(
 
 
 def _with_rows(run_dir: Path, rows: Sequence[SpeedRow]) -> SpeedRecord:
-    from assay_evaluate.speed.foreign.read import with_imported
+    from assay_evaluate.speed.foreign.read import with_rows
 
-    record = with_imported(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows)
+    record = with_rows(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows)
     record.save(run_dir / SPEED_RECORD)
     return record
 
 
 def _failed(record: SpeedRecord) -> bool:
     """Whether something was wanted, could have been measured, and was not."""
-    return any(not one.reason.startswith(("emulated:", "nothing drafts:")) for one in record.not_measured)
+    return any(not one.reason.startswith(("emulated:", "nothing drafts:", "not predicted:")) for one in record.not_measured)
 
 
 # ------------------------------------------------------------------------------------------------ the table

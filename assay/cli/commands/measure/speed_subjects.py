@@ -22,7 +22,7 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.manifest import MANIFEST
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
-from assay.records.speed import SpeedRecord
+from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.safe_files import read_json_object
 
 if TYPE_CHECKING:
@@ -105,30 +105,36 @@ def scheme_of(label: str, folder: Path) -> str | None:
     """What experts are stored as, `fp8` of fp8_block, `w4a16` of w4a16_g32. None: nobody says."""
     if label in {"bf16", "fp16", "fp32"}:
         return label
-    if (folder / MANIFEST).is_file() and label in recipe_names("precisions"):
-        recipe = load_recipe(PrecisionRecipe, label)
-        found = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
-        return None if found is None else found.split("_")[0]
-    return None
+    return scheme_of_precision(label) if (folder / MANIFEST).is_file() else None
+
+
+def scheme_of_precision(label: str) -> str | None:
+    """The same of a precision recipe; `bf16` of itself. None: there is no such recipe, or it leaves experts as they are."""
+    if label in {"bf16", "fp16", "fp32"}:
+        return label
+    if label not in recipe_names("precisions"):
+        return None
+    recipe = load_recipe(PrecisionRecipe, label)
+    found = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
+    return None if found is None else found.split("_")[0]
 
 
 def measure_in_run(
     place: Place,
-    ladder: Ladder | None,
     *,
     checkpoints: Sequence[str] | None = None,
     profile: str | None = None,
     on_progress: Any,
     options: dict[str, Any] | None = None,
 ) -> SpeedRecord:
-    """The ladder of a run's checkpoints. ladder: None: the default one, changed by `options` (fields of `Ladder`)."""
+    """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones."""
     from assay_evaluate.client.journal import Journal
     from assay_evaluate.run.identity import checkpoint_sha256, identity
     from assay_evaluate.speed.measure import Measuring, Subject, check_concurrency
     from assay_evaluate.speed.prompts import Prompts, asked_in
 
     where = profile_for(place.aim, profile)
-    wanted = ladder or default_ladder(place.aim.recipe, where, options or {})
+    wanted = default_ladder(place.aim.recipe, where, options or {})
     check_concurrency(wanted, where)
     folders = chosen_folders(place, checkpoints)
     suite = _suite_of(place, where)
@@ -159,6 +165,35 @@ def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[st
         "output_tokens": 64 if on_cpu else 512,
     }
     return Ladder(**(chosen | options))
+
+
+def predict_in_run(
+    place: Place,
+    interpreter: Path,
+    profile: str,
+    acceptance_length: float | None,
+    labels: Sequence[str] | None,
+    options: dict[str, Any],
+) -> SpeedRecord:
+    """Rows that AIConfigurator predicts for a profile whose GPUs need not be here, put into the run's record.
+
+    labels: precisions of the model; None: the recipe's reference and precisions.
+    """
+    from assay_evaluate.speed.foreign.read import with_rows
+    from assay_evaluate.speed.predicted import acceptance_of, predict
+
+    recipe, where = place.aim.recipe, load_recipe(ProfileRecipe, profile)
+    ladder = default_ladder(recipe, where, options)
+    reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
+    schemes = {label: scheme_of_precision(label) for label in labels or dict.fromkeys((*reference, *recipe.precisions))}
+    before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
+    acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
+    model = place.aim.location.path or place.aim.location.hub
+    assert model is not None, "a source is a folder or on the hub"
+    rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
+    record = with_rows(before, rows, left_out)
+    record.save(place.run_dir / SPEED_RECORD)
+    return record
 
 
 def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
