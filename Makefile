@@ -45,7 +45,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check speed test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,15p'
@@ -96,6 +96,9 @@ card: .venv/.ready ## write the model cards again, from the records
 
 doctor: .venv/.ready ## say what this machine can do and what is missing
 	@$(assay) doctor
+
+speed: setup ## measure how fast each checkpoint of MODEL is served (docs/speed.md)
+	@$(assay) speed "$(MODEL)" $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"
 
 gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (docs/gpu-check.md)
 	@$(assay) gpu-check

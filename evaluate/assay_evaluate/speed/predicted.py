@@ -84,15 +84,23 @@ def predict(
             "points": [[c, drafts, ladder.prompt_tokens, ladder.output_tokens] for drafts, c in points],
         }
         version, answers = _ask(interpreter, asked)
+        refusals = {str(told["error"]) for told in answers if "error" in told}
+        if answers and len(refusals) == 1 and all("error" in told for told in answers):
+            left_out.append(NotMeasured(checkpoint=label, reason=_refused(refusals.pop())))
+            continue
         for (drafts, concurrency), told in zip(points, answers, strict=True):
             prefill, decode = number(told, "prefill_ms"), number(told, "decode_ms")
             if not prefill or not decode:
-                reason = f"not predicted: AIConfigurator: {one_line(str(told.get('error', 'no latency')))[:200]}"
+                reason = _refused(str(told.get("error", "no latency")))
                 left_out.append(NotMeasured(checkpoint=label, speculation=drafts, concurrency=concurrency, reason=reason))
                 continue
             accepted = acceptance[drafts] if drafts else 1.0
             rows.append(_row(label, str(scheme), profile, ladder, drafts, concurrency, prefill, decode, accepted, version))
     return rows, left_out
+
+
+def _refused(why: str) -> str:
+    return f"not predicted: AIConfigurator: {one_line(why)[:200]}"
 
 
 NO_ACCEPTANCE = "how many drafts are accepted is neither measured nor given (--acceptance-length)"

@@ -97,7 +97,7 @@ def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
         "calibrate", "card", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "lever", "locate",
-        "plan", "power", "preflight", "probe", "quantize", "recipes", "report", "run", "serve", "status", "verify",
+        "plan", "power", "preflight", "probe", "quantize", "recipes", "report", "run", "serve", "speed", "status", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")
@@ -107,7 +107,7 @@ def test_every_command_has_help(run: Run) -> None:
 def test_readme_names_no_command_that_does_not_exist() -> None:
     readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
     known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    words = "preflight|power|plan|quantize|verify|serve|evaluate|doctor|gate|report|card|probe|choose"
+    words = "preflight|power|plan|quantize|verify|serve|evaluate|doctor|gate|report|card|probe|speed|choose"
     assert set(re.findall(rf"assay ({words})\b", readme)) <= known
 
 

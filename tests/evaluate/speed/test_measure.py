@@ -1,4 +1,4 @@
-"""The ladder with a scripted server and benchmark, whose results are a real one's: order, rows, what is kept, what is left out."""
+"""The ladder with a scripted server and benchmark, whose results are a real one's: order, rows, what is kept or left out."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def fingerprint(spec: ServerSpec, *, emulated: bool | None = None, drafts: bool 
     tokens = spec.serving.num_speculative_tokens
     speculation = {"method": "mtp", "num_speculative_tokens": tokens} if tokens and drafts else None
     return Fingerprint(
-        server="vllm 0.32.0", versions={"vllm": "0.32.0"}, hardware={}, profile=spec.profile.name, flags=dict(spec.profile.vllm),
-        environment={}, speculation=speculation, checkpoint_flags={}, emulated=emulated, kernels=(),
+        server="vllm 0.32.0", versions={"vllm": "0.32.0"}, hardware={}, profile=spec.profile.name,
+        flags=dict(spec.profile.vllm), environment={}, speculation=speculation, checkpoint_flags={}, emulated=emulated, kernels=(),
     )  # fmt: skip
 
 
@@ -61,8 +61,9 @@ class World:
 
     def measuring(self, ladder: Ladder = LADDER, *subjects: Subject, **changes: Any) -> Measuring:
         fields: dict[str, Any] = {
-            "subjects": subjects or (SUBJECT,), "ladder": ladder, "prompts": Prompts(SUITE, ladder.seed, ladder.prompt_tokens, {}),
-            "profile": PROFILE, "serving": Serving(num_speculative_tokens=1), "run_dir": self.folder, "on_progress": self.lines.append,
+            "subjects": subjects or (SUBJECT,), "ladder": ladder, "profile": PROFILE,
+            "prompts": Prompts(SUITE, ladder.seed, ladder.prompt_tokens, {}), "serving": Serving(num_speculative_tokens=1),
+            "run_dir": self.folder, "on_progress": self.lines.append,
             "start_server": self.serve, "start_benchmark": self.benchmark,
             "foresee": lambda spec: fingerprint(spec, emulated=self.emulated, drafts=self.has_drafts),
         }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.commands.measure.speed import measure_speed
 from assay.cli.options import (
     GatesOption,
     JsonOption,
@@ -25,7 +26,7 @@ from assay.cli.stages import check_plans_served, load_report, quantize_options, 
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
-from assay.errors import PlanError
+from assay.errors import AssayError, PlanError
 
 
 def run(
@@ -44,6 +45,9 @@ def run(
     stream_from: StreamOption = None,
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Begin without `assay preflight`, which stops what would fail.")
+    ] = False,
+    with_speed: Annotated[
+        bool, typer.Option("--speed", help="Afterwards measure how fast each checkpoint is served, as `assay speed` does.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,6 +68,11 @@ def run(
     )  # fmt: skip
     if planned.is_served_here:
         interpreter_for(planned.profile)
+    elif with_speed:
+        raise AssayError(
+            f"--speed: profile {planned.profile.name} names servers that run already (`endpoints`), and speed needs one for "
+            "each speculation; leave it out, and give what `vllm bench serve` measured on them to `assay speed --import`"
+        )
     out = results(as_json=as_json)
     if no_preflight or planned.is_done:
         require_hardware(planned.profile)
@@ -91,6 +100,8 @@ def run(
         raise typer.Exit(1)
     compared = of_target(replace(aim, choices=()), runs, name, precisions, planned.profile.endpoints)  # were said above
     judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name)
+    if with_speed:
+        measure_speed(judged, aim, profile)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

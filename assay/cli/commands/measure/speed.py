@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from assay.cli.commands.measure.speed_subjects import measure_in_run, place_of, predict_in_run
+from assay.cli.commands.measure.speed_subjects import Place, measure_in_run, place_of, predict_in_run
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_unused, several
 from assay.cli.run_folders import refuse_runs
 from assay.cli.run_lock import locked_run
-from assay.cli.terminal import emit, escape, print_rows, results, say
+from assay.cli.terminal import console, emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
 from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRow
+
+if TYPE_CHECKING:
+    from assay.cli.targets import Target
+    from assay.cli.whole_run import Judged
 
 OFF = {"off": "0"}
 MOST = 4096
@@ -167,6 +171,16 @@ def speed(
     raise typer.Exit(0 if imported is not None or aiconfigurator is not None or not _failed(record) else 1)
 
 
+def measure_speed(judged: Judged, aim: Target, profile: str | None) -> SpeedRecord:
+    """The default ladder as a phase of a run that was judged; its table goes to stderr, beside the progress."""
+    place = Place(judged.run_dir, aim, tuple(judged.measurements))
+    with locked_run(place.run_dir):
+        record = measure_in_run(place, profile=profile, on_progress=say)
+    print_speed(record, place.reference, console)
+    say(f"record: {place.run_dir / SPEED_RECORD}")
+    return record
+
+
 def _ladder_options(**given: Any) -> dict[str, Any]:
     """Without those that were left to the default."""
     return {name: value for name, value in given.items() if value is not None}
@@ -229,18 +243,22 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         ))  # fmt: skip
     if lines:
         print_rows(columns, lines, out)
-    against = ratio.pairs(record.rows, reference)
+    # A published reference has no row of its own where rows were imported; the FP8 release is what people compare with.
+    labels = {row.checkpoint for row in record.rows}
+    against = ratio.pairs(record.rows, reference if reference in labels else "fp8")
     for row, base, found in against:
         point = f"{drafts(row)}, {row.prompts}, {row.concurrency} in flight"
         out.print(
             escape(f"{row.checkpoint} against {base.checkpoint} ({point}): {told(found, 1, '{:.2f}')} times the tokens/s")
         )
     for one in record.not_measured:
-        point = "" if one.concurrency is None else f", {one.prompts}, {one.concurrency} in flight"
-        with_drafts = (
-            "" if one.speculation is None else f" ({f'{one.speculation} drafted' if one.speculation else 'drafts off'}{point})"
-        )
-        out.print(escape(f"not measured: {one.checkpoint}{with_drafts}: {one.reason}"))
+        parts = [
+            None if one.speculation is None else f"{one.speculation} drafted" if one.speculation else "drafts off",
+            one.prompts,
+            None if one.concurrency is None else f"{one.concurrency} in flight",
+        ]
+        point = ", ".join(part for part in parts if part is not None)
+        out.print(escape(f"not measured: {one.checkpoint}{f' ({point})' if point else ''}: {one.reason}"))
     if not lines and not record.not_measured:
         out.print("nothing was measured or imported yet")
 
@@ -251,10 +269,11 @@ def drafts(row: SpeedRow) -> str:
 
 
 def told(found: Any, unit: float, form: str) -> str:
-    """`95.6 [93.1, 98.2]`; without an interval where there is one repeat; `-` if nobody says."""
+    """`95.6 [93.1, 98.2] ms`; without an interval where there is one repeat; `-` if nobody says. form: `{:.1f} ms`."""
     if found is None:
         return "-"
-    value = form.format(found.value * unit)
-    if found.low is None or found.high is None:
-        return value
-    return f"{value} [{form.format(found.low * unit)}, {form.format(found.high * unit)}]"
+    number, _, name = form.partition(" ")
+    value = number.format(found.value * unit)
+    if found.low is not None and found.high is not None:
+        value += f" [{number.format(found.low * unit)}, {number.format(found.high * unit)}]"
+    return f"{value} {name}".rstrip()

@@ -177,7 +177,7 @@ def predict_in_run(
 ) -> SpeedRecord:
     """Rows that AIConfigurator predicts for a profile whose GPUs need not be here, put into the run's record.
 
-    labels: precisions of the model; None: the recipe's reference and precisions.
+    labels: precisions of the model, or labels in the record; None: all that the record has, else those of the model's recipe.
     """
     from assay_evaluate.speed.foreign.read import with_rows
     from assay_evaluate.speed.predicted import acceptance_of, predict
@@ -185,8 +185,10 @@ def predict_in_run(
     recipe, where = place.aim.recipe, load_recipe(ProfileRecipe, profile)
     ladder = default_ladder(recipe, where, options)
     reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
-    schemes = {label: scheme_of_precision(label) for label in labels or dict.fromkeys((*reference, *recipe.precisions))}
     before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
+    there = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
+    wanted = labels or list(there) or list(dict.fromkeys((*reference, *recipe.precisions)))
+    schemes = {label: there.get(label) or scheme_of_precision(label) for label in wanted}
     acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
     model = place.aim.location.path or place.aim.location.hub
     assert model is not None, "a source is a folder or on the hub"

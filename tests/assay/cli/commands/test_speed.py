@@ -1,0 +1,131 @@
+"""`assay speed`: imports, what is printed, what is refused; and what would be measured, with a stand-in for the measuring."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from synthetic_run import make_run
+
+from assay.records.run import RunRecord
+from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
+from assay_evaluate.speed import measure
+
+ROOT = Path(__file__).parents[4]
+PUBLISHED = ROOT / "examples" / "glm-5.2-speed" / "published.yaml"
+BENCH = ROOT / "tests" / "evaluate" / "speed" / "data" / "vllm-bench-c4.json"
+
+
+def test_the_published_table_makes_a_run(run: Run) -> None:
+    code, out, err = run("speed", "glm-5.2", "--import", PUBLISHED)
+    lines = out.splitlines()
+    assert code == 0 and err.splitlines() == ["21 imported rows", "record: runs/glm-5.2/speed.json"]
+    assert lines[0].split() == ["checkpoint", "drafts", "prompts", "in", "flight", "tokens/s", "TTFT", "TPOT", "accepted"]
+    assert lines[7].split("  ")[0] == "w4a16 (imported)" and lines[7].split()[2:] == [
+        "5", "random", "1024/512", "1", "125.7", "215", "ms", "-", "2.40",
+    ]  # fmt: skip
+    assert "w4a16 against fp8 (5, random 1024/512, 1 in flight): 1.33 times the tokens/s" in lines
+    assert "w4a16 against fp8 (5, random 1024/512, 32 in flight): 0.90 times the tokens/s" in lines
+    assert not any("against" in line and ("(off" in line or "(?" in line) for line in lines), "unlike rows have no ratio"
+    assert RunRecord.load(Path("runs/glm-5.2/run.json")).model == "glm-5.2"
+    code, out, _ = run("speed", "glm-5.2", "--import", PUBLISHED, "--json")
+    assert code == 0 and SpeedRecord.model_validate_json(out) == SpeedRecord.load(Path("runs/glm-5.2/speed.json"))
+    assert len(json.loads(out)["rows"]) == 21, "the same rows, not twice"
+
+
+def test_a_file_of_vllm(run: Run) -> None:
+    run_dir = make_run(Path("runs"))
+    assert one_error(run("speed", "tiny-glm", "--import", BENCH)) == (
+        "vllm-bench-c4.json: does not state the hardware; say --hardware 8xH200"
+    )
+    words = ("--hardware", "a CPU", "--label", "bf16", "--prompt-kind", "chat")
+    assert run("speed", run_dir, "--import", BENCH, *words, "--speculation", "off")[0] == 0
+    (row,) = SpeedRecord.load(run_dir / "speed.json").rows
+    assert (row.checkpoint, row.hardware, row.prompts, row.speculation) == ("bf16", "a CPU", "chat", 0)
+
+
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "concurrency": (("--concurrency", "1,0"), "--concurrency 0: takes whole numbers from 1 to 4,096, with commas between them"),
+    "speculation": (
+        ("--speculation", "on"), "--speculation on: takes `off` or whole numbers from 1 to 4,096, with commas between them",
+    ),
+    "form": (("--as", "csv"), "--as csv: it takes one of: vllm-bench, inferencex, guidellm, table"),
+    "label": (("--label", "a"), "--label is not used without --import; leave it out"),
+    "acceptance": (("--acceptance-length", "2"), "--acceptance-length is not used without --aiconfigurator; leave it out"),
+    "requests": (("--import", PUBLISHED, "--requests", "3"), "--requests is not used with --import; leave it out"),
+    "no file": (("--import", "none.json"), "none.json: cannot be read: No such file or directory"),
+    "profile": (
+        ("--aiconfigurator", "python"),
+        "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)",
+    ),
+    "two": (
+        ("--import", BENCH, "--hardware", "a", "--speculation", "off,1"),
+        "--speculation: with --import it is one number, of all rows of the file, or `off`",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(run: Run, what: str) -> None:
+    words, why = REFUSED[what]
+    make_run(Path("runs"))
+    assert one_error(run("speed", "tiny-glm", *words)) == why
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be measured: (labels, schemes, ladder) of each call. The record has a row and what `left_out` says."""
+    calls: list[Any] = []
+
+    def run(self: Any) -> SpeedRecord:
+        calls.append(([one.label for one in self.subjects], [one.scheme for one in self.subjects], self.ladder))
+        row = SpeedRow(
+            checkpoint="bf16", origin="measured", source="vllm bench serve 0.32.0", hardware="a CPU", num_gpus=0, speculation=0,
+            prompts="chat", concurrency=1, repeats=tuple(SpeedRepeat(output_tokens_s=rate) for rate in (10.0, 11.0, 12.0)),
+        )  # fmt: skip
+        record = SpeedRecord(rows=(row,), not_measured=(NotMeasured(checkpoint="fp8", reason="emulated: as profile says"),))
+        if self.ladder.repeats == 7:
+            failed = NotMeasured(checkpoint="bf16", speculation=1, concurrency=4, prompts="chat", reason="its server died")
+            record = record.model_copy(update={"not_measured": (failed,)})
+        record.save(self.run_dir / "speed.json")
+        return record
+
+    monkeypatch.setattr(measure.Measuring, "run", run)
+    monkeypatch.setattr("assay_evaluate.run.identity.checkpoint_sha256", lambda folder, hash_file: "0" * 64)
+    return calls
+
+
+def test_what_would_be_measured(run: Run, measured: list[Any]) -> None:
+    run_dir = make_run(Path("runs"))
+    code, out, err = run("speed", "tiny-glm", "--concurrency", "8,1", "--speculation", "off,2", "--objective", "ttft<2s")
+    assert code == 0, err
+    (labels, schemes, ladder), *_ = measured
+    assert (labels, schemes) == (["fp8", "bf16", "nvfp4a16", "w4a16"], ["fp8", "bf16", "nvfp4a16", "w4a16"])
+    assert (ladder.concurrency, ladder.speculation, ladder.repeats) == ((1, 8), (0, 2), 3)
+    assert (ladder.prompts, ladder.output_tokens, ladder.objective) == (("chat",), 64, {"ttft_s": 2.0})
+    assert out.splitlines()[1].split("  ")[0] == "bf16" and "11.0 [8.5, 13.5]" in out
+    assert out.splitlines()[-1] == "not measured: fp8: emulated: as profile says"
+    assert err.splitlines()[-1] == f"record: {run_dir / 'speed.json'}"
+    assert run("speed", "tiny-glm", "--checkpoints", "bf16,w4a16")[0] == 0
+    assert measured[-1][0] == ["bf16", "w4a16"] and measured[-1][2].speculation == (0, 1), "drafts of the model's recipe"
+    code, out, _ = run("speed", "tiny-glm", "--repeats", "7")
+    assert code == 1 and out.splitlines()[-1] == "not measured: bf16 (1 drafted, chat, 4 in flight): its server died"
+    assert one_error(run("speed", "tiny-glm", "--checkpoints", "w4a61")) == (
+        f"--checkpoints w4a61: did you mean w4a16? {run_dir} has fp8, bf16, nvfp4a16, w4a16"
+    )
+    assert one_error(run("speed", "tiny-glm", "--prompts", "poems")) == "--prompts poems: there are chat, long"
+    assert one_error(run("speed", "tiny-glm", "--concurrency", "64")) == (
+        "--concurrency 64: profile cpu-emulated serves at most 32 at once (max-num-seqs); others would wait in its queue; ask "
+        "for less, or raise it there"
+    )
+
+
+def test_a_checkpoint_without_a_run(run: Run, measured: list[Any]) -> None:
+    shutil.copytree(ROOT / "examples" / "tiny_glm" / "checkpoint", "mine")
+    assert run("speed", "mine")[0] == 0
+    assert measured[0][0] == ["bf16"] and Path("runs/mine/speed.json").is_file()

@@ -1,0 +1,68 @@
+"""Two points of tiny-glm, measured: a real server, and vLLM's own benchmark in the serving environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.errors import MeasureError
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.speed import SpeedRecord
+from assay_evaluate.serving.server import ServerSpec, serve
+from assay_evaluate.speed.bench import Job, benchmark, write_prompts
+from assay_evaluate.speed.ladder import Ladder
+from assay_evaluate.speed.measure import Measuring, Subject
+from assay_evaluate.speed.prompts import Prompts
+
+pytestmark = pytest.mark.serve
+TINY_GLM = Path(__file__).parents[3] / "examples" / "tiny_glm" / "checkpoint"
+LADDER = Ladder(concurrency=(1, 2), speculation=(1,), repeats=1, num_requests=3, output_tokens=16, objective={"ttft_s": 600.0})
+PROFILE = load_recipe(ProfileRecipe, "cpu-emulated")
+SERVING = Serving(reasoning_parser="glm45", num_speculative_tokens=1)
+
+
+def measuring(folder: Path, lines: list[str]) -> Measuring:
+    prompts = Prompts(load_recipe(SuiteRecipe, "quick"), 0, 256, {})
+    return Measuring([Subject("bf16", TINY_GLM, "0" * 64, "bf16")], LADDER, prompts, PROFILE, SERVING, folder, lines.append)
+
+
+def test_two_points(tmp_path: Path) -> None:
+    lines: list[str] = []
+    record = measuring(tmp_path, lines).run()
+    assert record.not_measured == () and sorted(row.concurrency for row in record.rows) == [1, 2]
+    for row in record.rows:
+        (one,) = row.repeats
+        assert (row.emulated, row.speculation, row.num_gpus, row.engine) == (None, 1, 0, "vllm 0.32.0")
+        assert row.kernels and row.fingerprint_sha256 and row.startup_s is not None and row.startup_s > 0
+        assert (one.num_completed, one.num_failed, one.energy_j) == (3, 0, None)
+        assert row.output_tokens is not None and 2 <= row.output_tokens <= 16
+        assert row.prompt_tokens is not None and 10 <= row.prompt_tokens <= 200
+        assert one.duration_s is not None and one.total_tokens_s is not None
+        assert one.output_tokens_s == pytest.approx(3 * row.output_tokens / one.duration_s)
+        assert one.total_tokens_s == pytest.approx(3 * (row.output_tokens + row.prompt_tokens) / one.duration_s)
+        assert one.ttft_s is not None and one.tpot_s is not None and one.end_to_end_s is not None
+        assert 0 < one.tpot_s.mean < one.end_to_end_s.mean and one.ttft_s.p50 < one.end_to_end_s.p50
+        assert one.acceptance_length is not None and 1 <= one.acceptance_length <= 2
+        assert one.goodput_requests_s == pytest.approx(3 / one.duration_s), "all are good"
+        assert one.memory_bytes is not None and one.memory_bytes > 100 << 20
+    assert SpeedRecord.load(tmp_path / "speed.json") == record
+    assert measuring(tmp_path, lines).run() == record and lines[-1] == "bf16: speculation 1: measured already"
+
+
+def test_a_job_that_fails(tmp_path: Path) -> None:
+    """One that vLLM refuses fails alone: the next is done by the same process."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    prompts = write_prompts(folder / "prompts.jsonl", ["How many?", "How much?"])
+    job = Job(prompts, 2, 1, 4, TINY_GLM, is_chat=True)
+    spec = ServerSpec(TINY_GLM, PROFILE, SERVING, speculate=False, log_path=tmp_path / "server.log")
+    with serve(spec) as server, benchmark(server, PROFILE, folder, tmp_path / "bench.log") as bench:
+        with pytest.raises(MeasureError, match=r"^vllm bench serve failed \(.*; its log is .*bench\.log$"):
+            bench.run(Job(folder / "nothing.jsonl", 2, 1, 4, TINY_GLM, is_chat=True))
+        found = bench.run(job)
+        assert (found["completed"], found["max_concurrency"], found["num_prompts"]) == (2, 1, 2)
+        assert "spec_decode_acceptance_length" not in found
