@@ -16,6 +16,7 @@ from assay.records.deployment.record import Deployment
 from assay.records.manifest import Manifest
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.run import RunRecord
+from assay.records.speed import SpeedRecord
 from assay.records.verdict import GateReport, RegisteredGates, Verdict
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.verdicts.run_comparison import RunComparison
@@ -25,10 +26,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "records.md").read_text()
 SECTIONS: dict[str, type] = {
     "run.json": RunRecord, "assay_manifest.json": Manifest, "measurements/LABEL.json": Measurement, "tasks": TaskResult,
     "items": ItemResult, "gates.registered.json": RegisteredGates, "gates.json": GateReport, "verdicts": Verdict,
-    "deployment/PROFILE/LABEL.json": Deployment,
+    "deployment/PROFILE/LABEL.json": Deployment, "speed.json": SpeedRecord,
     "report/report.json": Report, "rows": Row, "assay status --json": RunStatus, "assay compare --json": RunComparison,
 }  # fmt: skip
-WHOLE = ("run.json", "assay_manifest.json", "deployment/PROFILE/LABEL.json", "assay status --json", "assay compare --json")
+WHOLE = ("run.json", "assay_manifest.json", "deployment/PROFILE/LABEL.json", "speed.json", "assay status --json", "assay compare --json")
 """Sections that name every field."""
 
 

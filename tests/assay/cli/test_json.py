@@ -28,6 +28,7 @@ from assay.records.diagnosis.locate import LocateReport
 from assay.records.plan import Plan
 from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
+from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_evaluate.serving.family_draft import Draft
@@ -62,6 +63,15 @@ def measures(model: str, candidates: Any, *, suite: Any, run_dir: Path, on_progr
         one.model_copy(update=changes).save(run_dir / "measurements" / f"{one.label}.json")
 
 
+def speeds(self: Any) -> SpeedRecord:
+    self.on_progress("measuring")
+    row = SpeedRow(
+        checkpoint="fp8", origin="measured", source="a benchmark", hardware="a CPU", num_gpus=0, speculation=0, prompts="chat",
+        concurrency=1, repeats=(SpeedRepeat(output_tokens_s=1.0),),
+    )  # fmt: skip
+    return SpeedRecord(rows=(row,))
+
+
 @contextlib.contextmanager
 def serves(spec: Any, on_progress: Callable[[str], None]) -> Iterator[Any]:
     on_progress("vLLM loads")
@@ -85,6 +95,8 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.run.evaluate.evaluate": measures,
     "assay_evaluate.run.deployment.deploy": lambda *_, **__: make_deployment(),
     "assay_evaluate.run.deployment.check_deployable": returning(None),
+    "assay_evaluate.speed.measure.Measuring.run": speeds,
+    "assay_evaluate.run.identity.checkpoint_sha256": lambda *_: "0" * 64,
     "assay_evaluate.serving.server.serve": serves,
     "assay_evaluate.serving.server.find_interpreter": returning(Path(sys.executable)),
     "assay_evaluate.serving.hardware.find_gpus": returning(()),
@@ -112,6 +124,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "serve": (("source",), None, (130,)),
     "evaluate": (("--reference", "source", "--candidate", "made", "--suite", "quick"), Report, (0,)),
     "deployment": (("tiny-glm", "--profile", "cpu-emulated", "--precisions", "w4a16"), None, (0,)),
+    "speed": (("tiny-glm",), SpeedRecord, (0,)),
     "probe": (("http://127.0.0.1:1",), None, (0,)),
     "lever": (("http://127.0.0.1:1",), LeverReport, (0,)),
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
@@ -144,7 +157,9 @@ def prepared(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     make_tiny_glm4_moe(Path("source"))
     for path, stand_in in STAND_INS.items():
         module, name = path.rsplit(".", 1)
-        monkeypatch.setattr(importlib.import_module(module), name, stand_in)
+        *above, last = module.rsplit(".", 1)
+        holder = getattr(importlib.import_module(*above), last) if last[0].isupper() else importlib.import_module(module)
+        monkeypatch.setattr(holder, name, stand_in)
     return run
 
 

@@ -42,7 +42,8 @@ def fingerprint(spec: ServerSpec, *, emulated: bool | None = None, drafts: bool 
     speculation = {"method": "mtp", "num_speculative_tokens": tokens} if tokens and drafts else None
     return Fingerprint(
         server="vllm 0.32.0", versions={"vllm": "0.32.0"}, hardware={}, profile=spec.profile.name,
-        flags=dict(spec.profile.vllm), environment={}, speculation=speculation, checkpoint_flags={}, emulated=emulated, kernels=(),
+        flags=dict(spec.profile.vllm), environment={}, speculation=speculation, checkpoint_flags={}, emulated=emulated,
+        kernels=(),
     )  # fmt: skip
 
 
