@@ -29,7 +29,14 @@ SECTIONS: dict[str, type] = {
     "deployment/PROFILE/LABEL.json": Deployment, "speed.json": SpeedRecord,
     "report/report.json": Report, "rows": Row, "assay status --json": RunStatus, "assay compare --json": RunComparison,
 }  # fmt: skip
-WHOLE = ("run.json", "assay_manifest.json", "deployment/PROFILE/LABEL.json", "speed.json", "assay status --json", "assay compare --json")
+WHOLE = (
+    "run.json",
+    "assay_manifest.json",
+    "deployment/PROFILE/LABEL.json",
+    "speed.json",
+    "assay status --json",
+    "assay compare --json",
+)
 """Sections that name every field."""
 
 

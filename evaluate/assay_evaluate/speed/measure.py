@@ -32,6 +32,8 @@ from assay_evaluate.speed.watch import Watch
 from assay_evaluate.tasks.ruler import RulerError
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
+NOT_PREDICTED = "not predicted:"
+"""How reasons begin that there is no prediction."""
 EMULATED = "emulated: profile {profile} computes this format without its kernels; predicted by the roofline only"
 _SPECULATIVE = "speculative-config"
 _TEMPLATE_TOKENS = 64
@@ -107,7 +109,8 @@ class Measuring:
                 self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {why}")
             else:
                 self.rows[_key(row)] = row
-        self.left_out = [one for one in before.not_measured if one.checkpoint not in labels]
+        others = (one for one in before.not_measured if one.checkpoint not in labels or one.reason.startswith(NOT_PREDICTED))
+        self.left_out = list(others)
         self.versions = dict(before.versions)
 
     def _why_stale(self, row: SpeedRow, subject: Subject, *, same: bool) -> str | None:

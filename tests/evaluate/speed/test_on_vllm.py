@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,11 +15,12 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.speed import SpeedRecord
-from assay_evaluate.serving.server import ServerSpec, serve
+from assay_evaluate.serving.server import Server
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
 from assay_evaluate.speed.ladder import Ladder
 from assay_evaluate.speed.measure import Measuring, Subject
 from assay_evaluate.speed.prompts import Prompts
+from assay_evaluate.speed.rows import repeat_of
 
 pytestmark = pytest.mark.serve
 TINY_GLM = Path(__file__).parents[3] / "examples" / "tiny_glm" / "checkpoint"
@@ -54,15 +58,15 @@ def test_two_points(tmp_path: Path) -> None:
 
 
 def test_a_job_that_fails(tmp_path: Path) -> None:
-    """One that vLLM refuses fails alone: the next is done by the same process."""
+    """What vLLM refuses before it asks anything ends its own job only: the same process answers the next."""
     folder = tmp_path / "jobs"
     folder.mkdir()
-    prompts = write_prompts(folder / "prompts.jsonl", ["How many?", "How much?"])
-    job = Job(prompts, 2, 1, 4, TINY_GLM, is_chat=True)
-    spec = ServerSpec(TINY_GLM, PROFILE, SERVING, speculate=False, log_path=tmp_path / "server.log")
-    with serve(spec) as server, benchmark(server, PROFILE, folder, tmp_path / "bench.log") as bench:
-        with pytest.raises(MeasureError, match=r"^vllm bench serve failed \(.*; its log is .*bench\.log$"):
-            bench.run(Job(folder / "nothing.jsonl", 2, 1, 4, TINY_GLM, is_chat=True))
-        found = bench.run(job)
-        assert (found["completed"], found["max_concurrency"], found["num_prompts"]) == (2, 1, 2)
-        assert "spec_decode_acceptance_length" not in found
+    nobody = SimpleNamespace(base_url="http://127.0.0.1:9", model="model", headers={}, check_alive=lambda: None)
+    job = Job(folder / "nothing.jsonl", 2, 1, 4, TINY_GLM, is_chat=True)
+    with benchmark(cast(Server, nobody), PROFILE, folder, tmp_path / "bench.log") as bench:
+        for one in (job, replace(job, tokenizer=folder / "nowhere")):
+            with pytest.raises(MeasureError, match=r"^vllm bench serve failed \(.*\); its log is .*bench\.log$"):
+                bench.run(one)
+        job = replace(job, prompts=write_prompts(folder / "prompts.jsonl", ["How many?"]), num_requests=1)
+        with pytest.raises(MeasureError, match=r"^vllm bench serve: no request was answered \(1 failed\)$"):
+            repeat_of(bench.run(job), "vllm bench serve")

@@ -55,7 +55,7 @@ def test_rows_of_a_wave_of_requests(tmp_path: Path) -> None:
         repeats=(
             SpeedRepeat(
                 output_tokens_s=32 * 512 / seconds,
-                ttft_s=Quantiles(mean=3.7021, p50=3.7021),
+                ttft_s=Quantiles(mean=3702.1 / 1000, p50=3702.1 / 1000),
                 tpot_s=Quantiles(mean=tpot, p50=tpot),
                 end_to_end_s=Quantiles(mean=seconds, p50=seconds),
                 acceptance_length=2.4,

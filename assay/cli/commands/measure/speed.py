@@ -209,7 +209,7 @@ def _rows_of_file(
 
 
 def _with_rows(run_dir: Path, rows: Sequence[SpeedRow]) -> SpeedRecord:
-    from assay_evaluate.speed.foreign.read import with_rows
+    from assay_evaluate.speed.rows_in_record import with_rows
 
     record = with_rows(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows)
     record.save(run_dir / SPEED_RECORD)

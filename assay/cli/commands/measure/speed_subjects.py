@@ -179,7 +179,7 @@ def predict_in_run(
 
     labels: precisions of the model, or labels in the record; None: all that the record has, else those of the model's recipe.
     """
-    from assay_evaluate.speed.foreign.read import with_rows
+    from assay_evaluate.speed.rows_in_record import with_rows
     from assay_evaluate.speed.predicted import acceptance_of, predict
 
     recipe, where = place.aim.recipe, load_recipe(ProfileRecipe, profile)

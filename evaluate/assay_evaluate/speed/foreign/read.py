@@ -1,4 +1,4 @@
-"""An imported file: its format, told or recognized, and its rows put into a record."""
+"""An imported file: its format, told or recognized, and its rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
-
 from assay.errors import AssayError
 from assay.foreign_text import one_line
-from assay.records.speed import NotMeasured, SpeedRecord, SpeedRow
+from assay.records.speed import SpeedRow
 from assay.safe_files import read_record
 from assay.safe_yaml import NotPlainYaml, read_yaml
 from assay_evaluate.speed.foreign.guidellm import is_guidellm, read_guidellm
@@ -67,20 +65,3 @@ def _together(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
         before = found.get(point)
         found[point] = row if before is None else before.model_copy(update={"repeats": (*before.repeats, *row.repeats)})
     return list(found.values())
-
-
-def with_rows(record: SpeedRecord | None, rows: Sequence[SpeedRow], left_out: Sequence[NotMeasured] = ()) -> SpeedRecord:
-    """The record with these rows, which replace those of the same point and source. AssayError: two of them are one point.
-
-    left_out: what has no row, and why; said once.
-    """
-    points = {(row.checkpoint, row.source, *row.like) for row in rows}
-    kept = [] if record is None else [row for row in record.rows if (row.checkpoint, row.source, *row.like) not in points]
-    before = SpeedRecord(rows=()) if record is None else record
-    noted = (*before.not_measured, *(one for one in left_out if one not in before.not_measured))
-    try:
-        return SpeedRecord.model_validate(
-            {**before.model_dump(), "rows": [one.model_dump() for one in (*kept, *rows)], "not_measured": noted}
-        )
-    except ValidationError as error:
-        raise AssayError(one_line(error.errors()[0]["msg"])) from None

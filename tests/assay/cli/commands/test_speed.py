@@ -12,8 +12,13 @@ from command_errors import one_error
 from command_line import Run
 from synthetic_run import make_run
 
+from assay.cli.commands.measure.speed import measure_speed
+from assay.cli.targets import resolve_target
+from assay.cli.whole_run import Judged
+from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
+from assay.records.verdict import GateReport
 from assay_evaluate.speed import measure
 
 ROOT = Path(__file__).parents[4]
@@ -123,6 +128,18 @@ def test_what_would_be_measured(run: Run, measured: list[Any]) -> None:
         "--concurrency 64: profile cpu-emulated serves at most 32 at once (max-num-seqs); others would wait in its queue; ask "
         "for less, or raise it there"
     )
+
+
+def test_a_phase_of_a_run(run: Run, measured: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """`assay run --speed`: the default ladder of the run that was judged, printed beside the progress."""
+    run_dir = make_run(Path("runs"))
+    measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    judged = Judged(run_dir, measurements, GateReport.load(run_dir / "gates.json"))
+    record = measure_speed(judged, resolve_target("tiny-glm"), "cpu-emulated")
+    out = capsys.readouterr()
+    assert record == SpeedRecord.load(run_dir / "speed.json") and measured[0][2].speculation == (0, 1)
+    assert out.out == "" and "11.0 [8.5, 13.5]" in out.err and out.err.endswith(f"record: {run_dir / 'speed.json'}\n")
+    assert "--speed" in run("run", "--help")[1]
 
 
 def test_a_checkpoint_without_a_run(run: Run, measured: list[Any]) -> None:
