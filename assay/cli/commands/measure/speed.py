@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from assay.cli.commands.measure.speed_subjects import Place, measure_in_run, place_of, predict_in_run
+from assay.cli.commands.measure.speed_subjects import Place, place_of, plan_ladder, predict_in_run
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_unused, several
 from assay.cli.run_folders import refuse_runs
-from assay.cli.run_lock import locked_run
 from assay.cli.terminal import console, emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
@@ -136,7 +135,7 @@ def speed(
         check_label(label)
         rows = _rows_of_file(imported, form, label, hardware, prompt_kind, numbers("--speculation", speculation, 0))
         place = place_of(target, runs)
-        with locked_run(place.run_dir):
+        with place.at_work():
             record = _with_rows(place.run_dir, rows)
         say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
     else:
@@ -155,14 +154,13 @@ def speed(
                     "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
                 )
             place = place_of(target, runs)
-            with locked_run(place.run_dir):
-                record = predict_in_run(place, aiconfigurator, profile, acceptance_length, checkpoints, options)
+            record = predict_in_run(place, aiconfigurator, profile, acceptance_length, checkpoints, options)
         else:
             refuse_unused(ctx, "without --aiconfigurator", *PREDICTED_ONLY)
             place = place_of(target, runs)
-            kept = f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
-            with locked_run(place.run_dir), says_what_is_kept(lambda: kept):
-                record = measure_in_run(place, checkpoints=checkpoints, profile=profile, on_progress=say, options=options)
+            planned = plan_ladder(place, checkpoints, profile, options)
+            with says_what_is_kept(lambda: kept_in(place)):
+                record = planned.measure(say)
     if as_json:
         emit(record)
     else:
@@ -174,11 +172,16 @@ def speed(
 def measure_speed(judged: Judged, aim: Target, profile: str | None) -> SpeedRecord:
     """The default ladder as a phase of a run that was judged; its table goes to stderr, beside the progress."""
     place = Place(judged.run_dir, aim, tuple(judged.measurements))
-    with locked_run(place.run_dir):
-        record = measure_in_run(place, profile=profile, on_progress=say)
+    with says_what_is_kept(lambda: kept_in(place)):
+        record = plan_ladder(place, None, profile, {}).measure(say)
     print_speed(record, place.reference, console)
     say(f"record: {place.run_dir / SPEED_RECORD}")
     return record
+
+
+def kept_in(place: Place) -> str:
+    """What an interrupted ladder leaves for the next."""
+    return f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
 
 
 def _ladder_options(**given: Any) -> dict[str, Any]:

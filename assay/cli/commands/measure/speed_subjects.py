@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.candidates.of_target import source_now
 from assay.cli.gate_choice import suite_for
-from assay.cli.run_folders import find_run, open_run, read_run
+from assay.cli.run_folders import choose_run, find_run, open_run, read_run
+from assay.cli.run_lock import locked_run
 from assay.cli.stages import profile_for
 from assay.cli.targets import Target, resolve_target, source_label
 from assay.errors import AssayError, did_you_mean
@@ -26,32 +28,44 @@ from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.safe_files import read_json_object
 
 if TYPE_CHECKING:
+    from assay.callbacks import Say
     from assay_evaluate.speed.ladder import Ladder
-    from assay_evaluate.speed.measure import Subject
 
 
 @dataclass(frozen=True)
 class Place:
-    """A run's folder, and its model as a recipe knows it. reference: label of the checkpoint that others are compared with."""
+    """A run's folder, and its model as a recipe knows it. about: of its run.json; None: it has one already."""
 
     run_dir: Path
     aim: Target
     measurements: tuple[Measurement, ...]
+    about: RunRecord | None = None
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Hold the run, made if it is not there yet."""
+        if self.about is None:
+            with locked_run(self.run_dir):
+                yield
+        else:
+            with open_run(self.run_dir.parent, self.about, name=self.run_dir.name, lock=True):
+                yield
 
     @property
     def reference(self) -> str:
+        """Label of the checkpoint that others are compared with."""
         found = next((one.label for one in self.measurements if one.is_reference), None)
         return found or self.aim.recipe.reference.precision or "reference"
 
 
 def place_of(target: str, runs: Path) -> Place:
-    """The run that is named, or that of a model; made if the model has none. AssayError: neither a run nor a model."""
+    """The run that is named, or that of a model, which need not be there yet. AssayError: neither a run nor a model."""
     try:
         run_dir = find_run(target, runs)
     except AssayError:
         aim = resolve_target(target)
-        with open_run(runs, RunRecord(model=aim.recipe.name, source=source_now(aim))) as run_dir:
-            return Place(run_dir, aim, ())
+        about = RunRecord(model=aim.recipe.name, source=source_now(aim))
+        return Place(choose_run(runs, about)[0], aim, (), about)
     measured = tuple(Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json")))
     return Place(run_dir, _aim_of(run_dir, target), measured)
 
@@ -94,7 +108,8 @@ def chosen_folders(place: Place, wanted: Sequence[str] | None) -> dict[str, Path
         if label not in there:
             hint = did_you_mean(label, list(there))
             raise AssayError(
-                f"--checkpoints {shown(label)}: {hint}{place.run_dir} has {', '.join(there) or 'none on this machine'}"
+                f"--checkpoints {shown(label)}: {hint}{place.run_dir} has {', '.join(there) or 'none on this machine'}; name "
+                "one of them, or make it first with `assay quantize`"
             )
     if not there:
         raise AssayError(f"{place.run_dir}: has no checkpoint on this machine; `assay quantize` makes one")
@@ -119,38 +134,57 @@ def scheme_of_precision(label: str) -> str | None:
     return None if found is None else found.split("_")[0]
 
 
-def measure_in_run(
-    place: Place,
-    *,
-    checkpoints: Sequence[str] | None = None,
-    profile: str | None = None,
-    on_progress: Any,
-    options: dict[str, Any] | None = None,
-) -> SpeedRecord:
-    """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones."""
-    from assay_evaluate.client.journal import Journal
-    from assay_evaluate.run.identity import checkpoint_sha256, identity
-    from assay_evaluate.speed.measure import Measuring, Subject, check_concurrency
-    from assay_evaluate.speed.prompts import Prompts, asked_in
+@dataclass(frozen=True)
+class PlannedLadder:
+    """What would be measured, checked before anything is written. folders: label -> checkpoint."""
+
+    place: Place
+    ladder: Ladder
+    profile: ProfileRecipe
+    folders: dict[str, Path]
+    suite: SuiteRecipe
+
+    def measure(self, on_progress: Say) -> SpeedRecord:
+        """Everything that is missing; the run is held meanwhile. AssayError: there is no such kind of prompts."""
+        from assay_evaluate.client.journal import Journal
+        from assay_evaluate.run.identity import checkpoint_sha256, identity
+        from assay_evaluate.speed.measure import Measuring, Subject
+        from assay_evaluate.speed.prompts import Prompts, asked_in
+
+        run_dir, ladder = self.place.run_dir, self.ladder
+        with self.place.at_work():
+            with Journal(run_dir / "journal.db") as journal:
+                asked: dict[str, list[str]] = {}
+                for one in self.place.measurements:
+                    if one.is_reference and one.suite == self.suite.name:
+                        asked = asked_in(journal, identity(one.checkpoint_sha256, one.fingerprint, one.suite))
+                prompts = Prompts(self.suite, ladder.seed, ladder.prompt_tokens, asked)
+                prompts.check(ladder.prompts)
+                subjects = [
+                    Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
+                    for label, folder in self.folders.items()
+                ]
+            serving = self.place.aim.recipe.serving
+            return Measuring(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
+
+
+def plan_ladder(
+    place: Place, checkpoints: Sequence[str] | None, profile: str | None, options: dict[str, Any]
+) -> PlannedLadder:  # fmt: skip
+    """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones.
+
+    AssayError: no profile fits, it serves less at once than is asked for, or there is no such checkpoint.
+    """
+    from assay_evaluate.speed.measure import check_concurrency
+    from assay_evaluate.speed.prompts import Prompts
 
     where = profile_for(place.aim, profile)
-    wanted = default_ladder(place.aim.recipe, where, options or {})
-    check_concurrency(wanted, where)
-    folders = chosen_folders(place, checkpoints)
-    suite = _suite_of(place, where)
-    with Journal(place.run_dir / "journal.db") as journal:
-        reference = next((one for one in place.measurements if one.is_reference), None)
-        asked: dict[str, list[str]] = {}
-        if reference is not None and reference.suite == suite.name:
-            asked = asked_in(journal, identity(reference.checkpoint_sha256, reference.fingerprint, reference.suite))
-        prompts = Prompts(suite, wanted.seed, wanted.prompt_tokens, asked)
-        prompts.check(wanted.prompts)
-        subjects: list[Subject] = [
-            Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
-            for label, folder in folders.items()
-        ]
-    serving = place.aim.recipe.serving
-    return Measuring(subjects, wanted, prompts, where, serving, place.run_dir, on_progress).run()
+    ladder = default_ladder(place.aim.recipe, where, options)
+    check_concurrency(ladder, where)
+    folders, suite = chosen_folders(place, checkpoints), _suite_of(place, where)
+    if not place.measurements:  # else the journal, which has more kinds, is asked when the run is held
+        Prompts(suite, ladder.seed, ladder.prompt_tokens, {}).check(ladder.prompts)
+    return PlannedLadder(place, ladder, where, folders, suite)
 
 
 def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
@@ -179,8 +213,8 @@ def predict_in_run(
 
     labels: precisions of the model, or labels in the record; None: all that the record has, else those of the model's recipe.
     """
-    from assay_evaluate.speed.rows_in_record import with_rows
     from assay_evaluate.speed.predicted import acceptance_of, predict
+    from assay_evaluate.speed.rows_in_record import with_rows
 
     recipe, where = place.aim.recipe, load_recipe(ProfileRecipe, profile)
     ladder = default_ladder(recipe, where, options)
@@ -193,8 +227,9 @@ def predict_in_run(
     model = place.aim.location.path or place.aim.location.hub
     assert model is not None, "a source is a folder or on the hub"
     rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
-    record = with_rows(before, rows, left_out)
-    record.save(place.run_dir / SPEED_RECORD)
+    with place.at_work():
+        record = with_rows(SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD), rows, left_out)
+        record.save(place.run_dir / SPEED_RECORD)
     return record
 
 

@@ -121,7 +121,8 @@ def test_what_would_be_measured(run: Run, measured: list[Any]) -> None:
     code, out, _ = run("speed", "tiny-glm", "--repeats", "7")
     assert code == 1 and out.splitlines()[-1] == "not measured: bf16 (1 drafted, chat, 4 in flight): its server died"
     assert one_error(run("speed", "tiny-glm", "--checkpoints", "w4a61")) == (
-        f"--checkpoints w4a61: did you mean w4a16? {run_dir} has fp8, bf16, nvfp4a16, w4a16"
+        f"--checkpoints w4a61: did you mean w4a16? {run_dir} has fp8, bf16, nvfp4a16, w4a16; name one of them, or make it "
+        "first with `assay quantize`"
     )
     assert one_error(run("speed", "tiny-glm", "--prompts", "poems")) == "--prompts poems: there are chat, long"
     assert one_error(run("speed", "tiny-glm", "--concurrency", "64")) == (
@@ -144,5 +145,10 @@ def test_a_phase_of_a_run(run: Run, measured: list[Any], capsys: pytest.CaptureF
 
 def test_a_checkpoint_without_a_run(run: Run, measured: list[Any]) -> None:
     shutil.copytree(ROOT / "examples" / "tiny_glm" / "checkpoint", "mine")
+    assert one_error(run("speed", "mine", "--checkpoints", "w4a16")) == (
+        "--checkpoints w4a16: runs/mine has bf16; name one of them, or make it first with `assay quantize`"
+    )
+    assert one_error(run("speed", "mine", "--prompts", "poems")) == "--prompts poems: there are chat, long"
+    assert not Path("runs").exists(), "what cannot be measured leaves no run"
     assert run("speed", "mine")[0] == 0
     assert measured[0][0] == ["bf16"] and Path("runs/mine/speed.json").is_file()
