@@ -102,12 +102,29 @@ class PublishedScore(Section):
     source: str = Field(pattern=r"^https://")
 
 
+class Licence(Section):
+    """Of the source's weights, as its page on the hub states it; a card repeats it."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    """One of the hub's: `mit`, `apache-2.0`, `other` (https://huggingface.co/docs/hub/repositories-licenses)."""
+    name: str | None = None
+    """Of `other`."""
+    link: str | None = None
+    """Of `other`: where its text is, or the name of its file."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if (self.id == "other") != (self.name is not None and self.link is not None):
+            yield "`name` and `link` are for `id: other`, and it needs both"
+
+
 class ModelRecipe(Recipe):
     """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
 
     source: Location
     family: FamilyName
     """That of the checkpoint's config.json."""
+    licence: Licence | None = None
+    """None: not known here; a card then goes by the LICENSE file that came with the weights."""
     reference: Reference
     precisions: tuple[str, ...]
     """Candidates made by default."""

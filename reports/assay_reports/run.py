@@ -16,6 +16,7 @@ from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.probe import ProbeReport, load_probes
 from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
+from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
 
@@ -50,6 +51,8 @@ class Run:
     """Of `assay deployment`, about the measurements and verdicts that are here."""
     old_deployments: tuple[Deployment, ...] = ()
     """About earlier ones."""
+    speed: SpeedRecord | None = None
+    """Of `assay speed`; also what was imported or predicted for the run."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -94,7 +97,8 @@ def load_run(run_dir: Path) -> Run:
     check = GpuCheck.load_if_there(run_dir / CHECK_NAME)
     deployments, old = load_deployments(run_dir, run.measurements, run.gates)
     choices = about.choices if about is not None else ()
-    return replace(run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old)
+    speed = SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
+    return replace(run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed)
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

@@ -26,7 +26,8 @@ from assay.records.preflight.gpu_check import FormatCheck, GpuCheck
 from assay.records.probe import ProbeResult
 from assay.records.verification import Verification
 from assay_reports import plots, text
-from assay_reports.card import render_card, serve_command, write_card
+from assay_reports.card import render_card, write_card
+from assay_reports.cards.serving import serve_command
 from assay_reports.limits import LIMITS, find_limits
 from assay_reports.report import write_report
 from assay_reports.run import Run, load_run
@@ -567,17 +568,19 @@ def test_card_says_what_the_verdict_and_the_limits_say(run_dir: Path) -> None:
     card = write_card(run_dir, "nvfp4a16").read_text()
     assert "**UNDERPOWERED** against fp8: loses 5.0 points on needle; 5 allowed: the loss is certain, whether" in card
     assert "Use instead: w4a16 (6.3 MB), the smallest that passed, or fp8, the reference.\n" in card
-    assert "| | **nvfp4a16** | fp8 (reference) | bf16 |\n|---|---|---|---|\n" in card
-    assert "| size of the weights | 6.7 MB | 9.1 MB | 14.6 MB |\n| verdict | UNDERPOWERED | reference | PASS |\n" in card
+    assert "| | bf16 | fp8 (reference) | **nvfp4a16** |\n|---|---|---|---|\n" in card
+    assert "| size of the weights | 14.6 MB | 9.1 MB | 6.7 MB |\n" in card
+    assert "| verdict | PASS | reference | UNDERPOWERED |\n" in card
     assert "| memory while served | not measured | not measured | not measured |\n" in card
     assert "\nSampling: greedy (temperature 0): arithmetic, needle, codes-en, codes-zh, ruler, needle-grid, tools.\n" in card
     for verdict in (v for v in report.verdicts if v.candidate == "nvfp4a16"):
         assert verdict.detail in card
-    for limit in report.limits:
-        assert (
-            limit.key in {"emulated", "sample_sizes", "acceptance_interval", "verification_gaps"} or f"- {limit.text}\n" in card
-        )
-    assert "taken **emulated**" in card
+    listed = [line.removeprefix("- ") for line in card.partition("## Limits\n")[2].splitlines() if line.startswith("- ")]
+    assert len(listed) == 5
+    texts = {limit.key: limit.text for limit in report.limits}
+    for key, line in zip(("quantized_reference", "context_length", "languages"), [listed[1], *listed[3:]], strict=True):
+        assert line == texts[key]
+    assert "were taken **emulated**" in card
     assert "| routed_expert | quantized to nvfp4a16 | 1 | 6.72 MB | 1.89 MB |" in card
     assert "| router_bias | kept in F32 | 1 | 2.56 kB | 2.56 kB |" in card
     assert Manifest.load(run_dir / "nvfp4a16" / "checkpoint" / "assay_manifest.json").checkpoint_sha256 in card

@@ -1,0 +1,164 @@
+"""What the hub reads of a card: its YAML metadata with `model-index`, and the files under `.eval_results/`.
+
+Absolute scores only: the hub compares them across models; losses, intervals and verdicts are in the card's text. A score that
+its own gate calls NOT MEASURED, or that the reference does not repeat, is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+
+from assay.recipes.model import ModelRecipe
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+from assay_reports.cards.licence import Licence
+from assay_reports.schema import Report, Row, TaskNumbers
+
+EVAL_RESULTS = ".eval_results/assay.yaml"
+"""Beside the card; the hub reads every YAML file of that folder (https://huggingface.co/docs/hub/eval-results)."""
+
+
+class Benchmark(NamedTuple):
+    """A data set that the hub keeps a leaderboard of. num_items: all it has; a score over fewer is another figure."""
+
+    dataset_id: str
+    task_id: str
+    num_items: int
+
+
+LM_EVAL_BENCHMARKS: dict[str, Benchmark] = {
+    "gsm8k_cot_zeroshot": Benchmark("openai/gsm8k", "gsm8k", 1319),
+    "gpqa_diamond_cot_zeroshot": Benchmark("Idavidrein/gpqa", "gpqa_diamond", 198),
+}
+"""Task of lm-eval -> benchmark. Ids as in the `.eval_results` that are on the hub: its `eval.yaml` decides what is one."""
+SWE_BENCHMARKS: dict[str, Benchmark] = {
+    "verified": Benchmark("SWE-bench/SWE-bench_Verified", "swe_bench_%_resolved", 500),
+}
+"""Data set of SWE-bench tasks -> benchmark. https://huggingface.co/zai-org/GLM-5/tree/main/.eval_results has this one."""
+
+
+# ------------------------------------------------------------------------------------------------ YAML in front of the card
+def card_metadata(
+    plan: Plan, row: Row | None, report: Report | None, base_model: str | None, licence: Licence | None, repo: str | None
+) -> ModelCardData:
+    """repo: `owner/name` where it is published; None: not known yet, and then nobody is named as who quantized it."""
+    schemes = {tensor.scheme.replace("_", "-") for tensor in plan.tensors if tensor.scheme is not None}
+    known: dict[str, Any] = {
+        "base_model": base_model,
+        "base_model_relation": "quantized" if base_model else None,
+        "quantized_by": repo.partition("/")[0] if repo else None,
+    }
+    if licence is not None:
+        known |= {"license": licence.id, "license_name": licence.name, "license_link": licence.link}
+    results = model_index(row, report) if row and report else []
+    if results:
+        known |= {"model_name": f"{plan.model}-{plan.precision}", "eval_results": results}
+    return ModelCardData(
+        library_name="vllm",
+        pipeline_tag="text-generation",
+        tags=sorted({"assay", "compressed-tensors", "quantized", *schemes}),
+        **{key: value for key, value in known.items() if value is not None},
+    )
+
+
+def base_model_of(plan: Plan, recipe: ModelRecipe | None) -> str | None:
+    """The hub id of what was quantized: the recipe's, or the plan's source if it was read from the hub. None: a folder."""
+    if recipe is not None and recipe.source.hub is not None:
+        return recipe.source.hub
+    return plan.source if plan.source_revision is not None else None
+
+
+def model_index(row: Row, report: Report) -> list[EvalResult]:
+    """One entry per task that was measured; the interval is an argument of the metric."""
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=f"assay-{report.suite}-{task.task}",
+            dataset_name=f"{task.task} (assay suite {report.suite})",
+            metric_type="accuracy",
+            metric_name="share correct",
+            metric_value=round(task.accuracy.value, 4),
+            metric_args={
+                "items": task.accuracy.n,
+                "interval": [round(task.accuracy.low, 4), round(task.accuracy.high, 4)],
+                "level": task.accuracy.level,
+            },
+        )
+        for task in measured_tasks(row, report)
+        if task.accuracy is not None
+    ]
+
+
+def measured_tasks(row: Row, report: Report) -> list[TaskNumbers]:
+    """Tasks whose score is one; of the reference also those that some candidate could be judged by."""
+    unmeasured = _unmeasured_tasks(row, report)
+    return [task for task in row.tasks if task.accuracy is not None and task.task not in unmeasured]
+
+
+def _unmeasured_tasks(row: Row, report: Report) -> set[str]:
+    """Tasks whose gate says NOT MEASURED of this checkpoint; of the reference, of every candidate. And those on which the
+    reference's own repeat failed: their scores show the run."""
+    found: dict[str, list[bool]] = {}
+    repeats = [one.label for one in report.rows if one.kind == "noise floor"]
+    unsteady = set()
+    for verdict in report.verdicts:
+        task = verdict.gate.removeprefix("score ")
+        if verdict.gate == task:
+            continue
+        if verdict.candidate in repeats and verdict.status == "FAIL":
+            unsteady.add(task)
+        if row.kind == "reference" or verdict.candidate == row.label:
+            found.setdefault(task, []).append(verdict.status == "NOT MEASURED")
+    return unsteady | {task for task, missing in found.items() if all(missing)}
+
+
+# ------------------------------------------------------------------------------------------------ .eval_results
+def eval_results(row: Row, report: Report, measured: Measurement, repo: str | None) -> str | None:
+    """The text of `EVAL_RESULTS`: scores on benchmarks of the hub, of all their items. None: there is no such score.
+
+    Values are percentages, as those that the hub shows. repo: where the report can be read; None: no source is named.
+    """
+    entries = [
+        EvalResultEntry(
+            dataset_id=benchmark.dataset_id,
+            task_id=benchmark.task_id,
+            value=round(100 * task.accuracy.value, 2),
+            date=measured.started[:10],
+            source_url=f"https://huggingface.co/{repo}" if repo else None,
+            source_name="model card, measured with assay" if repo else None,
+            notes=_notes(task, report, measured),
+        )
+        for task in measured_tasks(row, report)
+        if task.accuracy is not None
+        and (benchmark := _benchmark_of(task, report)) is not None
+        and task.num_items == benchmark.num_items
+        and not task.num_failed
+    ]
+    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True) if entries else None
+
+
+def _benchmark_of(task: TaskNumbers, report: Report) -> Benchmark | None:
+    asked = next((one for one in report.suite_recipe.get("tasks", ()) if one.get("name") == task.task), None)
+    if asked is None:
+        return None
+    if asked.get("kind") == "swe":
+        return SWE_BENCHMARKS.get(str(asked.get("dataset")))
+    names = asked.get("tasks") or ()
+    return LM_EVAL_BENCHMARKS.get(names[0]) if asked.get("kind") == "lm_eval" and len(names) == 1 else None
+
+
+def _notes(task: TaskNumbers, report: Report, measured: Measurement) -> str:
+    assert task.accuracy is not None
+    low, high = (round(100 * bound, 1) for bound in (task.accuracy.low, task.accuracy.high))
+    parts = [f"{task.num_items} items", f"95 % interval {low} to {high}"]
+    if task.accuracy.level != 0.95:
+        parts[1] = f"{100 * task.accuracy.level:g} % interval {low} to {high}"
+    if task.num_samples > 1:
+        parts.append(f"mean of {task.num_samples} replies to each")
+    parts.append(f"{measured.fingerprint.server}, suite {report.suite}, replies of at most {task.max_tokens} tokens")
+    if measured.fingerprint.emulated:
+        parts.append("number format emulated")
+    return "; ".join(parts)
