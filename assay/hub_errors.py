@@ -58,9 +58,9 @@ def hub_error(hub_id: str, error: Exception, name: str | None = None) -> Checkpo
     if status is not None:
         how = f"{endpoint} answered HTTP {status}"
     elif isinstance(cause, httpx.HTTPError):
-        how = f"{endpoint} does not answer: {_first_line(cause)}"
+        how = f"{endpoint} does not answer: {first_line(cause)}"
     else:
-        how = f"cannot be downloaded: {_first_line(cause)}"
+        how = f"cannot be downloaded: {first_line(cause)}"
     return CheckpointError(f"{where}: {how}; give a local folder, or try again")
 
 
@@ -79,7 +79,8 @@ def _cause(error: Exception) -> Exception:
     return error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library says of an error, on one line: without passwords, and without the queries of addresses."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
     line = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text.splitlines()[0]) if text else type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in hide_password(line))[:300].rstrip(".")

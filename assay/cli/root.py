@@ -40,6 +40,7 @@ from assay.cli.commands.measure.speed import speed
 from assay.cli.commands.results.card import card
 from assay.cli.commands.results.compare import compare
 from assay.cli.commands.results.gate import gate
+from assay.cli.commands.results.publish import publish
 from assay.cli.commands.results.report import report
 from assay.cli.commands.results.status import status
 from assay.cli.interrupted import Commands, Interrupted
@@ -177,6 +178,7 @@ app.command(cls=Command)(compare)
 app.command(cls=Command)(gate)
 app.command(cls=Command)(report)
 app.command(cls=Command)(card)
+app.command(cls=Command)(publish)
 app.command(cls=Command)(doctor)
 app.command("recipes", cls=Command)(list_recipes)
 app.command(cls=Command)(family)

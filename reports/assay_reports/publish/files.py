@@ -1,0 +1,72 @@
+"""Which files are published: those that the manifest names, and those that are made from records. Nothing else of a folder is.
+
+So journals, logs, caches and whatever lies in a checkpoint's folder by accident stay where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from assay.records.manifest import MANIFEST
+from assay.records.run import CARD
+from assay_reports.card import render
+from assay_reports.cards.metadata import EVAL_RESULTS
+from assay_reports.run import Run
+
+REPORT_FILES = ("report.md", "report.json", "index.html")
+REPORT_FOLDER = "assay_report"
+"""In the repository."""
+
+
+class LocalFile(NamedTuple):
+    """What one path of the repository will hold: a file of the checkpoint (`source`), or bytes that were made here (`content`).
+
+    sha256: of a checkpoint's file as the manifest has it.
+    """
+
+    path: str
+    num_bytes: int
+    sha256: str
+    source: Path | None = None
+    content: bytes | None = None
+
+    def read(self) -> bytes:
+        if self.content is not None:
+            return self.content
+        assert self.source is not None
+        return self.source.read_bytes()
+
+
+def find_files(run: Run, label: str, run_dir: Path, repository: str) -> tuple[LocalFile, ...]:
+    """Weights first, in the manifest's order; then what describes them. `run` has a plan and a manifest of `label`.
+
+    A file that is missing has 0 bytes here: `refusals` names it.
+    """
+    folder, manifest = run.checkpoints[label], run.manifests[label]
+    card = render(run, label, folder, repo=repository)
+    made = {CARD: card.text.encode(), MANIFEST: (folder / MANIFEST).read_bytes()}
+    if card.eval_results is not None:
+        made[EVAL_RESULTS] = card.eval_results.encode()
+    if run.reference is not None and _is_measured(run, label):
+        report = run_dir / "report"
+        made |= {f"{REPORT_FOLDER}/{name}": (report / name).read_bytes() for name in REPORT_FILES if (report / name).is_file()}
+    of_checkpoint = [LocalFile(s.name, s.num_bytes, s.sha256, folder / s.name) for s in manifest.shards]
+    of_checkpoint += [_beside(folder / name, name, sha256) for name, sha256 in sorted(manifest.files.items())]
+    return (*of_checkpoint, *(_made(path, content) for path, content in sorted(made.items())))
+
+
+def _is_measured(run: Run, label: str) -> bool:
+    sha256 = run.manifests[label].checkpoint_sha256
+    return any(one.label == label and one.checkpoint_sha256 == sha256 for one in run.measurements)
+
+
+def _beside(path: Path, name: str, sha256: str) -> LocalFile:
+    return LocalFile(name, path.stat().st_size if path.is_file() else 0, sha256, path)
+
+
+def _made(path: str, content: bytes) -> LocalFile:
+    return LocalFile(path, len(content), hashlib.sha256(content).hexdigest(), content=content)
+
+

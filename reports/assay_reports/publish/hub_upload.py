@@ -1,0 +1,158 @@
+"""The upload: large files one group at a time, then one commit that names all. Until then the repository is as it was.
+
+Whoever downloads meanwhile sees the old revision or the whole new one, never half a checkpoint. State is on the hub alone: a run
+that was killed is started again, and what the hub's storage already has is not sent twice. (`HfApi.upload_large_folder` commits
+in parts, so that config.json can be there before the weights; it is deprecated besides.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, constants
+from huggingface_hub.utils import (
+    HFValidationError,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    logging,
+    validate_repo_id,
+)
+
+import assay
+from assay.errors import AssayError
+from assay.hub_errors import HUB_ERRORS
+from assay_reports.publish.files import LocalFile
+from assay_reports.publish.hub_refusals import publish_error
+from assay_reports.publish.refusals import WEIGHT_SUFFIXES
+
+FILES_AT_ONCE = 4
+"""Uploaded side by side; a group that is whole is not sent again after an interruption."""
+REAL_HUB = "https://huggingface.co"
+
+
+class Uploaded(NamedTuple):
+    """commit: that holds the files. num_unchanged: files that were there before. left: the hub's warnings, if it has any."""
+
+    url: str
+    commit: str
+    num_unchanged: int
+    warnings: tuple[str, ...]
+
+
+def check_repository(repository: str) -> None:
+    """AssayError if this is no `owner/name`."""
+    try:
+        validate_repo_id(repository)
+    except HFValidationError:
+        known = False
+    else:
+        known = "/" in repository
+    if not known:
+        raise AssayError(f"{repository}: is no repository of the hub; write it like zai-org/GLM-5, its owner first")
+
+
+@contextmanager
+def hub_session() -> Iterator[HfApi]:
+    """The hub, asked quietly: no bars, no warnings with signed addresses in the midst of our lines.
+
+    Another hub than huggingface.co (HF_ENDPOINT) need not have Xet's storage, and is spoken to by git-LFS, which all have.
+    """
+    bars, verbosity, xet = not are_progress_bars_disabled(), logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
+    disable_progress_bars()
+    logging.set_verbosity_error()
+    constants.HF_HUB_DISABLE_XET = xet or constants.ENDPOINT != REAL_HUB
+    try:
+        yield HfApi(endpoint=constants.ENDPOINT, library_name="assay", library_version=assay.__version__)
+    finally:
+        constants.HF_HUB_DISABLE_XET = xet
+        logging.set_verbosity(verbosity)
+        if bars:
+            enable_progress_bars()
+
+
+def list_files(api: HfApi, repository: str, revision: str) -> dict[str, RepoFile]:
+    """Path -> what the hub states of it, at a branch or commit."""
+    tree = api.list_repo_tree(repository, recursive=True, revision=revision)
+    return {one.path: one for one in tree if isinstance(one, RepoFile)}
+
+
+def upload(
+    api: HfApi,
+    files: Sequence[LocalFile],
+    repository: str,
+    *,
+    revision: str,
+    private: bool,
+    message: str,
+    still_the_same: Callable[[], bool],
+    on_progress: Callable[[str], None],
+) -> Uploaded:
+    """Make the repository if it is not there, upload, and commit once.
+
+    still_the_same: asked before the commit, whether the checkpoint is the one that was verified. AssayError, in one line: the hub
+    refuses (login, rights, quota, rate, a conflicting push), breaks off, or holds weights of something else.
+    """
+    try:
+        api.create_repo(repository, private=True if private else None, exist_ok=True)
+        if private and not api.repo_info(repository).private:
+            raise AssayError(f"{repository}: exists and is public; make it private on the hub first, or leave --private out")
+        if revision != constants.DEFAULT_REVISION:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        there = list_files(api, repository, revision)
+        _refuse_strangers(there, files, repository)
+        changed = [file for file in files if not is_same(there.get(file.path), file)]
+        operations = _send(api, changed, repository, revision, on_progress)
+        if not still_the_same():
+            raise AssayError(f"{repository}: the checkpoint changed while it was uploaded; nothing was committed; verify it again")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            done = api.create_commit(repository, operations, commit_message=message, revision=revision)
+    except HUB_ERRORS as error:
+        if isinstance(error, AssayError):
+            raise
+        raise publish_error(repository, error) from None
+    said = tuple(" ".join(str(one.message).split()) for one in caught if issubclass(one.category, UserWarning))
+    return Uploaded(f"{api.endpoint}/{repository}", done.oid, len(files) - len(changed), said)
+
+
+def is_same(there: RepoFile | None, file: LocalFile) -> bool:
+    """By the hash that the hub states: of a large file its SHA-256, of others git's."""
+    if there is None or there.size != file.num_bytes:
+        return False
+    return there.lfs.sha256 == file.sha256 if there.lfs is not None else there.blob_id == git_hash(file.read())
+
+
+def git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _refuse_strangers(there: dict[str, RepoFile], files: Sequence[LocalFile], repository: str) -> None:
+    ours = {file.path for file in files}
+    strangers = sorted(path for path in there if path.endswith(WEIGHT_SUFFIXES) and path not in ours)
+    if strangers:
+        named = ", ".join(strangers[:3]) + (f" and {len(strangers) - 3} more" if len(strangers) > 3 else "")
+        raise AssayError(f"{repository}: holds weights of something else ({named}); name another repository, or delete them there")
+
+
+def _send(
+    api: HfApi, files: Sequence[LocalFile], repository: str, revision: str, on_progress: Callable[[str], None]
+) -> list[CommitOperationAdd]:
+    """What the commit will name; large files are in the hub's storage then."""
+    operations: list[CommitOperationAdd] = []
+    for begin in range(0, len(files), FILES_AT_ONCE):
+        group = [_addition(file) for file in files[begin : begin + FILES_AT_ONCE]]
+        api.preupload_lfs_files(repository, group, revision=revision, num_threads=FILES_AT_ONCE, free_memory=True)
+        operations += group
+        on_progress(f"{begin + len(group)} of {len(files)} files uploaded")
+    return operations
+
+
+def _addition(file: LocalFile) -> CommitOperationAdd:
+    addition = CommitOperationAdd(file.path, file.content if file.content is not None else str(file.source))
+    addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # as it was verified: no need to read terabytes for it
+    return addition

@@ -1,0 +1,106 @@
+"""What stands against publishing a checkpoint. A verdict can be overruled by name; that the bytes are the verified ones cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from assay.errors import AssayError
+from assay.recipes.model import ModelRecipe
+from assay.records.manifest import MANIFEST
+from assay.records.verdict import Status
+from assay.records.verification import is_as_verified
+from assay.safe_files import stays_inside
+from assay.secret_text import holds_secret
+from assay_reports.cards.licence import find_licence
+from assay_reports.cards.metadata import base_model_of
+from assay_reports.publish.files import LocalFile
+from assay_reports.publish.record import Refusal
+from assay_reports.run import Run
+
+MAX_SEARCHED_BYTES = 64 << 20
+"""Of a text that is searched for keys and tokens."""
+VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json"})
+"""Not searched: tens of thousands of pieces of text, some of which look like anything."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def check_label(run: Run, label: str, run_dir: Path) -> None:
+    """AssayError: the run has no finished checkpoint of this name."""
+    made = sorted(run.plans.keys() & run.manifests.keys())
+    if label not in made:
+        there = ", ".join(made) or "none"
+        raise AssayError(
+            f"{run_dir / label}: no finished checkpoint there (plan.json and checkpoint/{MANIFEST} are needed); of this run "
+            f"can be published: {there}"
+        )
+
+
+def status_of(run: Run, label: str) -> Status:
+    """The verdict on these very bytes: one on an older checkpoint of that name does not count, and the reference has none."""
+    sha256 = run.manifests[label].checkpoint_sha256
+    measured = next((one for one in run.measurements if one.label == label and one.checkpoint_sha256 == sha256), None)
+    return "NOT MEASURED" if measured is None or measured.is_reference else run.status(label)
+
+
+def refusals(run: Run, label: str, files: Sequence[LocalFile], despite: Collection[Status]) -> tuple[Refusal, ...]:
+    """All reasons at once. despite: statuses that the user publishes knowingly; the card says them all the same."""
+    found = [Refusal(reason=reason) for reason in (*_not_verified(run, label), *_unfit(run.checkpoints[label], files))]
+    status = status_of(run, label)
+    if status != "PASS" and status not in despite:
+        found.insert(0, Refusal(reason=_verdict(run, label, status), despite=status))
+    return tuple(found)
+
+
+def _verdict(run: Run, label: str, status: Status) -> str:
+    what = {
+        "FAIL": "it lost more than its gates allow (FAIL)",
+        "UNDERPOWERED": "whether it lost more than its gates allow is undecided (UNDERPOWERED)",
+        "NOT MEASURED": "no verdict is about these files (NOT MEASURED)",
+    }[status]
+    if run.reference is not None and run.reference.label == label:
+        what = "it is the reference of its run, and nobody judged what it lost itself (NOT MEASURED)"
+    return f"{label}: {what}; publish it knowingly with --despite {status.replace(' ', '-')}"
+
+
+def _not_verified(run: Run, label: str) -> Iterator[str]:
+    folder, manifest, record = run.checkpoints[label], run.manifests[label], run.verifications.get(label)
+    again = f"`assay verify {folder}` does"
+    if record is None:
+        yield f"{folder}: was not verified; {again}"
+    elif record.checkpoint_sha256 != manifest.checkpoint_sha256:
+        yield f"{folder}: the verification that is there is about other files; {again} it again"
+    elif not record.passed:
+        yield f"{folder}: verification found {len(record.damages)} damages ({record.damages[0].where}); make it again"
+    elif not is_as_verified(folder, record):
+        yield f"{folder}: files have changed, or come in, since they were verified; {again} it again"
+
+
+def _unfit(folder: Path, files: Sequence[LocalFile]) -> Iterator[str]:
+    for file in files:
+        if file.source is not None:
+            if not file.source.is_file():
+                yield f"{file.source}: is missing"
+                continue
+            if file.source.is_symlink() and not stays_inside(file.source, folder):
+                yield f"{file.source}: is a link that leads out of the checkpoint's folder; put the file itself there"
+                continue
+            if file.source.stat().st_size != file.num_bytes:
+                yield f"{file.source}: has {file.source.stat().st_size} bytes, the manifest says {file.num_bytes}"
+                continue
+        if _is_searched(file) and holds_secret(file.read().decode("utf-8", errors="replace")):
+            yield f"{file.path}: holds what looks like a key or token; remove it from where it came from, then make the file again"
+
+
+def _is_searched(file: LocalFile) -> bool:
+    return not file.path.endswith(WEIGHT_SUFFIXES) and file.path not in VOCABULARIES and file.num_bytes <= MAX_SEARCHED_BYTES
+
+
+def notes(run: Run, label: str, recipe: ModelRecipe | None) -> tuple[str, ...]:
+    """What the repository will lack, in lines; none of it keeps it from being published."""
+    found = []
+    if find_licence(run.checkpoints[label], recipe) is None:
+        found.append("no licence is known: the card states none, though that of the source holds; add it on the hub")
+    if base_model_of(run.plans[label], recipe) is None:
+        found.append("the source was a local folder: the card names no base_model; add it on the hub")
+    return tuple(found)
