@@ -1,9 +1,9 @@
 """The model card, `README.md` of a checkpoint folder: metadata the hub understands, and the honest text.
 
-Written twice: right after quantizing (no score yet: it says NOT MEASURED), and again after every judgement; `assay publish` writes
-one more that names the repository. The manifest does not list it, so writing it changes no hash. A checkpoint may be measured in
-several runs: its card is about the last of them. Its parts are in `cards/`; each says nothing where its record is missing. The
-same records give the same bytes.
+Written twice: right after quantizing (no score yet: it says NOT MEASURED), and again after every judgement; `assay publish`
+makes one more that names the repository. The manifest does not list it, so writing it changes no hash. A checkpoint may be
+measured in several runs: its card is about the last of them. Its parts are in `cards/`; each says nothing where its record is
+missing. The same records give the same bytes.
 """
 
 from __future__ import annotations
@@ -137,37 +137,41 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
     limits = _limits(run, _about(run, label)) if row else ()
     first = words.first_limits(limits)
     place = repo or serving.FOLDER
-    text = environment(html=False).get_template("card.md.j2").render(
-        metadata=metadata.card_metadata(plan, row, report, base_model, licence, repo).to_yaml(),
-        sentence=words.plain_sentence(plan, base_model, row, report, instead, emulated),
-        plan=plan,
-        numbers=numbers,
-        treated=words.what_was_kept(plan, numbers),
-        manifest=manifest,
-        row=row,
-        measured=measured,
-        report=report,
-        verdicts=[verdict for verdict in report.verdicts if verdict.candidate == label] if report else [],
-        verification=verification_numbers(label, verification, measured) if verification else None,
-        base_model=base_model,
-        command=serving.serve_command(
-            measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp, place=place
-        ),
-        variables=serving.environment_words(measured.fingerprint) if measured and not emulated else "",
-        hardware=serving.served_on(measured.fingerprint) if measured else "",
-        emulated=emulated,
-        columns=beside,
-        lines=columns.table(beside, report, run.speed),
-        sampling=words.sampling_of(report) if report else (),
-        instead=instead,
-        limits=first,
-        num_more_limits=len(limits) - len(first),
-        no_divergence=why_none(report, "divergence", [row]) if report and row else "",
-        no_acceptance=why_none(report, "acceptance", [row]) if report and row else "",
-        licence=licence,
-        reproduction=serving.reproduction(plan, base_model, measured, report),
-        repo=repo,
-        deployments=[one for one in run.deployments if one.label == label and one.outcome != "NOT MEASURED"] if row else [],
+    text = (
+        environment(html=False)
+        .get_template("card.md.j2")
+        .render(
+            metadata=metadata.card_metadata(plan, row, report, base_model, licence, repo).to_yaml(),
+            sentence=words.plain_sentence(plan, base_model, row, report, instead, emulated),
+            plan=plan,
+            numbers=numbers,
+            treated=words.what_was_kept(plan, numbers),
+            manifest=manifest,
+            row=row,
+            measured=measured,
+            report=report,
+            verdicts=[verdict for verdict in report.verdicts if verdict.candidate == label] if report else [],
+            verification=verification_numbers(label, verification, measured) if verification else None,
+            base_model=base_model,
+            command=serving.serve_command(
+                measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp, place=place
+            ),
+            variables=serving.environment_words(measured.fingerprint) if measured and not emulated else "",
+            hardware=serving.served_on(measured.fingerprint) if measured else "",
+            emulated=emulated,
+            columns=beside,
+            lines=columns.table(beside, report, run.speed),
+            sampling=words.sampling_of(report) if report else (),
+            instead=instead,
+            limits=first,
+            num_more_limits=len(limits) - len(first),
+            no_divergence=why_none(report, "divergence", [row]) if report and row else "",
+            no_acceptance=why_none(report, "acceptance", [row]) if report and row else "",
+            licence=licence,
+            reproduction=serving.reproduction(plan, base_model, measured, report),
+            repo=repo,
+            deployments=[one for one in run.deployments if one.label == label and one.outcome != "NOT MEASURED"] if row else [],
+        )
     )
     found = metadata.eval_results(row, report, measured, repo) if row and report and measured else None
     return Card(text, found)

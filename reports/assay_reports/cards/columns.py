@@ -95,9 +95,7 @@ def _measured(column: Column, speed: SpeedRecord | None) -> list[SpeedRow]:
     if speed is None or column.sha256 is None:
         return []
     return [
-        row
-        for row in speed.rows
-        if row.origin == "measured" and row.checkpoint_sha256 == column.sha256 and row.is_comparable
+        row for row in speed.rows if row.origin == "measured" and row.checkpoint_sha256 == column.sha256 and row.is_comparable
     ]
 
 

@@ -13,17 +13,20 @@ FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "LICE
 MAX_BYTES = 1 << 20
 """Of a licence: more is none, and is not read."""
 _MIT = (
-    'permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation '
-    'files (the "software"), to deal in the software without restriction, including without limitation the rights to use, copy, '
-    'modify, merge, publish, distribute, sublicense, and/or sell copies of the software, and to permit persons to whom the '
-    'software is furnished to do so, subject to the following conditions: the above copyright notice and this permission notice '
-    'shall be included in all copies or substantial portions of the software. the software is provided "as is", without warranty '
-    'of any kind, express or implied, including but not limited to the warranties of merchantability, fitness for a particular '
-    'purpose and noninfringement. in no event shall the authors or copyright holders be liable for any claim, damages or other '
-    'liability, whether in an action of contract, tort or otherwise, arising from, out of or in connection with the software or '
-    'the use or other dealings in the software.'
+    'permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated '
+    'documentation files (the "software"), to deal in the software without restriction, including without '
+    'limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the '
+    'software, and to permit persons to whom the software is furnished to do so, subject to the following '
+    'conditions: the above copyright notice and this permission notice shall be included in all copies or '
+    'substantial portions of the software. the software is provided "as is", without warranty of any kind, express '
+    'or implied, including but not limited to the warranties of merchantability, fitness for a particular purpose '
+    'and noninfringement. in no event shall the authors or copyright holders be liable for any claim, damages or '
+    'other liability, whether in an action of contract, tort or otherwise, arising from, out of or in connection '
+    'with the software or the use or other dealings in the software.'
 )  # fmt: skip
 """https://opensource.org/license/mit, lower case, spaces single. A licence that says more ("modified MIT") is another one."""
+_MIT_HEAD = re.compile(r"(?:(?:the )?mit license )?(?:\(mit\) )?(?:copyright .{0,300})?")
+"""Lower case: what may stand before it."""
 _APACHE_PARTS = (
     "apache license version 2.0, january 2004",
     "terms and conditions for use, reproduction, and distribution",
@@ -59,7 +62,9 @@ def find_licence(checkpoint: Path, recipe: ModelRecipe | None) -> Licence | None
 
 def _known(text: str) -> str | None:
     plain = re.sub(r"\s+", " ", text).strip().lower()
-    if plain.endswith(_MIT) and re.fullmatch(r"(?:(?:the )?mit license )?(?:\(mit\) )?(?:copyright .{0,300})?", plain[: -len(_MIT)]):
+    if plain.endswith(_MIT) and re.fullmatch(
+        r"(?:(?:the )?mit license )?(?:\(mit\) )?(?:copyright .{0,300})?", plain[: -len(_MIT)]
+    ):
         return "mit"
     if all(part in plain for part in _APACHE_PARTS) and len(plain) <= _APACHE_MOST_CHARACTERS:
         return "apache-2.0"

@@ -57,7 +57,9 @@ def plain_sentence(
     plan: Plan, base_model: str | None, row: Row | None, report: Report | None, instead: str | None, emulated: bool
 ) -> str:
     """What this is and how far it may be trusted, in one sentence without a number that needs a definition."""
-    what = f"{base_model or plan.model} quantized to {plan.precision} ({size(plan.bytes_in)} before, {size(plan.bytes_out)} after)"
+    what = (
+        f"{base_model or plan.model} quantized to {plan.precision} ({size(plan.bytes_in)} before, {size(plan.bytes_out)} after)"
+    )
     return f"{what}: {_trust(row, report, instead, emulated)}."
 
 

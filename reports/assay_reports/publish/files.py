@@ -68,5 +68,3 @@ def _beside(path: Path, name: str, sha256: str) -> LocalFile:
 
 def _made(path: str, content: bytes) -> LocalFile:
     return LocalFile(path, len(content), hashlib.sha256(content).hexdigest(), content=content)
-
-

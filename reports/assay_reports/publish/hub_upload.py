@@ -108,7 +108,9 @@ def upload(
         changed = [file for file in files if not is_same(there.get(file.path), file)]
         operations = _send(api, changed, repository, revision, on_progress)
         if not still_the_same():
-            raise AssayError(f"{repository}: the checkpoint changed while it was uploaded; nothing was committed; verify it again")
+            raise AssayError(
+                f"{repository}: the checkpoint changed while it was uploaded; nothing was committed; verify it again"
+            )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             done = api.create_commit(repository, operations, commit_message=message, revision=revision)
@@ -136,7 +138,9 @@ def _refuse_strangers(there: dict[str, RepoFile], files: Sequence[LocalFile], re
     strangers = sorted(path for path in there if path.endswith(WEIGHT_SUFFIXES) and path not in ours)
     if strangers:
         named = ", ".join(strangers[:3]) + (f" and {len(strangers) - 3} more" if len(strangers) > 3 else "")
-        raise AssayError(f"{repository}: holds weights of something else ({named}); name another repository, or delete them there")
+        raise AssayError(
+            f"{repository}: holds weights of something else ({named}); name another repository, or delete them there"
+        )
 
 
 def _send(

@@ -50,7 +50,9 @@ def expected(run_dir: Path) -> dict[str, bytes]:
     """What the repository must hold, apart from the card: the files of the folder, and the report."""
     checkpoint = run_dir / LABEL / "checkpoint"
     whole = {name: (checkpoint / name).read_bytes() for name in (*shard_names(), *TEXTS, MANIFEST)}
-    return whole | {f"assay_report/{one}": (run_dir / "report" / one).read_bytes() for one in ("index.html", "report.json", "report.md")}
+    return whole | {
+        f"assay_report/{one}": (run_dir / "report" / one).read_bytes() for one in ("index.html", "report.json", "report.md")
+    }
 
 
 def held(hub: Hub, revision: str = "main") -> dict[str, bytes]:
@@ -310,7 +312,11 @@ CREATE, BATCH, COMMIT, TREE = "/api/repos/create", "/objects/batch", "/commit/",
 @pytest.mark.parametrize(
     ("where", "status", "says"),
     [
-        (CREATE, 401, "does not know who you are (HTTP 401); log in (hf auth login), or set HF_TOKEN to a token that may write"),
+        (
+            CREATE,
+            401,
+            "does not know who you are (HTTP 401); log in (hf auth login), or set HF_TOKEN to a token that may write",
+        ),
         (CREATE, 403, "does not let you write there (HTTP 403); use a token with the right to write"),
         (BATCH, 403, "does not let you write there (HTTP 403)"),
         (COMMIT, 409, "says that somebody else changes it at the same time (HTTP 409); run the same command again"),

@@ -139,7 +139,10 @@ class Hub:
                     count = -(-size // self.part_bytes)
                     parts = {str(number + 1): f"{href}/part/{number}?signature=secret" for number in range(count)}
                     upload = {"href": f"{href}/complete", "header": {"chunk_size": str(self.part_bytes), **parts}}
-                answer["actions"] = {"upload": upload, "verify": {"href": f"{self.url}/{repository}.git/info/lfs/objects/verify"}}
+                answer["actions"] = {
+                    "upload": upload,
+                    "verify": {"href": f"{self.url}/{repository}.git/info/lfs/objects/verify"},
+                }
             objects.append(answer)
         return {"transfer": "basic", "objects": objects}
 
@@ -264,7 +267,9 @@ class Hub:
                     self._send(403, {"error": "You don't have the rights to create a model under this namespace"})
                     return
                 status = 409 if name in hub.repositories else 200
-                hub.repositories.setdefault(name, Repository(asked.get("visibility") == "private" or bool(asked.get("private"))))
+                hub.repositories.setdefault(
+                    name, Repository(asked.get("visibility") == "private" or bool(asked.get("private")))
+                )
                 self._send(status, {"url": f"{hub.url}/{name}"})
 
             def _about(self, name: str, what: str | None, revision: str, body: bytes, query: dict[str, list[str]]) -> None:
