@@ -13,6 +13,7 @@
 #   STREAM      hub: the source is never whole on the disk (default: it is downloaded first)
 #   RUNS        folder of the results                      (default runs/)
 #   PREFLIGHT   0: quantize eval begins without `assay preflight`
+#   REPO        OWNER/NAME on the hub, for publish, which takes one of PRECISIONS
 
 MODEL ?= tiny-glm
 PRECISIONS ?=
@@ -22,6 +23,7 @@ WORKERS ?=
 MEMORY ?=
 STREAM ?=
 PREFLIGHT ?= 1
+REPO ?=
 RUNS ?= runs
 PYTHON ?= python3
 
@@ -30,7 +32,7 @@ export PYTHONSAFEPATH := 1
 export PYTHON
 
 # Without this, a misspelt variable on the command line (MODLE=glm-5) would be ignored.
-variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT PYTHON
+variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT REPO PYTHON
 unknown := $(foreach name,$(filter-out $(variables) -*-command-variables-*-,$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name)))
 ifneq ($(strip $(unknown)),)
 $(error $(strip $(unknown)): no such variable; known: $(variables))
@@ -45,10 +47,10 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card gate swe-demo swe-images doctor gpu-check speed test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first quantize eval report card publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,15p'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,16p'
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## build both environments, if they are missing
@@ -93,6 +95,10 @@ report: .venv/.ready ## write the report again, from the records
 
 card: .venv/.ready ## write the model cards again, from the records
 	@$(assay) card "$(MODEL)" --runs "$(RUNS)"
+
+publish: .venv/.ready ## upload the checkpoint of PRECISIONS to REPO on the hub, with card, manifest and report
+	@test -n "$(strip $(REPO))" || { echo 'say REPO=OWNER/NAME, where it is published' >&2; exit 2; }
+	@$(assay) publish "$(MODEL)$(if $(strip $(PRECISIONS)),/$(strip $(PRECISIONS)))" "$(REPO)" --runs "$(RUNS)"
 
 doctor: .venv/.ready ## say what this machine can do and what is missing
 	@$(assay) doctor

@@ -65,6 +65,13 @@ def test_streaming_is_passed_on(stubbed: Path) -> None:
     assert make(stubbed, "quantize", "STREAM=hub")[1] == "assay quantize tiny-glm --stream-from hub --runs runs\n"
 
 
+def test_what_is_published_is_one_precision_of_the_model(stubbed: Path) -> None:
+    assert make(stubbed, "publish", "REPO=me/x", "PRECISIONS=w4a16")[1] == "assay publish tiny-glm/w4a16 me/x --runs runs\n"
+    assert make(stubbed, "publish", "REPO=me/x")[1] == "assay publish tiny-glm me/x --runs runs\n"
+    code, out, err = make(stubbed, "publish")
+    assert (code, out) == (2, "") and "say REPO=OWNER/NAME, where it is published" in err
+
+
 def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:
     assert make(stubbed, "quantize")[0] == 0
     assert installs(stubbed) == ["work .venv"]
@@ -75,7 +82,7 @@ def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:
 def test_a_misspelt_variable_is_an_error(bare: Path) -> None:
     code, out, err = make(bare, "quantize", "MODLE=glm-5", "PRECISIONS=w4a16 fp8")
     assert (code, out) == (2, "")
-    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT PYTHON"
+    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT REPO PYTHON"
     assert err.partition(" *** ")[2] == f"MODLE: no such variable; known: {known}.  Stop.\n"
 
 

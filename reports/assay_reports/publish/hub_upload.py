@@ -1,8 +1,8 @@
 """The upload: large files one group at a time, then one commit that names all. Until then the repository is as it was.
 
-Whoever downloads meanwhile sees the old revision or the whole new one, never half a checkpoint. State is on the hub alone: a run
-that was killed is started again, and what the hub's storage already has is not sent twice. (`HfApi.upload_large_folder` commits
-in parts, so that config.json can be there before the weights; it is deprecated besides.)
+Whoever downloads meanwhile sees the old revision or the whole new one, never half a checkpoint. State is on the hub alone: a
+command that was killed is started again, and what the hub's storage already has is not sent twice. (`upload_large_folder` of
+`HfApi` commits in parts, so that config.json can be there before the weights; it is deprecated besides.)
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def upload(
 ) -> Uploaded:
     """Make the repository if it is not there, upload, and commit once.
 
-    still_the_same: asked before the commit, whether the checkpoint is the one that was verified. AssayError, in one line: the hub
+    still_the_same: asked before the commit, whether the checkpoint is the one that was verified. AssayError, one line: the hub
     refuses (login, rights, quota, rate, a conflicting push), breaks off, or holds weights of something else.
     """
     try:

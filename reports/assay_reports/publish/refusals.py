@@ -1,4 +1,4 @@
-"""What stands against publishing a checkpoint. A verdict can be overruled by name; that the bytes are the verified ones cannot."""
+"""What stands against publishing a checkpoint. A verdict can be overruled by name; that files are not as verified cannot."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _unfit(folder: Path, files: Sequence[LocalFile]) -> Iterator[str]:
                 yield f"{file.source}: has {file.source.stat().st_size} bytes, the manifest says {file.num_bytes}"
                 continue
         if _is_searched(file) and holds_secret(file.read().decode("utf-8", errors="replace")):
-            yield f"{file.path}: holds what looks like a key or token; remove it from where it came from, then make the file again"
+            yield f"{file.path}: holds what looks like a key or token; remove it at its source, then make the file again"
 
 
 def _is_searched(file: LocalFile) -> bool:

@@ -33,6 +33,7 @@ from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_evaluate.serving.family_draft import Draft
 from assay_evaluate.verdicts.run_comparison import RunComparison
+from assay_reports.publish.record import Publication
 from assay_reports.schema import Report
 
 NOTHING = Observation(setting={}, num_requests=1, rate=Interval(value=0, low=0, high=1, n=1), passes=((),), seconds=1.0)
@@ -134,6 +135,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "gate": (("tiny-glm",), GateReport, (0, 1)),
     "report": (("tiny-glm",), Report, (0,)),
     "card": (("tiny-glm",), None, (0,)),
+    "publish": (("tiny-glm/w4a16", "me/model", "--dry-run"), Publication, (1,)),
     "doctor": ((), None, (0, 1)),
     "recipes": ((), None, (0,)),
     "family": (("source",), None, (0,)),

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from command_errors import one_error
 from command_line import Run
 from huggingface_hub import ModelCard
@@ -26,11 +25,6 @@ from assay.records.verification import Verification
 from assay_reports.publish.record import Publication
 
 REPO = "me/model"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_publishable(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
@@ -239,6 +233,17 @@ def test_cut_twice_and_resumed_the_bytes_are_the_same(hub: Hub, run_dir: Path, r
     assert set(hub.put.values()) == {1}, "what was whole was sent again"
 
 
+def holds(after: int, arrived: threading.Event, resume: threading.Event) -> Callable[[str, int], None]:
+    """What keeps every upload waiting once so many are whole."""
+
+    def hold(sha256: str, num_whole: int) -> None:
+        if num_whole >= after:
+            arrived.set()
+            resume.wait(60)
+
+    return hold
+
+
 @pytest.mark.slow
 def test_killed_twice_and_resumed_the_bytes_are_the_same(hub: Hub, run_dir: Path, tmp_path: Path) -> None:
     """SIGKILL while bytes are on their way."""
@@ -246,13 +251,7 @@ def test_killed_twice_and_resumed_the_bytes_are_the_same(hub: Hub, run_dir: Path
     environment = {**os.environ, **hub.environment(tmp_path / "home"), "PYTHONSAFEPATH": "1"}
     for kill_after in (1, 3):
         arrived, resume = threading.Event(), threading.Event()
-
-        def hold(sha256: str, num_whole: int, after: int = kill_after) -> None:
-            if num_whole >= after:
-                arrived.set()
-                resume.wait(60)
-
-        hub.before_put = hold
+        hub.before_put = holds(kill_after, arrived, resume)
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert arrived.wait(120), "nothing was uploaded"
         child.send_signal(signal.SIGKILL)
@@ -349,9 +348,3 @@ def test_no_hub_is_there(hub: Hub, run_dir: Path, run: Run, monkeypatch: pytest.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     message = one_error(run("publish", f"{run_dir}/{LABEL}", REPO))
     assert message.startswith("me/model: the connection to http://127.0.0.1:9 broke off (") and message.count("\n") == 0
-
-
-def test_scores_on_benchmarks_of_the_hub_are_published_beside_the_card(made: Path) -> None:
-    """None in this run: its tasks are assay's own."""
-    assert not (made / LABEL / "checkpoint" / ".eval_results").exists()
-    assert yaml.safe_load("[]") == []

@@ -1,4 +1,4 @@
-"""A run whose checkpoint w4a16 lies there with real files, as verified: what `assay publish` publishes. The scores are made up."""
+"""A run whose checkpoint w4a16 lies there with real files, as verified: what `assay publish` takes. The scores are made up."""
 
 from __future__ import annotations
 

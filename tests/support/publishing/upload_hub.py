@@ -1,8 +1,9 @@
 """A hub on loopback that takes uploads: a real HTTP server with what `huggingface_hub` asks of the Hugging Face hub to make a
 repository, send large files (git-LFS, in one piece or in parts), commit, list, and download.
 
-What is stored is bytes: `Hub.files()` is what a reader of the repository would get. It can refuse, break off, forget, or keep other
-bytes than it was sent. Repositories live in memory; `Hub.stored` survives whoever is killed meanwhile, as the real storage does.
+What is stored is bytes: `Hub.files()` is what a reader of the repository would get. It can refuse, break off, forget, or keep
+other bytes than it was sent. Repositories live in memory; `Hub.stored` survives whoever is killed meanwhile, as the real
+storage does.
 """
 
 from __future__ import annotations
