@@ -72,9 +72,10 @@ def table(columns: tuple[Column, ...], report: Report | None, speed: SpeedRecord
     lines += _speeds(measured) or [Line("speed", tuple(MISSING for _ in columns))]
     lines.append(Line("verdict", tuple(_verdict(column) for column in columns)))
     own = columns[-1].row
-    for task in own.tasks if own is not None and report is not None else ():
-        title = f"{task.title or task.task}, correct"
-        lines.append(Line(title, tuple(_score(column, task.task, report) for column in columns)))
+    if own is not None and report is not None:
+        for task in own.tasks:
+            cells = tuple(_score(column, task.task, report) for column in columns)
+            lines.append(Line(f"{task.title or task.task}, correct", cells))
     return tuple(lines)
 
 

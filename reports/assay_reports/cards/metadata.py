@@ -146,7 +146,7 @@ def _benchmark_of(task: TaskNumbers, report: Report) -> Benchmark | None:
         return None
     if asked.get("kind") == "swe":
         return SWE_BENCHMARKS.get(str(asked.get("dataset")))
-    names = asked.get("tasks") or ()
+    names: list[str] = list(asked.get("tasks") or ())
     return LM_EVAL_BENCHMARKS.get(names[0]) if asked.get("kind") == "lm_eval" and len(names) == 1 else None
 
 

@@ -64,7 +64,7 @@ def hub_session() -> Iterator[HfApi]:
     """
     bars, verbosity, xet = not are_progress_bars_disabled(), logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
     disable_progress_bars()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.ERROR)
     constants.HF_HUB_DISABLE_XET = xet or constants.ENDPOINT != REAL_HUB
     try:
         yield HfApi(endpoint=constants.ENDPOINT, library_name="assay", library_version=assay.__version__)
