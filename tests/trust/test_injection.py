@@ -20,10 +20,11 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 from probe_reports import CLEAN, probed, result
-from synthetic_run import make_run
+from synthetic_run import checkpoint_sha256, make_run
 
 from assay import cli
 from assay.records.probe import probes_place
+from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRepeat, SpeedRow
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ TEXT = (
 )
 FILES = (
     "w4a16/plan.json", "w4a16/verify.json", "w4a16/checkpoint/assay_manifest.json", "measurements/fp8.json",
-    "measurements/w4a16.json", "probes/w4a16.json", "gates.json", "gates.registered.json",
+    "measurements/w4a16.json", "probes/w4a16.json", "gates.json", "gates.registered.json", "speed.json",
 )  # fmt: skip
 COMMANDS = (("status", "tiny-glm"), ("gate", "tiny-glm"), ("report", "tiny-glm"), ("card", "tiny-glm"))
 
@@ -126,6 +127,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = make_run(folder / "runs")
     odd = result("tools", None, None, "the server takes no tools")
     probed("w4a16", *CLEAN, odd).save(probes_place(run_dir, "w4a16"))
+    row = SpeedRow(
+        checkpoint="w4a16", checkpoint_sha256=checkpoint_sha256("w4a16"), origin="measured", source="vllm bench serve",
+        hardware="8xH200", num_gpus=8, speculation=0, prompts="chat", concurrency=8, engine="vllm 0.32.0",
+        repeats=(SpeedRepeat(output_tokens_s=400, memory_bytes=1 << 30),),
+    )  # fmt: skip
+    SpeedRecord(rows=(row,)).save(run_dir / SPEED_RECORD)
     return folder
 
 

@@ -51,7 +51,7 @@ def find_columns(report: Report | None, label: str, sha256: str, num_bytes: int)
         columns.append(_column("FP8", next(iter(eights), None)))
     here = _column(label, own)
     bytes_here = own.checkpoint_bytes if own is not None and own.checkpoint_bytes is not None else num_bytes
-    return (*columns, here._replace(title=f"**{label}**", sha256=sha256, num_bytes=bytes_here))
+    return (*columns, here._replace(title=label, sha256=sha256, num_bytes=bytes_here))
 
 
 def _column(title: str, row: Row | None) -> Column:

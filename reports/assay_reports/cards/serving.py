@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from assay.foreign_text import one_line
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.records.measurement import Measurement
@@ -46,10 +47,15 @@ def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None, *
     lines: list[str] = []
     for word in words:
         if word.startswith("--") or not lines:
-            lines.append(shlex.quote(word))
+            lines.append(_quoted(word))
         else:
-            lines[-1] += f" {shlex.quote(word)}"
+            lines[-1] += f" {_quoted(word)}"
     return " \\\n  ".join(lines)
+
+
+def _quoted(word: str) -> str:
+    """For a shell, on one line: a line break inside could end the block of code that the command stands in."""
+    return shlex.quote(one_line(word))
 
 
 def _recipe_flags(recipe: ModelRecipe | None, has_mtp: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -81,8 +87,8 @@ def reproduction(plan: Plan, base_model: str | None, measured: Measurement | Non
     target = plan.model if plan.model in recipe_names("models") else base_model or "FOLDER_OF_THE_SOURCE"
     known = plan.precision in recipe_names("precisions")
     precision = plan.precision if known else f"{plan.precision}.yaml"
-    lines = [f"assay quantize {shlex.quote(target)} --precision {shlex.quote(precision)}"]
+    lines = [f"assay quantize {_quoted(target)} --precision {_quoted(precision)}"]
     if measured is not None and report is not None and report.reference != plan.precision:
-        again = f"assay evaluate {shlex.quote(target)} --precisions {shlex.quote(precision)}"
-        lines.append(f"{again} --suite {shlex.quote(report.suite)} --profile {shlex.quote(measured.fingerprint.profile)}")
+        again = f"assay evaluate {_quoted(target)} --precisions {_quoted(precision)}"
+        lines.append(f"{again} --suite {_quoted(report.suite)} --profile {_quoted(measured.fingerprint.profile)}")
     return "\n".join(lines)

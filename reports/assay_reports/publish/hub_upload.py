@@ -17,21 +17,28 @@ from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, constants
 from huggingface_hub.utils import (
     HFValidationError,
     are_progress_bars_disabled,
+    build_hf_headers,
     disable_progress_bars,
     enable_progress_bars,
+    hf_raise_for_status,
+    http_backoff,
     logging,
     validate_repo_id,
 )
 
 import assay
 from assay.errors import AssayError
+from assay.foreign_text import shown
 from assay.hub_errors import HUB_ERRORS
+from assay.records.run import CARD
 from assay_reports.publish.files import LocalFile
 from assay_reports.publish.hub_refusals import publish_error
 from assay_reports.publish.refusals import WEIGHT_SUFFIXES
 
 FILES_AT_ONCE = 4
 """Uploaded side by side; a group that is whole is not sent again after an interruption."""
+SMALL_BYTES = 8 << 20
+"""Up to this size a file is read before it is sent."""
 REAL_HUB = "https://huggingface.co"
 
 
@@ -103,6 +110,7 @@ def upload(
             raise AssayError(f"{repository}: exists and is public; make it private on the hub first, or leave --private out")
         if revision != constants.DEFAULT_REVISION:
             api.create_branch(repository, branch=revision, exist_ok=True)
+        _check_metadata(api, files, repository)
         there = list_files(api, repository, revision)
         _refuse_strangers(there, files, repository)
         changed = [file for file in files if not is_same(there.get(file.path), file)]
@@ -133,6 +141,18 @@ def git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+def _check_metadata(api: HfApi, files: Sequence[LocalFile], repository: str) -> None:
+    """What `create_commit` asks as well, after the hours that an upload takes: whether the hub takes the card's metadata."""
+    card = next(file for file in files if file.path == CARD).read().decode()
+    answer = http_backoff(
+        "POST", f"{api.endpoint}/api/validate-yaml", json={"content": card, "repoType": "model"}, headers=build_hf_headers()
+    )
+    if answer.status_code == 400:
+        told = [str(one.get("message")) for one in answer.json().get("errors", ())]
+        raise AssayError(f"{repository}: the hub refuses the card's metadata: {shown('; '.join(told))}; report this to assay")
+    hf_raise_for_status(answer)
+
+
 def _refuse_strangers(there: dict[str, RepoFile], files: Sequence[LocalFile], repository: str) -> None:
     ours = {file.path for file in files}
     strangers = sorted(path for path in there if path.endswith(WEIGHT_SUFFIXES) and path not in ours)
@@ -149,14 +169,29 @@ def _send(
     """What the commit will name; large files are in the hub's storage then."""
     operations: list[CommitOperationAdd] = []
     for begin in range(0, len(files), FILES_AT_ONCE):
-        group = [_addition(file) for file in files[begin : begin + FILES_AT_ONCE]]
+        part = files[begin : begin + FILES_AT_ONCE]
+        group = [_addition(file) for file in part]
         api.preupload_lfs_files(repository, group, revision=revision, num_threads=FILES_AT_ONCE, free_memory=True)
+        for file, addition in zip(part, group, strict=True):
+            _check_read(file, addition.upload_info.sha256.hex())
         operations += group
         on_progress(f"{begin + len(group)} of {len(files)} files uploaded")
     return operations
 
 
 def _addition(file: LocalFile) -> CommitOperationAdd:
-    addition = CommitOperationAdd(file.path, file.content if file.content is not None else str(file.source))
-    addition.upload_info.sha256 = bytes.fromhex(file.sha256)  # as it was verified: no need to read terabytes for it
-    return addition
+    """Of a large file the path: the library hashes it while it reads it, or right before."""
+    if file.source is not None and file.num_bytes > SMALL_BYTES:
+        return CommitOperationAdd(file.path, str(file.source))
+    content = file.read()
+    _check_read(file, hashlib.sha256(content).hexdigest())
+    return CommitOperationAdd(file.path, content)
+
+
+def _check_read(file: LocalFile, sha256: str) -> None:
+    """AssayError: what was read of it for the upload is not what the manifest says. Its stamp does not see a failing disk."""
+    if sha256 != file.sha256:
+        raise AssayError(
+            f"{file.source or file.path}: the bytes that were read to upload it have another SHA-256 than the manifest says; "
+            "nothing was committed; verify it again"
+        )

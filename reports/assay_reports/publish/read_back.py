@@ -1,7 +1,7 @@
 """Whether the hub holds what was uploaded: its list of files against ours, and its bytes against ours.
 
-Small files are downloaded whole. Of large ones the hub states the SHA-256 that it computed itself when it took them; their
-first bytes are read, which hold a shard's header.
+Small files are downloaded whole. Of large ones the hub states a SHA-256, computed when they were sent; their first bytes are
+read, which hold a shard's header.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from upload_hub import TOKEN, Hub
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
+from assay_reports.publish import hub_upload
 from assay_reports.publish.record import Publication
 
 REPO = "me/model"
@@ -185,6 +186,27 @@ def test_what_is_not_as_verified_is_refused_whatever_is_said(hub: Hub, run_dir: 
     assert hub.repositories == {}
 
 
+def test_bytes_that_the_stamp_does_not_see_are_not_committed(
+    hub: Hub, run_dir: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that reads other bytes than were verified: of a file that is sent from the disk, and of one that is read before."""
+    for small in (hub_upload.SMALL_BYTES, 0):
+        monkeypatch.setattr(hub_upload, "SMALL_BYTES", small)
+        shard = run_dir / LABEL / "checkpoint" / shard_names()[2]
+        content = shard.read_bytes()
+        shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        verify(run_dir)  # its stamp is now the verified one
+        assert error_after_progress(run("publish", f"{run_dir}/{LABEL}", REPO)) == (
+            f"{shard}: the bytes that were read to upload it have another SHA-256 than the manifest says; nothing was "
+            "committed; verify it again"
+        )
+        assert hub.files(REPO) == {}
+        shard.write_bytes(content)
+    verify(run_dir)
+    assert run("publish", f"{run_dir}/{LABEL}", REPO)[0] == 0  # all are sent from the disk
+    assert held(hub) == expected(run_dir)
+
+
 def test_a_reference_has_no_verdict(run_dir: Path, run: Run) -> None:
     code, out, _ = run("publish", f"{run_dir}/fp8", REPO, "--dry-run", "--json")
     found = Publication.model_validate_json(out)
@@ -330,6 +352,14 @@ def test_what_the_hub_refuses_is_one_line(hub: Hub, run_dir: Path, run: Run, whe
     assert message.startswith(f"me/model: {hub.url} {says}")
     assert TOKEN not in message
     assert all(repository.branches["main"] == "0" * 40 for repository in hub.repositories.values())
+
+
+def test_metadata_that_the_hub_refuses_is_found_before_the_upload(hub: Hub, run_dir: Path, run: Run) -> None:
+    hub.metadata_error = '"license" must be one of [apache-2.0, mit]'
+    assert one_error(run("publish", f"{run_dir}/{LABEL}", REPO)) == (
+        f"me/model: the hub refuses the card's metadata: {hub.metadata_error}; report this to assay"
+    )
+    assert hub.stored == {}
 
 
 def test_of_somebody_elses_repository_nothing_is_sent(hub: Hub, run_dir: Path, run: Run) -> None:

@@ -87,6 +87,8 @@ class Hub:
         """Uploads to the storage that were begun."""
         self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
         """What is sent of a file, instead of it, to whoever downloads."""
+        self.metadata_error: str | None = None
+        """What is wrong with the metadata of every card. None: nothing."""
         self.lose: set[str] = set()
         """Paths that a commit silently leaves out."""
         self.lock = threading.Lock()
@@ -250,7 +252,8 @@ class Hub:
                 if path == "/api/repos/create":
                     self._create(json.loads(body))
                 elif path == "/api/validate-yaml":
-                    self._send(200, {"errors": [], "warnings": []})
+                    errors = [] if hub.metadata_error is None else [{"message": hub.metadata_error}]
+                    self._send(400 if errors else 200, {"errors": errors, "warnings": []})
                 elif found := re.fullmatch(r"/(\w+/[\w.-]+)\.git/info/lfs/objects/(batch|verify)", path):
                     asked = json.loads(body)
                     done = hub.batch(found[1], asked) if found[2] == "batch" else {}
