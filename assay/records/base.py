@@ -78,12 +78,12 @@ class Record(Part):
     schema_version: Literal[1] = 1
 
     def save(self, path: Path, *, only_new: bool = False) -> None:
-        """Write as indented JSON by rename; only_new: FileExistsError if there is a file of that name.
+        """Write as indented JSON by rename; only_new: FileExistsError if there is a file of that name."""
+        write_text_atomically(path, self.as_text(), only_new=only_new)
 
-        NaN and infinity are refused: an unmeasured value is `None`.
-        """
-        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
-        write_text_atomically(path, text + "\n", only_new=only_new)
+    def as_text(self) -> str:
+        """The text of its file. NaN and infinity are refused: an unmeasured value is `None`."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> Self:

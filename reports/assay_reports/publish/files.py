@@ -1,6 +1,7 @@
 """Which files are published: those that the manifest names, and those that are made from records. Nothing else of a folder is.
 
-So journals, logs, caches and whatever lies in a checkpoint's folder by accident stay where they are.
+So journals, logs, caches and whatever lies in a checkpoint's folder by accident stay where they are. The report is made without
+prompts and replies: benchmarks ask not to publish theirs, lest models are trained on the answers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from assay.records.manifest import MANIFEST
 from assay.records.run import CARD
 from assay_reports.card import render
 from assay_reports.cards.metadata import EVAL_RESULTS
+from assay_reports.numbers import build_report
+from assay_reports.report import render_html, render_markdown
 from assay_reports.run import Run
 
-REPORT_FILES = ("report.md", "report.json", "index.html")
 REPORT_FOLDER = "assay_report"
 """In the repository."""
 
@@ -39,7 +41,7 @@ class LocalFile(NamedTuple):
         return self.source.read_bytes()
 
 
-def find_files(run: Run, label: str, run_dir: Path, repository: str) -> tuple[LocalFile, ...]:
+def find_files(run: Run, label: str, repository: str) -> tuple[LocalFile, ...]:
     """Weights first, in the manifest's order; then what describes them. `run` has a plan and a manifest of `label`.
 
     A file that is missing has 0 bytes here: `refusals` names it.
@@ -50,8 +52,9 @@ def find_files(run: Run, label: str, run_dir: Path, repository: str) -> tuple[Lo
     if card.eval_results is not None:
         made[EVAL_RESULTS] = card.eval_results.encode()
     if run.reference is not None and _is_measured(run, label):
-        report = run_dir / "report"
-        made |= {f"{REPORT_FOLDER}/{name}": (report / name).read_bytes() for name in REPORT_FILES if (report / name).is_file()}
+        report = build_report(run)
+        texts = {"report.json": report.as_text(), "report.md": render_markdown(report), "index.html": render_html(report)}
+        made |= {f"{REPORT_FOLDER}/{name}": text.encode() for name, text in texts.items()}
     of_checkpoint = [LocalFile(s.name, s.num_bytes, s.sha256, folder / s.name) for s in manifest.shards]
     of_checkpoint += [_beside(folder / name, name, sha256) for name, sha256 in sorted(manifest.files.items())]
     return (*of_checkpoint, *(_made(path, content) for path, content in sorted(made.items())))

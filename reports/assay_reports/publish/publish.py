@@ -13,7 +13,6 @@ from assay_reports.publish.hub_upload import check_repository, hub_session, uplo
 from assay_reports.publish.read_back import read_back
 from assay_reports.publish.record import Publication, PublishedFile
 from assay_reports.publish.refusals import check_label, notes, refusals, status_of
-from assay_reports.report import write_report
 from assay_reports.run import load_run
 
 
@@ -35,9 +34,7 @@ def publish(
     check_repository(repository)
     run = load_run(run_dir)
     check_label(run, label, run_dir)
-    if run.reference is not None and not dry_run and not refusals(run, label, (), despite):
-        write_report(run_dir)  # the card links to it
-    files = find_files(run, label, run_dir, repository)
+    files = find_files(run, label, repository)
     found = Publication(
         run=run_dir.name,
         label=label,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,15 +23,26 @@ from upload_hub import TOKEN, Hub
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
+from assay_reports.numbers import build_report
 from assay_reports.publish import hub_upload
 from assay_reports.publish.record import Publication
+from assay_reports.report import render_html
+from assay_reports.run import load_run
 
 REPO = "me/model"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_publishable(tmp_path_factory.mktemp("made"))
+
+
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return make_publishable(tmp_path / "runs")
+def run_dir(made: Path, tmp_path: Path) -> Path:
+    """A copy, which is another set of files until it is verified."""
+    copy = shutil.copytree(made, tmp_path / "runs" / made.name)
+    verify(copy)
+    return copy
 
 
 @pytest.fixture
@@ -42,12 +54,11 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def expected(run_dir: Path) -> dict[str, bytes]:
-    """What the repository must hold, apart from the card: the files of the folder, and the report."""
-    checkpoint = run_dir / LABEL / "checkpoint"
+    """What the repository must hold, apart from the card: the folder's files, and the report without prompts and replies."""
+    checkpoint, report = run_dir / LABEL / "checkpoint", run_dir / "report"
     whole = {name: (checkpoint / name).read_bytes() for name in (*shard_names(), *TEXTS, MANIFEST)}
-    return whole | {
-        f"assay_report/{one}": (run_dir / "report" / one).read_bytes() for one in ("index.html", "report.json", "report.md")
-    }
+    whole |= {f"assay_report/{name}": (report / name).read_bytes() for name in ("report.json", "report.md")}
+    return whole | {"assay_report/index.html": render_html(build_report(load_run(run_dir))).encode()}
 
 
 def held(hub: Hub, revision: str = "main") -> dict[str, bytes]:
@@ -189,7 +200,7 @@ def test_what_is_not_as_verified_is_refused_whatever_is_said(hub: Hub, run_dir: 
 def test_bytes_that_the_stamp_does_not_see_are_not_committed(
     hub: Hub, run_dir: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that reads other bytes than were verified: of a file that is sent from the disk, and of one that is read before."""
+    """A disk that reads other bytes than were verified: of a file that is sent from there, and of one that is read first."""
     for small in (hub_upload.SMALL_BYTES, 0):
         monkeypatch.setattr(hub_upload, "SMALL_BYTES", small)
         shard = run_dir / LABEL / "checkpoint" / shard_names()[2]
