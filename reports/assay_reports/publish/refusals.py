@@ -14,14 +14,15 @@ from assay.safe_files import stays_inside
 from assay.secret_text import holds_secret
 from assay_reports.cards.licence import find_licence
 from assay_reports.cards.metadata import base_model_of
-from assay_reports.publish.files import LocalFile
+from assay_reports.publish.files import REPORT_FOLDER, LocalFile
 from assay_reports.publish.record import Refusal
 from assay_reports.run import Run
 
 MAX_SEARCHED_BYTES = 64 << 20
 """Of a text that is searched for keys and tokens."""
-VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json"})
-"""Not searched: tens of thousands of pieces of text, some of which look like anything."""
+NOT_SEARCHED = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", f"{REPORT_FOLDER}/index.html"})
+"""Vocabularies: tens of thousands of pieces of text, some of which look like anything. The page: it says what report.json says,
+which is searched, and the rest of it are scripts."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -93,7 +94,7 @@ def _unfit(folder: Path, files: Sequence[LocalFile]) -> Iterator[str]:
 
 
 def _is_searched(file: LocalFile) -> bool:
-    return not file.path.endswith(WEIGHT_SUFFIXES) and file.path not in VOCABULARIES and file.num_bytes <= MAX_SEARCHED_BYTES
+    return not file.path.endswith(WEIGHT_SUFFIXES) and file.path not in NOT_SEARCHED and file.num_bytes <= MAX_SEARCHED_BYTES
 
 
 def notes(run: Run, label: str, recipe: ModelRecipe | None) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from assay.records.manifest import MANIFEST, Manifest
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_reports.numbers import build_report
-from assay_reports.publish import hub_upload
+from assay_reports.publish import files, hub_upload
 from assay_reports.publish.record import Publication
 from assay_reports.report import render_html
 from assay_reports.run import load_run
@@ -47,10 +47,17 @@ def run_dir(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """With a page that is made in no time; `real_page` undoes that."""
     hub = Hub()
     hub.use(monkeypatch, tmp_path / "home")
+    monkeypatch.setattr(files, "render_html", lambda report: f"<title>{report.model}</title>")
     yield hub
     hub.close()
+
+
+@pytest.fixture
+def real_page(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "render_html", render_html)
 
 
 def expected(run_dir: Path) -> dict[str, bytes]:
@@ -58,7 +65,7 @@ def expected(run_dir: Path) -> dict[str, bytes]:
     checkpoint, report = run_dir / LABEL / "checkpoint", run_dir / "report"
     whole = {name: (checkpoint / name).read_bytes() for name in (*shard_names(), *TEXTS, MANIFEST)}
     whole |= {f"assay_report/{name}": (report / name).read_bytes() for name in ("report.json", "report.md")}
-    return whole | {"assay_report/index.html": render_html(build_report(load_run(run_dir))).encode()}
+    return whole | {"assay_report/index.html": files.render_html(build_report(load_run(run_dir))).encode()}
 
 
 def held(hub: Hub, revision: str = "main") -> dict[str, bytes]:
@@ -77,6 +84,7 @@ def error_after_progress(run_result: tuple[int, str, str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ what is uploaded
+@pytest.mark.usefixtures("real_page")
 def test_the_repository_holds_checkpoint_card_manifest_and_report(hub: Hub, run_dir: Path, run: Run) -> None:
     checkpoint = run_dir / LABEL / "checkpoint"
     (checkpoint / ".env").write_text("HF_TOKEN=" + TOKEN)  # hidden, and named by no record
@@ -278,6 +286,7 @@ def holds(after: int, arrived: threading.Event, resume: threading.Event) -> Call
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_page")
 def test_killed_twice_and_resumed_the_bytes_are_the_same(hub: Hub, run_dir: Path, tmp_path: Path) -> None:
     """SIGKILL while bytes are on their way."""
     command = [sys.executable, "-m", "assay", "publish", f"{run_dir}/{LABEL}", REPO, "--json"]
@@ -305,7 +314,8 @@ def test_killed_twice_and_resumed_the_bytes_are_the_same(hub: Hub, run_dir: Path
 
 def test_files_that_change_meanwhile_are_not_committed(hub: Hub, run_dir: Path, run: Run) -> None:
     def change(sha256: str, num_whole: int) -> None:
-        (run_dir / LABEL / "checkpoint" / "config.json").write_text("{}")
+        if num_whole >= 4:  # when the first is whole
+            os.utime(run_dir / LABEL / "checkpoint" / shard_names()[0])
 
     hub.before_put = change
     assert "the checkpoint changed while it was uploaded; nothing was committed" in error_after_progress(
