@@ -83,6 +83,8 @@ class Hub:
         """Pattern of a path -> status that it is answered with."""
         self.before_put: Callable[[str, int], None] = lambda sha256, number: None
         """Called with (SHA-256, how many came whole before) when bytes begin to arrive."""
+        self.num_arriving = 0
+        """Uploads to the storage that are being read, also of clients that are gone."""
         self.num_puts = 0
         """Uploads to the storage that were begun."""
         self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
@@ -191,7 +193,13 @@ class Hub:
                     to.add(self.headers["authorization"])
                 refused = next((status for pattern, status in hub.refuse.items() if re.search(pattern, path)), None)
                 if path.startswith("/storage/") and self.command == "PUT" and refused is None:
-                    self._take(path)
+                    with hub.lock:
+                        hub.num_arriving += 1
+                    try:
+                        self._take(path)
+                    finally:
+                        with hub.lock:
+                            hub.num_arriving -= 1
                     return
                 body = self._read()
                 if refused is not None:
