@@ -1,7 +1,7 @@
 """Predicted rows of a speed record: the share of the roofline that published servers reach. Never a measurement's rival.
 
 The roofline bounds formats and does not order them: of GLM-5.2 on eight H200 it puts W4A16 1.8 times ahead of FP8 at 32
-streams, where FP8 was measured 11 % ahead. So a prediction carries a range of three times, and says on every row what it assumes.
+streams, where FP8 was measured 11 % ahead. So a prediction has a range of three times, and every row says what it assumes.
 """
 
 from __future__ import annotations
