@@ -145,6 +145,8 @@ class Choice(Record):
     quality: tuple[Quality, ...]
     picks: tuple[Pick, ...]
     flips: tuple[Flip, ...] = ()
+    if_passed: tuple[str, ...] = ()
+    """What would change if a checkpoint whose quality is undecided passed, one line each."""
     one_for_all: Regret | None = None
     regrets: tuple[Regret, ...] = ()
     refused: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,12 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Known:
-    """One row. values: tokens/s of its repeats. tpot_s, ttft_s, end_to_end_s: None: not known, so an objective on it is missed."""
+    """One row. values: tokens/s of its repeats."""
 
     concurrency: int
     values: tuple[float, ...]
     limits: Mapping[str, float]
-    """`ttft_s`, `tpot_s`, `end_to_end_s`, those that are known."""
+    """`ttft_s`, `tpot_s`, `end_to_end_s`, those that are known: an objective on another is missed."""
 
     @property
     def log(self) -> float:
@@ -83,7 +83,10 @@ def envelope(
     scores = np.full((len(curves), draws, len(streams)), -np.inf)
     failed: dict[str, npt.NDArray[np.bool_]] = {}
     noisy = False
-    for number, curve in enumerate(curves):
+    for number, whole in enumerate(curves):
+        curve = replace(whole, rows=tuple(row for row in whole.rows if objective.keys() <= row.limits.keys()))
+        if not curve.rows:
+            continue
         noise = np.zeros((draws, len(curve.rows)))
         for at, row in enumerate(curve.rows):
             if row.error:
@@ -108,14 +111,8 @@ def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, 
     found = np.stack([_between(where, at, logs + one) for one in noise])
     moved = np.stack([_between(where, at, one) for one in noise])
     for name, most in objective.items():
-        known = [row.limits.get(name) for row in curve.rows]
-        if any(value is None for value in known):
-            missing = np.array([value is None for value in known])
-            known = [math.inf if value is None else value for value in known]
-            if missing.all():
-                return np.full_like(found, -np.inf)
-        taken = _between(where, at, np.log([float(value or 0) for value in known]))
-        slower = moved if name == "tpot_s" else np.zeros_like(moved)
+        taken = _between(where, at, np.log([max(row.limits[name], 1e-9) for row in curve.rows]))
+        slower = moved if name == "tpot_s" else np.zeros_like(moved)  # what writes faster takes less time a token
         found = np.where(taken - slower <= math.log(most), found, -np.inf)
     return found
 

@@ -69,7 +69,7 @@ def format_of(scheme: str | None) -> Format | None:
     name = (scheme or "bf16").lower().replace("-", "_")
     for known in ("nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w4a16", "w8a8", "fp8", "bf16"):
         if name == known or name.startswith(f"{known}_"):
-            return known  # type: ignore[return-value]
+            return known
     return None
 
 
