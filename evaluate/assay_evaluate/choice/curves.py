@@ -80,6 +80,8 @@ def envelope(
     streams = streams[(streams >= min(points)) & (streams <= max(points))]
     rng = np.random.default_rng(seed)
     draws = num_draws + 1
+    if not curves:
+        return Envelope(streams, np.full((1, len(streams)), NOBODY), noisy=False)
     scores = np.full((len(curves), draws, len(streams)), -np.inf)
     failed: dict[str, npt.NDArray[np.bool_]] = {}
     noisy = False
