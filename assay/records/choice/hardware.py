@@ -40,6 +40,7 @@ class PrecisionOnHardware(Part):
     native: bool | None = None
     """None: GPU or scheme is not in the table of kernels."""
     runs_as: str | None = None
+    """What is computed: the format, or another one. Empty: the kernel refuses the GPU."""
     kernels: tuple[str, ...] = ()
     steps: tuple[StepRead, ...] = ()
     """Without speculation, then with it where the model drafts."""

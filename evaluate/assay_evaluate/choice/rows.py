@@ -48,12 +48,17 @@ def on_hardware(rows: Iterable[SpeedRow], hardware: str | None) -> list[SpeedRow
         if len(there) > 1:
             raise AssayError(f"there are speeds on {', '.join(there)}: say which with --hardware")
         return every
-    wanted = hardware.strip().casefold()
-    found = [row for row in every if row.hardware.casefold() == wanted or (wanted == "cpu" and row.num_gpus == 0)]
+    found = [row for row in every if is_on(row, hardware)]
     if not found:
         hint = did_you_mean(hardware, there)
         raise AssayError(f"--hardware {shown(hardware)}: {hint}there are speeds on {', '.join(there) or 'no hardware at all'}")
     return found
+
+
+def is_on(row: SpeedRow, hardware: str | None) -> bool:
+    """As `on_hardware` understands the word; None: any."""
+    wanted = None if hardware is None else hardware.strip().casefold()
+    return wanted in (None, row.hardware.casefold()) or (wanted == "cpu" and row.num_gpus == 0)
 
 
 def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[int] | None) -> Usable:

@@ -16,6 +16,8 @@ Format = Literal["bf16", "w4a16", "fp8", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", 
 class RunsAs(NamedTuple):
     """native: computes as the format says; else `computes` is another format, and a score taken there is one of that.
 
+    computes: empty: vLLM takes a kernel whose compiled code refuses the GPU.
+
     kernels: vLLM's names of the backends it takes, the first by default.
     """
 
@@ -25,13 +27,17 @@ class RunsAs(NamedTuple):
 
     @property
     def words(self) -> str:
-        """`native (MARLIN)`, `as W4A16 (MARLIN)`."""
+        """`native (MARLIN)`, `as W4A16 (MARLIN)`, `refused`."""
+        if not self.computes:
+            return "refused"
         return f"{'native' if self.native else f'as {self.computes}'} ({self.kernels[0]})"
 
 
 _MARLIN_W4 = RunsAs(True, "W4A16", ("MARLIN",))
 _BF16 = RunsAs(True, "BF16", ("TRITON",))
 _INT8 = RunsAs(True, "W8A8", ("TRITON",))
+_NO_INT8 = RunsAs(False, "", ("TRITON",))
+"""Linear layers in INT8 have no compiled kernel for Blackwell (docs/preflight.md, `loading`)."""
 RUNS_AS: dict[tuple[Format, Architecture], RunsAs] = {
     ("bf16", "sm90"): _BF16,
     ("bf16", "sm100"): RunsAs(True, "BF16", ("FLASHINFER_TRTLLM", "TRITON")),
@@ -55,8 +61,8 @@ RUNS_AS: dict[tuple[Format, Architecture], RunsAs] = {
     ("mxfp8", "sm100"): RunsAs(True, "W8A8", ("FLASHINFER_TRTLLM",)),
     ("mxfp8", "sm120"): RunsAs(False, "W8A16", ("MARLIN",)),
     ("w8a8", "sm90"): _INT8,
-    ("w8a8", "sm100"): _INT8,
-    ("w8a8", "sm120"): _INT8,
+    ("w8a8", "sm100"): _NO_INT8,
+    ("w8a8", "sm120"): _NO_INT8,
 }
 """(format of the routed experts, GPU) -> what runs. FLASHINFER_CUTLASS: FP8 blocks under expert parallelism on Hopper."""
 

@@ -23,6 +23,7 @@ from assay import cli
 from assay.errors import AssayError
 from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
+from assay.records.choice.record import Choice
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.plan import Plan
@@ -130,6 +131,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
     "gpu-check": (("--dry-run", "--formats", "w4a16"), None, (0,)),
     "status": ((), None, (0,)),
+    "choose": (("tiny-glm", "--hardware", "8xh200"), Choice, (0,)),
     "compare": (("runs/tiny-glm", "others/tiny-glm"), RunComparison, (0,)),
     "gate": (("tiny-glm",), GateReport, (0, 1)),
     "report": (("tiny-glm",), Report, (0,)),

@@ -48,6 +48,7 @@ def test_every_scheme_and_gpu_is_in_the_table() -> None:
     [
         ("nvfp4", "H200", "as W4A16 (MARLIN)"), ("nvfp4", "B200", "native (FLASHINFER_TRTLLM)"),
         ("w4a16_g32", "H200", "native (MARLIN)"), ("mxfp8", "H100", "as W8A16 (MARLIN)"), (None, "H200", "native (TRITON)"),
+        ("w8a8", "B200", "refused"),
     ],
 )  # fmt: skip
 def test_what_a_format_runs_as(scheme: str | None, gpu: str, words: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.hardware_plan import plan_for_hardware, print_hardware_plan, tokens_of
+from assay.cli.deploying.hardware_plan import plan_for_hardware, print_hardware_plan, tokens_of
 from assay.cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
 from assay.cli.stages import estimate_for, plans_for
 from assay.cli.terminal import emit, results

@@ -10,17 +10,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from assay.cli.choosing import (
+from assay.cli.deploying.choosing import (
     beside_floor,
     infeasible,
     numbers_of,
     objective_of,
+    on_known_gpus,
     plans_of,
     predictions,
     profile_called,
     speed_rows,
 )
-from assay.cli.hardware_plan import tokens_of
+from assay.cli.deploying.hardware_plan import tokens_of
 from assay.cli.options import JsonOption, RunsOption, choice, complete_run, completes, refuse_unused
 from assay.cli.run_folders import named_run
 from assay.cli.terminal import emit, escape, print_rows, results, say
@@ -89,7 +90,7 @@ def choose(
     """
     from assay_evaluate.choice.choose import Wanted
     from assay_evaluate.choice.choose import choose as make_choice
-    from assay_evaluate.choice.rows import on_hardware
+    from assay_evaluate.choice.rows import is_on, on_hardware
 
     run_dir = _run_dir(ctx, run, runs, quality, speed or [])
     gates = None if quality == "assumed" or run_dir is None else _gates(run_dir)
@@ -97,9 +98,9 @@ def choose(
     objective = None if slo is None else objective_of(slo)
     length = tokens_of("--context", context)
     rows, not_measured = speed_rows(run_dir, speed or [])
-    plans = plans_of(run_dir, model, rows)
     profile = profile_called(hardware)
-    here = [row for row in rows if hardware is None or row.hardware.casefold() == hardware.casefold()]
+    plans = plans_of(run_dir, model, rows) if profile is not None or on_known_gpus(rows) else {}
+    here = [row for row in rows if is_on(row, hardware)]
     known = {row.checkpoint for row in here if row.is_comparable}
     unmeasured = {label: plan for label, plan in plans.items() if label not in known}
     points = streams or tuple(sorted({row.concurrency for row in here})) or (1, 8, 32)
@@ -113,7 +114,8 @@ def choose(
         not_measured=not_measured,
         beside=functools.partial(beside_floor, plans),
     )
-    found = make_choice(on_hardware([*rows, *guesses], hardware), gates, wanted, model=model or (gates.model if gates is not None else None))
+    name = model or (None if gates is None else gates.model)
+    found = make_choice(on_hardware([*rows, *guesses], hardware), gates, wanted, model=name)
     if run_dir is not None:
         found.save(run_dir / CHOICE_RECORD)
     if as_json:

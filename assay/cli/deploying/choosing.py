@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.hardware_plan import experts_scheme, known_model, weights_of
+from assay.cli.deploying.hardware_plan import experts_scheme, known_model, weights_of
 from assay.cli.targets import resolve_target
+from assay.cli.terminal import say
 from assay.errors import AssayError, PlanError
-from assay.foreign_text import shown
+from assay.foreign_text import one_line, shown
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
@@ -91,7 +92,10 @@ def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow]) 
         for path in sorted(run_dir.glob("*/plan.json")):
             plan = Plan.load(path)
             stored = stored_by(plan)
-            found[path.parent.name] = Planned(stored, experts_scheme(plan), weights_of(stored))
+            try:
+                found[path.parent.name] = Planned(stored, experts_scheme(plan), weights_of(stored))
+            except PlanError as problem:
+                say(f"note: {path.parent.name} has no floor: {one_line(str(problem))}")
     if model is None:
         return found
     from assay.cli.stages import plan_for
@@ -109,6 +113,13 @@ def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow]) 
         stored = known.stored(plan)
         found[row.checkpoint] = Planned(stored, experts_scheme(plan), weights_of(stored))
     return found
+
+
+def on_known_gpus(rows: Sequence[SpeedRow]) -> bool:
+    """Whether any row is of a GPU whose bandwidth is known: elsewhere plans, which take seconds to read, say nothing."""
+    from assay_evaluate.roofline.devices import device_named
+
+    return any(device_named(row.hardware) is not None for row in rows)
 
 
 def profile_called(hardware: str | None) -> ProfileRecipe | None:

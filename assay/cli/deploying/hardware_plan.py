@@ -186,6 +186,8 @@ def _row(
     runs = runs_as(scheme, device.architecture if device else None)
     kv_read = kv_read_bytes(stored.served(drafts(profile, serving)), fit, context) * profile.hardware.num_gpus
     problem = sentence(wrong) if wrong else None
+    if runs is not None and not runs.computes:
+        fits, problem = False, problem or f"vLLM's compiled kernels for {scheme} refuse this GPU"
     if problem is None and not fits:
         gib = 2**30
         room = f"{max(0, fit.free_bytes) / gib:.0f} GiB are left for KV cache"
@@ -251,11 +253,13 @@ def print_hardware_plan(plan: HardwarePlan, out: Console) -> None:
 
 
 def _cells(row: PrecisionOnHardware) -> tuple[str, ...]:
+    from assay_evaluate.roofline.kernels import RunsAs
+
     if row.weight_bytes is None or row.kv_bytes is None:
         return (escape(row.precision), *["-"] * 6)
     runs = "not known"
-    if row.native is not None:
-        runs = f"{'native' if row.native else f'as {row.runs_as}'} ({row.kernels[0]})"
+    if row.runs_as is not None:
+        runs = RunsAs(bool(row.native), row.runs_as, row.kernels).words
     floors = [step.floor_tpot_s for step in row.steps]
     users = f"{row.users_that_fit:,}"
     return (
