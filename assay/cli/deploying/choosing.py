@@ -48,6 +48,7 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
     """(rows of the run's speed record and of every file, checkpoint -> why it was not measured). AssayError: there are none."""
     from assay_evaluate.speed.foreign.read import read_imported
     from assay_evaluate.speed.foreign.stated import Stated
+    from assay_evaluate.speed.measure import NOT_PREDICTED
 
     rows: list[SpeedRow] = []
     why: dict[str, str] = {}
@@ -62,7 +63,9 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
             rows += read_imported(path, None, Stated())
     for one in records:
         rows += one.rows
-        why |= {left.checkpoint: left.reason for left in one.not_measured if left.concurrency is None}
+        for left in one.not_measured:
+            if left.concurrency is None and not left.reason.startswith(NOT_PREDICTED):
+                why[left.checkpoint] = left.reason
     return rows, why
 
 
