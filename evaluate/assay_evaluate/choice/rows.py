@@ -41,13 +41,15 @@ class Usable:
 
 
 def on_hardware(rows: Iterable[SpeedRow], hardware: str | None) -> list[SpeedRow]:
-    """hardware: as rows name it, in any case; `cpu`: of any CPU. None: the only one there is. AssayError: there is none."""
+    """hardware: as rows name it, in any case; `cpu`: of any CPU. None: the only one of the best origin. AssayError: none."""
     every = list(rows)
     there = sorted({row.hardware for row in every})
     if hardware is None:
-        if len(there) > 1:
-            raise AssayError(f"there are speeds on {', '.join(there)}: say which with --hardware")
-        return every
+        best = next((origin for origin in ORIGINS if any(row.origin == origin for row in every)), None)
+        known = sorted({row.hardware for row in every if row.origin == best})
+        if len(known) > 1:
+            raise AssayError(f"there are speeds on {', '.join(known)}: say which with --hardware")
+        return [row for row in every if row.hardware in known]
     found = [row for row in every if is_on(row, hardware)]
     if not found:
         hint = did_you_mean(hardware, there)

@@ -114,6 +114,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 }
 """What needs a server, a GPU or minutes; every command is otherwise the real one."""
 
+PUBLISHED = str(Path(__file__).resolve().parents[3] / "examples" / "glm-5.2-speed" / "published.yaml")
 COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]] = {
     "run": (("source", "--precisions", "w4a16", "--suite", "quick", "--no-preflight"), Report, (0, 1)),
     "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),
@@ -131,7 +132,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
     "gpu-check": (("--dry-run", "--formats", "w4a16"), None, (0,)),
     "status": ((), None, (0,)),
-    "choose": (("tiny-glm", "--hardware", "8xh200"), Choice, (0,)),
+    "choose": (("--speed", PUBLISHED, "--quality", "assumed"), Choice, (0,)),
     "compare": (("runs/tiny-glm", "others/tiny-glm"), RunComparison, (0,)),
     "gate": (("tiny-glm",), GateReport, (0, 1)),
     "report": (("tiny-glm",), Report, (0,)),

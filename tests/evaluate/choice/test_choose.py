@@ -199,6 +199,8 @@ def test_predictions_alone_are_said_to_be_predictions() -> None:
 
 def test_measured_before_imported_and_other_hardware_stays_out() -> None:
     rows = [*ROWS, row("nvfp4", 1, 9999.0, origin="imported"), row("nvfp4", 1, 9999.0, hardware="8xB200", num_gpus=8)]
+    guess = row("nvfp4", 1, 9999.0, origin="predicted", hardware="8xH200", num_gpus=8)
+    assert on_hardware([*ROWS, guess], None) == ROWS
     here = on_hardware(rows, "1XH100")
     found = choose(here, None, Wanted(concurrency=(1,)))
     assert found.picks[0].setup == "w4a16" and found.origin == "measured"
