@@ -174,7 +174,7 @@ def print_choice(found: Choice, out: Console) -> None:
 
 def _row(pick: Pick, cells: dict[tuple[str, int], Cell]) -> tuple[str, ...]:
     if pick.setup is None:
-        return str(pick.concurrency), f"none: {pick.why_none}", *[""] * 6
+        return str(pick.concurrency), "none", *[""] * 6
     cell = cells[pick.setup, pick.concurrency]
     speed = cell.output_tokens_s or 0.0
     noise = "" if cell.interval is None else f" ± {(cell.interval.high - cell.interval.low) / 2:.2g}"
@@ -208,6 +208,7 @@ def _seconds(value: float) -> str:
 
 def _below(found: Choice) -> Iterator[str]:
     """One line each."""
+    yield from (f"none at {pick.concurrency}: {pick.why_none}" for pick in found.picks if pick.setup is None)
     for flip in found.flips:
         names = [name or "nothing that meets the objective" for name in (flip.before, flip.after)]
         where = f"between speeds at {flip.between[0]} and {flip.between[1]}"
@@ -223,7 +224,7 @@ def _below(found: Choice) -> Iterator[str]:
         cost = "" if one.usd_per_million_tokens is None else f", {one.usd_per_million_tokens:.2f} $ per M tokens dearer"
         misses = f"; misses the objective at {', '.join(map(str, one.misses))}" if one.misses else ""
         least = f"at most {one.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {one.at} streams"
-        yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else 'the best everywhere'}{misses}"
+        yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else 'the best wherever there is a choice'}{misses}"
     for state in ("measured", "imported", "predicted"):
         if count := sum(cell.state == state for cell in found.cells):
             yield f"{state}: {count} of {len(found.cells)} cells"

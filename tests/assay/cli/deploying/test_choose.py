@@ -88,6 +88,10 @@ def test_an_objective_that_is_missed(run: Run, table: str) -> None:
     words = ("--slo", "ttft<2s tpot<25ms", "--concurrency", "32", "--hardware", "8xh200")
     code, out, _ = run("choose", "--speed", table, "--quality", "assumed", *words)
     assert code == 1
+    assert out.splitlines()[3:5] == [
+        "32       none",
+        "none at 32: none meets the objective; nvfp4 with MTP, the fastest, misses it: TPOT 33.9 ms",
+    ]
     assert out.splitlines()[0] == (
         "quality was not measured (--quality assumed): nothing can be recommended: none meets the objective; nvfp4 with MTP, "
         "the fastest, misses it: TPOT 33.9 ms"
