@@ -47,7 +47,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,16p'
@@ -95,6 +95,9 @@ report: .venv/.ready ## write the report again, from the records
 
 card: .venv/.ready ## write the model cards again, from the records
 	@$(assay) card "$(MODEL)" --runs "$(RUNS)"
+
+choose: .venv/.ready ## say which checkpoint to deploy at which number of streams, from measured speed and verdicts (docs/choosing.md)
+	@$(assay) choose "$(MODEL)" --runs "$(RUNS)"
 
 publish: .venv/.ready ## upload the checkpoint of PRECISIONS to REPO on the hub, with card, manifest and report
 	@test -n "$(strip $(REPO))" || { echo 'say REPO=OWNER/NAME, where it is published' >&2; exit 2; }

@@ -25,7 +25,7 @@ from assay.records.preflight.report import Check, CheckName, PreflightReport
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from assay_evaluate.preflight.rates import ServedWeights
+    from assay_evaluate.roofline.weights import ServedWeights
     from assay_evaluate.serving.replay import Candidate
 
 
@@ -192,7 +192,8 @@ def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[
 
 def served_weights_of(run: PlannedRun) -> dict[str, ServedWeights | None]:
     """Label -> what a server reads and computes, of every checkpoint, the reference first; None: not known."""
-    from assay_evaluate.preflight.rates import held_by, served_weights
+    from assay_evaluate.preflight.rates import held_by
+    from assay_evaluate.roofline.weights import served_weights
 
     return {
         one.label: None

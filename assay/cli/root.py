@@ -38,6 +38,7 @@ from assay.cli.commands.measure.run import run
 from assay.cli.commands.measure.serve import serve
 from assay.cli.commands.measure.speed import speed
 from assay.cli.commands.results.card import card
+from assay.cli.commands.results.choose import choose
 from assay.cli.commands.results.compare import compare
 from assay.cli.commands.results.gate import gate
 from assay.cli.commands.results.publish import publish
@@ -175,6 +176,7 @@ app.command(cls=Command)(locate)
 app.command("gpu-check", cls=Command)(gpu_check)
 app.command(cls=Command)(status)
 app.command(cls=Command)(compare)
+app.command(cls=Command)(choose)
 app.command(cls=Command)(gate)
 app.command(cls=Command)(report)
 app.command(cls=Command)(card)

@@ -25,9 +25,10 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe, TaskBase
 from assay.recipes.suite_files import as_model_asks
 from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE
-from assay_evaluate.preflight.rates import ServedWeights, rates_on
+from assay_evaluate.preflight.rates import rates_on
 from assay_evaluate.preflight.suite_items import num_items
 from assay_evaluate.preflight.workload import prompt_tokens, reply_tokens, workload_of
+from assay_evaluate.roofline.weights import ServedWeights
 
 MODEL, PROFILE = "glm-5", "8xh200"
 EXPERTS, SHARED = 725e9, 19e9

@@ -12,6 +12,7 @@ from synthetic_run import make_measurements
 
 from assay.cli.status import RunStatus
 from assay.records.base import Part
+from assay.records.choice.record import Choice
 from assay.records.deployment.record import Deployment
 from assay.records.manifest import Manifest
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -26,17 +27,13 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "records.md").read_text()
 SECTIONS: dict[str, type] = {
     "run.json": RunRecord, "assay_manifest.json": Manifest, "measurements/LABEL.json": Measurement, "tasks": TaskResult,
     "items": ItemResult, "gates.registered.json": RegisteredGates, "gates.json": GateReport, "verdicts": Verdict,
-    "deployment/PROFILE/LABEL.json": Deployment, "speed.json": SpeedRecord,
+    "deployment/PROFILE/LABEL.json": Deployment, "speed.json": SpeedRecord, "choice.json": Choice,
     "report/report.json": Report, "rows": Row, "assay status --json": RunStatus, "assay compare --json": RunComparison,
 }  # fmt: skip
 WHOLE = (
-    "run.json",
-    "assay_manifest.json",
-    "deployment/PROFILE/LABEL.json",
-    "speed.json",
-    "assay status --json",
+    "run.json", "assay_manifest.json", "deployment/PROFILE/LABEL.json", "speed.json", "choice.json", "assay status --json",
     "assay compare --json",
-)
+)  # fmt: skip
 """Sections that name every field."""
 
 

@@ -15,9 +15,11 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.preflight.report import Check
 from assay_evaluate.client.sending import REQUEST_S, SLOWEST_S_PER_TOKEN
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
-from assay_evaluate.preflight.rates import Range, Rates, ServedWeights, rates_on
+from assay_evaluate.preflight.rates import Rates, rates_on
 from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT
 from assay_evaluate.preflight.workload import Load, Workload, workload_of
+from assay_evaluate.roofline.shares import Range
+from assay_evaluate.roofline.weights import ServedWeights
 
 
 @dataclass(frozen=True)

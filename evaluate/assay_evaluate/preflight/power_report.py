@@ -16,8 +16,8 @@ from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
 from assay_evaluate.preflight.power import ENOUGH, WANTED, SuitePower, Together, lossless_passes, spread
 from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, rules_of
 from assay_evaluate.preflight.power_needed import needed
-from assay_evaluate.preflight.rates import ServedWeights
 from assay_evaluate.preflight.workload import Load, Workload, workload_of
+from assay_evaluate.roofline.weights import ServedWeights
 from assay_evaluate.statistics import POWER
 from assay_evaluate.statistics.joint import expected
 from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED

@@ -194,6 +194,22 @@ def windows(model: StoredModel, value_bytes: int, ranks: int, *, step_tokens: in
     return (Window(size + more, _head_bytes(config, sliding, ranks) * value_bytes),) if sliding else ()
 
 
+def kv_read_bytes(model: StoredModel, fit: Fit, tokens: int) -> int:
+    """What one rank reads of the cache of one sequence to write a token behind `tokens` others; a lower bound.
+
+    Sparse attention (an indexer) reads all of the indexer's keys and `index_topk` rows of the rest; a window its own length. Of
+    DeepSeek-V4, which chooses among compressed rows, windows alone are counted. model: as it is served (`StoredModel.served`).
+    """
+    config = text_of(model.config)
+    size = size_of(config, "sliding_window", 0)
+    of_windows = sum(min(tokens, size) * one.bytes_per_token for one in fit.windows)
+    if _compressors(model):
+        return of_windows
+    of_indexers = sum(one.shape[0] + 4 for one in _indexers(model))
+    chosen = min(tokens, size_of(config, "index_topk", tokens)) if of_indexers else tokens
+    return chosen * (fit.kv_bytes_per_token - of_indexers) + tokens * of_indexers + of_windows
+
+
 def _of_heads(model: StoredModel) -> list[StoredWeight]:
     """Weights that make the keys and values of grouped-query attention."""
     if text_of(model.config).get("kv_lora_rank"):

@@ -23,6 +23,7 @@ from assay import cli
 from assay.errors import AssayError
 from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
+from assay.records.choice.record import Choice
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.plan import Plan
@@ -114,6 +115,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 }
 """What needs a server, a GPU or minutes; every command is otherwise the real one."""
 
+PUBLISHED = str(Path(__file__).resolve().parents[3] / "examples" / "glm-5.2-speed" / "published.yaml")
 COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]] = {
     "run": (("source", "--precisions", "w4a16", "--suite", "quick", "--no-preflight"), Report, (0, 1)),
     "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),
@@ -131,6 +133,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
     "gpu-check": (("--dry-run", "--formats", "w4a16"), None, (0,)),
     "status": ((), None, (0,)),
+    "choose": (("--speed", PUBLISHED, "--quality", "assumed"), Choice, (0,)),
     "compare": (("runs/tiny-glm", "others/tiny-glm"), RunComparison, (0,)),
     "gate": (("tiny-glm",), GateReport, (0, 1)),
     "report": (("tiny-glm",), Report, (0,)),

@@ -112,7 +112,11 @@ def test_names_are_checked_by_the_parser(run: Run, words: tuple[str, ...], said:
             ["plan", "tiny-glm", "--precisions", "w4a16"],
             "assay plan: no such option: --precisions (Possible options: --precision); `assay plan --help` lists what it takes",
         ),
-        (["plan", "a"], "assay plan: missing option '--precision' / '-p'; `assay plan --help` lists what it takes"),
+        (
+            ["choose", "--price", "x"],
+            "assay choose: invalid value for '--price': Input should be a valid number, unable to parse string as a number; "
+            "`assay choose --help` lists what it takes",
+        ),
         (
             ["plan", "a", "-p", "w4a16", "[b]\x1b[31m"],
             "assay plan: got unexpected extra argument(s) ([b]\\x1b[31m); `assay plan --help` lists what it takes",

@@ -12,8 +12,9 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
 from assay_evaluate.preflight.cost import check_cost, cost_of
-from assay_evaluate.preflight.rates import ServedWeights, held_by, rates_on, served_weights
+from assay_evaluate.preflight.rates import held_by, rates_on
 from assay_evaluate.preflight.workload import Load, workload_of
+from assay_evaluate.roofline.weights import ServedWeights, served_weights
 
 GLM5_FP8 = ServedWeights(20_000_000_000, 724_000_000_000, 40_000_000_000, 256, 8)
 GLM5_W4A16 = ServedWeights(30_000_000_000, 375_000_000_000, 40_000_000_000, 256, 8)

@@ -7,16 +7,30 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import JsonOption, TargetArgument, named, recipe_option
+from assay.cli.deploying.hardware_plan import plan_for_hardware, print_hardware_plan, tokens_of
+from assay.cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
 from assay.cli.stages import estimate_for, plans_for
 from assay.cli.terminal import emit, results
-from assay.recipes.load import load_recipe
+from assay.errors import AssayError
+from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+
+MAX_USERS = 100_000
 
 
 def plan(
+    ctx: typer.Context,
     target: TargetArgument,
-    precision: Annotated[str, recipe_option("--precision", "-p", "precisions", help=named("precisions"))],
+    precision: Annotated[
+        str | None,
+        recipe_option(
+            "--precision",
+            "-p",
+            "precisions",
+            help=f"{named('precisions')} With --profile it may be left out: several are shown then.",
+        ),
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
@@ -25,15 +39,46 @@ def plan(
             "(measured for two seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB per second).",
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        recipe_option(
+            "--profile",
+            "profiles",
+            help="Show instead, for every precision, what it needs there: memory with KV cache, kernels, bytes of a step, the "
+            f"least time per token. {named('profiles')}",
+        ),
+    ] = None,
+    users: Annotated[int, typer.Option("--users", min=1, max=MAX_USERS, help="With --profile: sequences in flight.")] = 32,
+    context: Annotated[
+        str,
+        typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768."),
+    ] = "32k",
     as_json: JsonOption = False,
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
 
-    With --json and --hardware: an object with the keys `plan` and `estimate`.
+    With --profile: one row per precision, of models that have recipes without asking the hub. With --json and --hardware: an
+    object with the keys `plan` and `estimate`.
     """
     from assay.cli.targets import resolve_target
     from assay_quantize.plan.show import print_plan
 
+    if profile is not None:
+        refuse_unused(ctx, "with --profile", "hardware")
+        where = load_recipe(ProfileRecipe, profile)
+        length = tokens_of("--context", context)
+        named_here = None if precision is None else [precision]
+        found = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length)
+        if as_json:
+            emit(found)
+        else:
+            print_hardware_plan(found, results())
+        return
+    refuse_unused(ctx, "without --profile", "users", "context")
+    if precision is None:
+        raise AssayError(
+            f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
+        )
     (made,) = plans_for(resolve_target(target), [load_recipe(PrecisionRecipe, precision)])
     estimate = None if hardware is None else estimate_for(made, hardware)
     if as_json:

@@ -24,7 +24,7 @@ from assay.recipes.suite_files import as_model_asks
 if TYPE_CHECKING:
     from assay.cli.candidates.planned import PlannedRun
     from assay_evaluate.preflight.power_designs import Assumptions
-    from assay_evaluate.preflight.rates import ServedWeights
+    from assay_evaluate.roofline.weights import ServedWeights
 
 SAMPLED = Sampling(temperature=1.0)
 """How tasks with `sampling: model` are asked where no model is named; only that they are sampled counts here."""

@@ -1,0 +1,1 @@
+"""Records about deploying: which precision fits a machine (`hardware.py`), which checkpoint to take (`record.py`)."""

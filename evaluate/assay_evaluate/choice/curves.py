@@ -1,0 +1,169 @@
+"""Throughput and latency of a setup over streams, between its rows; and who is best where, with the noise of the rows.
+
+Between two rows both are linear in the logarithms, and there is nothing beyond the first and last row. Noise: of a row with
+several repeats Student's t of the mean of their logarithms, drawn anew in every draw; a checkpoint that has passed fails in as
+many draws as the intervals of its losses say. A setup that is not known at some number of streams is no choice there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+LEVEL = 0.95
+GRID = 400
+"""Points between the fewest and the most streams, even in the logarithm."""
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Known:
+    """One row. values: tokens/s of its repeats."""
+
+    concurrency: int
+    values: tuple[float, ...]
+    limits: Mapping[str, float]
+    """`ttft_s`, `tpot_s`, `end_to_end_s`, those that are known: an objective on another is missed."""
+
+    @property
+    def log(self) -> float:
+        return statistics.fmean(map(math.log, self.values))
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of `log`; None: one repeat."""
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(map(math.log, self.values)) / math.sqrt(len(self.values))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Rows of one setup, by streams. chance_of_failing: of its checkpoint's quality. spread: factor by which every number of it
+    may be wrong together, for predictions; 1: none."""
+
+    setup: str
+    checkpoint: str
+    rows: tuple[Known, ...]
+    chance_of_failing: float = 0.0
+    spread: float = 1.0
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """best[d, g]: number of the curve that is chosen in draw d at streams[g]; `NOBODY`: none. Draw 0 has no noise.
+
+    noisy: whether the other draws differ from it for a reason.
+    """
+
+    streams: Array
+    best: npt.NDArray[np.int64]
+    noisy: bool
+
+    def at(self, concurrency: float) -> npt.NDArray[np.int64]:
+        """The choice of every draw there."""
+        return self.best[:, int(np.argmin(np.abs(np.log(self.streams) - math.log(concurrency))))]
+
+
+def envelope(
+    curves: Sequence[Curve], points: Sequence[int], objective: Mapping[str, float], *, num_draws: int, seed: int
+) -> Envelope:
+    """Who is best on a grid that holds all `points`, without noise and in `num_draws` draws."""
+    low, high = math.log(min(points)), math.log(max(points))
+    streams = np.unique(np.concatenate([np.exp(np.linspace(low, high, GRID)), np.array(sorted(points), dtype=np.float64)]))
+    streams = streams[(streams >= min(points)) & (streams <= max(points))]
+    rng = np.random.default_rng(seed)
+    draws = num_draws + 1
+    if not curves:
+        return Envelope(streams, np.full((1, len(streams)), NOBODY), noisy=False)
+    scores = np.full((len(curves), draws, len(streams)), -np.inf)
+    failed: dict[str, npt.NDArray[np.bool_]] = {}
+    noisy = False
+    for number, whole in enumerate(curves):
+        curve = replace(whole, rows=tuple(row for row in whole.rows if objective.keys() <= row.limits.keys()))
+        if not curve.rows:
+            continue
+        noise = np.zeros((draws, len(curve.rows)))
+        for at, row in enumerate(curve.rows):
+            if row.error:
+                noise[1:, at] += row.error * rng.standard_t(len(row.values) - 1, num_draws)
+        if curve.spread > 1:
+            noise[1:] += rng.normal(0, math.log(curve.spread) / 2, (num_draws, 1))
+        noisy |= bool(noise.any()) or curve.chance_of_failing > 0
+        if curve.checkpoint not in failed:
+            failed[curve.checkpoint] = np.concatenate([[False], rng.random(num_draws) < curve.chance_of_failing])
+        scores[number] = _scores(curve, streams, noise, objective)
+        scores[number, failed[curve.checkpoint]] = -np.inf
+    best = scores.argmax(axis=0)
+    best[np.isneginf(scores.max(axis=0))] = NOBODY
+    return Envelope(streams, best, noisy)
+
+
+def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, float]) -> Array:
+    """Logarithm of tokens/s of every draw; -inf where it is not known or misses the objective."""
+    at = np.log([row.concurrency for row in curve.rows])
+    where = np.log(streams)
+    logs = np.array([row.log for row in curve.rows])
+    found = np.stack([_between(where, at, logs + one) for one in noise])
+    moved = np.stack([_between(where, at, one) for one in noise])
+    for name, most in objective.items():
+        taken = _between(where, at, np.log([max(row.limits[name], 1e-9) for row in curve.rows]))
+        slower = moved if name == "tpot_s" else np.zeros_like(moved)  # what writes faster takes less time a token
+        found = np.where(taken - slower <= math.log(most), found, -np.inf)
+    return found
+
+
+def _between(where: Array, at: Array, values: Array) -> Array:
+    """Linear interpolation; -inf beyond the ends."""
+    return np.interp(where, at, values, left=-np.inf, right=-np.inf)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The choice changes from one curve to another (`NOBODY`: to or from none)."""
+
+    before: int
+    after: int
+    at: float
+    low: float | None
+    high: float | None
+    chance: float | None
+
+
+def turns(found: Envelope) -> list[Turn]:
+    """Of draw 0; with the range over those draws in which the same change happens, the nearest where it does twice."""
+    made = []
+    for at in _changes(found.best[0]):
+        before, after = int(found.best[0, at]), int(found.best[0, at + 1])
+        place = _middle(found.streams, at)
+        low = high = chance = None
+        if found.noisy:
+            places = _same_change(found, before, after, place)
+            chance = len(places) / (len(found.best) - 1)
+            if places:
+                low, high = (float(np.quantile(places, q)) for q in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        made.append(Turn(before, after, place, low, high, chance))
+    return made
+
+
+def _changes(best: npt.NDArray[np.int64]) -> list[int]:
+    return [int(at) for at in np.flatnonzero(best[1:] != best[:-1])]
+
+
+def _middle(streams: Array, at: int) -> float:
+    return float(math.sqrt(streams[at] * streams[at + 1]))
+
+
+def _same_change(found: Envelope, before: int, after: int, place: float) -> list[float]:
+    places = []
+    for draw in found.best[1:]:
+        there = np.flatnonzero((draw[:-1] == before) & (draw[1:] == after))
+        if len(there):
+            places.append(min((_middle(found.streams, int(at)) for at in there), key=lambda one: abs(math.log(one / place))))
+    return places

@@ -1,0 +1,83 @@
+"""Verdicts -> may a checkpoint be chosen. Underpowered quality is not quality: what would decide it is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from assay.records.choice.record import Quality
+from assay.records.verdict import GateReport, Verdict
+from assay_evaluate.statistics import normal_quantile
+
+
+def judged(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
+    """For every checkpoint that has rows. gates: None: quality is assumed."""
+    return {label: _quality(gates, label) for label in dict.fromkeys(checkpoints)}
+
+
+def _quality(gates: GateReport | None, label: str) -> Quality:
+    if gates is None:
+        return Quality(checkpoint=label, word="ASSUMED", may_be_chosen=True, detail="quality was not measured")
+    if label in ("reference", gates.reference):
+        return Quality(checkpoint=label, word="REFERENCE", may_be_chosen=True, detail="what the others are compared with")
+    if label not in gates.overall:
+        return Quality(
+            checkpoint=label, word="NOT MEASURED", may_be_chosen=False,
+            detail=f"no candidate of this run ({', '.join(gates.overall) or 'it has none'})",
+            to_run=(f"measure {label}: `assay evaluate`",),
+        )  # fmt: skip
+    word = gates.overall[label]
+    verdicts = [one for one in gates.verdicts if one.candidate == label and one.has_say]
+    return Quality(
+        checkpoint=label,
+        word=word,
+        may_be_chosen=word == "PASS",
+        detail=gates.reasons.get(label) or f"its gates say {word}",
+        to_run=() if word in ("PASS", "FAIL") else tuple(map(_to_run, (one for one in verdicts if one.status == word))),
+        chance_of_failing=_chance_of_failing(verdicts) if word == "PASS" else None,
+    )
+
+
+def _to_run(verdict: Verdict) -> str:
+    """`GSM8K: 1,819 paired items (250 were asked)`."""
+    what = verdict.title or verdict.gate.removeprefix("score ")
+    if verdict.status == "NOT MEASURED":
+        return f"{what}: {verdict.clause or verdict.detail}"
+    asked = verdict.observed.n if verdict.observed is not None else 0
+    if verdict.items_needed_at_loss is not None:
+        return f"{what}: {verdict.items_needed_at_loss:,} paired items ({asked:,} were asked)"
+    if verdict.items_needed is not None and verdict.items_needed > asked:
+        return f"{what}: {verdict.items_needed:,} paired items ({asked:,} were asked)"
+    return f"{what}: no number of items decides it if the loss seen is the true one ({asked:,} were asked)"
+
+
+def _chance_of_failing(verdicts: Iterable[Verdict]) -> float | None:
+    """Chance that a true loss is beyond its margin, were losses drawn from the intervals seen, each by itself."""
+    chances = [chance for one in verdicts if (chance := _beyond(one)) is not None]
+    return 1 - math.prod(1 - chance for chance in chances) if chances else None
+
+
+def _beyond(verdict: Verdict) -> float | None:
+    seen = verdict.observed
+    if not verdict.gate.startswith("score ") or seen is None or verdict.limit is None:
+        return None
+    error = (seen.high - seen.low) / (2 * normal_quantile(seen.level))
+    if error <= 0:
+        return float(seen.value > verdict.limit)
+    return 0.5 * math.erfc((verdict.limit - seen.value) / error / math.sqrt(2))
+
+
+def losses(gates: GateReport | None) -> Mapping[str, float]:
+    """Checkpoint -> mean loss over its score gates, for the front; the reference's is 0. None measured: absent."""
+    found: dict[str, float] = {}
+    if gates is None:
+        return found
+    for label in gates.overall:
+        drops = [
+            one.observed.value
+            for one in gates.verdicts
+            if one.candidate == label and one.gate.startswith("score ") and one.observed is not None
+        ]
+        if drops:
+            found[label] = sum(drops) / len(drops)
+    return {**found, gates.reference: 0.0, "reference": 0.0}

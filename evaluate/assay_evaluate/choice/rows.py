@@ -1,0 +1,202 @@
+"""Rows of speed -> those that may stand beside each other, the setups they are of, and why the others may not."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from assay.errors import AssayError, did_you_mean
+from assay.foreign_text import shown
+from assay.records.choice.record import Setup
+from assay.records.speed import SpeedRow
+from assay_evaluate.speed.ratio import mean_of, output_tokens_s, ttft_s, why_unlike
+
+ORIGINS = ("measured", "imported", "predicted")
+"""What is believed first."""
+Conditions = tuple[str, str, str, int, str | None]
+Key = tuple[str, int, tuple[tuple[str, int], ...]]
+
+
+def conditions(row: SpeedRow) -> Conditions:
+    """What rows must share for one to be chosen over another. Speculation and parallelism are part of the choice."""
+    return row.origin, row.prompts, row.hardware, row.num_gpus, row.engine
+
+
+def key_of(row: SpeedRow) -> Key:
+    assert row.speculation is not None
+    return row.checkpoint, row.speculation, tuple(sorted(row.parallelism.items()))
+
+
+@dataclass(frozen=True)
+class Usable:
+    """rows: (setup, streams) -> row, all under the same conditions. set_aside, refused: one line each."""
+
+    conditions: Conditions
+    setups: dict[Key, Setup]
+    rows: dict[tuple[Key, int], SpeedRow]
+    others: tuple[SpeedRow, ...]
+    set_aside: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def on_hardware(rows: Iterable[SpeedRow], hardware: str | None) -> list[SpeedRow]:
+    """hardware: as rows name it, in any case; `cpu`: of any CPU. None: the only one of the best origin. AssayError: none."""
+    every = list(rows)
+    there = sorted({row.hardware for row in every})
+    if hardware is None:
+        best = next((origin for origin in ORIGINS if any(row.origin == origin for row in every)), None)
+        known = sorted({row.hardware for row in every if row.origin == best})
+        if len(known) > 1:
+            raise AssayError(f"there are speeds on {', '.join(known)}: say which with --hardware")
+        return [row for row in every if row.hardware in known]
+    found = [row for row in every if is_on(row, hardware)]
+    if not found:
+        hint = did_you_mean(hardware, there)
+        raise AssayError(f"--hardware {shown(hardware)}: {hint}there are speeds on {', '.join(there) or 'no hardware at all'}")
+    return found
+
+
+def is_on(row: SpeedRow, hardware: str | None) -> bool:
+    """As `on_hardware` understands the word; None: any."""
+    wanted = None if hardware is None else hardware.strip().casefold()
+    return wanted in (None, row.hardware.casefold()) or (wanted == "cpu" and row.num_gpus == 0)
+
+
+def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[int] | None) -> Usable:
+    """The largest set of rows under the same conditions; measured before imported before predicted. AssayError: none."""
+    kinds = sorted({row.prompts for row in rows})
+    if prompts is not None and prompts not in kinds:
+        raise AssayError(f"--prompts {shown(prompts)}: {did_you_mean(prompts, kinds)}there are speeds for {', '.join(kinds)}")
+    groups: dict[Conditions, list[SpeedRow]] = defaultdict(list)
+    for row in rows:
+        if row.is_comparable and prompts in (None, row.prompts):
+            groups[conditions(row)].append(row)
+    if not groups:
+        why = "emulated, or nobody states whether they drafted" if rows else "there are no rows"
+        raise AssayError(f"no speeds to choose by: {why}; measure with `assay speed`, or import with --speed FILE")
+
+    def worth(group: Conditions) -> tuple[int, int]:
+        asked = [row for row in groups[group] if concurrency is None or row.concurrency in concurrency]
+        return -ORIGINS.index(group[0]), len({(key_of(row), row.concurrency) for row in asked})
+
+    chosen = max(groups, key=worth)
+    taken: dict[tuple[Key, int], SpeedRow] = {}
+    aside: list[str] = []
+    for row in groups[chosen]:
+        if (at := (key_of(row), row.concurrency)) in taken:
+            aside.append(
+                f"{row.checkpoint} at {row.concurrency} from {row.source}: there is another row from {taken[at].source}"
+            )
+        else:
+            taken[at] = row
+    others = tuple(row for row in rows if not row.is_comparable or conditions(row) != chosen)
+    return Usable(chosen, _setups(taken), taken, others, (*aside, *_left_out(others, chosen)), tuple(_refused(rows)))
+
+
+def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
+    keys = list(dict.fromkeys(key for key, _ in rows))
+    drafting = any(speculation for _, speculation, _ in keys)
+    lengths = {checkpoint: len({k for c, k, _ in keys if c == checkpoint and k}) for checkpoint, _, _ in keys}
+
+    def short(key: Key) -> str:
+        checkpoint, speculation, _ = key
+        if not drafting:
+            return checkpoint
+        if not speculation:
+            return f"{checkpoint} without MTP"
+        return f"{checkpoint} with MTP" + (f" {speculation}" if lengths[checkpoint] > 1 else "")
+
+    same = Counter(map(short, keys))
+    made = {}
+    for key in keys:
+        split = "".join(f", {kind} {ranks}" for kind, ranks in key[2]) if same[short(key)] > 1 else ""
+        made[key] = Setup(checkpoint=key[0], speculation=key[1], parallelism=dict(key[2]), name=short(key) + split)
+    return made
+
+
+def _left_out(rows: Iterable[SpeedRow], chosen: Conditions) -> list[str]:
+    """One line for each reason."""
+    why: dict[str, list[SpeedRow]] = defaultdict(list)
+    for row in rows:
+        if row.origin == "predicted" != chosen[0]:
+            continue  # it fills a cell
+        if row.emulated:
+            reason = "emulated, which says nothing about speed"
+        elif row.speculation is None:
+            reason = "nobody states whether they drafted"
+        else:
+            names = ("origin", "prompts", "hardware", "number of GPUs", "engine")
+            unlike = [
+                f"{name} {shown(str(theirs)) if theirs is not None else 'not stated'}"
+                for name, theirs, ours in zip(names, conditions(row), chosen, strict=True)
+                if theirs != ours
+            ]
+            reason = f"under other conditions ({', '.join(unlike)})"
+        why[reason].append(row)
+    lines = []
+    for reason, found in why.items():
+        of = ", ".join(sorted({row.checkpoint for row in found}))
+        lines.append(f"{len(found)} row{'s' * (len(found) != 1)} of {of}: {reason}")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------ ratios that are none
+def _refused(rows: Iterable[SpeedRow]) -> list[str]:
+    """Rows of one table that invite a ratio between checkpoints and have none, one line for each table."""
+    tables: dict[Conditions, list[SpeedRow]] = defaultdict(list)
+    for row in rows:
+        tables[conditions(row)].append(row)
+    lines = []
+    for table in tables.values():
+        first = min(row.concurrency for row in table)
+        at = sorted((row for row in table if row.concurrency == first), key=_speed, reverse=True)
+        one = at[0]
+        likes = [row for row in at[1:] if row.checkpoint != one.checkpoint and why_unlike(one, row) is not None]
+        rivals = [row for row in likes if row.speculation != one.speculation and not _has_like(row, table, one.checkpoint)]
+        if not rivals:
+            continue
+        others = " and ".join(f"{row.checkpoint} ({_speed(row):g}, {_drafts(row)})" for row in rivals)
+        lines.append(
+            f"no ratio of {one.checkpoint} ({_speed(one):g} tokens/s, {_drafts(one)}) to {others} at "
+            f"{first} stream{'s' * (first != 1)}: a ratio would be of drafting and checkpoint together"
+        )
+    return lines
+
+
+def _has_like(row: SpeedRow, table: Iterable[SpeedRow], checkpoint: str) -> bool:
+    """Whether the checkpoint has a row with which `row` may be compared: then nobody needs the unlike one."""
+    return any(one.checkpoint == checkpoint and why_unlike(row, one) is None for one in table)
+
+
+def _drafts(row: SpeedRow) -> str:
+    if row.speculation is None:
+        return "drafting not stated"
+    return f"{row.speculation} drafted" if row.speculation else "nothing drafted"
+
+
+def _speed(row: SpeedRow) -> float:
+    found = mean_of(row, output_tokens_s)
+    assert found is not None
+    return found.value
+
+
+# ------------------------------------------------------------------------------------------------ latencies
+def latencies(row: SpeedRow) -> tuple[dict[str, float], bool]:
+    """`ttft_s` (median), `tpot_s`, `end_to_end_s` (means), those that are known; whether TPOT is derived.
+
+    Derived: with c streams always full a reply of n tokens takes n * c / (tokens/s), and TPOT is that less TTFT, over n - 1.
+    """
+    found: dict[str, float] = {}
+    if (first := mean_of(row, ttft_s)) is not None:
+        found["ttft_s"] = first.value
+    for name in ("tpot_s", "end_to_end_s"):
+        values = [part.mean for one in row.repeats if (part := getattr(one, name)) is not None]
+        if values:
+            found[name] = sum(values) / len(values)
+    if "tpot_s" in found or row.output_tokens is None or row.output_tokens <= 1:
+        return found, False
+    whole = row.output_tokens * row.concurrency / _speed(row)
+    found.setdefault("end_to_end_s", whole)
+    found["tpot_s"] = (whole - found.get("ttft_s", 0.0)) / (row.output_tokens - 1)
+    return found, True

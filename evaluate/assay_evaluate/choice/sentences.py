@@ -1,0 +1,56 @@
+"""The recommendation in one clause, and what would change it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from assay.records.choice.record import Flip, Pick, Quality
+from assay_evaluate.choice.curves import NOBODY, Envelope, turns
+
+HOW = {"measured": "", "imported": "", "predicted": "predicted, not measured: "}
+
+
+def recommendation(
+    names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], origin: str, *,
+    assumed: bool, picks: Sequence[Pick],
+) -> str:  # fmt: skip
+    """`w4a16 with MTP up to about 15 streams, then nvfp4 with MTP`; before it what was not measured."""
+    said = "quality was not measured (--quality assumed): " if assumed else ""
+    return f"{said}{HOW[origin]}{_clause(names, best, flips, points, picks)}"
+
+
+def _clause(
+    names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], picks: Sequence[Pick]
+) -> str:  # fmt: skip
+    numbers = [int(number) for number, _ in itertools.groupby(best.best[0])]
+    if set(numbers) == {NOBODY}:
+        why = picks[0].why_none or "nothing is known"
+        return f"nothing can be recommended: {why}"
+    if len(numbers) == 1:
+        few, many = min(points), max(points)
+        return f"{names[numbers[0]]} {f'at {few}' if few == many else f'from {few} to {many}'} stream{'s' * (many != 1)}"
+    parts = []
+    for place, (number, flip) in enumerate(itertools.zip_longest(numbers, flips)):
+        what = "nothing that meets the objective" if number == NOBODY else names[number]
+        parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)} streams" if flip else ""))
+    return ", ".join(parts)
+
+
+def about(flip: Flip) -> str:
+    """`15`, or `15 (12 to 18)`."""
+    if flip.low is None or flip.high is None or round(flip.low) == round(flip.high):
+        return f"{flip.at:.0f}"
+    return f"{flip.at:.0f} ({flip.low:.0f} to {flip.high:.0f})"
+
+
+def if_passed(quality: Quality, names: Sequence[str], then: Envelope, points: Sequence[int], *, changes: bool) -> str:
+    """What to run, and whether it matters."""
+    run = f"; to decide it: {'; '.join(quality.to_run)}" if quality.to_run else ""
+    said = f"{quality.checkpoint} is {quality.word}, which is no quality{run}"
+    if not changes:
+        return f"{said}; it would not be chosen if it passed"
+    flips = [
+        Flip(before=None, after=None, at=turn.at, between=(min(points), max(points))) for turn in turns(then)
+    ]  # fmt: skip
+    return f"{said}; if it passed: {_clause(names, then, flips, points, [])}"

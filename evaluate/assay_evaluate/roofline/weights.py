@@ -1,0 +1,104 @@
+"""What a checkpoint makes a server read: bytes that every token reads, and experts by how many tokens share a step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import PlanError
+from assay.recipes.families import form_of, num_experts, size_of, text_of
+
+Coverage = Mapping[int, float]
+"""Tokens in a step -> share of a layer's experts that they use, measured. Real routing is correlated and uses fewer."""
+
+
+def _between(coverage: Coverage, tokens: int) -> float:
+    known = sorted(coverage)
+    if tokens <= known[0]:
+        return coverage[known[0]]
+    for low, high in itertools.pairwise(known):
+        if tokens <= high:
+            at = math.log(tokens / low) / math.log(high / low)
+            return coverage[low] + at * (coverage[high] - coverage[low])
+    return coverage[known[-1]]
+
+
+@dataclass(frozen=True)
+class ServedWeights:
+    """What a checkpoint makes a server read and compute.
+
+    shared_bytes: of what every token reads (all but experts and embeddings). expert_bytes: of all routed experts.
+    active_params: weights that one token multiplies with. num_experts, experts_per_token: 0 without experts.
+    """
+
+    shared_bytes: int
+    expert_bytes: int
+    active_params: int
+    num_experts: int
+    experts_per_token: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shared_bytes + self.expert_bytes
+
+    def touched_bytes(self, tokens: int, coverage: Coverage | None = None) -> float:
+        """Read in a step of so many tokens: as measured, or each routed on its own and to every expert alike."""
+        if not self.num_experts:
+            return self.num_bytes
+        return self.shared_bytes + self.expert_bytes * self.touched_share(tokens, coverage)
+
+    def touched_share(self, tokens: int, coverage: Coverage | None = None) -> float:
+        """Share of a layer's experts that a step reads. Between measured numbers of tokens: linear in their logarithm."""
+        if coverage:
+            return _between(coverage, tokens)
+        return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
+
+
+def served_weights(
+    family: str,
+    config: Mapping[str, Any],
+    weights: Iterable[tuple[str, tuple[int, ...], int]],
+    *,
+    bytes_each: float | None = None,
+) -> ServedWeights:
+    """Of a checkpoint's weights: (name, shape unpacked, bytes with scales). bytes_each: each weight is held so instead."""
+    shared = experts = shared_params = expert_params = 0
+    for name, shape, num_bytes in weights:
+        part, count = form_of(family, name, config).part, math.prod(shape)
+        held = num_bytes if bytes_each is None else int(count * bytes_each)
+        if part == "routed_expert":
+            experts, expert_params = experts + held, expert_params + count
+        elif part != "embedding":  # one row a token
+            shared, shared_params = shared + held, shared_params + count
+    each = size_of(text_of(config), "num_experts_per_tok", 0)
+    number = num_experts(family, config) if each else 0  # a router of another kind: every expert is taken to be used
+    if number and each > number:
+        raise PlanError(f"config.json: num_experts_per_tok is {each:,}, and a layer has {number} experts; correct the config")
+    active = expert_params * each // number if number else expert_params
+    return ServedWeights(shared, experts, shared_params + active, number, each)
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """What the two models of a server read. draft: the MTP block and the output head that it shares; None: there is none."""
+
+    target: ServedWeights
+    draft: ServedWeights | None = None
+
+
+Weights = Iterable[tuple[str, tuple[int, ...], int]]
+"""(name, shape unpacked, bytes with scales)."""
+
+
+def step_weights(family: str, config: Mapping[str, Any], target: Weights, draft: Weights) -> StepWeights:
+    """draft: what is served of the MTP block. It predicts through the target's head where it has none of its own."""
+    of_target, of_draft = list(target), list(draft)
+    read_by_target = served_weights(family, config, of_target)
+    if not of_draft:
+        return StepWeights(read_by_target)
+    heads = [[one for one in weights if form_of(family, one[0], config).part == "lm_head"] for weights in (of_target, of_draft)]
+    shared_head = [] if heads[1] else heads[0]
+    return StepWeights(read_by_target, served_weights(family, config, [*of_draft, *shared_head]))

@@ -1,0 +1,96 @@
+"""Names and shapes of the models that have recipes, without their weights and without the hub: `recipes/shapes/NAME.json`.
+
+A file says of every kind of tensor its dtype, shape and layers; all experts of a layer are alike. So that a model of 60,000
+tensors plans in a fraction of a second, two experts of a layer are planned, and the bytes of the stored weights multiplied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay.recipes.base import recipes_dir
+from assay.recipes.families import form_of, num_experts, text_of
+from assay.safe_files import read_json_object
+from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
+from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.formats.schemes import DTYPE_BYTES
+from assay_quantize.plan.stored import StoredModel
+
+PLANNED_EXPERTS = 2
+_EXPERT, _LAYER = "{expert}", "{layer}"
+_EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_SHARD = "shapes"
+
+
+def shapes_dir() -> Path:
+    return recipes_dir() / "shapes"
+
+
+def has_shapes(model: str) -> bool:
+    """Whether the shapes of a model recipe ship with assay."""
+    return (shapes_dir() / f"{model}.json").is_file()
+
+
+@dataclass(frozen=True)
+class ShippedModel:
+    """source: its hub id. checkpoint: with `PLANNED_EXPERTS` experts a layer, to be planned; `whole` puts the rest into
+    what is stored of it."""
+
+    model: str
+    source: str
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+
+    def whole(self, stored: StoredModel) -> StoredModel:
+        """The stored model with the bytes of all its experts, and the true config; for sums of bytes only."""
+        every = num_experts(stored.family, self.config)
+
+        def grown(name: str, num_bytes: int) -> int:
+            is_expert = every and form_of(stored.family, name, stored.config).part == "routed_expert"
+            return num_bytes * every // PLANNED_EXPERTS if is_expert else num_bytes
+
+        weights = tuple(one._replace(num_bytes=grown(one.name, one.num_bytes)) for one in stored.weights)
+        return replace(stored, weights=weights, config=self.config)
+
+
+def shipped_model(model: str) -> ShippedModel:
+    """The model of a recipe; its file must be there (`has_shapes`)."""
+    data = read_json_object(shapes_dir(), f"{model}.json")
+    config = data["config"]
+    planned = _with_experts(config, PLANNED_EXPERTS)
+    tensors: dict[str, TensorHeader] = {}
+    position = 0
+    for template, (dtype, shape, layers) in data["tensors"].items():
+        size = math.prod(shape) * DTYPE_BYTES[dtype]
+        for name in _names(template, layers):
+            tensors[name] = TensorHeader(name, dtype, tuple(shape), _SHARD, position, position + size)
+            position += size
+    checkpoint = Checkpoint(f"{data['source']} (shapes as shipped)", None, planned, tensors, {_SHARD: position}, ())
+    return ShippedModel(model, data["source"], as_source(checkpoint), config)
+
+
+def _names(template: str, layers: str) -> Iterator[str]:
+    """Of `model.layers.{layer}.mlp.experts.{expert}.up_proj.weight` and `3-77`: one for each layer and planned expert."""
+    for layer in _numbers(layers) if layers else ("",):
+        for expert in range(PLANNED_EXPERTS if _EXPERT in template else 1):
+            yield template.replace(_LAYER, str(layer)).replace(_EXPERT, str(expert))
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _with_experts(config: dict[str, Any], count: int) -> dict[str, Any]:
+    """The config with another number of experts, where it has any."""
+    key = next((key for key in _EXPERT_KEYS if key in text_of(config)), None)
+    if key is None:
+        return config
+    if "text_config" in config:
+        return {**config, "text_config": {**config["text_config"], key: count}}
+    return {**config, key: count}

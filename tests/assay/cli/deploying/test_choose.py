@@ -1,0 +1,160 @@
+"""`assay choose`: the published table alone, a run with verdicts and rows, predictions; wrong input is one line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from synthetic_run import make_run
+from tiny_checkpoints import make_tiny_glm4_moe
+
+from assay.records.choice.record import Choice
+from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
+
+PUBLISHED = Path(__file__).resolve().parents[4] / "examples" / "glm-5.2-speed" / "published.yaml"
+
+
+@pytest.fixture
+def table(run: Run) -> str:
+    """The published table, in the working directory."""
+    return str(shutil.copy(PUBLISHED, "published.yaml"))
+
+
+def ladder(checkpoint: str, speeds: dict[int, tuple[float, ...]], *, emulated: bool = False) -> list[SpeedRow]:
+    return [
+        SpeedRow(
+            checkpoint=checkpoint, origin="measured", source="assay speed", hardware="a CPU", num_gpus=0, speculation=0,
+            prompts="chat", concurrency=at, emulated=emulated,
+            repeats=tuple(SpeedRepeat(output_tokens_s=one) for one in values),
+        )
+        for at, values in speeds.items()
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def with_speeds(run: Run) -> Path:
+    """The synthetic run: fp8 is the reference; bf16 measured natively, w4a16 emulated, nvfp4a16 not at all."""
+    folder = make_run(Path("runs"))
+    rows = [
+        *ladder("fp8", {1: (20.0, 20.2, 20.1), 4: (50.0, 50.5, 50.2)}),
+        *ladder("bf16", {1: (18.0, 18.1, 18.2), 4: (60.0, 60.5, 60.2)}),
+        *ladder("w4a16", {1: (99.0,), 4: (99.0,)}, emulated=True),
+    ]
+    left = NotMeasured(checkpoint="nvfp4a16", reason="no native kernel for nvfp4a16 here")
+    SpeedRecord(rows=tuple(rows), not_measured=(left,)).save(folder / "speed.json")
+    return folder
+
+
+def test_the_published_table_alone(run: Run, table: str) -> None:
+    code, out, err = run("choose", "--speed", table, "--quality", "assumed", "--model", "glm-5.2", "--price", "3.5")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "quality was not measured (--quality assumed): w4a16 with MTP up to about 15 streams, then nvfp4 with MTP",
+        "8xH200; prompts random 1024/512; vllm 0.23.0; imported speeds",
+        "streams  choice          tokens/s  per user  TTFT      TPOT       $ per M tokens  next best",
+        "1        w4a16 with MTP  125.7     125.7     215.0 ms  7.6 ms *   61.88           "
+        "nvfp4 with MTP: 116.3 (the choice +8.1 %, one run each)",
+        "8        w4a16 with MTP  495.7     62.0      319.0 ms  15.5 ms *  15.69           "
+        "nvfp4 with MTP: 455.5 (the choice +8.8 %, one run each)",
+        "32       nvfp4 with MTP  925.2     28.9      403.0 ms  33.9 ms *  8.41            "
+        "fp8 with MTP: 921.4 (the choice +0.4 %, one run each)",
+        "flip: w4a16 with MTP to nvfp4 with MTP at about 14.6 streams, between speeds at 8 and 32 (one run each, so its range "
+        "is not known)",
+        "one for all: nvfp4 with MTP, at most 40.2 tokens/s (8.1 %) less than the best, 1.38 $ per M tokens dearer, "
+        "at 8 streams",
+        "imported: 9 of 12 cells",
+        "awq-int4 at 1, 8, 32: missing: only rows that may not be compared with the others",
+        "no ratio of w4a16 (132 tokens/s, drafting not stated) to awq-int4 (78, nothing drafted) and nvfp4 (74, nothing "
+        "drafted) at 1 stream: a ratio would be of drafting and checkpoint together",
+        "set aside: 6 rows of awq-int4, nvfp4: under other conditions (prompts not stated, engine not stated)",
+        "set aside: 6 rows of fp8, w4a16: nobody states whether they drafted",
+        "* from tokens/s, the length of replies and TTFT",
+    ]
+
+
+def test_floors_stand_beside_the_published_rows(run: Run, table: str) -> None:
+    """Shares of the roofline as `roofline/shares.py` quotes them; nothing is flagged."""
+    code, out, _ = run("choose", "--speed", table, "--quality", "assumed", "--model", "glm-5.2", "--json")
+    found = Choice.model_validate_json(out)
+    shares = [one.roofline_share for one in found.cells if one.roofline_share is not None]
+    assert code == 0 and len(shares) == 9 and 0.1 < min(shares) < max(shares) < 0.4
+    assert [one.flag for one in found.cells] == [None] * 12
+
+
+def test_an_objective_that_is_missed(run: Run, table: str) -> None:
+    words = ("--slo", "ttft<2s tpot<25ms", "--concurrency", "32", "--hardware", "8xh200")
+    code, out, _ = run("choose", "--speed", table, "--quality", "assumed", *words)
+    assert code == 1
+    assert out.splitlines()[3:5] == [
+        "32       none",
+        "none at 32: none meets the objective; nvfp4 with MTP, the fastest, misses it: TPOT 33.9 ms",
+    ]
+    assert out.splitlines()[0] == (
+        "quality was not measured (--quality assumed): nothing can be recommended: none meets the objective; nvfp4 with MTP, "
+        "the fastest, misses it: TPOT 33.9 ms"
+    )
+
+
+def test_a_run_joins_speed_and_verdicts(run: Run, with_speeds: Path) -> None:
+    """Emulated and unmeasured checkpoints are missing with the reason; the record is in the run."""
+    code, out, err = run("choose", "tiny-glm", "--hardware", "cpu", "--price", "1")
+    found = Choice.load(with_speeds / "choice.json")
+    assert code == 0 and err.splitlines() == ["record: runs/tiny-glm/choice.json"]
+    assert out.splitlines()[0] == found.recommendation
+    assert [one.setup for one in found.picks] == ["fp8", "bf16"]
+    assert found.recommendation.startswith("fp8 up to about 2")
+    missing = {(one.setup, one.why) for one in found.cells if one.state == "missing"}
+    assert missing == {
+        ("w4a16", "emulated here, which says nothing about speed"), ("nvfp4a16", "no native kernel for nvfp4a16 here"),
+    }  # fmt: skip
+    assert found.cells[0].usd_per_million_tokens == pytest.approx(1 / (3.6e-3 * 20.1))
+    code, out, err = run("choose", "tiny-glm", "--json")
+    assert (code, Choice.model_validate_json(out).picks) == (0, found.picks)
+
+
+def test_hardware_without_speeds_is_predicted(run: Run, with_speeds: Path) -> None:
+    """Plans and the roofline of a profile; the first words say so."""
+    folder = make_tiny_glm4_moe(Path("source"))
+    for precision in ("fp8", "nvfp4a16", "w4a16"):
+        (with_speeds / precision / "plan.json").write_text(run("plan", folder, "-p", precision, "--json")[1])
+    code, out, _ = run("choose", "tiny-glm", "--hardware", "8xh200", "--concurrency", "1,8", "--json")
+    found = Choice.model_validate_json(out)
+    assert (code, found.origin, found.hardware) == (0, "predicted", "8xH200")
+    assert found.recommendation.startswith("predicted, not measured: ")
+    assert all(one.source == "assay roofline" for one in found.cells if one.state == "predicted")
+
+
+TABLE = ("--speed", "published.yaml", "--quality", "assumed")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say RUN, whose speeds and verdicts are joined; or --speed FILE --quality assumed, where speeds are known alone"),
+        (("--speed", "published.yaml"), "say RUN, whose speeds and verdicts are joined; or --speed FILE --quality assumed"),
+        (("--speed", "none.yaml", "--quality", "assumed"), "--speed none.yaml: no such file; give a speed record, a table"),
+        (("nowhere",), "nowhere: no run of that name"),
+        (("--speed", "published.yaml", "--quality", "good"), "--quality good: it takes one of: gates, assumed"),
+        ((*TABLE, "--slo", "fast"), "--slo 'fast': 'fast' is no limit; write `ttft<2s"),
+        ((*TABLE, "--concurrency", "1,x"), "--concurrency 1,x: is no list of numbers of streams; write 1,8,32"),
+        ((*TABLE, "--hardware", "8xh20"), "--hardware 8xh20: did you mean 8xH200? there are speeds on 8xH200"),
+        ((*TABLE, "--prompts", "chat"), "--prompts chat: there are speeds for not stated, random 1024/512"),
+        ((*TABLE, "--price", "-1"), "assay choose: invalid value for '--price'"),
+        ((*TABLE, "--model", "glm-5.9"), "glm-5.9: no such folder, and no model recipe of that name"),
+    ],
+)
+def test_wrong_input_is_one_line(run: Run, table: str, words: tuple[str, ...], said: str) -> None:
+    assert one_error(run("choose", *words)).startswith(said)
+
+
+def test_a_run_without_verdicts_or_speeds(run: Run) -> None:
+    folder = make_run(Path("runs"))
+    code, out, err = run("choose", "tiny-glm")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: no speeds to choose by: there are no rows; measure with `assay speed`")
+    (folder / "gates.json").unlink()
+    said = "runs/tiny-glm: nothing was judged yet; run `assay gate runs/tiny-glm` first"
+    assert one_error(run("choose", "tiny-glm")).startswith(said)

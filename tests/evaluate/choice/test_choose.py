@@ -1,0 +1,235 @@
+"""A choice from rows and verdicts: the published table of GLM-5.2, gates, objectives, cost, regret, what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import AssayError
+from assay.records.base import Interval
+from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
+from assay.records.verdict import GateReport, Status, Verdict
+from assay_evaluate.choice.choose import Wanted, choose
+from assay_evaluate.choice.rows import on_hardware
+from assay_evaluate.speed.foreign.read import read_imported
+from assay_evaluate.speed.foreign.stated import Stated
+
+PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
+
+
+def published() -> list[SpeedRow]:
+    return read_imported(PUBLISHED, None, Stated())
+
+
+def verdict(candidate: str, status: Status, value: float, half: float, *, needed: int | None = 400) -> Verdict:
+    return Verdict(
+        gate="score gsm8k", candidate=candidate, status=status, title="GSM8K", limit=0.05, detail="d", items_needed=needed,
+        observed=Interval(value=value, low=value - half, high=value + half, n=250),
+    )  # fmt: skip
+
+
+def gates(**statuses: Status) -> GateReport:
+    losses = {"PASS": (0.0, 0.02), "FAIL": (0.2, 0.05), "UNDERPOWERED": (0.0, 0.08), "NOT MEASURED": (0.0, 0.02)}
+    return GateReport(
+        model="glm-5.2", reference="fp8", gate_recipe={"name": "full"}, overall=dict(statuses),
+        verdicts=tuple(verdict(name, status, *losses[status]) for name, status in statuses.items()),
+        reasons={name: f"why {name}" for name in statuses},
+    )  # fmt: skip
+
+
+def row(checkpoint: str, concurrency: int, *speeds: float, speculation: int | None = 0, **more: Any) -> SpeedRow:
+    given = {"origin": "measured", "prompts": "chat", "hardware": "1xH100", "num_gpus": 1, "source": "assay speed"} | more
+    tpot, ttft = given.pop("tpot", None), given.pop("ttft", None)
+    parts = {
+        name: Quantiles(mean=value, p50=value) for name, value in (("tpot_s", tpot), ("ttft_s", ttft)) if value is not None
+    }  # fmt: skip
+    repeats = tuple(SpeedRepeat(output_tokens_s=speed, **parts) for speed in speeds)
+    return SpeedRow(checkpoint=checkpoint, concurrency=concurrency, speculation=speculation, repeats=repeats, **given)
+
+
+# ------------------------------------------------------------------------------------------------ the published table
+def test_the_published_table_of_glm52() -> None:
+    """W4A16 with MTP at 1 and 8 streams, NVFP4 with MTP at 32; rows without MTP are of another table and stay out."""
+    found = choose(published(), None, Wanted(usd_per_gpu_hour=3.5), model="glm-5.2")
+    assert found.recommendation == (
+        "quality was not measured (--quality assumed): w4a16 with MTP up to about 15 streams, then nvfp4 with MTP"
+    )
+    assert [(one.concurrency, one.setup, one.next_best) for one in found.picks] == [
+        (1, "w4a16 with MTP", "nvfp4 with MTP"), (8, "w4a16 with MTP", "nvfp4 with MTP"),
+        (32, "nvfp4 with MTP", "fp8 with MTP"),
+    ]  # fmt: skip
+    assert [one.ratio for one in found.picks] == pytest.approx([125.7 / 116.3, 495.7 / 455.5, 925.2 / 921.4])
+    assert [one.chance_best for one in found.picks] == [None, None, None]
+    (flip,) = found.flips
+    assert (flip.before, flip.after, flip.between) == ("w4a16 with MTP", "nvfp4 with MTP", (8, 32))
+    assert (flip.at, flip.low, flip.high) == (pytest.approx(14.6, abs=0.1), None, None)
+    assert found.origin == "imported" and found.hardware == "8xH200" and found.num_draws == 0
+    cells = {(one.setup, one.concurrency): one for one in found.cells}
+    assert cells["nvfp4 with MTP", 32].usd_per_million_tokens == pytest.approx(3.5 / (3.6e-3 * 925.2 / 8))
+    assert cells["w4a16 with MTP", 1].tpot_s == pytest.approx((512 / 125.7 - 0.215) / 511)
+    assert cells["w4a16 with MTP", 1].tpot_derived
+    assert {one.setup for one in found.cells if one.state == "missing"} == {"awq-int4"}
+    assert found.one_for_all is not None
+    assert (found.one_for_all.setup, found.one_for_all.at) == ("nvfp4 with MTP", 8)
+    assert found.one_for_all.worst_tokens_s == pytest.approx(495.7 - 455.5)
+    assert found.one_for_all.relative == pytest.approx(1 - 455.5 / 495.7)
+
+
+def test_the_claim_of_79_percent_is_refused() -> None:
+    """It held W4A16 with MTP against NVFP4 and AWQ without: one line says so, and no ratio of these rows is anywhere."""
+    found = choose(published(), None, Wanted(), model="glm-5.2")
+    assert found.refused == (
+        "no ratio of w4a16 (132 tokens/s, drafting not stated) to awq-int4 (78, nothing drafted) and nvfp4 (74, nothing "
+        "drafted) at 1 stream: a ratio would be of drafting and checkpoint together",
+    )
+    ratios = [one.ratio for one in found.picks if one.ratio is not None]
+    assert max(ratios) < 1.1
+    assert found.set_aside == (
+        "6 rows of awq-int4, nvfp4: under other conditions (prompts not stated, engine not stated)",
+        "6 rows of fp8, w4a16: nobody states whether they drafted",
+    )
+
+
+def test_an_objective_that_nothing_meets_at_32_streams() -> None:
+    found = choose(published(), None, Wanted(objective={"ttft_s": 2.0, "tpot_s": 0.025}))
+    assert found.recommendation.endswith("w4a16 with MTP up to about 15 streams, then nvfp4 with MTP up to about 18 streams, "
+                                         "then nothing that meets the objective")  # fmt: skip
+    assert [one.setup for one in found.picks] == ["w4a16 with MTP", "w4a16 with MTP", None]
+    assert found.picks[2].why_none == "none meets the objective; nvfp4 with MTP, the fastest, misses it: TPOT 33.9 ms"
+
+
+# ------------------------------------------------------------------------------------------------ quality
+ROWS = [
+    row("fp8", 1, 90.0, 91.0, 92.0), row("fp8", 32, 900.0, 905.0, 910.0),
+    row("w4a16", 1, 120.0, 121.0, 122.0), row("w4a16", 32, 800.0, 805.0, 810.0),
+    row("nvfp4", 1, 110.0, 111.0, 112.0), row("nvfp4", 32, 1000.0, 1005.0, 1010.0),
+]  # fmt: skip
+
+
+def test_underpowered_quality_is_no_quality() -> None:
+    found = choose(ROWS, gates(w4a16="PASS", nvfp4="UNDERPOWERED"), Wanted())
+    assert [one.setup for one in found.picks] == ["w4a16", "fp8"]
+    assert found.if_passed == (
+        "nvfp4 is UNDERPOWERED, which is no quality; to decide it: GSM8K: 400 paired items (250 were asked); if it passed: "
+        f"w4a16 up to about {found_flip(ROWS):.0f} streams, then nvfp4",
+    )
+    assert not found.quality_assumed and found.recommendation.startswith("w4a16 up to about ")
+
+
+def found_flip(rows: list[SpeedRow]) -> float:
+    (flip,) = choose(rows, None, Wanted()).flips
+    return flip.at
+
+
+@pytest.mark.parametrize(
+    ("status", "picks"), [("PASS", ["w4a16", "nvfp4"]), ("FAIL", ["w4a16", "fp8"]), ("NOT MEASURED", ["w4a16", "fp8"])]
+)
+def test_only_a_pass_may_be_chosen(status: Status, picks: list[str]) -> None:
+    found = choose(ROWS, gates(w4a16="PASS", nvfp4=status), Wanted())
+    assert [one.setup for one in found.picks] == picks
+    word = {one.checkpoint: (one.word, one.may_be_chosen) for one in found.quality}
+    assert word == {"fp8": ("REFERENCE", True), "w4a16": ("PASS", True), "nvfp4": (status, status == "PASS")}
+    fronts = {one.setup for one in found.cells if one.on_front}
+    assert ("nvfp4" in fronts) == (status == "PASS")
+
+
+def test_what_no_run_knows_is_not_chosen() -> None:
+    found = choose([*ROWS, row("int4", 1, 999.0), row("int4", 32, 9999.0)], gates(w4a16="PASS", nvfp4="PASS"), Wanted())
+    assert "int4" not in {one.setup for one in found.picks}
+    (quality,) = (one for one in found.quality if one.checkpoint == "int4")
+    assert (quality.word, quality.detail) == ("NOT MEASURED", "no candidate of this run (w4a16, nvfp4)")
+
+
+def test_nothing_may_be_chosen() -> None:
+    rows = [one for one in ROWS if one.checkpoint != "fp8"]
+    found = choose(rows, gates(w4a16="FAIL", nvfp4="FAIL"), Wanted())
+    assert found.recommendation == "nothing can be recommended: no checkpoint that has rows may be chosen: see quality"
+    assert [one.setup for one in found.picks] == [None, None] and found.flips == () and found.one_for_all is None
+
+
+def test_items_that_would_decide() -> None:
+    """At the loss seen where that is known; more items than were asked; else nothing helps."""
+    base = gates(w4a16="UNDERPOWERED")
+    for at_loss, needed, said in (
+        (1819, 400, "GSM8K: 1,819 paired items (250 were asked)"),
+        (None, 400, "GSM8K: 400 paired items (250 were asked)"),
+        (None, 114, "GSM8K: no number of items decides it if the loss seen is the true one (250 were asked)"),
+    ):
+        one = base.verdicts[0].model_copy(update={"items_needed_at_loss": at_loss, "items_needed": needed})
+        found = choose(ROWS, base.model_copy(update={"verdicts": (one,)}), Wanted())
+        (quality,) = (each for each in found.quality if each.checkpoint == "w4a16")
+        assert quality.to_run == (said,)
+
+
+# ------------------------------------------------------------------------------------------------ unlike rows
+def test_speculation_is_part_of_the_choice_and_of_no_ratio() -> None:
+    """MTP on wins at 1, off at 32: best against best, and without a ratio between them."""
+    rows = [
+        row("w4a16", 1, 80.0, 81.0), row("w4a16", 32, 950.0, 951.0),
+        row("w4a16", 1, 125.0, 126.0, speculation=5), row("w4a16", 32, 800.0, 801.0, speculation=5),
+    ]  # fmt: skip
+    found = choose(rows, gates(w4a16="PASS"), Wanted())
+    assert [one.setup for one in found.picks] == ["w4a16 with MTP", "w4a16 without MTP"]
+    assert [one.ratio for one in found.picks] == [None, None]
+    assert found.picks[0].no_ratio == "w4a16 drafted 5 tokens a step, w4a16 nothing"
+    assert found.one_for_all is not None and found.one_for_all.relative is None
+
+
+def test_emulated_rows_are_missing_and_predictions_fill_no_pick() -> None:
+    rows = [
+        row("fp8", 1, 90.0, 91.0), row("w4a16", 1, 500.0, emulated=True),
+        row("w4a16", 1, 200.0, origin="predicted", source="assay roofline", prompts="decoding at 8,192 tokens"),
+    ]  # fmt: skip
+    found = choose(rows, gates(w4a16="PASS"), Wanted())
+    assert [(one.setup, one.state, one.why, one.output_tokens_s) for one in found.cells] == [
+        ("fp8", "measured", None, 90.5), ("w4a16", "predicted", "emulated here, which says nothing about speed", 200.0),
+    ]  # fmt: skip
+    assert found.picks[0].setup == "fp8" and found.set_aside == ("1 row of w4a16: emulated, which says nothing about speed",)
+
+
+def test_predictions_alone_are_said_to_be_predictions() -> None:
+    rows = [row(name, at, speed, origin="predicted") for name, at, speed in
+            (("w4a16", 1, 200.0), ("w4a16", 32, 2000.0), ("fp8", 1, 150.0), ("fp8", 32, 1800.0))]  # fmt: skip
+    found = choose(rows, gates(w4a16="PASS"), Wanted())
+    assert found.recommendation == "predicted, not measured: w4a16 from 1 to 32 streams"
+    assert found.picks[0].chance_best is not None and 0.5 < found.picks[0].chance_best < 0.9
+
+
+def test_measured_before_imported_and_other_hardware_stays_out() -> None:
+    rows = [*ROWS, row("nvfp4", 1, 9999.0, origin="imported"), row("nvfp4", 1, 9999.0, hardware="8xB200", num_gpus=8)]
+    guess = row("nvfp4", 1, 9999.0, origin="predicted", hardware="8xH200", num_gpus=8)
+    assert on_hardware([*ROWS, guess], None) == ROWS
+    here = on_hardware(rows, "1XH100")
+    found = choose(here, None, Wanted(concurrency=(1,)))
+    assert found.picks[0].setup == "w4a16" and found.origin == "measured"
+    with pytest.raises(AssayError, match=r"^there are speeds on 1xH100, 8xB200: say which with --hardware$"):
+        on_hardware(rows, None)
+    with pytest.raises(AssayError, match=r"^--hardware 8xB300: did you mean 8xB200\? there are speeds on 1xH100, 8xB200$"):
+        on_hardware(rows, "8xB300")
+    with pytest.raises(AssayError, match=r"^--prompts cat: did you mean chat\? there are speeds for chat$"):
+        choose(here, None, Wanted(prompts="cat"))
+    with pytest.raises(AssayError, match=r"^no speeds to choose by: emulated, or nobody states whether they drafted; measure"):
+        choose([row("a", 1, 1.0, speculation=None)], None, Wanted())
+
+
+def test_noise_of_repeats_and_quality_is_in_flips() -> None:
+    """Repeats within 1 %: the flip's range is narrow, and each pick holds in nearly all draws; a doubtful PASS widens it."""
+    found = choose(ROWS, gates(w4a16="PASS", nvfp4="PASS"), Wanted())
+    (flip,) = found.flips
+    assert flip.low is not None and flip.high is not None and flip.low < flip.at < flip.high < 2 * flip.low
+    assert flip.chance is not None and flip.chance > 0.99
+    assert found.picks[1].chance_best is not None and found.picks[1].chance_best > 0.99
+    doubtful = gates(w4a16="PASS", nvfp4="PASS")
+    verdicts = (doubtful.verdicts[0], verdict("nvfp4", "PASS", 0.03, 0.0196))  # a standard error of 1 point, 2 below the margin
+    found = choose(ROWS, doubtful.model_copy(update={"verdicts": verdicts}), Wanted())
+    (quality,) = (one for one in found.quality if one.checkpoint == "nvfp4")
+    assert quality.chance_of_failing == pytest.approx(0.02275, abs=2e-4)
+    assert found.flips[0].chance == pytest.approx(0.977, abs=0.01)
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    rows = [row("fp8", 1, 100.0, ttft=0.5), row("w4a16", 1, 120.0, ttft=0.6), row("nvfp4", 1, 110.0, ttft=0.7)]
+    found = choose(rows, gates(w4a16="PASS", nvfp4="PASS"), Wanted())
+    assert {one.setup for one in found.cells if one.on_front} == {"fp8", "w4a16"}
