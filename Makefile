@@ -67,7 +67,7 @@ setup: ## build both environments, if they are missing
 	@constraints/install.sh serve .venv-serve
 	@touch $@
 
-.venv-docs/.ready: constraints/docs.hashes.txt constraints/build.hashes.txt constraints/install.sh pyproject.toml
+.venv-docs/.ready: constraints/docs.hashes.txt constraints/build.hashes.txt constraints/install.sh
 	@constraints/install.sh docs .venv-docs
 	@touch $@
 
