@@ -56,7 +56,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def commands() -> str:
     """`assay --help` and that of every command, as typer writes them in Markdown."""
     command = [sys.executable, "-m", "typer", "assay.cli.root", "utils", "docs", "--name", "assay", "--title", "Commands"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"TERMINAL_WIDTH": "200", "PYTHONSAFEPATH": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={"TERMINAL_WIDTH": "200", "PYTHONSAFEPATH": "1"}
+    )
     if done.returncode:
         raise RuntimeError(f"typer could not write the reference of the command line: {done.stderr}")
     text = html.unescape(done.stdout).replace("```console\n$ ", "```text\n")
@@ -81,7 +83,12 @@ def repository_pages() -> list[str]:
         path = waiting.pop()
         for link in LINK.finditer((ROOT / path).read_text(encoding="utf-8")):
             target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link["target"]))
-            if target.endswith(".md") and not target.startswith(("docs/", "..")) and target not in found and (ROOT / target).is_file():
+            if (
+                target.endswith(".md")
+                and not target.startswith(("docs/", ".."))
+                and target not in found
+                and (ROOT / target).is_file()
+            ):
                 found[target] = None
                 waiting.append(target)
     return list(found)
@@ -94,7 +101,13 @@ def site_path(path: str) -> str:
 
 def repository_path(src_uri: str) -> str:
     """The opposite of `site_path`."""
-    return src_uri if src_uri == "SKILL.md" else src_uri.removeprefix("repository/") if src_uri.startswith("repository/") else f"docs/{src_uri}"
+    return (
+        src_uri
+        if src_uri == "SKILL.md"
+        else src_uri.removeprefix("repository/")
+        if src_uri.startswith("repository/")
+        else f"docs/{src_uri}"
+    )
 
 
 def with_links(markdown: str, src_uri: str) -> str:
@@ -116,7 +129,11 @@ def with_links(markdown: str, src_uri: str) -> str:
 
 def _without(nav: Any, missing: set[str]) -> Any:
     if isinstance(nav, list):
-        return [_without(item, missing) for item in nav if not (isinstance(item, dict) and set(item.values()) & missing if _flat(item) else False)]
+        return [
+            _without(item, missing)
+            for item in nav
+            if not (isinstance(item, dict) and set(item.values()) & missing if _flat(item) else False)
+        ]
     if isinstance(nav, dict):
         return {title: _without(part, missing) for title, part in nav.items()}
     return nav

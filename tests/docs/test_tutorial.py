@@ -9,7 +9,7 @@ from page_commands import Block, blocks_of, pages
 from page_runner import clone, first_not_printed, run_block
 from warm import WarmVllm
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(1800)]
 
 AFTERWARDS = [block for page in pages() for block in blocks_of(page) if block.needs == "run"]
 

@@ -57,7 +57,14 @@ def pages() -> list[str]:
     """Every page that tells a reader what to type. Decisions, the changelog and results tell what was."""
     docs = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
     examples = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").glob("*/README.md"))]
-    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", "SKILL.md", *examples, *(one for one in docs if "/decisions/" not in one)]
+    return [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "SKILL.md",
+        *examples,
+        *(one for one in docs if "/decisions/" not in one),
+    ]
 
 
 def blocks_of(page: str, text: str | None = None) -> list[Block]:
@@ -90,7 +97,16 @@ def blocks_of(page: str, text: str | None = None) -> list[Block]:
             found.append(Block(**{**vars(shown), "output": body}))
         else:
             found.append(
-                Block(page, number + 2, language, body, markers.get("needs"), int(markers.get("exit", 0)), markers.get("file"), None)
+                Block(
+                    page,
+                    number + 2,
+                    language,
+                    body,
+                    markers.get("needs"),
+                    int(markers.get("exit", 0)),
+                    markers.get("file"),
+                    None,
+                )
             )
         behind = language == "sh"
         markers, number = {}, end + 1
