@@ -15,7 +15,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "bill-of-materials.md"
-FILES = {"work": "work", "serve-cpu": "serving on CPUs", "serve-cuda": "serving with CUDA", "build": "building", "docs": "documentation"}
+FILES = {
+    "work": "work",
+    "serve-cpu": "serving on CPUs",
+    "serve-cuda": "serving with CUDA",
+    "build": "building",
+    "docs": "documentation",
+}
 NOT_READ = "not read"
 _ASK = """
 import importlib.metadata as m, json

@@ -1,7 +1,7 @@
 """Pages of the site that are no files of docs/: a hook of mkdocs (mkdocs.yml), run by `make docs`.
 
-- `reference/commands.md`: by typer's own generator, from the program; `reference/recipes.md` and `reference/records.md`: a line for
-  mkdocstrings for each module.
+- `reference/commands.md`: by typer's own generator, from the program; `reference/recipes.md` and `reference/records.md`: a line
+  for mkdocstrings for each module.
 - `SKILL.md`, and under `repository/` every Markdown page outside docs/ that another page links to (CONTRIBUTING.md, results of
   benchmarks, ...). Links to other files of the repository become plain text: there is nothing on the site to link to. A link to
   what does not exist stays as it is, and strict mkdocs ends with it.
@@ -29,7 +29,7 @@ OUTSIDE = ("SKILL.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 COMING = {"speed.md", "choosing.md", "publishing.md"}
 """Pages of the navigation that may be missing still."""
 MODULES = {
-    "recipes": "Fields of the YAML files that [suites, gates and precisions](../suites.md) and [families](../families.md) explain.",
+    "recipes": "Fields of the YAML files that [suites and precisions](../suites.md) and [families](../families.md) explain.",
     "records": "Fields of the JSON files of a run. [Files of a run](../records.md) explains those that a run leaves.",
 }
 
@@ -128,16 +128,9 @@ def with_links(markdown: str, src_uri: str) -> str:
 
 
 def _without(nav: Any, missing: set[str]) -> Any:
+    """The navigation without these pages."""
     if isinstance(nav, list):
-        return [
-            _without(item, missing)
-            for item in nav
-            if not (isinstance(item, dict) and set(item.values()) & missing if _flat(item) else False)
-        ]
+        return [kept for part in nav if (kept := _without(part, missing))]
     if isinstance(nav, dict):
-        return {title: _without(part, missing) for title, part in nav.items()}
-    return nav
-
-
-def _flat(item: Any) -> bool:
-    return isinstance(item, dict) and all(isinstance(part, str) for part in item.values())
+        return {title: kept for title, part in nav.items() if (kept := _without(part, missing))}
+    return None if nav in missing else nav

@@ -33,8 +33,8 @@ RECIPES = {
     "gates": GateRecipe,
 }
 OTHER_PROGRAMS = {
-    "cat", "cd", "cp", "curl", "docker", "export", "git", "grep", "head", "hf", "ls", "mkdir", "pip", "python", "sbatch", "source",
-    "torchrun", "vllm",
+    "cat", "cd", "cp", "curl", "docker", "export", "git", "grep", "head", "hf", "ls", "mkdir", "pip", "python", "sbatch",
+    "source", "torchrun", "vllm",
 }  # fmt: skip
 """Programs of others, of which nothing is checked in a block that is not run."""
 
@@ -164,8 +164,8 @@ def test_a_block_that_cannot_be_read(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "assay plan x --precison w4a16", "assay plna x", "assay plan x --precision w4a61", "make quantise", "make quantize MODLE=x",
-        "srun x -- assay quantize", "frobnicate",
+        "assay plan x --precison w4a16", "assay plna x", "assay plan x --precision w4a61", "assay plan", "make quantise",
+        "make quantize MODLE=x", "srun x -- assay quantize", "frobnicate",
     ],
 )  # fmt: skip
 def test_a_command_that_is_not_there_is_found(command: str) -> None:

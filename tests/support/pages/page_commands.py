@@ -1,9 +1,9 @@
 """Commands in Markdown pages: how they are marked, and how they are read (CONTRIBUTING.md, "Commands in pages").
 
-A block ```sh holds commands, one a line, ended by a backslash where they go on. It is run, in the order of the page, unless the line
-before it says what it needs: `<!-- needs: gpu -->`. `<!-- exit: 1 -->` says how its last command ends, if not with 0. A block
-```text directly behind it is what it prints; `...` stands for lines that are left out. `<!-- file: x.yaml -->` before a block has it
-written to that file. A block ```bash is a script that is not run; it needs a `needs`.
+A block ```sh holds commands, one a line, ended by a backslash where they go on. It is run, in the order of the page, unless
+the line before it says what it needs: `<!-- needs: gpu -->`. `<!-- exit: 1 -->` says how its last command ends, if not with 0.
+A block ```text directly behind it is what it prints; `...` stands for lines that are left out. `<!-- file: x.yaml -->` before a
+block has it written to that file. A block ```bash is a script that is not run; it needs a `needs`.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def blocks_of(page: str, text: str | None = None) -> list[Block]:
         line = lines[number]
         fence = FENCE.match(line)
         if fence is None:
-            for kind, value in MARKER.findall(line):
-                markers[kind] = value
-            if line.strip() and not MARKER.search(line):
+            if MARKER.fullmatch(line.strip()):
+                markers |= dict(MARKER.findall(line))
+            elif line.strip():
                 markers, behind = {}, False
             number += 1
             continue

@@ -54,7 +54,8 @@ def run_block(block: Block, folder: Path) -> None:
 def first_not_printed(shown: str, printed: str) -> str | None:
     """The first line that the page shows and the command did not print, in this order; None: all were printed.
 
-    Numbers, times, sizes' units, blanks and lines of tables may differ; a line that ends in ` ...` goes on; others may lie between.
+    Numbers, times, sizes' units, blanks and lines of tables may differ; a line that ends in ` ...` goes on; others may lie
+    between.
     """
     there = iter([_masked(line) for line in printed.splitlines()])
     for line in shown.splitlines():
