@@ -159,4 +159,4 @@ damages: .venv/.ready ## damage checkpoints in 340 ways and see that `assay veri
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md
 
 clean: ## remove build leftovers and caches; keep runs/ and the environments
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
