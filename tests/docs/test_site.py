@@ -113,7 +113,7 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
         page = (site / "reference" / f"{room}.html").read_text(encoding="utf-8")
         for path in (ROOT / "assay" / room).rglob("*.py"):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            assert path.name == "__init__.py" or f'id="{module}"' in page, module
+            assert path.name == "__init__.py" or f'id="{module}.' in page, module
 
 
 def test_the_skill_is_on_the_site_as_it_is(site: Path) -> None:
