@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]\n]+)\]\((?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?\)")
 OUTSIDE = ("SKILL.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Pages outside docs/ that have a place in the navigation; those that pages link to are found."""
-COMING = {"speed.md", "choosing.md", "publishing.md"}
+COMING = {"choosing.md"}
 """Pages of the navigation that may be missing still."""
 MODULES = {
     "recipes": "Fields of the YAML files that [suites and precisions](../suites.md) and [families](../families.md) explain.",
