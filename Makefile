@@ -47,7 +47,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,16p'
@@ -65,6 +65,10 @@ setup: ## build both environments, if they are missing
 
 .venv-serve/.ready: constraints/serve-cpu.hashes.txt constraints/serve-cuda.hashes.txt constraints/build.hashes.txt constraints/install.sh
 	@constraints/install.sh serve .venv-serve
+	@touch $@
+
+.venv-docs/.ready: constraints/docs.hashes.txt constraints/build.hashes.txt constraints/install.sh
+	@constraints/install.sh docs .venv-docs
 	@touch $@
 
 preflight: setup ## find out what would fail, before anything is downloaded or made
@@ -113,7 +117,7 @@ gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (
 	@$(assay) gpu-check
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
-test: setup ## run every test, real vLLM servers included (about 20 minutes on two cores)
+test: setup .venv-docs/.ready ## run every test, real vLLM servers included (about 20 minutes on two cores)
 	@.venv/bin/python -m pytest -m "not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The rest of the tests needs vLLM, Docker, a Ray cluster of its own, or minutes.
@@ -124,6 +128,11 @@ check: .venv/.ready ## run ruff, mypy and import-linter
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
 
 lint: check ## same as check
+
+# Its environment is small and made when it is needed; `make setup` leaves it out. The variable silences a note on mkdocs' future
+# (docs/decisions/159-the-documentation-is-a-site.md).
+docs: .venv-docs/.ready ## build the documentation as a site, site/index.html; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet && echo "site/index.html"
 
 bench: .venv/.ready ## run bench-quantize on small checkpoints, in a few minutes; print the results
 	@.venv/bin/python benchmarks/run.py --small
@@ -153,4 +162,4 @@ damages: .venv/.ready ## damage checkpoints in 340 ways and see that `assay veri
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md
 
 clean: ## remove build leftovers and caches; keep runs/ and the environments
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

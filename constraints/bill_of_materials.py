@@ -1,8 +1,8 @@
 """Writes docs/bill-of-materials.md: every pinned package, where it is installed, and its licence as its own metadata states it.
 
-    .venv/bin/python constraints/bill_of_materials.py .venv/bin/python .venv-serve/bin/python
+    .venv/bin/python constraints/bill_of_materials.py .venv/bin/python .venv-serve/bin/python .venv-docs/bin/python
 
-Asks the interpreters of both environments. A package of the CUDA environment that neither has says `not read`.
+Asks the interpreters of the environments. A package of the CUDA environment that neither has says `not read`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "bill-of-materials.md"
-FILES = {"work": "work", "serve-cpu": "serving on CPUs", "serve-cuda": "serving with CUDA", "build": "building"}
+FILES = {
+    "work": "work",
+    "serve-cpu": "serving on CPUs",
+    "serve-cuda": "serving with CUDA",
+    "build": "building",
+    "docs": "documentation",
+}
 NOT_READ = "not read"
 _ASK = """
 import importlib.metadata as m, json

@@ -1,7 +1,7 @@
 """Writes the pins with the SHA-256 of every file that pip may take for them: `python constraints/hashes.py [NAME...]`
 
-NAME.txt -> NAME.hashes.txt, for build, work, serve-cpu and serve-cuda. Needs `uv` in the PATH and the package registry, from
-which it reads metadata only. Left out are torch where CPUs serve, as its builds for them are other files than the
+NAME.txt -> NAME.hashes.txt, for build, work, serve-cpu, serve-cuda and docs. Needs `uv` in the PATH and the package registry,
+from which it reads metadata only. Left out are torch where CPUs serve, as its builds for them are other files than the
 registry's, and files for Windows, musl, PyPy, processors other than x86-64 and ARM64, and other Pythons than 3.11 to 3.14.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-NAMES = ("build", "work", "serve-cpu", "serve-cuda")
+NAMES = ("build", "work", "serve-cpu", "serve-cuda", "docs")
 WITH_TORCH = frozenset({"serve-cuda"})
 OLDEST_PYTHON = "3.11.9"
 PYTHONS = re.compile(r"py[23]|py3\d*|cp3(?:[2-9]|1[0-4])")

