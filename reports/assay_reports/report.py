@@ -66,7 +66,7 @@ def render_html(report: Report, items: Browser | None = None) -> str:
         "used": [],
         "colours": charts.colours(report),
         "pictures": {
-            "quality": charts.quality_and_size(report),
+            "quality": charts.quality_and_size(charts.points_of(report)),
             "changes": charts.changes(report),
             "drift": courses.drift(report),
             "roles": charts.bytes_per_role(report),

@@ -58,39 +58,62 @@ def _use(task: TaskNumbers) -> Interval | None:
     return drop.model_copy(update={"value": drop.value / margin, "low": drop.low / margin, "high": drop.high / margin})
 
 
-def quality_and_size(report: Report) -> Markup | None:
-    """Share of the allowed loss that the worst task uses, against the size of the checkpoint."""
-    found = [w for row in candidates(report) if row.checkpoint_bytes and (w := worst_of(report, row)) is not None]
-    if not found:
-        return None
+@dataclass(frozen=True)
+class Point:
+    """A checkpoint in the picture of quality and size. use: None for a reference, which has lost nothing by definition."""
+
+    name: str
+    css: str
+    num_bytes: int
+    use: Interval | None
+    said: str
+
+
+def points_of(report: Report) -> list[Point]:
+    """The reference, and every candidate whose size and worst task are known."""
+    shade = colours(report)
+    found = [
+        Point(w.row.label, shade[w.row.label], w.row.checkpoint_bytes, w.use, _sentence(w))
+        for row in candidates(report)
+        if (w := worst_of(report, row)) is not None and w.row.checkpoint_bytes
+    ]
     reference = next(row for row in report.rows if row.kind == "reference")
-    sizes = [w.row.checkpoint_bytes or 0 for w in found] + [reference.checkpoint_bytes or 0]
-    largest = max(sizes)
+    if not found or not reference.checkpoint_bytes:
+        return found
+    return [Point(report.reference, "sref", reference.checkpoint_bytes, None, "what the others are compared with"), *found]
+
+
+def quality_and_size(found: Sequence[Point]) -> Markup | None:
+    """Share of the allowed loss that the worst task uses, against the size of the checkpoint."""
+    uses = [point.use for point in found if point.use is not None]
+    if not uses:
+        return None
+    largest = max(point.num_bytes for point in found)
     unit, each = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
-    top = max(1.25, *(min(w.use.high, 6.0) for w in found))
-    bottom = min(0.0, *(max(w.use.low, -1.0) for w in found))
+    top = max(1.25, *(min(use.high, 6.0) for use in uses))
+    bottom = min(0.0, *(max(use.low, -1.0) for use in uses))
     width, height = 560, 330
-    to = Picture(width, height, _said(report, found))
+    said = ". ".join(f"{point.name}, {size(point.num_bytes)}: {point.said}" for point in found)
+    to = Picture(width, height, f"Quality against size. {said}")
     across = Scale(0, 1.1 * largest / each, 54, width - 12)
     up = Scale(bottom, top, height - 48, 40)
-    to.add('<rect x="54" y="{y}" width="{w}" height="{h}" class="beyond"/>', y=up(top), w=width - 66, h=up(1) - up(top))
+    to.add('<rect x="54" y="{y}" width="{w}" height="{h}" class="beyond"/>', y=up(top), w=width - 66, h=round(up(1) - up(top), 1))
     axis_left(to, up, 54, steps(bottom, top, 5), lambda v: f"{100 * v:.0f} %", "loss on the worst task, % of what is allowed", width - 12)
     axis_below(to, across, height - 48, steps(0, 1.1 * largest / each), lambda v: f"{v:g}", f"size of the checkpoint, {unit}", 40)
     to.line(54, up(1), width - 12, up(1), "limit")
     to.text(width - 16, up(1) - 5, "allowed", "limit-name", "end")
-    shade = colours(report)
-    if reference.checkpoint_bytes:
-        x = across(reference.checkpoint_bytes / each)
-        to.mark(x, up(0), "sref", 3, f"{report.reference}: what the others are compared with", 5)
-        to.text(x + 10, up(0) - 8, report.reference, "name")
-    for w in found:
-        x, css = across((w.row.checkpoint_bytes or 0) / each), shade[w.row.label]
-        to.line(x, up(max(w.use.low, bottom)), x, up(min(w.use.high, top)), f"bar {css}")
-        said = f"{w.row.label}, {size(w.row.checkpoint_bytes or 0)}: {_sentence(w)}"
-        to.mark(x, up(min(w.use.value, top)), css, shape_of(css), said, 6)
-        name_y = up(min(max(w.use.value, bottom + 0.06 * (top - bottom)), top - 0.02 * (top - bottom)))
-        beside = ("end", -10) if x > width - 150 else ("start", 10)
-        to.text(x + beside[1], name_y + 4, w.row.label, "name", beside[0])
+    for point in found:
+        x, hint = across(point.num_bytes / each), f"{point.name}, {size(point.num_bytes)}: {point.said}"
+        if point.use is None:
+            to.mark(x, up(0), point.css, 3, hint, 5)
+            to.text(x + 10, up(0) - 8, point.name, "name")
+            continue
+        to.line(x, up(max(point.use.low, bottom)), x, up(min(point.use.high, top)), f"bar {point.css}")
+        to.mark(x, up(min(point.use.value, top)), point.css, shape_of(point.css), hint, 6)
+        anchor, away = ("end", -10) if x > width - 150 else ("start", 10)
+        edge = 0.05 * (top - bottom)
+        above = 9 if abs(point.use.value - 1) < 2 * edge else -4  # not on the stroke of what is allowed
+        to.text(x + away, up(min(max(point.use.value, bottom + edge), top - edge)) - above, point.name, "name", anchor)
     return to.drawn()
 
 
@@ -98,12 +121,6 @@ def _sentence(w: Worst) -> str:
     assert w.task.drop is not None and w.task.margin is not None
     drop = w.task.drop
     return f"{change(drop.value)} on {name_of(w.task)} ({lost_or_gained(drop.low, drop.high)}), {points_short(w.task.margin)} allowed"
-
-
-def _said(report: Report, found: Sequence[Worst]) -> str:
-    return f"Quality against size, compared with {report.reference}. " + ". ".join(
-        f"{w.row.label}, {size(w.row.checkpoint_bytes or 0)}: {_sentence(w)}" for w in found
-    )
 
 
 # ------------------------------------------------------------------------------------------------ changes

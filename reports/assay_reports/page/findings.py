@@ -104,7 +104,7 @@ def long_context(report: Report) -> str:
         (cell.drop.value, cell, one)
         for one in report.long_context
         if one.candidate in labels and not unjudged(report, one.candidate, one.task)
-        for cell in one.by_length
+        for cell in one.by_length or one.by_depth
     ]
     if not cells:
         return "Long context was not measured"

@@ -130,7 +130,7 @@ def _why_none(report: Report, name: str) -> str:
         for task in row.tasks:
             if name_of(task) == name:
                 verdict = next((v for v in report.verdicts if (v.candidate, v.gate) == (row.label, f"score {task.task}")), None)
-                said = (verdict.detail if verdict else task.note or "").split(";")[0].split(". ")[0].rstrip(".")
+                said = re.split(r"; |\. |: | \(", verdict.detail if verdict else task.note or "")[0].rstrip(".")
                 return said[:1].lower() + said[1:] if 0 < len(said) <= LONGEST_REASON else ""
     return ""
 
