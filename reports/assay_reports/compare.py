@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
+from assay.quantities import change
 from assay.records.base import Interval, write_text_atomically
 from assay_reports.numbers import build_report
 from assay_reports.page import charts
@@ -49,7 +50,7 @@ class Beside:
         if not sure:
             return f"{self.run}: no paired task shows a difference from the first run"
         said = [
-            f"{one.task} of {one.checkpoint} {'loses' if one.lost.value > 0 else 'gains'} {abs(100 * one.lost.value):.1f} points"
+            f"{one.task} of {one.checkpoint} {change(one.lost.value)}"
             for one in sorted(sure, key=lambda one: -abs(one.lost.value if one.lost else 0))
             if one.lost is not None
         ]

@@ -1,7 +1,7 @@
 """Run folder -> report/{report.json, report.md, index.html}: from records only, the same bytes every time.
 
-The page is one file: styles, pictures, script and items are inside it, nothing is loaded from anywhere, and its content security
-policy lets no other script or style in.
+The page is one file: styles, pictures, script and items are inside it, nothing is loaded from anywhere, and its content
+security policy lets no other script or style in.
 """
 
 from __future__ import annotations

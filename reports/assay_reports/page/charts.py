@@ -97,9 +97,21 @@ def quality_and_size(found: Sequence[Point]) -> Markup | None:
     to = Picture(width, height, f"Quality against size. {said}")
     across = Scale(0, 1.1 * largest / each, 54, width - 12)
     up = Scale(bottom, top, height - 48, 40)
-    to.add('<rect x="54" y="{y}" width="{w}" height="{h}" class="beyond"/>', y=up(top), w=width - 66, h=round(up(1) - up(top), 1))
-    axis_left(to, up, 54, steps(bottom, top, 5), lambda v: f"{100 * v:.0f} %", "loss on the worst task, % of what is allowed", width - 12)
-    axis_below(to, across, height - 48, steps(0, 1.1 * largest / each), lambda v: f"{v:g}", f"size of the checkpoint, {unit}", 40)
+    to.add(
+        '<rect x="54" y="{y}" width="{w}" height="{h}" class="beyond"/>', y=up(top), w=width - 66, h=round(up(1) - up(top), 1)
+    )
+    axis_left(
+        to,
+        up,
+        54,
+        steps(bottom, top, 5),
+        lambda v: f"{100 * v:.0f} %",
+        "loss on the worst task, % of what is allowed",
+        width - 12,
+    )
+    axis_below(
+        to, across, height - 48, steps(0, 1.1 * largest / each), lambda v: f"{v:g}", f"size of the checkpoint, {unit}", 40
+    )
     to.line(54, up(1), width - 12, up(1), "limit")
     to.text(width - 16, up(1) - 5, "allowed", "limit-name", "end")
     for point in found:
@@ -120,7 +132,8 @@ def quality_and_size(found: Sequence[Point]) -> Markup | None:
 def _sentence(w: Worst) -> str:
     assert w.task.drop is not None and w.task.margin is not None
     drop = w.task.drop
-    return f"{change(drop.value)} on {name_of(w.task)} ({lost_or_gained(drop.low, drop.high)}), {points_short(w.task.margin)} allowed"
+    ends, margin = lost_or_gained(drop.low, drop.high), points_short(w.task.margin)
+    return f"{change(drop.value)} on {name_of(w.task)} ({ends}), {margin} allowed"
 
 
 # ------------------------------------------------------------------------------------------------ changes
@@ -138,10 +151,14 @@ def changes(report: Report) -> Markup | None:
     high = max(1.0, *(-100 * drop.low for drop in drops))
     left, width, block = 190, 760, LANE * len(rows) + 14
     height = 30 + block * len(tasks) + 50
-    to = Picture(width, height, "Change of every task in points, with intervals. " + ". ".join(_changed(k, t) for k, t in lanes.items()))
+    to = Picture(
+        width, height, "Change of every task in points, with intervals. " + ". ".join(_changed(k, t) for k, t in lanes.items())
+    )
     across = Scale(low * 1.04, high * 1.04, left, width - 14)
     base = height - 46
-    axis_below(to, across, base, steps(low, high, 8), lambda v: signed(v).removesuffix(".0"), "change in points (− is a loss)", 24)
+    axis_below(
+        to, across, base, steps(low, high, 8), lambda v: signed(v).removesuffix(".0"), "change in points (− is a loss)", 24
+    )
     to.line(across(0), 18, across(0), base, "zero")
     shade = colours(report)
     for number, task in enumerate(tasks):
@@ -170,14 +187,24 @@ def bytes_per_role(report: Report) -> Markup | None:
     if not report.plans:
         return None
     source = report.plans[0]
-    bars = [("source", {r: sum(x.bytes_in for x in source.roles if x.role == r) for r in dict.fromkeys(x.role for x in source.roles)})]
+    bars = [
+        (
+            "source",
+            {r: sum(x.bytes_in for x in source.roles if x.role == r) for r in dict.fromkeys(x.role for x in source.roles)},
+        )
+    ]
     bars += [
-        (plan.precision, {r: sum(x.bytes_out for x in plan.roles if x.role == r) for r in dict.fromkeys(x.role for x in plan.roles)})
+        (
+            plan.precision,
+            {r: sum(x.bytes_out for x in plan.roles if x.role == r) for r in dict.fromkeys(x.role for x in plan.roles)},
+        )
         for plan in report.plans
     ]
     most = max(sum(sums.values()) for _, sums in bars)
     order = sorted(bars[0][1], key=lambda role: -bars[0][1][role])
-    to = Picture(760, 14 + 34 * len(bars), "Bytes by role. " + ". ".join(f"{name}: {size(sum(sums.values()))}" for name, sums in bars))
+    to = Picture(
+        760, 14 + 34 * len(bars), "Bytes by role. " + ". ".join(f"{name}: {size(sum(sums.values()))}" for name, sums in bars)
+    )
     across = Scale(0, most, 110, 660)
     for number, (name, sums) in enumerate(bars):
         y, at = 8 + 34 * number, 0.0
@@ -217,7 +244,9 @@ def speed_ladders(report: Report) -> list[Ladder]:
         first = rows[0]
         draft = "speculation off" if not first.speculation else f"{first.speculation} tokens drafted a step"
         title = f"{first.hardware}, {first.prompts}, {draft}, {first.origin} by {first.source}"
-        made.append(Ladder(title, _ladder(report, rows, title), tuple(sorted(rows, key=lambda r: (r.checkpoint, r.concurrency)))))
+        made.append(
+            Ladder(title, _ladder(report, rows, title), tuple(sorted(rows, key=lambda r: (r.checkpoint, r.concurrency))))
+        )
     return made
 
 

@@ -50,10 +50,16 @@ def drift(report: Report) -> Markup | None:
     low, high = min(one.value for _, _, course in lines for one in course) / 1.6, max(values) * 1.3
     places = [one.position for _, _, course in lines for one in course]
     width, height = 760, 380
-    to = Picture(width, height, f"Mean KL from {report.reference} against the position in the text: " + "; ".join(name for name, _, _ in lines))
+    to = Picture(
+        width,
+        height,
+        f"Mean KL from {report.reference} against the position in the text: " + "; ".join(name for name, _, _ in lines),
+    )
     across, up = Scale(min(places) / 1.3, max(places) * 1.3, 64, width - 14, True), Scale(low, high, height - 48, 34, True)
     axis_left(to, up, 64, _ticks(low, high), lambda v: f"{v:g}", "mean KL, nats a token", width - 14)
-    axis_below(to, across, height - 48, decades(min(places) / 1.3, max(places) * 1.3, 2), _position, "position in the text, tokens", 34)
+    axis_below(
+        to, across, height - 48, decades(min(places) / 1.3, max(places) * 1.3, 2), _position, "position in the text, tokens", 34
+    )
     shade = colours(report)
     for name, kind, course in lines:
         css = shade[name.split(", held-out")[0]]
@@ -78,7 +84,13 @@ def courses(divergence: Divergence | None) -> list[tuple[str, list[Course]]]:
         spans = [span for span in one.curve if span.kl_mean > SMALLEST_NATS]
         ends = [(s.kl_mean_interval.low, s.kl_mean_interval.high) if s.kl_mean_interval else (None, None) for s in spans]
         course = [
-            Course(_middle(s.first, s.last), s.kl_mean, e[0], e[1], f"{s.first} to {s.last}: {s.kl_mean:.3g} nats, {s.num_documents} texts")
+            Course(
+                _middle(s.first, s.last),
+                s.kl_mean,
+                e[0],
+                e[1],
+                f"{s.first} to {s.last}: {s.kl_mean:.3g} nats, {s.num_documents} texts",
+            )
             for s, e in zip(spans, ends, strict=True)
         ]
         found.append((one.texts, course))
@@ -148,7 +160,9 @@ def heat_map(cells: Sequence[CellLoss], title: str, most: float) -> Markup | Non
         return None
     left, side, tall = 150, 74, 30
     most = max(LEAST_RANGE, most)
-    to = Picture(left + side * len(lengths) + 8, 30 + tall * len(rows), f"Points lost, {title}: " + "; ".join(_hint(c) for c in cells))
+    to = Picture(
+        left + side * len(lengths) + 8, 30 + tall * len(rows), f"Points lost, {title}: " + "; ".join(_hint(c) for c in cells)
+    )
     for number, length in enumerate(lengths):
         to.text(left + side * (number + 0.5), 20, tokens_short(length), "tick", "middle")
     for number, row in enumerate(rows):
@@ -169,7 +183,11 @@ def _shade(share: float) -> str:
 
 
 def _row(cell: CellLoss) -> str:
-    return cell.subtask if cell.depth is None and cell.subtask is not None else ("all" if cell.depth is None else f"depth {cell.depth:g}")
+    return (
+        cell.subtask
+        if cell.depth is None and cell.subtask is not None
+        else ("all" if cell.depth is None else f"depth {cell.depth:g}")
+    )
 
 
 def _hint(cell: CellLoss) -> str:

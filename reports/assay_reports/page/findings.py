@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from assay import quantities
-from assay.quantities import capital, points_short, tokens_short
+from assay.quantities import capital, points_short
 from assay.records.speed import SpeedRow
 from assay_reports.schema import PlanNumbers, Report, Row, TaskNumbers
 
@@ -192,16 +192,16 @@ def speed(report: Report) -> str:
     if not groups:
         return "Speed: every row is of an emulated format, or does not say whether it drafted, so none is compared"
     rows = max(groups.values(), key=lambda some: (any(row.origin == "measured" for row in some), len(some)))
-    fastest = {row.concurrency: max((tokens_s(r), r.checkpoint) for r in rows if r.concurrency == row.concurrency) for row in rows}
+    fastest = {
+        row.concurrency: max((tokens_s(r), r.checkpoint) for r in rows if r.concurrency == row.concurrency) for row in rows
+    }
     low, high = min(fastest), max(fastest)
-    said = f"{fastest[low][1]} is fastest at {_streams(low)} ({fastest[low][0]:,.1f} tokens/s)"
-    if high != low:
-        same = fastest[high][1] == fastest[low][1]
-        said = (
-            f"{fastest[low][1]} is fastest from {_streams(low)} ({fastest[low][0]:,.1f} tokens/s) to {high} ({fastest[high][0]:,.1f})"
-            if same
-            else f"{said}, {fastest[high][1]} at {high} ({fastest[high][0]:,.1f})"
-        )
+    (least, one), (most, other) = fastest[low], fastest[high]
+    said = f"{one} is fastest at {_streams(low)} ({least:,.1f} tokens/s)"
+    if high != low and one != other:
+        said = f"{said}, {other} at {high} ({most:,.1f})"
+    elif high != low:
+        said = f"{one} is fastest at {_streams(low)} ({least:,.1f} tokens/s) and at {high} ({most:,.1f})"
     first = rows[0]
     how = "" if first.origin == "measured" else f", {first.origin}"
     draft = "speculation off" if not first.speculation else f"{first.speculation} drafted"
@@ -248,7 +248,11 @@ def serving(report: Report) -> str:
 
 def limits(report: Report) -> str:
     number = len(report.limits)
-    return f"{number} thing{'' if number == 1 else 's'} that this run cannot tell, or that hold{'s' if number == 1 else ''} for it only"
+    return (
+        "One thing that this run cannot tell"
+        if number == 1
+        else f"{number} things that this run cannot tell, or tells with a limit"
+    )
 
 
 def gates(report: Report) -> str:
@@ -261,7 +265,3 @@ def gates(report: Report) -> str:
             counts[verdict.status] = counts.get(verdict.status, 0) + 1
     said = [f"{number} {status.lower()}" for status, number in counts.items()]
     return f"Verdicts of the gates that count: {', '.join(said) or 'none'}"
-
-
-def short_length(num_tokens: int) -> str:
-    return tokens_short(num_tokens)

@@ -83,7 +83,13 @@ def answer(report: Report) -> str:
 
 
 def _word(row: Row) -> str:
-    words = {"PASS": "passes", "FAIL": "fails", "UNDERPOWERED": "is undecided", "NOT MEASURED": "is not judged", None: "is not judged"}
+    words = {
+        "PASS": "passes",
+        "FAIL": "fails",
+        "UNDERPOWERED": "is undecided",
+        "NOT MEASURED": "is not judged",
+        None: "is not judged",
+    }
     return words[row.status]
 
 
@@ -114,8 +120,10 @@ def _open(report: Report) -> list[Verdict]:
 
 def _undecided(report: Report, verdict: Verdict) -> str:
     allowed = f" more than {verdict.limit * 100:g} points" if verdict.gate.startswith("score") and verdict.limit else ""
-    return f"Whether {verdict.candidate} loses{allowed} on {_title(report, verdict)}" if allowed else (
-        f"{verdict.candidate}, {verdict.gate}: undecided"
+    return (
+        f"Whether {verdict.candidate} loses{allowed} on {_title(report, verdict)}"
+        if allowed
+        else (f"{verdict.candidate}, {verdict.gate}: undecided")
     )
 
 

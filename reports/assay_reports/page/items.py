@@ -29,7 +29,7 @@ MOST_CHARACTERS = 12_000
 MOST_TEXT = 120_000_000
 """Characters of all texts of a page, as estimated from tokens: flipped and cut-off items come first."""
 CHARACTERS_A_TOKEN = 4
-CHUNK_CHARACTERS = 400_000
+CHUNK_CHARACTERS = 150_000
 """Before compression: unpacked in some milliseconds when an item of it is looked at."""
 LEVEL = 6
 

@@ -63,7 +63,9 @@ class Picture:
             f'<path d="M{a} {b - s - 1:.1f}L{a + s + 1:.1f} {b + s:.1f}L{a - s - 1:.1f} {b + s:.1f}Z"',
             f'<path d="M{a} {b - s - 2:.1f}L{a + s + 2:.1f} {b}L{a} {b + s + 2:.1f}L{a - s - 2:.1f} {b}Z"',
         )
-        self.add(shapes[shape % len(shapes)] + ' class="{css}"><title>{hint}</title>' + _END[shape % len(shapes)], css=css, hint=hint)
+        self.add(
+            shapes[shape % len(shapes)] + ' class="{css}"><title>{hint}</title>' + _END[shape % len(shapes)], css=css, hint=hint
+        )
 
     def path(self, points: Sequence[tuple[float, float]], css: str) -> None:
         self.add('<polyline points="{points}" class="{css}"/>', points=" ".join(f"{x},{y}" for x, y in points), css=css)
@@ -125,7 +127,11 @@ def legend(names: Sequence[tuple[str, str, int]]) -> Markup:
         sample = Picture(16, 14, "")
         sample.mark(8, 7, css, shape, "", 4.5)
         drawn = Markup("").join(sample.marks)
-        entries.append(Markup('<li><svg viewBox="0 0 16 14" width="16" height="14" aria-hidden="true">{}</svg> {}</li>').format(drawn, name))
+        entries.append(
+            Markup('<li><svg viewBox="0 0 16 14" width="16" height="14" aria-hidden="true">{}</svg> {}</li>').format(
+                drawn, name
+            )
+        )
     return Markup('<ul class="legend">') + Markup("").join(entries) + Markup("</ul>")
 
 

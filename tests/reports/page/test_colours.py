@@ -26,7 +26,10 @@ def style() -> str:
 def themes() -> dict[str, dict[str, str]]:
     """light: of `:root`; dark: what the two dark rules put over it, which must be the same."""
     text = style()
-    rules = {name: dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", body)) for name, body in re.findall(r"(:root[^{,]*) \{([^}]*)\}", text)}
+    rules = {
+        name: dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", body))
+        for name, body in re.findall(r"(:root[^{,]*) \{([^}]*)\}", text)
+    }
     system, switch = rules[':root:not([data-theme="light"])'], rules[':root[data-theme="dark"]']
     assert system == switch and system
     return {"light": rules[":root"], "dark": rules[":root"] | system}

@@ -42,7 +42,10 @@ def small_changes(report: Report, **changes: Any) -> Report:
 def two_losses(report: Report) -> Report:
     """The sample with what it must not depend on fixed: w4a16 undecided, nvfp4a16 failed, on Chinese code lookup."""
     statuses = {"w4a16": "UNDERPOWERED", "nvfp4a16": "FAIL", "bf16": "PASS"}
-    said = {"w4a16": "loses 10.0 points on it; 10 allowed; 9 gates passed, 1 underpowered.", "nvfp4a16": "loses 25.0 points; 9 gates passed, 1 failed."}
+    said = {
+        "w4a16": "loses 10.0 points on it; 10 allowed; 9 gates passed, 1 underpowered.",
+        "nvfp4a16": "loses 25.0 points; 9 gates passed, 1 failed.",
+    }
     rows = [
         row.model_copy(update={"status": statuses[row.label], "sentence": said.get(row.label, row.sentence)})
         if row.label in statuses else row
@@ -107,7 +110,12 @@ def test_no_task_lost_is_not_said_of_what_was_not_measured(sample: Report) -> No
 def test_tables_of_the_first_level_are_narrow_and_statistics_are_on_demand(sample: Report) -> None:
     page = Page(render_html(sample))
     first = [table for table in page.tables if table.details == 0]
-    assert {table.label for table in first} >= {"Scores by task", "Divergence from the reference", "Verification", "Served checkpoints"}
+    assert {table.label for table in first} >= {
+        "Scores by task",
+        "Divergence from the reference",
+        "Verification",
+        "Served checkpoints",
+    }
     assert {table.label: table.columns for table in first if table.columns > TABLES} == {}
     assert any(table.columns > TABLES for table in page.tables if table.details)
     assert len(page.ids) == len(set(page.ids)), "an id stands once"
@@ -118,7 +126,7 @@ def test_every_word_that_is_explained_has_its_definition(sample: Report) -> None
     named = set(re.findall(r'href="#(word-[\w-]+)"', text))
     assert named and named == set(re.findall(r'<dd id="(word-[\w-]+)">', text))
     assert set(re.findall(r'aria-describedby="([\w-]+)"', text)) == named
-    assert {target for target in re.findall(r'href="#([\w-]+)"', text)} <= set(Page(text).ids)
+    assert set(re.findall(r'href="#([\w-]+)"', text)) <= set(Page(text).ids)
 
 
 def test_the_page_is_small_and_lets_nothing_else_in(sample: Report) -> None:
@@ -175,15 +183,27 @@ def test_speed_has_a_picture_for_each_set_of_rows_that_are_alike(tmp_path: Path)
 def test_a_choice_is_the_answer_and_fields_may_come_later(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     told = {
-        "sentence": "w4a16 with MTP up to about 20 streams, then fp8",
-        "picks": [{"concurrency": 8, "sentence": "w4a16, 1.9 s to the first token"}, "fp8 at 32"],
-        "missing": ["energy: the GPU does not tell"], "a_field_of_tomorrow": {"x": 1},
+        "recommendation": "w4a16 with MTP up to about 20 streams, then fp8", "origin": "imported", "quality_assumed": False,
+        "picks": [
+            {"concurrency": 8, "setup": "w4a16 with MTP", "chance_best": 0.93},
+            {"concurrency": 64, "why_none": "all miss ttft<2s"},
+        ],
+        "flips": [{"before": "w4a16 with MTP", "after": "fp8", "at": 20.4, "between": [8, 32], "low": 15.1, "high": 27.0}],
+        "cells": [
+            {"setup": "nvfp4", "concurrency": 8, "state": "missing", "why": "emulated here"},
+            {"setup": "nvfp4", "concurrency": 32, "state": "missing", "why": "emulated here"},
+        ],
+        "quality": [{"checkpoint": "nvfp4", "to_run": ["GSM8K: 1,819 items"]}], "a_field_of_tomorrow": {"x": 1},
     }  # fmt: skip
     (run_dir / "choice.json").write_text(json.dumps(told))
     page = write_report(run_dir).read_text(encoding="utf-8")
-    assert (1, told["sentence"]) in Page(page).headings
-    for line in ("8: w4a16, 1.9 s to the first token", "fp8 at 32", "energy: the GPU does not tell"):
-        assert f"<li>{line}</li>" in page
+    assert (1, told["recommendation"]) in Page(page).headings
+    for line in (
+        "At 8 streams: w4a16 with MTP (stays the choice in 93 % of draws)", "At 64 streams: none, all miss ttft&lt;2s",
+        "w4a16 with MTP up to about 20 streams, then fp8 (95 %: 15 to 27)", "The speeds are imported, not measured here",
+        "Speed of nvfp4 at 8, 32: emulated here", "To decide whether nvfp4 may be chosen, run GSM8K: 1,819 items",
+    ):  # fmt: skip
+        assert f"<li>{line}</li>" in page, line
     assert choice_of({"rows": []}) is None and read_choice(tmp_path / "none.json") is None
     (run_dir / "choice.json").write_text("[1]")
     with pytest.raises(AssayError, match="holds no JSON object; `assay choose` writes it again"):

@@ -38,7 +38,8 @@ def compare(
         str | None, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The run that it is compared with.")
     ] = None,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN...", autocompletion=complete_run, help="More runs, for the first as well.")
+        list[str] | None,
+        typer.Argument(metavar="RUN...", autocompletion=complete_run, help="More runs, for the first as well."),
     ] = None,
     runs: RunsOption = Path("runs"),
     out: Annotated[
@@ -62,7 +63,9 @@ def compare(
     for number, folder in enumerate(folders):
         same = next((earlier for earlier in folders[:number] if earlier.resolve() == folder.resolve()), None)
         if same is not None:
-            raise AssayError(f"{(first, *others)[folders.index(same)]} and {others[number - 1]} are the same run, {same}; name two")
+            raise AssayError(
+                f"{(first, *others)[folders.index(same)]} and {others[number - 1]} are the same run, {same}; name two"
+            )
     measured = [_measured(folder) for folder in folders]
     compared = [compare_runs(measured[0], one) for one in measured[1:]]
     if out is not None:
