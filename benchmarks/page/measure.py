@@ -77,8 +77,8 @@ def main() -> int:
         "# The page with 20,000 items", "",
         f"{number:,} rows, page of {whole / 1e6:.1f} MB, {without / 1e6:.2f} MB without items (target: {MOST_BYTES / 1e6} MB).",
         f"{version}, headless, on {len(os.sched_getaffinity(0))} core, {REPEATS} times; load {load:.1f} (above 1",
-        "per core the clock counts others' work as well). Processor: time of the page's main thread, at first until",
-        "everything in the file has been read.",
+        "per core the clock counts others' work as well). Processor: all processes of the browser, which is what the clock",
+        "would show on an idle machine with one core; of the first screen until everything in the file has been read.",
         "Written by `python benchmarks/page/measure.py`.", "",
         "| | clock: least | median | worst | processor: median | target, clock |", "|---|---:|---:|---:|---:|---:|",
         *(
@@ -105,7 +105,6 @@ def measure(page: Path) -> tuple[Times, Times, dict[str, Times], int, str]:
     number = 0
     with Browser() as browser:
         version = str(browser.call("Browser.getVersion")["product"])
-        browser.count_cpu()
         for _ in range(REPEATS):
             browser.open(page.with_name("report.json"))
             before = browser.cpu_s()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from assay.quantities import percent_short, size
+from assay.quantities import capital, percent_short, size
 from assay.records.verdict import Verdict
 from assay_reports.page.findings import and_, candidates, name_of, unmeasured_tasks
 from assay_reports.schema import Report, Row
@@ -13,6 +13,8 @@ from assay_reports.schema import Report, Row
 COUNTS = re.compile(r"; \d+ gates? (passed|failed|underpowered|not measured).*$")
 """How many gates passed stands at the end of a reason; the first screen leaves it to the table of gates."""
 
+NO_REASON = "has no score for"
+"""Begins a sentence whose reason comes later, and at length."""
 LONGEST_REASON = 110
 """Characters of a clause on the first screen; a longer one stands with the gates."""
 
@@ -100,7 +102,7 @@ def unknown(report: Report) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name in unmeasured_tasks(report):
         by_reason.setdefault(_why_none(report, name), []).append(name)
-    found += [f"{and_(names)}: no result, {why}" if why else f"{and_(names)}: no result" for why, names in by_reason.items()]
+    found += [capital(f"{and_(names)}: no result{f', {why}' if why else ''}") for why, names in by_reason.items()]
     if report.speed is None or not any(row.is_comparable for row in report.speed.rows):
         found.append("Speed: not measured, so nothing here says which is faster or cheaper")
     if emulated := [row.label for row in candidates(report) if row.emulated]:
@@ -139,7 +141,7 @@ def _why_none(report: Report, name: str) -> str:
             if name_of(task) == name:
                 verdict = next((v for v in report.verdicts if (v.candidate, v.gate) == (row.label, f"score {task.task}")), None)
                 said = re.split(r"; |\. |: | \(", verdict.detail if verdict else task.note or "")[0].rstrip(".")
-                return said[:1].lower() + said[1:] if 0 < len(said) <= LONGEST_REASON else ""
+                return said[:1].lower() + said[1:] if 0 < len(said) <= LONGEST_REASON and NO_REASON not in said else ""
     return ""
 
 

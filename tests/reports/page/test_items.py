@@ -121,8 +121,8 @@ def test_a_reply_that_was_counted_wins_over_one_of_another_way_of_serving(tmp_pa
     with sqlite3.connect(path) as db:
         db.execute(
             "INSERT INTO requests SELECT 'x' || key, suite, task, item, sample, checkpoint_sha256, 'another', path,"
-            " body, status, num_attempts, asked_at + 1, http_status, latency_s, finish_reason, prompt_tokens, output_tokens + 1000,"
-            " error, replace(reply, '####', 'LATER'), logprobs, reply_sha256 FROM requests"
+            " body, status, num_attempts, asked_at + 1, http_status, latency_s, finish_reason, prompt_tokens,"
+            " output_tokens + 1000, error, replace(reply, '####', 'LATER'), logprobs, reply_sha256 FROM requests"
         )
     found = made(folder)
     assert "LATER" not in "\n".join(str(unpacked(chunk)) for chunk in found.chunks)
