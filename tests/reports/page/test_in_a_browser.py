@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +141,18 @@ def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> N
     opened.look(width=width, height=800)
     load_items(opened)
     assert opened.run("document.documentElement.scrollWidth") <= width
+
+
+HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
+
+
+def test_markup_in_a_reply_is_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    with sqlite3.connect(write_journal(run_dir)) as db:
+        db.execute("UPDATE requests SET reply = json_object('text', ?), body = json_object('prompt', ?)", (HOSTILE, HOSTILE))
+    browser.look(width=1280, height=800)
+    browser.open(write_report(run_dir))
+    load_items(browser)
+    browser.wait_for("document.getElementById('item-prompt').textContent !== ''")
+    assert text(browser, "item-prompt") == text(browser, "item-reply") == HOSTILE
+    assert browser.run("document.title") == "assay: tiny-glm" and browser.run("document.querySelectorAll('img').length") == 0
