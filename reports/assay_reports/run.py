@@ -19,7 +19,7 @@ from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
-from assay_reports.page.choice import CHOICE_RECORD, Choice, read_choice
+from assay_reports.choice import CHOICE_RECORD, Choice, read_choice
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""

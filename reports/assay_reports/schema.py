@@ -14,8 +14,8 @@ from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
 from assay.records.verdict import Chosen, PublishedComparison, Status, Verdict
 from assay.records.verification import Damage
+from assay_reports.choice import Choice
 from assay_reports.drift import TaskFlips, TimesFloor
-from assay_reports.page.choice import Choice
 
 
 class Limit(Part):

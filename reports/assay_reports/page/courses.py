@@ -77,7 +77,7 @@ def courses(divergence: Divergence | None) -> list[tuple[str, list[Course]]]:
     """By kind of text; of records from before drift was, by position in the reply."""
     if divergence is None:
         return []
-    found = []
+    found: list[tuple[str, list[Course]]] = []
     for one in divergence.drift:
         if one.texts not in ("all", "held_out"):
             continue

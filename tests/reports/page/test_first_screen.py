@@ -16,8 +16,8 @@ from synthetic_run import make_run
 
 from assay.errors import AssayError
 from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
+from assay_reports.choice import choice_of, read_choice
 from assay_reports.json_schema import report_schema
-from assay_reports.page.choice import choice_of, read_choice
 from assay_reports.page.first import first_screen
 from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
 from assay_reports.schema import Report
