@@ -5,6 +5,7 @@ holds_secret(value)       text that looks like one: hf_..., a URL with a passwor
 without_secrets(names)    an environment for a child process that needs none
 secrets_in(value, where)  where in a recipe's value they stand
 hide_password(text)       the same text without the user and password of its URLs
+hide_secrets(text)        the same text with all of these taken out, for what others will read
 
 It is a guess by names and shapes that are in use: a password that looks like a word, under a name that says nothing, passes.
 """
@@ -51,6 +52,11 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def hide_password(text: str) -> str:
     """`text` without the user and password of URLs in it."""
     return _PASSWORD_IN_URL.sub("", text)
+
+
+def hide_secrets(text: str) -> str:
+    """`text` without passwords of URLs, and with `[secret]` for every known kind of token in it."""
+    return _VALUE.sub("[secret]", hide_password(text))
 
 
 def secrets_in(told: Any, where: str) -> Iterator[str]:

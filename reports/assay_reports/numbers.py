@@ -55,6 +55,8 @@ def build_report(run: Run) -> Report:
         deployments=run.deployments,
         long_context=run.gates.long_context if run.gates else (),
         effective_lengths=run.gates.effective_lengths if run.gates else (),
+        speed=run.speed,
+        choice=run.choice,
     )
 
 

@@ -19,6 +19,7 @@ from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
+from assay_reports.choice import CHOICE_RECORD, Choice, read_choice
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""
@@ -53,6 +54,8 @@ class Run:
     """About earlier ones."""
     speed: SpeedRecord | None = None
     """Of `assay speed`; also what was imported or predicted for the run."""
+    choice: Choice | None = None
+    """Of `assay choose`."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -98,7 +101,10 @@ def load_run(run_dir: Path) -> Run:
     deployments, old = load_deployments(run_dir, run.measurements, run.gates)
     choices = about.choices if about is not None else ()
     speed = SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
-    return replace(run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed)
+    return replace(
+        run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed,
+        choice=read_choice(run_dir / CHOICE_RECORD),
+    )  # fmt: skip
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

@@ -10,9 +10,11 @@ from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
 from assay.records.serving import Fingerprint
+from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
 from assay.records.verdict import Chosen, PublishedComparison, Status, Verdict
 from assay.records.verification import Damage
+from assay_reports.choice import Choice
 from assay_reports.drift import TaskFlips, TimesFloor
 
 
@@ -179,3 +181,7 @@ class Report(Record):
     """Candidates on other hardware than they were judged on."""
     long_context: tuple[LongContext, ...] = ()
     effective_lengths: tuple[EffectiveLength, ...] = ()
+    speed: SpeedRecord | None = None
+    """`speed.json`. None: `assay speed` has not run."""
+    choice: Choice | None = None
+    """Of `choice.json`. None: `assay choose` has not run."""

@@ -116,7 +116,7 @@ def test_the_precision_is_called_by_its_name_everywhere(folder: Path, printed: s
     task = report.rows[0].tasks[0]
     assert task.task == "my-stories" and task.accuracy is not None and task.accuracy.value > 0.3
     text = (run_dir / "report/report.md").read_text()
-    assert "\n## Divergence from the reference\n\nNot part of suite own.\n" in text
+    assert "\n## Divergence was not measured\n\nNot part of suite own.\n" in text
     card = (run_dir / "attention-kept/checkpoint/README.md").read_text()
     assert "Measured with suite own, begun " in card and "| score my-stories |" in card
 

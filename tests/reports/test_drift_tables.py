@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pages import Page
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 from synthetic_run import make_drift, make_run, task_of
@@ -17,7 +18,7 @@ from assay_reports.drift import flips
 from assay_reports.report import write_report
 
 
-def markdown(folder: Path, change_of_probability: Estimate | None) -> list[str]:
+def page(folder: Path, change_of_probability: Estimate | None) -> str:
     def change(measurement: Measurement) -> Measurement:
         if measurement.divergence is None:
             return measurement
@@ -28,25 +29,28 @@ def markdown(folder: Path, change_of_probability: Estimate | None) -> list[str]:
 
     run_dir = make_run(folder, change=change)
     write_report(run_dir)
-    return (run_dir / "report" / "report.md").read_text(encoding="utf-8").splitlines()
+    return (run_dir / "report" / "index.html").read_text(encoding="utf-8")
 
 
 def test_a_change_of_probability_has_its_own_sign(tmp_path: Path) -> None:
     """Candidate minus reference already: 2.0 points less. With few texts it has no interval."""
-    row = next(line for line in markdown(tmp_path, None) if line.startswith("| w4a16 | sampled texts |"))
-    assert "| -2.0 [-2.6, -1.4] |" in row
-    row = next(line for line in markdown(tmp_path, Estimate(value=-0.02, n=12)) if line.startswith("| w4a16 | sampled texts |"))
-    assert "| -2.0 (12 texts) |" in row
+    columns = Page(page(tmp_path, None)).table("Drift, table 1 of tiny-glm")
+    assert columns.rows[0][13] == "change, points"
+    assert columns.row("w4a16", "sampled texts")[13] == "-2.0 [-2.6, -1.4]"
+    few = Page(page(tmp_path, Estimate(value=-0.02, n=12))).table("Drift, table 1 of tiny-glm")
+    assert few.row("w4a16", "sampled texts")[13] == "-2.0 (12 texts)"
 
 
 def test_structural_tokens_have_a_table_and_a_sentence(tmp_path: Path) -> None:
-    lines = markdown(tmp_path, None)
-    at = lines.index("### Structural tokens")
-    table = [line for line in lines[at:] if line.startswith("| w4a16 |")][:3]
-    assert [line.split(" | ")[1] for line in table] == ["all", "end", "thinking"]
-    sentence = next(line for line in lines[at:] if line.startswith("- w4a16: "))
+    text = page(tmp_path, None)
+    assert (3, "Structural tokens") in Page(text).headings
+    table = Page(text).table("Drift, table 3 of tiny-glm")
+    assert [row[:2] for row in table.rows if row[0] == "w4a16"] == [["w4a16", name] for name in ("all", "end", "thinking")]
+    markdown = (tmp_path / "tiny-glm" / "report" / "report.md").read_text(encoding="utf-8").splitlines()
+    sentence = next(line for line in markdown if line.startswith("- w4a16: stops"))
     assert sentence.startswith("- w4a16: stops less often than the reference where that stopped: ")
     assert sentence.endswith(" points); elsewhere the chance is 0.00065 against 0.00065 a token.")
+    assert f"<li>{sentence.removeprefix('- ')}</li>" in text
 
 
 # ------------------------------------------------------------------------------------------------ flips

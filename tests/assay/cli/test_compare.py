@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_errors import one_error
 from command_line import Run
+from pages import Page
 from synthetic_run import make_run, make_task
 
 from assay.records.measurement import AskedWith, Measurement
@@ -145,3 +146,36 @@ def test_what_cannot_be_compared(run: Run, runs: tuple[Path, Path]) -> None:
         "compare before/tiny-glm: only one run is named; name the run that it is compared with as well"
     )
     assert one_error(run("compare", runs[0], "none")).startswith("none: no run of that name")
+
+
+# ------------------------------------------------------------------------------------------------ as a page
+def test_three_runs_stand_on_one_page(run: Run, runs: tuple[Path, Path]) -> None:
+    third = make_run(Path("third"))
+    worse = make_task("needle", "needle", "w4a16", num_items=40, base_accuracy=0.4, max_tokens=256, seed=1)
+    path = third / "measurements" / "w4a16.json"
+    lost = Measurement.load(path)
+    lost.model_copy(update={"tasks": (lost.tasks[0], worse)}).save(path)
+    code, out, err = run("compare", *runs, third, "--out", "page.html")
+    assert (code, err.splitlines()) == (0, ["page: page.html"])
+    assert out.count("same model, reference, suite and limits") == 2, "each of the others beside the first"
+    page = Page(Path("page.html").read_text(encoding="utf-8"))
+    heads = [text for _, text in page.headings]
+    drop = pair_items(Measurement.load(runs[0] / "measurements" / "w4a16.json").tasks[1], worse).drop(0.95)
+    assert heads[0] == "3 runs of tiny-glm" and "after/tiny-glm: no paired task shows a difference from the first run" in heads
+    assert f"third/tiny-glm against the first run: needle of w4a16 loses {100 * drop.value:.1f} points" in heads
+    table = page.table("Checkpoints of all runs")
+    assert [row[:2] for row in table.rows[1:]] == [
+        [f"{name}/tiny-glm", label] for name in ("before", "after", "third") for label in ("bf16", "nvfp4a16", "w4a16")
+    ]
+    assert max(table.columns for table in page.tables) == 8
+    [picture] = page.pictures
+    assert picture.count("before/tiny-glm: w4a16, 6.3 MB: ") == 1 and picture.count(": fp8, 9.1 MB: ") == 3
+
+
+def test_pages_that_cannot_be_written(run: Run, runs: tuple[Path, Path]) -> None:
+    said = one_error(run("compare", *runs, "--out", "nowhere/page.html"))
+    assert said == "nowhere/page.html: its folder does not exist; make it, or name another place with --out"
+    said = one_error(run("compare", *runs, make_run(Path("third")), "--json"))
+    assert said == "compare: --json compares two runs, and 3 are named; compare them two at a time"
+    said = one_error(run("compare", *runs, runs[1]))
+    assert said.endswith("are the same run, after/tiny-glm; name two")

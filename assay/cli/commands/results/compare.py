@@ -12,7 +12,7 @@ from assay import quantities
 from assay.cli.options import JsonOption, RunsOption, complete_run
 from assay.cli.run_folders import find_run, refuse_runs
 from assay.cli.summary import COLOURS
-from assay.cli.terminal import emit, escape, print_rows, results
+from assay.cli.terminal import emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import shown
 from assay.records.base import Interval
@@ -37,26 +37,57 @@ def compare(
     second: Annotated[
         str | None, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The run that it is compared with.")
     ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN...", autocompletion=complete_run, help="More runs, for the first as well."),
+    ] = None,
     runs: RunsOption = Path("runs"),
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PAGE.html", help="Write all of them onto one page as well: one file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show two runs side by side: both scores, and what was lost from the first to the second on the same questions.
+    """Show runs side by side: their scores, and what was lost from the first to each other on the same questions.
 
-    Says what differs in models, questions and serving. Gives no verdict; exits 0.
+    Says what differs in models, questions and serving. Gives no verdict; exits 0. --json is of two runs.
     """
     from assay_evaluate.verdicts.run_comparison import compare_runs
 
     if second is None:
         raise AssayError(f"compare {shown(first)}: only one run is named; name the run that it is compared with as well")
-    refuse_runs(ctx, first, second)
-    folders = find_run(first, runs), find_run(second, runs)
-    if folders[0].resolve() == folders[1].resolve():
-        raise AssayError(f"{first} and {second} are the same run, {folders[0]}; name two")
-    found = compare_runs(_measured(folders[0]), _measured(folders[1]))
+    others = [second, *(more or ())]
+    if as_json and len(others) > 1:
+        raise AssayError(f"compare: --json compares two runs, and {len(others) + 1} are named; compare them two at a time")
+    refuse_runs(ctx, first, *others)
+    folders = [find_run(name, runs) for name in (first, *others)]
+    for number, folder in enumerate(folders):
+        same = next((earlier for earlier in folders[:number] if earlier.resolve() == folder.resolve()), None)
+        if same is not None:
+            raise AssayError(
+                f"{(first, *others)[folders.index(same)]} and {others[number - 1]} are the same run, {same}; name two"
+            )
+    measured = [_measured(folder) for folder in folders]
+    compared = [compare_runs(measured[0], one) for one in measured[1:]]
+    if out is not None:
+        _write_page(out, folders, compared)
     if as_json:
-        emit(found)
-    else:
+        emit(compared[0])
+        return
+    for found in compared:
         show(found, results())
+    if out is not None:
+        say(f"page: {out}")
+
+
+def _write_page(out: Path, folders: list[Path], compared: list[RunComparison]) -> None:
+    from assay_reports.compare import beside, reports_of, write_comparison
+
+    reports = reports_of(folders)
+    sides = [
+        beside(name, found.model_dump(mode="json"), [*_what_differs(found.first, found.second), *_how(found)])
+        for (name, _), found in zip(reports[1:], compared, strict=True)
+    ]
+    write_comparison(out, reports, sides)
 
 
 def _measured(run_dir: Path) -> MeasuredRun:

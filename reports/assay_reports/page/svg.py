@@ -1,0 +1,144 @@
+"""SVG by hand: scales, axes and marks as strings. Colours are classes of the style sheet, so both themes and print have theirs.
+
+Lengths are in the units of the view box, which are CSS pixels where a picture is as wide as it was drawn. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+SERIES = 6
+"""Colours of checkpoints; a seventh takes the first again, and has its name beside it."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values to places, linear or logarithmic. `begin`, `end`: places of `low` and `high`."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.is_log:
+            value, low, high = math.log(max(value, self.low)), math.log(low), math.log(high)
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.begin + share * (self.end - self.begin), 1)
+
+
+@dataclass
+class Picture:
+    """Marks in the order in which they are drawn."""
+
+    width: int
+    height: int
+    title: str
+    """What a screen reader says instead of the picture: what it shows, in a sentence."""
+    marks: list[Markup] = field(default_factory=list)
+
+    def add(self, mark: str, **values: object) -> None:
+        """A mark; what stands in braces is escaped."""
+        self.marks.append(Markup(mark).format(**values))
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
+        self.add('<line x1="{a}" y1="{b}" x2="{c}" y2="{d}" class="{css}"/>', a=x1, b=y1, c=x2, d=y2, css=css)
+
+    def text(self, x: float, y: float, said: object, css: str = "", anchor: str = "start") -> None:
+        mark = '<text x="{x}" y="{y}" class="{css}" text-anchor="{anchor}">{said}</text>'
+        self.add(mark, x=round(x, 1), y=round(y, 1), css=css, anchor=anchor, said=said)
+
+    def mark(self, x: float, y: float, css: str, shape: int, hint: str, size: float = 5) -> None:
+        """Shapes differ as well as colours: circle, square, triangle, diamond."""
+        a, b, s = round(x, 1), round(y, 1), size
+        shapes = (
+            f'<circle cx="{a}" cy="{b}" r="{s}"',
+            f'<rect x="{a - s:.1f}" y="{b - s:.1f}" width="{2 * s}" height="{2 * s}"',
+            f'<path d="M{a} {b - s - 1:.1f}L{a + s + 1:.1f} {b + s:.1f}L{a - s - 1:.1f} {b + s:.1f}Z"',
+            f'<path d="M{a} {b - s - 2:.1f}L{a + s + 2:.1f} {b}L{a} {b + s + 2:.1f}L{a - s - 2:.1f} {b}Z"',
+        )
+        self.add(
+            shapes[shape % len(shapes)] + ' class="{css}"><title>{hint}</title>' + _END[shape % len(shapes)], css=css, hint=hint
+        )
+
+    def path(self, points: Sequence[tuple[float, float]], css: str) -> None:
+        self.add('<polyline points="{points}" class="{css}"/>', points=" ".join(f"{x},{y}" for x, y in points), css=css)
+
+    def drawn(self) -> Markup:
+        """The element, with its title as its name."""
+        head = Markup('<svg viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" aria-label="{title}">').format(
+            w=self.width, h=self.height, title=self.title
+        )
+        return head + Markup("").join(self.marks) + Markup("</svg>")
+
+
+_END = ("</circle>", "</rect>", "</path>", "</path>")
+
+
+# ------------------------------------------------------------------------------------------------ axes
+def axis_below(
+    to: Picture, scale: Scale, y: float, ticks: Iterable[float], name: Callable[[float], str], title: str, top: float
+) -> None:
+    """Ticks with grid lines up to `top`, and a title."""
+    for tick in ticks:
+        to.line(scale(tick), top, scale(tick), y, "grid")
+        to.text(scale(tick), y + 16, name(tick), "tick", "middle")
+    to.text((scale.begin + scale.end) / 2, y + 36, title, "axis", "middle")
+
+
+def axis_left(
+    to: Picture, scale: Scale, x: float, ticks: Iterable[float], name: Callable[[float], str], title: str, right: float
+) -> None:
+    """Ticks with grid lines to `right`; the title stands above the axis, where it need not be turned."""
+    for tick in ticks:
+        to.line(x, scale(tick), right, scale(tick), "grid")
+        to.text(x - 6, scale(tick) + 4, name(tick), "tick", "end")
+    to.text(0, min(scale.begin, scale.end) - 12, title, "axis")
+
+
+def steps(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from low to high, at most `most`."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(k * step, 10) + 0.0 for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float, base: int = 10) -> list[float]:
+    """Powers of `base` from low to high; both ends are positive."""
+    first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
+    return [float(base) ** power for power in range(first, last + 1)]
+
+
+# ------------------------------------------------------------------------------------------------ legends
+def legend(names: Sequence[tuple[str, str, int]]) -> Markup:
+    """A list of (name, class, shape): what colours and shapes mean."""
+    entries = []
+    for name, css, shape in names:
+        sample = Picture(16, 14, "")
+        sample.mark(8, 7, css, shape, "", 4.5)
+        drawn = Markup("").join(sample.marks)
+        entries.append(
+            Markup('<li><svg viewBox="0 0 16 14" width="16" height="14" aria-hidden="true">{}</svg> {}</li>').format(
+                drawn, name
+            )
+        )
+    return Markup('<ul class="legend">') + Markup("").join(entries) + Markup("</ul>")
+
+
+def shape_of(css: str) -> int:
+    """The shape that goes with a colour."""
+    return 3 if css == "sref" else int(css[1:]) % 3
+
+
+def escaped(text: object) -> Markup:
+    return escape(text)

@@ -1,0 +1,231 @@
+"""What the page says, as whole values on the sample run of this repository and on synthetic ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pages import Page
+from synthetic_run import make_run
+
+from assay.errors import AssayError
+from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
+from assay_reports.choice import choice_of, read_choice
+from assay_reports.json_schema import report_schema
+from assay_reports.page.first import first_screen
+from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
+from assay_reports.schema import Report
+
+REPOSITORY = Path(__file__).parents[3]
+SAMPLE = REPOSITORY / "reports" / "samples" / "tiny-glm"
+TABLES = 8
+"""Columns that a table of the first level may have."""
+
+
+@pytest.fixture(scope="module")
+def sample() -> Report:
+    """Rows, verdicts and limits were measured; the file is from before speed and choice were."""
+    return Report.load(SAMPLE / "report.json")
+
+
+def small_changes(report: Report, **changes: Any) -> Report:
+    return report.model_copy(update=changes)
+
+
+# ------------------------------------------------------------------------------------------------ first screen
+def two_losses(report: Report) -> Report:
+    """The sample with what it must not depend on fixed: w4a16 undecided, nvfp4a16 failed, on Chinese code lookup."""
+    statuses = {"w4a16": "UNDERPOWERED", "nvfp4a16": "FAIL", "bf16": "PASS"}
+    said = {
+        "w4a16": "loses 10.0 points on it; 10 allowed; 9 gates passed, 1 underpowered.",
+        "nvfp4a16": "loses 25.0 points; 9 gates passed, 1 failed.",
+    }
+    rows = [
+        row.model_copy(update={"status": statuses[row.label], "sentence": said.get(row.label, row.sentence)})
+        if row.label in statuses else row
+        for row in report.rows
+    ]  # fmt: skip
+    return small_changes(report, rows=tuple(rows))
+
+
+def test_it_answers_which_why_and_what_next(sample: Report) -> None:
+    first = first_screen(two_losses(sample))
+    assert first.answer == "Keep fp8: no smaller checkpoint passes (nvfp4a16 fails, w4a16 is undecided)"
+    assert [(row.label, row.status, clause) for row, clause in first.why][:2] == [
+        ("w4a16", "UNDERPOWERED", "loses 10.0 points on it; 10 allowed."), ("nvfp4a16", "FAIL", "loses 25.0 points."),
+    ]  # fmt: skip
+    assert [(step.sentence, step.command) for step in first.steps][-3:] == [
+        ("Find what in nvfp4a16 costs that", "assay locate fp8 nvfp4a16"),
+        ("Measure speed where it will be served", "assay speed tiny-glm"),
+        ("Weigh quality against speed and price", "assay choose tiny-glm"),
+    ]
+    assert "Speed: not measured, so nothing here says which is faster or cheaper" in first.unknown
+    assert "Kernels: nvfp4a16 and w4a16 ran emulated; these are scores of the format" in first.unknown
+
+
+def test_a_smaller_checkpoint_that_passes_is_the_answer(sample: Report) -> None:
+    rows = [row.model_copy(update={"status": "PASS"}) if row.kind == "candidate" else row for row in sample.rows]
+    said = first_screen(small_changes(sample, rows=tuple(rows))).answer
+    assert said == "Use w4a16: it passes, with 6.31 MB, 77.4 % of fp8; the smallest of 2 that pass"
+
+
+def test_headings_say_what_was_found(sample: Report) -> None:
+    """The largest loss is named first; what has no verdict is named too."""
+    page = Page(render_html(sample))
+    assert [level for level, _ in page.headings].count(1) == 1
+    steps = [b - a for (a, _), (b, _) in zip(page.headings, page.headings[1:], strict=False)]
+    assert max(steps) == 1, "no level is skipped"
+    found = context(sample)["findings"]
+    losses = {
+        (row.label, task.title): task.drop.value
+        for row in sample.rows if row.kind == "candidate" for task in row.tasks
+        if task.drop is not None and task.drop.low > 0
+    }  # fmt: skip
+    assert set(losses) == {("nvfp4a16", "Chinese code lookup"), ("w4a16", "Chinese code lookup")}
+    assert found["tasks"] == (
+        "Chinese code lookup lost 25 points (nvfp4a16) and 10 (w4a16); nothing else did; "
+        "not measured: RULER, needle retrieval by depth and tool calls"
+    )
+    assert found["verification"].startswith("fp8, nvfp4a16 and w4a16: ") and found["verification"].endswith("none damaged")
+    assert found["speed"] == "Speed was not measured" and found["fidelity"] == "Serving was not probed for faults under load"
+    heads = [text for _, text in page.headings]
+    for name in ("tasks", "long_context", "drift", "fidelity", "speed", "tensors", "verification", "serving", "limits"):
+        assert any(text.endswith(found[name]) for text in heads), name
+
+
+def test_no_task_lost_is_not_said_of_what_was_not_measured(sample: Report) -> None:
+    rows = [row.model_copy(update={"tasks": ()}) if row.kind == "candidate" else row for row in sample.rows]
+    bare = small_changes(sample, rows=tuple(rows), long_context=())
+    found = context(bare)["findings"]
+    assert (found["tasks"], found["long_context"]) == ("No task was scored on a candidate", "Long context was not measured")
+
+
+# ------------------------------------------------------------------------------------------------ structure
+def test_tables_of_the_first_level_are_narrow_and_statistics_are_on_demand(sample: Report) -> None:
+    page = Page(render_html(sample))
+    first = [table for table in page.tables if table.details == 0]
+    assert {table.label for table in first} >= {
+        "Scores by task",
+        "Divergence from the reference",
+        "Verification",
+        "Served checkpoints",
+    }
+    assert {table.label: table.columns for table in first if table.columns > TABLES} == {}
+    assert any(table.columns > TABLES for table in page.tables if table.details)
+    assert len(page.ids) == len(set(page.ids)), "an id stands once"
+
+
+def test_every_word_that_is_explained_has_its_definition(sample: Report) -> None:
+    text = render_html(sample)
+    named = set(re.findall(r'href="#(word-[\w-]+)"', text))
+    assert named and named == set(re.findall(r'<dd id="(word-[\w-]+)">', text))
+    assert set(re.findall(r'aria-describedby="([\w-]+)"', text)) == named
+    assert set(re.findall(r'href="#([\w-]+)"', text)) <= set(Page(text).ids)
+
+
+def test_the_page_is_small_and_lets_nothing_else_in(sample: Report) -> None:
+    text = render_html(sample)
+    assert len(text.encode()) < 1_500_000
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None and document_parts(environment(html=True))["policy"] == policy.group(1).replace("&#39;", "'")
+    assert "default-src 'none'" in policy.group(1).replace("&#39;", "'") and "unsafe" not in policy.group(1)
+    assert " style=" not in re.sub(r"<(script|style).*?</\1>", "", text, flags=re.S), "the policy would drop it"
+    assert "plotly" not in text
+
+
+def test_markdown_has_the_order_of_the_page(sample: Report) -> None:
+    lines = render_markdown(sample).splitlines()
+    found = context(sample)
+    assert lines[0] == f"# {found['first'].answer}"
+    heads = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    order = ("tasks", "long_context", "drift", "fidelity", "speed", "tensors", "verification", "serving", "limits")
+    gates = heads.pop(1)
+    assert gates == "Gates, written before the run" and heads == [found["findings"][name] for name in order]
+    assert max(line.count("|") for line in lines if line.startswith("|")) <= TABLES + 1
+    assert len(lines) < 250
+
+
+# ------------------------------------------------------------------------------------------------ speed and choice
+def speed_row(checkpoint: str, concurrency: int, tokens_s: float, **more: Any) -> SpeedRow:
+    given: dict[str, Any] = {
+        "checkpoint": checkpoint, "origin": "measured", "source": "vllm bench serve", "hardware": "8xH200", "num_gpus": 8,
+        "speculation": 0, "prompts": "chat", "concurrency": concurrency, "emulated": False,
+        "repeats": tuple(SpeedRepeat(output_tokens_s=tokens_s * factor) for factor in (0.9, 1.0, 1.1)),
+    }  # fmt: skip
+    return SpeedRow(**given | more)
+
+
+def test_speed_has_a_picture_for_each_set_of_rows_that_are_alike(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    rows = (
+        speed_row("fp8", 1, 60.0), speed_row("fp8", 32, 900.0), speed_row("w4a16", 1, 80.0), speed_row("w4a16", 32, 700.0),
+        speed_row("w4a16", 1, 130.0, speculation=3), speed_row("nvfp4a16", 1, 999.0, emulated=True),
+    )  # fmt: skip
+    SpeedRecord(rows=rows).save(run_dir / "speed.json")
+    page = Page(write_report(run_dir).read_text(encoding="utf-8"))
+    said = "w4a16 is fastest at 1 stream (80.0 tokens/s), fp8 at 32 (900.0); 8xH200, chat, speculation off"
+    assert (2, f"Speed {said}") in page.headings
+    drawn = [one for one in page.pictures if one.startswith("Tokens a second")]
+    assert len(drawn) == 3 and len(set(drawn)) == 2, "the first stands on the first screen as well"
+    assert "fp8, 32 in flight: 900.0 tokens/s (3 repeats)" in page.titles
+    assert not any("999" in one for one in page.titles), "an emulated format has no speed"
+    table = next(table for table in page.tables if table.label.startswith("Speed, ") and "speculation off" in table.label)
+    assert [row[:3] for row in table.rows[1:]] == [
+        ["fp8", "1", "60.0"], ["fp8", "32", "900.0"], ["w4a16", "1", "80.0"], ["w4a16", "32", "700.0"],
+    ]  # fmt: skip
+
+
+def test_a_choice_is_the_answer_and_fields_may_come_later(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    told = {
+        "recommendation": "w4a16 with MTP up to about 20 streams, then fp8", "origin": "imported", "quality_assumed": False,
+        "picks": [
+            {"concurrency": 8, "setup": "w4a16 with MTP", "chance_best": 0.93},
+            {"concurrency": 64, "why_none": "all miss ttft<2s"},
+        ],
+        "flips": [{"before": "w4a16 with MTP", "after": "fp8", "at": 20.4, "between": [8, 32], "low": 15.1, "high": 27.0}],
+        "cells": [
+            {"setup": "nvfp4", "concurrency": 8, "state": "missing", "why": "emulated here"},
+            {"setup": "nvfp4", "concurrency": 32, "state": "missing", "why": "emulated here"},
+        ],
+        "quality": [{"checkpoint": "nvfp4", "to_run": ["GSM8K: 1,819 items"]}], "a_field_of_tomorrow": {"x": 1},
+    }  # fmt: skip
+    (run_dir / "choice.json").write_text(json.dumps(told))
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    assert (1, told["recommendation"]) in Page(page).headings
+    for line in (
+        "At 8 streams: w4a16 with MTP (stays the choice in 93 % of draws)", "At 64 streams: none, all miss ttft&lt;2s",
+        "w4a16 with MTP up to about 20 streams, then fp8 (95 %: 15 to 27)", "The speeds are imported, not measured here",
+        "Speed of nvfp4 at 8, 32: emulated here", "To decide whether nvfp4 may be chosen, run GSM8K: 1,819 items",
+    ):  # fmt: skip
+        assert f"<li>{line}</li>" in page, line
+    assert choice_of({"rows": []}) is None and read_choice(tmp_path / "none.json") is None
+    (run_dir / "choice.json").write_text("[1]")
+    with pytest.raises(AssayError, match="holds no JSON object; `assay choose` writes it again"):
+        write_report(run_dir)
+
+
+# ------------------------------------------------------------------------------------------------ schema
+def test_the_published_schema_is_current_and_takes_the_sample() -> None:
+    published = REPOSITORY / "docs" / "report.schema.json"
+    assert published.read_text(encoding="utf-8") == report_schema(), (
+        "python -m assay_reports.json_schema docs/report.schema.json writes it again"
+    )
+    schema = json.loads(report_schema())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    told = json.loads((SAMPLE / "report.json").read_text(encoding="utf-8"))
+    jsonschema.validate(told, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(told | {"rows": [{"label": 3}]}, schema)
+
+
+def test_the_schema_is_written_by_its_command(tmp_path: Path) -> None:
+    place = tmp_path / "made.json"
+    subprocess.run([sys.executable, "-m", "assay_reports.json_schema", str(place)], check=True)
+    assert place.read_text(encoding="utf-8") == report_schema()

@@ -1,0 +1,158 @@
+"""The page in headless Chromium: no request, no console message, keyboard, filters, definitions, themes, a phone's width."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, find_chromium
+from journals import write_journal
+from synthetic_run import make_run
+
+from assay_reports.report import write_report
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")]
+LOADED = "items.index !== null && !document.getElementById('item-shown').hidden"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = make_run(tmp_path_factory.mktemp("page"))
+    write_journal(run_dir)
+    return write_report(run_dir)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Browser:
+    """The page anew, with nothing said yet."""
+    browser.look(width=1280, height=800)
+    browser.console.clear()
+    browser.requests.clear()
+    browser.open(page)
+    return browser
+
+
+def text(browser: Browser, name: str) -> str:
+    return str(browser.run(f"document.getElementById({json.dumps(name)}).textContent"))
+
+
+def load_items(browser: Browser) -> None:
+    browser.run("document.getElementById('items').scrollIntoView()")
+    browser.wait_for(LOADED)
+
+
+def test_nothing_is_asked_for_and_nothing_complained_of(opened: Browser, page: Path) -> None:
+    assert opened.run("items.index") is None, "items are not unpacked before they are looked at"
+    load_items(opened)
+    opened.run("document.getElementById('theme').click()")
+    assert opened.console == []
+    assert opened.requests == [page.absolute().as_uri()]
+
+
+def test_the_policy_stops_a_script_that_got_in(opened: Browser) -> None:
+    opened.run(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.got = 1'; document.body.append(s); })()"
+    )
+    assert opened.run("window.got === undefined")
+    assert any("Content Security Policy" in line for line in opened.console)
+
+
+def test_items_are_filtered_and_shown_side_by_side(opened: Browser) -> None:
+    load_items(opened)
+    assert text(opened, "item-count") == "840 of 840 answers"
+    opened.run("document.getElementById('item-outcome').value = 'lost'; filter()")
+    opened.wait_for("document.getElementById('item-reply-other').textContent.includes('says')")
+    number = opened.run("items.shown.length")
+    lost = opened.run("[...items.index.rows.flags].filter(f => (f & 15) === 11).length")
+    assert number == lost > 0 and text(opened, "item-count") == f"{number} of 840 answers"
+    assert text(opened, "item-reference") == "fp8: right" and text(opened, "item-other").endswith(": wrong")
+    ours, theirs = text(opened, "item-reply"), text(opened, "item-reply-other")
+    same = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    assert text(opened, "item-where") == f"The replies differ from character {same + 1} on (marked)."
+    marks = opened.run("[...document.querySelectorAll('pre mark')].map(one => one.textContent)")
+    assert marks == ["right", "wrong"]
+    opened.run(
+        "document.getElementById('item-task').value = '1'; document.getElementById('item-language').value = '1'; filter()"
+    )
+    shown = opened.run("[...items.shown].map(i => [items.index.rows.task[i], items.index.rows.language[i]])")
+    assert shown and all(one == [1, 1] for one in shown)
+
+
+def test_items_are_walked_with_the_keyboard(opened: Browser) -> None:
+    load_items(opened)
+    opened.run("document.getElementById('item-list').focus()")
+    opened.press("ArrowDown")
+    opened.press("ArrowDown")
+    assert opened.run("items.at") == 2
+    chosen = "document.getElementById(document.getElementById('item-list').getAttribute('aria-activedescendant'))"
+    assert opened.run(f"{chosen}.getAttribute('aria-selected')") == "true"
+    assert opened.run(f"{chosen}.getAttribute('aria-posinset')") == "3"
+    opened.press("End")
+    assert opened.run("items.at") == 839
+    assert opened.run("document.querySelectorAll('#item-window .item').length") < 40, "only what is seen is there"
+
+
+def test_tab_goes_from_the_top_to_the_words(opened: Browser) -> None:
+    """Everything that takes the focus does so in the order in which it is read."""
+    seen = []
+    for _ in range(6):
+        opened.press("Tab")
+        seen.append(opened.run("document.activeElement.textContent.trim() || document.activeElement.id"))
+    assert seen[:3] == ["Skip to the results", "Dark", "PASS"]
+    assert opened.run("[...document.querySelectorAll('[tabindex]')].every(one => one.tabIndex === 0)")
+    unnamed = (
+        "[...document.querySelectorAll('[tabindex], button, select, input')].filter(one => !(one.getAttribute('aria-label')"
+    )
+    unnamed += " || one.getAttribute('aria-labelledby') || one.textContent.trim() || one.labels?.length)).length"
+    assert opened.run(unnamed) == 0
+
+
+def test_definitions_come_with_the_focus_and_go_with_escape(opened: Browser) -> None:
+    opened.run("document.querySelector('a.term[href=\"#word-kl\"]').focus()")
+    assert opened.run("!document.getElementById('tip').hidden")
+    assert text(opened, "tip") == text(opened, "word-kl")
+    opened.press("Escape")
+    assert opened.run("document.getElementById('tip').hidden")
+
+
+def test_the_theme_is_the_systems_until_the_switch_is_used(opened: Browser) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert opened.run(paper) == "rgb(255, 255, 255)"
+    opened.look(width=1280, height=800, dark=True)
+    assert opened.run(paper) == "rgb(20, 23, 29)"
+    opened.run("document.getElementById('theme').click()")
+    assert opened.run(paper) == "rgb(255, 255, 255)" and text(opened, "theme") == "Dark"
+    opened.run("document.getElementById('theme').click()")
+    opened.look(width=1280, height=800, dark=True, is_print=True)
+    assert opened.run(paper) == "rgb(255, 255, 255)", "paper is white"
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> None:
+    opened.look(width=width, height=800)
+    load_items(opened)
+    assert opened.run("document.documentElement.scrollWidth") <= width
+
+
+HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
+
+
+def test_markup_in_a_reply_is_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    with sqlite3.connect(write_journal(run_dir)) as db:
+        db.execute("UPDATE requests SET reply = json_object('text', ?), body = json_object('prompt', ?)", (HOSTILE, HOSTILE))
+    browser.look(width=1280, height=800)
+    browser.open(write_report(run_dir))
+    load_items(browser)
+    browser.wait_for("document.getElementById('item-prompt').textContent !== ''")
+    assert text(browser, "item-prompt") == text(browser, "item-reply") == HOSTILE
+    assert browser.run("document.title") == "assay: tiny-glm" and browser.run("document.querySelectorAll('img').length") == 0
