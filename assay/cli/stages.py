@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
-    from assay_quantize.verify.finished import FinishedShards
+    from assay_quantize.verify.meanwhile.finished import FinishedShards
     from assay_reports.card import Cards
     from assay_reports.schema import Report
 
@@ -231,6 +231,7 @@ def quantize_one(
                 importance=options.importance,
                 allow_not_finite=options.allow_not_finite,
                 on_shard=None if finished is None else finished.add,
+                on_slab=None if finished is None else finished.judge,
                 on_progress=progress,
             )
         made.save(plan_path)
@@ -261,7 +262,7 @@ def _checking_meanwhile(
         yield None
         return
     from assay_quantize.kernels.devices import default_workers
-    from assay_quantize.verify.finished import FinishedShards
+    from assay_quantize.verify.meanwhile.finished import FinishedShards
 
     workers = options.workers or default_workers()
     with FinishedShards(made, folder, source, workers=workers, importance=options.importance) as finished:

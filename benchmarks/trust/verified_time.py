@@ -51,11 +51,11 @@ def one_after_the_other(source: Path, out: Path, precision: str) -> None:
 
 
 def together(source: Path, out: Path, precision: str) -> None:
-    from assay_quantize.verify.finished import FinishedShards
+    from assay_quantize.verify.meanwhile.finished import FinishedShards
 
     plan = _plan(source, precision)
     with FinishedShards(plan, out, source, workers=default_workers()) as finished:
-        quantize(plan, source, out, on_shard=finished.add)
+        quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         assert verify(out, source=source, finished=finished).passed
 
 

@@ -42,7 +42,7 @@ from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.findings import Findings
 
 if TYPE_CHECKING:
-    from assay_quantize.verify.finished import FinishedShards
+    from assay_quantize.verify.meanwhile.finished import FinishedShards
     from assay_quantize.verify.original import Original
     from assay_quantize.verify.presets import Groups
 

@@ -28,7 +28,7 @@ from assay_quantize.kernels.rows import QuantizedRows
 from assay_quantize.plan import planner
 from assay_quantize.verify import slabs as verify_slabs
 from assay_quantize.verify import verify as verify_module
-from assay_quantize.verify.finished import FinishedShards
+from assay_quantize.verify.meanwhile.finished import FinishedShards
 from assay_quantize.verify.verify import verify
 
 Patch = pytest.MonkeyPatch
@@ -180,7 +180,7 @@ def test_a_mistake_is_not_shared(
     source, out = sources[dtype], tmp_path / "made"
     plan = planner.make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
     with FinishedShards(plan, out, source, workers=2) as finished:
-        quantize(plan, source, out, device="cpu", on_shard=finished.add)
+        quantize(plan, source, out, device="cpu", on_shard=finished.add, on_slab=finished.judge)
         meanwhile = verify(out, source=source, finished=finished)
     afterwards = verify(out, source=source)
     for result in (meanwhile, afterwards):

@@ -3,7 +3,10 @@
 The processor works on them while the writer waits for the disk. Their hashes are not computed once more: every byte on the
 disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote. Neither are
 the errors of weights whose bytes are right: the engine summed them up when it made those bytes. Of a shard in which anything is
-wrong nothing is taken: `verify` looks at it again, and says how wrong it is.
+wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But for one thing: where the engine had other bytes of
+the source than lie there, that stands, for whoever reads them by the same code may have them, too.
+
+Weights that were judged as they were made (`judged.py`) are read back and not compared with the source again.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from assay_quantize.verify.contents import contents_by_shard, jobs_of_shard, jud
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.library import library_headers
+from assay_quantize.verify.meanwhile.judged import JudgedSlabs
 from assay_quantize.verify.original import open_original
 from assay_quantize.verify.presets import Groups, groups_of
 
@@ -70,6 +74,10 @@ class FinishedShards:
         original = open_original(checkpoint, headers, plan, importance)
         self._amax, self._stored = original.amax, StoredReader(folder, self._headers)
         self._opened.callback(self._stored.close)
+        self._judged = JudgedSlabs(plan, original)
+        self.judge = self._judged.judge
+        """To be called with every slab as it is made (`quantize(on_slab=...)`); weights of which one is missing are looked at as
+        if there had been none."""
         self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original, is_quick=True))
 
     def __enter__(self) -> Self:
@@ -114,7 +122,9 @@ class FinishedShards:
                 found = self._check(record)
             except (AssayError, OSError):
                 continue
-            if not self._stop.is_set() and not found.findings.damages:
+            damages = found.findings.damages
+            stands = not damages or any(damage.check == "source" for damage in damages)
+            if stands and not self._stop.is_set():
                 self._found[record.name] = found
 
     def _check(self, record: ShardRecord) -> FoundInShard:
@@ -124,7 +134,8 @@ class FinishedShards:
         tensors = contents_by_shard(self._plan, headers).get(record.name, [])
         findings = Findings()
         self._check_header(record.name, findings)
-        jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False)
+        judged = {tensor.name: slabs for tensor in tensors if (slabs := self._judged.take(tensor)) is not None}
+        jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False, judged=judged)
         jobs = takewhile(lambda _: not self._stop.is_set(), jobs)
         judge_jobs(jobs, {}, self._checks, findings, self._workers, known_errors=record.relative_error)
         self._check_global_scales(tensors, findings)
