@@ -86,8 +86,8 @@ def quantize(
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. allow_not_finite: copy
     NaN and infinity in what is not quantized; the manifest counts them. on_shard: called for every shard that is finished,
-    those of a killed run first. on_slab: handed every quantized slab while its rows of the source are in memory, by runners that
-    make shards in this process. on_progress: called with (tensor name, bytes read) for every slab, from worker threads.
+    those of a killed run first. on_slab: handed every quantized slab while its rows of the source are in memory, by runners
+    that make shards in this process. on_progress: called with (tensor name, bytes read) for every slab, from worker threads.
     A finished checkpoint of the same plan is returned at once.
     Raises QuantizeError: no room on the disk or in memory, a folder with something else in it, a resume with another recipe or
     source, a source that changed, another process at work in the same folder.

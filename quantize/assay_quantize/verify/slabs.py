@@ -2,8 +2,9 @@
 
 Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
 else (`codes/`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many bytes
-differ and sums up errors. A quick look ends after the first of the two where that finds nothing, and of slabs that were judged
-when they were made (`meanwhile/judged.py`) it asks only whether they lie on the disk. What the first do not cover is made by the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
+differ and sums up errors. A quick look ends after the first of the two where that finds nothing; of slabs that were judged as
+they were made (`meanwhile/judged.py`) it only asks whether the same bytes lie on the disk. What the first do not cover is made by
+the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
 
 A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
@@ -52,8 +53,9 @@ class SlabFindings:
     """What one slab showed.
 
     differing: output -> bytes that are not those the source gives; None: not compared. problem: why it could not be compared
-    at all. misread: how the source is not what it was made of. scales: by local name. shape: what `weight_shape` says, with the first slab. errors: without a source
-    only the number of weights that are not finite means anything.
+    at all. misread: which bytes of the source are not those that it was made of. scales: by local name. shape: what
+    `weight_shape` says, with the first slab. errors: without a source only the number of weights that are not finite means
+    anything.
     """
 
     differing: Counter[str] | None = None

@@ -3,14 +3,15 @@
 The processor works on them while the writer waits for the disk. Their hashes are not computed once more: every byte on the
 disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote. Neither are
 the errors of weights whose bytes are right: the engine summed them up when it made those bytes. Of a shard in which anything is
-wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But for one thing: where the engine had other bytes of
-the source than lie there, that stands, for whoever reads them by the same code may have them, too.
+wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But where the engine had other bytes of the source
+than lie there, that stands: whoever reads them again by the same code may get the same.
 
 Weights that were judged as they were made (`judged.py`) are read back and not compared with the source again.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
@@ -76,11 +77,12 @@ class FinishedShards:
         self._opened.callback(self._stored.close)
         self._judged = JudgedSlabs(plan, original)
         self.judge = self._judged.judge
-        """To be called with every slab as it is made (`quantize(on_slab=...)`); weights of which one is missing are looked at as
-        if there had been none."""
+        """To be called with every slab as it is made (`quantize(on_slab=...)`); a weight of which one is missing is looked at
+        as if there had been none."""
         self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original, is_quick=True))
 
     def __enter__(self) -> Self:
+        gc.freeze()  # looking through all of torch and numba for garbage takes 0.3 s, and there is none
         self._thread.start()
         return self
 
@@ -88,6 +90,7 @@ class FinishedShards:
         self._stop.set()
         self.wait()
         self._opened.close()
+        gc.unfreeze()
 
     def add(self, record: ShardRecord) -> None:
         """A shard lies in the folder under its own name."""

@@ -5,9 +5,9 @@ every part, and of three pieces of the rows. When the shard is finished, `slabs.
 offsets of the safetensors library, and the pieces from the source, and both must have these digests.
 
 So the engine's slab of the source is believed but for its pieces (and tiles, `definition.py`): a misread between them would be
-made, and judged to be right. A wrong place, a wrong tensor, a slab of another time, another order of rows or bytes changes every
-piece. The engine's rounding, packing, ordering and writing are not believed, nor is its plan: what is judged is looked up by name
-in verification's own.
+judged to be right. A wrong place, a wrong tensor, an old buffer, another order of rows or bytes show in the pieces of every
+slab. The engine's rounding, packing, ordering and writing are not believed, nor is its plan: what is judged is looked up by
+name in verification's own.
 
 Digests are XXH3 of 128 bits: against mistakes and failing hardware, not against whoever can choose the bytes.
 """
@@ -60,8 +60,8 @@ class JudgedSlab(NamedTuple):
 
 
 class JudgedSlabs:
-    """Collects what the engine's threads hand in; safe to use from all of them. Raises nothing for bytes that are wrong: whoever
-    finds a slab missing looks at the weight for himself."""
+    """Collects what the engine's threads hand in; safe to use from all of them. Raises nothing for bytes that are wrong: a weight
+    of which a slab is missing is to be compared with the source."""
 
     def __init__(self, plan: Plan, original: Original) -> None:
         self._tensors: dict[str, TensorPlan] = {}
@@ -73,7 +73,7 @@ class JudgedSlabs:
         self._lock = threading.Lock()
 
     def judge(self, name: str, begin: int, end: int, rows: Array, parts: Mapping[str, Array]) -> None:
-        """Rows [begin, end) of a weight, as they were read, and what was made of them (`QuantizedRows.parts`). Neither is kept."""
+        """Rows [begin, end) of a weight, as they were read, and what was made of them (`QuantizedRows.parts`); not kept."""
         tensor = self._tensors.get(name)
         if tensor is None or rows.shape != (end - begin, *tensor.shape[1:]):
             return
