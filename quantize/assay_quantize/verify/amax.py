@@ -103,5 +103,9 @@ def largest(rows: NDArray[Any], dtype: str) -> float:
     """Largest |w|; NaN or infinite when a weight is. BF16 rows are bit patterns, which without the sign are in order of |w|."""
     if dtype != "BF16":
         return float(np.abs(rows).max(initial=0))
-    bits = np.array([largest_bits(rows.reshape(-1))], np.uint32) << 16
-    return float(bits.view(np.float32)[0])
+    return bf16_value(largest_bits(rows.reshape(-1)))
+
+
+def bf16_value(bits: int) -> float:
+    """The number that has these BF16 bits."""
+    return float((np.array([bits], np.uint32) << 16).view(np.float32)[0])

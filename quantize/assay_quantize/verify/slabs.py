@@ -3,8 +3,8 @@
 Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
 else (`codes/`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many bytes
 differ and sums up errors. A quick look ends after the first of the two where that finds nothing; of slabs that were judged as
-they were made (`meanwhile/judged.py`) it only asks whether the same bytes lie on the disk. What the first do not cover is made by
-the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
+they were made (`meanwhile/judged.py`) it only asks whether the same bytes lie on the disk. What the first do not cover is made
+by the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
 
 A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.

@@ -27,7 +27,7 @@ from xxhash import xxh3_128_intdigest
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE
 from assay_quantize.formats.schemes import module_of
-from assay_quantize.verify.amax import largest
+from assay_quantize.verify.amax import bf16_value
 from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import has_rows, rows_of_part
 from assay_quantize.verify.original import Original
@@ -60,8 +60,8 @@ class JudgedSlab(NamedTuple):
 
 
 class JudgedSlabs:
-    """Collects what the engine's threads hand in; safe to use from all of them. Raises nothing for bytes that are wrong: a weight
-    of which a slab is missing is to be compared with the source."""
+    """Collects what the engine's threads hand in; safe to use from all of them. Raises nothing for bytes that are wrong: a
+    weight of which a slab is missing is to be compared with the source."""
 
     def __init__(self, plan: Plan, original: Original) -> None:
         self._tensors: dict[str, TensorPlan] = {}
@@ -82,7 +82,10 @@ class JudgedSlabs:
             return  # the kernels index without bounds
         stored_scale = parts.get("weight_global_scale")
         global_scale = None if stored_scale is None else float(stored_scale[0])
-        if not is_what_rounding_gives(parts, rows, tensor.dtype, tensor.scheme, global_scale=global_scale):
+        most_1 = np.zeros(1, np.uint16)
+        if not is_what_rounding_gives(
+            parts, rows, tensor.dtype, tensor.scheme, global_scale=global_scale, most_1=most_1
+        ):  # fmt: skip
             return
         per_row = tensor.num_bytes // tensor.shape[0]
         slab = JudgedSlab(
@@ -90,7 +93,7 @@ class JudgedSlabs:
             end,
             {part: digest(value) for part, value in parts.items()},
             tuple(pieces_of(name, begin * per_row, rows)),
-            None if global_scale is None else largest(rows, tensor.dtype),
+            None if global_scale is None else bf16_value(most_1[0]),
         )
         with self._lock:
             self._found[name].append(slab)
