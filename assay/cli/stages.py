@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
-    from assay_quantize.verify.meanwhile.finished import FinishedShards
+    from assay_quantize.verify.finished import FinishedShards
     from assay_reports.card import Cards
     from assay_reports.schema import Report
 
@@ -262,7 +262,7 @@ def _checking_meanwhile(
         yield None
         return
     from assay_quantize.kernels.devices import default_workers
-    from assay_quantize.verify.meanwhile.finished import FinishedShards
+    from assay_quantize.verify.finished import FinishedShards
 
     workers = options.workers or default_workers()
     with FinishedShards(made, folder, source, workers=workers, importance=options.importance) as finished:

@@ -51,7 +51,7 @@ def one_after_the_other(source: Path, out: Path, precision: str) -> None:
 
 
 def together(source: Path, out: Path, precision: str) -> None:
-    from assay_quantize.verify.meanwhile.finished import FinishedShards
+    from assay_quantize.verify.finished import FinishedShards
 
     plan = _plan(source, precision)
     with FinishedShards(plan, out, source, workers=default_workers()) as finished:

@@ -20,7 +20,7 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify import library, slabs
-from assay_quantize.verify.meanwhile.finished import FinishedShards
+from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.verify import num_bytes_of, verify
 
 SHARD = "model-00001-of-00002.safetensors"

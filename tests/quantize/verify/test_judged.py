@@ -22,8 +22,8 @@ from assay_quantize.engine.quantize import quantize
 from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify import slabs
+from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.library import library_headers
-from assay_quantize.verify.meanwhile.finished import FinishedShards
 from assay_quantize.verify.meanwhile.judged import PIECE_BYTES, JudgedSlabs, digest, pieces_of
 from assay_quantize.verify.original import Original, open_original
 from assay_quantize.verify.verify import verify

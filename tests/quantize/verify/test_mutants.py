@@ -28,8 +28,8 @@ from assay_quantize.kernels.rows import QuantizedRows
 from assay_quantize.plan import planner
 from assay_quantize.verify import slabs as verify_slabs
 from assay_quantize.verify import verify as verify_module
+from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.meanwhile import judged
-from assay_quantize.verify.meanwhile.finished import FinishedShards
 from assay_quantize.verify.verify import verify
 
 Patch = pytest.MonkeyPatch

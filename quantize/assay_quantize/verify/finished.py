@@ -6,7 +6,7 @@ the errors of weights whose bytes are right: the engine summed them up when it m
 wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But where the engine had other bytes of the source
 than lie there, that stands: whoever reads them again by the same code may get the same.
 
-Weights that were judged as they were made (`judged.py`) are read back and not compared with the source again.
+Weights that were judged as they were made (`meanwhile/judged.py`) are read back and not compared with the source again.
 """
 
 from __future__ import annotations
