@@ -231,6 +231,7 @@ def quantize_one(
                 importance=options.importance,
                 allow_not_finite=options.allow_not_finite,
                 on_shard=None if finished is None else finished.add,
+                on_slab=None if finished is None else finished.judge,
                 on_progress=progress,
             )
         made.save(plan_path)

@@ -55,7 +55,7 @@ def together(source: Path, out: Path, precision: str) -> None:
 
     plan = _plan(source, precision)
     with FinishedShards(plan, out, source, workers=default_workers()) as finished:
-        quantize(plan, source, out, on_shard=finished.add)
+        quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         assert verify(out, source=source, finished=finished).passed
 
 

@@ -33,6 +33,7 @@ from assay_quantize.engine.journal import append, locked_journal, resume, size_o
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.publish import publish
 from assay_quantize.engine.shards import ShardOptions
+from assay_quantize.engine.slab_work import OnSlab
 from assay_quantize.kernels.devices import check_device, default_workers
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.slabs import least_slab_bytes
@@ -74,6 +75,7 @@ def quantize(
     importance: Path | None = None,
     allow_not_finite: bool = False,
     on_shard: Callable[[ShardRecord], None] | None = None,
+    on_slab: OnSlab | None = None,
     on_progress: Progress | None = None,
 ) -> Manifest:
     """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
@@ -84,7 +86,8 @@ def quantize(
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. allow_not_finite: copy
     NaN and infinity in what is not quantized; the manifest counts them. on_shard: called for every shard that is finished,
-    those of a killed run first. on_progress: called with (tensor name, bytes read) for every slab, from worker threads.
+    those of a killed run first. on_slab: handed every quantized slab while its rows of the source are in memory, by runners
+    that make shards in this process. on_progress: called with (tensor name, bytes read) for every slab, from worker threads.
     A finished checkpoint of the same plan is returned at once.
     Raises QuantizeError: no room on the disk or in memory, a folder with something else in it, a resume with another recipe or
     source, a source that changed, another process at work in the same folder.
@@ -109,6 +112,7 @@ def quantize(
         importance=importance,
         source_files=stamps_of(plan, source, sorted({tensor.shard_in for tensor in plan.tensors})),
         allow_not_finite=allow_not_finite,
+        on_slab=on_slab,
     )
     check_folder(plan, out_folder, digest)
     is_new = not out_folder.exists()
@@ -166,6 +170,7 @@ def shard_options(
     importance: Path | None = None,
     source_files: Mapping[str, FileStamp] | None = None,
     allow_not_finite: bool = False,
+    on_slab: OnSlab | None = None,
 ) -> ShardOptions:
     """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory.
 
@@ -195,6 +200,7 @@ def shard_options(
         importance=importance,
         source_files=source_files,
         allow_not_finite=allow_not_finite,
+        on_slab=on_slab,
     )
 
 

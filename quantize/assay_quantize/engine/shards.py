@@ -28,7 +28,7 @@ from assay_quantize.checkpoint.stamps import FileStamp, check_stamps, stamps_of
 from assay_quantize.engine.budget import window_of
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped
-from assay_quantize.engine.slab_work import ChannelWeights, ShardWork
+from assay_quantize.engine.slab_work import ChannelWeights, OnSlab, ShardWork
 from assay_quantize.kernels.rows import Kernels
 from assay_quantize.plan.slabs import SLAB_BYTES, Slab, amax_members, observer_of, slabs_of
 from assay_quantize.storage.buffers import Pools, new_pools
@@ -43,6 +43,7 @@ class ShardOptions:
     importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
     began; a shard that differs is refused. None: only compared before and after.
     lanes: shards in flight at once in one process, each with `workers` threads. allow_not_finite: copy NaN and infinity.
+    on_slab: told of every quantized slab; only where shards are made in this process.
     """
 
     device: str = "cpu"
@@ -54,6 +55,7 @@ class ShardOptions:
     source_files: Mapping[str, FileStamp] | None = None
     lanes: int = 1
     allow_not_finite: bool = False
+    on_slab: OnSlab | None = None
 
 
 class Written(NamedTuple):
@@ -122,7 +124,7 @@ def write_shard(
         work = ShardWork(
             reader, writer, Computer(options.device, options.kernels), members,
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
-            allow_not_finite=options.allow_not_finite, on_progress=on_progress,
+            allow_not_finite=options.allow_not_finite, on_progress=on_progress, on_slab=options.on_slab,
         )  # fmt: skip
         slabs = list(slabs_of(order, members, options.slab_bytes))
         with work.computer.ready(), _writing(path):

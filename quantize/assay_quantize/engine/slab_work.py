@@ -33,6 +33,11 @@ class ChannelWeights(Protocol):
         """Mean squared activation per input channel; None: the file has nothing about this weight."""
 
 
+OnSlab = Callable[[str, int, int, Array, Mapping[str, Array]], None]
+"""`on_slab(weight, begin, end, rows, parts)`: rows [begin, end) as they were read, and what was made of them, in memory that is
+used again when it returns. Called by worker threads."""
+
+
 class ShardWork:
     """The work on the slabs of one shard; `do` may be called from many threads."""
 
@@ -48,10 +53,11 @@ class ShardWork:
         importance: ChannelWeights | None,
         allow_not_finite: bool,
         on_progress: Callable[[str, int], None] | None,
+        on_slab: OnSlab | None = None,
     ) -> None:
         self.writer, self.computer = writer, computer
         self._reader, self._observer, self._importance, self._on_progress = reader, observer, importance, on_progress
-        self._pools, self._allow_not_finite = pools, allow_not_finite
+        self._pools, self._allow_not_finite, self._on_slab = pools, allow_not_finite, on_slab
         self.not_finite: Counter[str] = Counter()
         """Tensor that is copied or cast -> how many of its values are NaN or infinite, if that is allowed."""
         self._amax: dict[str, float] = defaultdict(float)
@@ -167,6 +173,8 @@ class ShardWork:
             raise QuantizeError(
                 f"{tensor.name}: its scales do not fit {tensor.logical_dtype}; quantize from a BF16 or FP32 source"
             )
+        if self._on_slab is not None:
+            self._on_slab(tensor.name, slab.begin, slab.end, rows, made.parts)
 
         def written() -> None:
             error, norm = self._squares.get(tensor.name, (0.0, 0.0))

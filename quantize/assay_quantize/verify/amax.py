@@ -1,7 +1,7 @@
 """The largest weight of every group that shares a global scale (NVFP4), of all its members; not by `amax_rows`.
 
-Where slabs are checked with the global scale that is stored, each notes its largest weight, and a group is read for it only if
-one of its slabs did not.
+Where slabs are checked with the global scale that is stored, each notes its largest weight, or it is known from when the engine
+held the weight (`meanwhile/judged.py`); a group is read only for what is neither.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class GroupAmax:
         self._source = source
         self._found: dict[str, Future[Amax]] = {}
         self._noted: dict[str, float] = {}
+        self._known: dict[str, float] = {}
         self._rows: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -75,13 +76,20 @@ class GroupAmax:
             self._noted[tensor.name] = max(most, self._noted.get(tensor.name, 0.0))
             self._rows[tensor.name] += len(rows)
 
+    def know(self, tensor: TensorPlan, most: float) -> None:
+        """The largest weight of a whole tensor."""
+        with self._lock:
+            self._known[tensor.name] = most
+
     def _look(self, members: Sequence[TensorPlan]) -> Amax:
         most, buffer = 0.0, np.empty(0, np.uint8)
         for member in members:
             with self._lock:
-                if self._rows[member.name] == member.shape[0]:
-                    most = max(most, self._noted[member.name])
-                    continue
+                is_noted = self._rows[member.name] == member.shape[0]
+                known = self._noted[member.name] if is_noted else self._known.get(member.name)
+            if known is not None:
+                most = max(most, known)
+                continue
             for begin, end in cut(member, SLAB_BYTES):
                 if buffer.nbytes < (needed := rows_bytes(member, end - begin)):
                     buffer = np.empty(needed, np.uint8)
@@ -95,5 +103,9 @@ def largest(rows: NDArray[Any], dtype: str) -> float:
     """Largest |w|; NaN or infinite when a weight is. BF16 rows are bit patterns, which without the sign are in order of |w|."""
     if dtype != "BF16":
         return float(np.abs(rows).max(initial=0))
-    bits = np.array([largest_bits(rows.reshape(-1))], np.uint32) << 16
-    return float(bits.view(np.float32)[0])
+    return bf16_value(largest_bits(rows.reshape(-1)))
+
+
+def bf16_value(bits: int) -> float:
+    """The number that has these BF16 bits."""
+    return float((np.array([bits], np.uint32) << 16).view(np.float32)[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -30,6 +30,7 @@ from assay_quantize.verify.definition import Definition, TileFound
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.judge import judge
+from assay_quantize.verify.meanwhile.judged import JudgedSlab
 from assay_quantize.verify.original import Original
 from assay_quantize.verify.presets import Groups
 from assay_quantize.verify.slabs import SlabChecks, SlabFindings
@@ -165,29 +166,46 @@ def jobs_of_shard(
     is_hashed: bool,
     sample: float | None = None,
     tell: Teller | None = None,
+    judged: Mapping[str, Sequence[JudgedSlab]] | None = None,
 ) -> Iterator[Job]:
-    """(shard, its hash), then (tensor, one of its slabs, or its tile) for all `tensors` in it."""
+    """(shard, its hash), then (tensor, one of its slabs, or its tile) for all `tensors` in it.
+
+    judged: tensor -> all its slabs, for those that were found to be right before they were written.
+    """
     tell = tell or Teller(None)
     if is_hashed:
         yield shard, partial(_hash, folder, shard, is_needed_again=True)
-    slabs = [(tensor, *slab) for tensor in tensors for slab in _slabs_of(tensor, sample, tell)]
-    for number, (tensor, begin, end, num_bytes) in enumerate(slabs):
-        ahead = slabs[number + SLABS_AHEAD][:3] if number + SLABS_AHEAD < len(slabs) else None
-        yield tensor, partial(_look, checks.slabs, (tensor, begin, end), num_bytes, ahead, tell)
-        is_last = number + 1 == len(slabs) or slabs[number + 1][0] is not tensor
+    slabs = [slab for tensor in tensors for slab in _slabs_of(tensor, (judged or {}).get(tensor.name), sample, tell)]
+    for number, slab in enumerate(slabs):
+        tensor, ahead = slab.tensor, slabs[number + SLABS_AHEAD] if number + SLABS_AHEAD < len(slabs) else None
+        yield tensor, partial(_look, checks.slabs, slab, ahead, tell)
+        is_last = number + 1 == len(slabs) or slabs[number + 1].tensor is not tensor
         if is_last and tensor.action == "quantize" and checks.definition is not None and checks.definition.has_tile(tensor):
             yield tensor, partial(checks.definition.look, tensor)
 
 
-def _slabs_of(tensor: TensorPlan, sample: float | None, tell: Teller) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, bytes of the checkpoint) of the slabs of a tensor that are looked at; the others are told at once."""
+class _Slab(NamedTuple):
+    """[begin, end) of a tensor, as `cut` gives it, or as it was judged. num_bytes: of the checkpoint."""
+
+    tensor: TensorPlan
+    begin: int
+    end: int
+    judged: JudgedSlab | None
+    num_bytes: int
+
+
+def _slabs_of(
+    tensor: TensorPlan, judged: Sequence[JudgedSlab] | None, sample: float | None, tell: Teller
+) -> Iterator[_Slab]:  # fmt: skip
+    """The slabs of a tensor that are looked at; the others are told at once."""
     num_bytes = sum(output.num_bytes for output in tensor.outputs)
-    slabs = list(cut(tensor, SLAB_BYTES))
+    slabs: Sequence[tuple[int, int, JudgedSlab | None]]
+    slabs = [(*slab, None) for slab in cut(tensor, SLAB_BYTES)] if judged is None else [(s.begin, s.end, s) for s in judged]
     size = slabs[-1][1] or 1
-    for begin, end in slabs:
+    for begin, end, one in slabs:
         share = num_bytes * end // size - num_bytes * begin // size
         if begin == 0 or sample is None or _DRAW.random() < sample:
-            yield begin, end, share
+            yield _Slab(tensor, begin, end, one, share)
         else:
             tell(tensor.name, share)
 
@@ -215,18 +233,12 @@ def _hash(
     return found
 
 
-def _look(
-    checks: SlabChecks,
-    slab: tuple[TensorPlan, int, int],
-    num_bytes: int,
-    ahead: tuple[TensorPlan, int, int] | None,
-    tell: Teller,
-) -> SlabFindings:
+def _look(checks: SlabChecks, slab: _Slab, ahead: _Slab | None, tell: Teller) -> SlabFindings:
     """ahead: a slab that will be looked at soon, to be read meanwhile."""
     if ahead is not None:
-        checks.will_need(*ahead)
-    found = checks.look(*slab)
-    tell(slab[0].name, num_bytes)
+        checks.will_need(*ahead[:4])
+    found = checks.look(*slab[:4])
+    tell(slab.tensor.name, slab.num_bytes)
     return found
 
 

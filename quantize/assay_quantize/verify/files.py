@@ -1,4 +1,4 @@
-"""Files of a checkpoint that is verified: read by ranges, never mapped."""
+"""Files of a checkpoint that is verified: read by ranges, never mapped; and which rows of them belong together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import CheckpointError
+from assay.records.plan import OutputTensor
 from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.storage.past_cache import Loans, ReadAhead, Residency, is_aligned
 
 
@@ -90,3 +92,14 @@ class StoredReader:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
                 self._files[shard] = _File(descriptor, Residency(descriptor, os.fstat(descriptor).st_size))
             return self._files[shard]
+
+
+def has_rows(output: OutputTensor) -> bool:
+    """Whether a stored part has rows that belong to rows of the weight; a scale of the whole weight has none."""
+    return len(output.shape) == 2
+
+
+def rows_of_part(scheme: str, part: str, begin: int, end: int) -> tuple[int, int]:
+    """The rows of a part, by its local name, that belong to rows [begin, end) of the weight."""
+    per_part = 8 if part == "weight_zero_point" else SCHEMES[scheme].block_rows if part == "weight_scale" else 1
+    return begin // per_part, -(-end // per_part)

@@ -3,11 +3,15 @@
 The processor works on them while the writer waits for the disk. Their hashes are not computed once more: every byte on the
 disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote. Neither are
 the errors of weights whose bytes are right: the engine summed them up when it made those bytes. Of a shard in which anything is
-wrong nothing is taken: `verify` looks at it again, and says how wrong it is.
+wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But where the engine had other bytes of the source
+than lie there, that stands: whoever reads them again by the same code may get the same.
+
+Weights that were judged as they were made (`meanwhile/judged.py`) are read back and not compared with the source again.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
@@ -34,6 +38,7 @@ from assay_quantize.verify.contents import contents_by_shard, jobs_of_shard, jud
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.library import library_headers
+from assay_quantize.verify.meanwhile.judged import JudgedSlabs
 from assay_quantize.verify.original import open_original
 from assay_quantize.verify.presets import Groups, groups_of
 
@@ -70,9 +75,14 @@ class FinishedShards:
         original = open_original(checkpoint, headers, plan, importance)
         self._amax, self._stored = original.amax, StoredReader(folder, self._headers)
         self._opened.callback(self._stored.close)
+        self._judged = JudgedSlabs(plan, original)
+        self.judge = self._judged.judge
+        """To be called with every slab as it is made (`quantize(on_slab=...)`); a weight of which one is missing is looked at
+        as if there had been none."""
         self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original, is_quick=True))
 
     def __enter__(self) -> Self:
+        gc.freeze()  # looking through all of torch and numba for garbage takes 0.3 s, and there is none
         self._thread.start()
         return self
 
@@ -80,6 +90,7 @@ class FinishedShards:
         self._stop.set()
         self.wait()
         self._opened.close()
+        gc.unfreeze()
 
     def add(self, record: ShardRecord) -> None:
         """A shard lies in the folder under its own name."""
@@ -114,7 +125,9 @@ class FinishedShards:
                 found = self._check(record)
             except (AssayError, OSError):
                 continue
-            if not self._stop.is_set() and not found.findings.damages:
+            damages = found.findings.damages
+            stands = not damages or any(damage.check == "source" for damage in damages)
+            if stands and not self._stop.is_set():
                 self._found[record.name] = found
 
     def _check(self, record: ShardRecord) -> FoundInShard:
@@ -124,7 +137,8 @@ class FinishedShards:
         tensors = contents_by_shard(self._plan, headers).get(record.name, [])
         findings = Findings()
         self._check_header(record.name, findings)
-        jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False)
+        judged = {tensor.name: slabs for tensor in tensors if (slabs := self._judged.take(tensor)) is not None}
+        jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False, judged=judged)
         jobs = takewhile(lambda _: not self._stop.is_set(), jobs)
         judge_jobs(jobs, {}, self._checks, findings, self._workers, known_errors=record.relative_error)
         self._check_global_scales(tensors, findings)

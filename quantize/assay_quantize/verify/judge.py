@@ -43,6 +43,10 @@ def _judge_slabs(
     if _scales_are_damaged(tensor, slabs, findings, is_proven=differing is not None and not differing):
         return
     problem = next((slab.problem for slab in slabs if slab.problem is not None), None)
+    misread = next((slab.misread for slab in slabs if slab.misread is not None), None)
+    if misread is not None:
+        findings.damage("source", tensor.name, misread)
+        return
     if tensor.action != "quantize":
         if has_source:
             _judge_kept(tensor, problem, differing, findings)

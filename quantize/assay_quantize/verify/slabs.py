@@ -2,8 +2,9 @@
 
 Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
 else (`codes/`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many bytes
-differ and sums up errors. A quick look ends after the first of the two where that finds nothing. What the first do not cover is
-made by the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
+differ and sums up errors. A quick look ends after the first of the two where that finds nothing; of slabs that were judged as
+they were made (`meanwhile/judged.py`) it only asks whether the same bytes lie on the disk. What the first do not cover is made
+by the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
 
 A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
@@ -30,7 +31,8 @@ from assay_quantize.kernels import RowErrors, error_rows, quantize_rows
 from assay_quantize.plan.slabs import by_rows
 from assay_quantize.storage.past_cache import Loans
 from assay_quantize.verify.codes import is_what_rounding_gives
-from assay_quantize.verify.files import StoredReader
+from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
+from assay_quantize.verify.meanwhile.judged import JudgedSlab, digest
 from assay_quantize.verify.original import Original
 
 Array = NDArray[Any]
@@ -51,12 +53,14 @@ class SlabFindings:
     """What one slab showed.
 
     differing: output -> bytes that are not those the source gives; None: not compared. problem: why it could not be compared
-    at all. scales: by local name. shape: what `weight_shape` says, with the first slab. errors: without a source
-    only the number of weights that are not finite means anything.
+    at all. misread: which bytes of the source are not those that it was made of. scales: by local name. shape: what
+    `weight_shape` says, with the first slab. errors: without a source only the number of weights that are not finite means
+    anything.
     """
 
     differing: Counter[str] | None = None
     problem: str | None = None
+    misread: str | None = None
     scales: dict[str, ScaleCounts] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
     errors: RowErrors | None = None
@@ -89,9 +93,14 @@ class SlabChecks:
         self._source = None if original is None else original.reader
         self._scratch, self._loans = Scratch(), Loans()
 
-    def look(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
-        """Compare slab [begin, end) of a tensor (`slabs.cut`). CheckpointError when a file cannot be read."""
+    def look(self, tensor: TensorPlan, begin: int, end: int, judged: JudgedSlab | None = None) -> SlabFindings:
+        """Compare slab [begin, end) of a tensor (`slabs.cut`). CheckpointError when a file cannot be read.
+
+        judged: the same rows, which were found to be right before they were written.
+        """
         try:
+            if judged is not None:
+                return self._read_back(tensor, judged)
             if tensor.action == "quantize":
                 return self._quantized(tensor, begin, end)
             return self._kept(tensor, begin, end)
@@ -100,9 +109,9 @@ class SlabChecks:
         finally:
             self._loans.give_back()
 
-    def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
+    def will_need(self, tensor: TensorPlan, begin: int, end: int, judged: JudgedSlab | None = None) -> None:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
-        if self._source is not None:
+        if self._source is not None and judged is None:
             per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
             self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
         if by_rows(tensor):
@@ -146,17 +155,10 @@ class SlabChecks:
     # ------------------------------------------------------------------------------------------------ quantized
     def _quantized(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
         assert tensor.scheme is not None
-        module, dtype = module_of(tensor.name), tensor.logical_dtype
-        outputs = {output.name.removeprefix(f"{module}."): output for output in tensor.outputs}
-        shape = None
-        if (stored_shape := outputs.pop("weight_shape", None)) is not None and begin == 0:
-            shape = tuple(self._stored(stored_shape, 0, stored_shape.num_bytes).view(np.int64).tolist())
-        if (of_inputs := outputs.pop("input_global_scale", None)) is not None and begin == 0:
-            (stored_scale,) = self._stored(of_inputs, 0, of_inputs.num_bytes).view(np.float32).tolist()
-            if stored_scale != (wanted := SCHEMES[tensor.scheme].input_global_scale):
-                return SlabFindings(
-                    problem=f"its input_global_scale is {stored_scale:g}; scheme {tensor.scheme} stores {wanted:g}"
-                )
+        dtype = tensor.logical_dtype
+        outputs, shape, problem = self._constants(tensor, begin)
+        if problem is not None:
+            return SlabFindings(problem=problem)
         parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in outputs.items()}
         has_scale = [part for part in SCALES if part in parts and (begin == 0 or has_rows(outputs[part]))]
         if self._original is not None:
@@ -176,6 +178,45 @@ class SlabChecks:
         zeros = self._scratch.take("zeros", num_bytes)[:num_bytes]
         rows = zeros.view(STORAGE[dtype]).reshape(end - begin, *tensor.shape[1:])
         return SlabFindings(scales=scales, shape=shape, errors=error_rows(parts, rows, dtype, tensor.scheme))
+
+    def _constants(
+        self, tensor: TensorPlan, begin: int
+    ) -> tuple[dict[str, OutputTensor], tuple[int, ...] | None, str | None]:  # fmt: skip
+        """What the weights have no part in, looked at with the first slab: the other outputs, by local name; what
+        `weight_shape` says; what is wrong."""
+        assert tensor.scheme is not None
+        outputs = {output.name.removeprefix(f"{module_of(tensor.name)}."): output for output in tensor.outputs}
+        shape = None
+        if (stored_shape := outputs.pop("weight_shape", None)) is not None and begin == 0:
+            shape = tuple(self._stored(stored_shape, 0, stored_shape.num_bytes).view(np.int64).tolist())
+        if (of_inputs := outputs.pop("input_global_scale", None)) is not None and begin == 0:
+            (stored_scale,) = self._stored(of_inputs, 0, of_inputs.num_bytes).view(np.float32).tolist()
+            if stored_scale != (wanted := SCHEMES[tensor.scheme].input_global_scale):
+                problem = f"its input_global_scale is {stored_scale:g}; scheme {tensor.scheme} stores {wanted:g}"
+                return outputs, shape, problem
+        return outputs, shape, None
+
+    def _read_back(self, tensor: TensorPlan, judged: JudgedSlab) -> SlabFindings:
+        """What lies on the disk is what was judged, and pieces of the source are what it was judged by."""
+        assert self._original is not None
+        begin, end = judged.begin, judged.end
+        outputs, shape, problem = self._constants(tensor, begin)
+        if problem is not None:
+            return SlabFindings(problem=problem)
+        scales = {}
+        for part, output in outputs.items():
+            if begin > 0 and not has_rows(output):
+                continue  # the same for all slabs (`JudgedSlabs.take`)
+            if digest(self._part_rows(tensor, part, output, begin, end)) != judged.digests[part]:
+                return SlabFindings(problem=f"its {part} is not what was written, in what belongs to rows {begin} to {end - 1}")
+            if part in SCALES:
+                scales[part] = ScaleCounts(0, 0, 0)
+        plain = self._original.plain
+        for piece in judged.pieces:
+            size = piece.end - piece.begin
+            if digest(plain.read(tensor.name, piece.begin, piece.end, self._scratch.take("piece", size))) != piece.digest:
+                return SlabFindings(misread=f"bytes {piece.begin} to {piece.end - 1} of it are not those it was made of")
+        return SlabFindings(Counter(), scales=scales, shape=shape)
 
     def _is_right(self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array) -> bool | None:
         """Whether the parts are what the rows give, by kernels of verification's own; None: they cannot say."""
@@ -240,9 +281,7 @@ class SlabChecks:
         if not has_rows(output):
             whole: Array = self._stored(output, 0, output.num_bytes).view(STORAGE[output.dtype]).reshape(output.shape)
             return whole
-        row = SCHEMES[tensor.scheme]
-        per_part = 8 if part == "weight_zero_point" else row.block_rows if part == "weight_scale" else 1
-        return self._stored_rows(output, begin // per_part, -(-end // per_part))
+        return self._stored_rows(output, *rows_of_part(tensor.scheme, part, begin, end))
 
     # ------------------------------------------------------------------------------------------------ reading
     def _stored_rows(self, output: OutputTensor, begin: int, end: int) -> Array:
@@ -258,11 +297,6 @@ class SlabChecks:
 
 
 _PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_shape")
-
-
-def has_rows(output: OutputTensor) -> bool:
-    """Whether a stored part has rows that belong to rows of the weight; a scale of the whole weight has none."""
-    return len(output.shape) == 2
 
 
 def cast_by_torch(values: Bytes, dtype: str, output_dtype: str, name: str) -> Bytes:

@@ -8,6 +8,10 @@ What the engine would get wrong must not be wrong here as well, so mistakes of t
 are looked for on another road: headers by the safetensors library (`library.py`), what must be there by names (`names.py`),
 schemes and ignore list by compressed-tensors (`presets.py`, `names.py`, `checks.py`), casts by torch (`slabs.py`), and a tile
 of weights by the definition in torch (`definition.py`). What those still share with the engine, each of them says.
+
+Alone, it reads all of the source itself. Of shards that were checked while they were made (`finished.py`), weights may have
+been compared with the rows that the engine had read (`meanwhile/`): of those it shares the reading of the source, but for
+pieces of every slab.
 """
 
 from __future__ import annotations

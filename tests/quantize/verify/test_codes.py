@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows
 from assay_quantize.kernels.fused_fp4 import nvfp4_global_scale
-from assay_quantize.verify.amax import Amax
+from assay_quantize.verify.amax import Amax, bf16_value
 from assay_quantize.verify.codes import is_what_rounding_gives
 
 COVERED = ("w4a16", "w4a16_channel", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4")
@@ -131,3 +131,11 @@ def test_the_global_scale_is_that_of_the_kernels() -> None:
     for dtype in ("BF16", "F32"):
         for amax in (0.0, 2.0**-130, 0.0123291015625, 1.0, 3.0, 2.0**100):
             assert Amax(amax, dtype).global_scale() == float(nvfp4_global_scale(amax, dtype))
+
+
+def test_the_largest_magnitude_comes_with_the_comparison() -> None:
+    w_OI = weights("outliers")
+    parts, global_scale = made_of(w_OI, "nvfp4a16")
+    most_1 = np.zeros(1, np.uint16)
+    assert is_what_rounding_gives(parts, w_OI, "BF16", "nvfp4a16", global_scale=global_scale, most_1=most_1)
+    assert bf16_value(most_1[0]) == amax_rows(w_OI, "BF16") > 0

@@ -53,7 +53,7 @@ def test_the_findings_are_those_of_verifying_afterwards(
     plan, out = plan_for(source, precision), tmp_path / "made"
     told: list[int] = []
     with FinishedShards(plan, out, source, workers=2) as finished:
-        quantize(plan, source, out, on_shard=finished.add)
+        quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         finished.wait()
         looked: list[str] = []
         sound = slabs.SlabChecks.look
@@ -93,7 +93,7 @@ def test_a_byte_that_went_wrong_on_its_way_to_the_disk(source: Path, tmp_path: P
 def test_a_shard_that_was_touched_since_is_checked_again(source: Path, tmp_path: Path) -> None:
     plan, out = plan_for(source, "w4a16"), tmp_path / "made"
     with FinishedShards(plan, out, source, workers=2) as finished:
-        quantize(plan, source, out, on_shard=finished.add)
+        quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         finished.wait()
         flip_last_byte(out / SHARD)
         result = verify(out, source=source, finished=finished)
@@ -104,7 +104,7 @@ def test_another_plan_takes_nothing(source: Path, tmp_path: Path) -> None:
     """What was found for one plan says nothing about a checkpoint of another."""
     plan, out = plan_for(source, "w4a16"), tmp_path / "made"
     with FinishedShards(plan, out, source, workers=2) as finished:
-        quantize(plan, source, out, on_shard=finished.add)
+        quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         finished.wait()
         assert len(finished.still_holding(plan, finished.groups, *stamps_and_hashes(out))) == 2
         other = plan_for(source, "w4a16-g64")

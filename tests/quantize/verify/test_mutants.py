@@ -29,6 +29,7 @@ from assay_quantize.plan import planner
 from assay_quantize.verify import slabs as verify_slabs
 from assay_quantize.verify import verify as verify_module
 from assay_quantize.verify.finished import FinishedShards
+from assay_quantize.verify.meanwhile import judged
 from assay_quantize.verify.verify import verify
 
 Patch = pytest.MonkeyPatch
@@ -55,7 +56,8 @@ def broken_kernel(patch: Patch, change: Callable[[QuantizedRows], QuantizedRows]
 
 def no_kernels_of_its_own(patch: Patch) -> None:
     """Verification left with the engine's kernels and the tiles, as for the schemes that `codes/` does not cover."""
-    patch.setattr(verify_slabs, "is_what_rounding_gives", lambda *arguments, **options: None)
+    for module in (verify_slabs, judged):
+        patch.setattr(module, "is_what_rounding_gives", lambda *arguments, **options: None)
 
 
 def with_part(made: QuantizedRows, name: str, change: Callable[[Any], Any]) -> QuantizedRows:
@@ -166,6 +168,10 @@ MUTANTS = (
 )
 
 
+MEANWHILE = {rows_read_in_another_order: {"source"}}
+"""Where what was found while it was made says more."""
+
+
 @pytest.mark.parametrize(("mutant", "precision", "dtype", "found_by"), MUTANTS)
 def test_a_mistake_is_not_shared(
     sources: dict[str, Path],
@@ -180,9 +186,9 @@ def test_a_mistake_is_not_shared(
     source, out = sources[dtype], tmp_path / "made"
     plan = planner.make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
     with FinishedShards(plan, out, source, workers=2) as finished:
-        quantize(plan, source, out, device="cpu", on_shard=finished.add)
+        quantize(plan, source, out, device="cpu", on_shard=finished.add, on_slab=finished.judge)
         meanwhile = verify(out, source=source, finished=finished)
     afterwards = verify(out, source=source)
-    for result in (meanwhile, afterwards):
+    for result, checks in ((meanwhile, MEANWHILE.get(mutant, found_by)), (afterwards, found_by)):
         assert not result.passed
-        assert {damage.check for damage in result.damages} == found_by
+        assert {damage.check for damage in result.damages} == checks

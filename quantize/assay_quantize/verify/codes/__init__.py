@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.kernels.rows import Array, check_rows
@@ -27,11 +28,18 @@ DIFFERS, UNDECIDED = 1, 2
 
 
 def is_what_rounding_gives(
-    parts: Mapping[str, Array], w_OI: Array, dtype: str, scheme: str, *, global_scale: float | None = None
-) -> bool | None:  # fmt: skip
+    parts: Mapping[str, Array],
+    w_OI: Array,
+    dtype: str,
+    scheme: str,
+    *,
+    global_scale: float | None = None,
+    most_1: NDArray[np.uint16] | None = None,
+) -> bool | None:
     """Whether every byte of `parts` is what min-max scales and rounding give for the rows `w_OI`; None: not decided here.
 
     parts: local name -> these rows of it, in storage form (`QuantizedRows.parts`). global_scale: of NVFP4: what must be stored.
+    most_1: of NVFP4: where the largest magnitude is put, as BF16 bits, if it is larger than what is there.
     """
     check_rows(w_OI, dtype)
     row, columns = SCHEMES[scheme], w_OI.shape[1]
@@ -45,7 +53,8 @@ def is_what_rounding_gives(
     elif row.layout == "nvfp4" and global_scale is not None:
         if parts["weight_global_scale"].tolist() != [global_scale]:
             return False
-        found = nvfp4.look(w_OI, parts["weight_packed"], parts["weight_scale"], np.float32(global_scale))
+        most_1 = np.zeros(1, np.uint16) if most_1 is None else most_1
+        found = nvfp4.look(w_OI, parts["weight_packed"], parts["weight_scale"], np.float32(global_scale), most_1)
     else:
         return None
     return None if found & UNDECIDED else not found

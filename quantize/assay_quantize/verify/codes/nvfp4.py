@@ -43,22 +43,24 @@ def _differing(pairs_B: Any, packed_B: Any) -> Any:
 
 
 @kernel
-def _look_at_scales(amax_G: Any, stored_G: Any, scale_G: Any, global_scale: Any) -> Any:
+def _look_at_scales(amax_G: Any, stored_G: Any, scale_G: Any, global_scale: Any, most_1: Any) -> Any:
     """DIFFERS and UNDECIDED, or 0; the scales, in FP32 and divided by the global one, are put into `scale_G`."""
-    difference, odd = np.uint8(0), np.uint16(0)
+    difference, most = np.uint8(0), np.uint16(0)
     for g in range(stored_G.size):
-        odd = max(odd, amax_G[g])
+        most = max(most, amax_G[g])
         share = first_of(rounded_bits(first_of(amax_G[g]) / np.float32(6)))
         bits = f32_to_e4m3(min(share * global_scale, np.float32(448)))
         bits = SMALLEST if bits == np.uint8(0) else bits
         difference = np.uint8(difference | np.uint8(bits ^ stored_G[g]))
         scale_G[g] = e4m3_to_f32(bits) / global_scale
-    return u32(u32(1) if difference != np.uint8(0) else u32(0)) | (u32(2) if odd >= NOT_FINITE else u32(0))
+    most_1[0] = max(most_1[0], most)
+    return u32(u32(1) if difference != np.uint8(0) else u32(0)) | (u32(2) if most >= NOT_FINITE else u32(0))
 
 
 @kernel
-def look(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any) -> Any:
-    """0, or what of DIFFERS and UNDECIDED is true. Weights: BF16 bits; scales: E4M3 bits."""
+def look(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any, most_1: Any) -> Any:
+    """0, or what of DIFFERS and UNDECIDED is true. Weights: BF16 bits; scales: E4M3 bits. The largest magnitude is put into
+    `most_1` if it is larger than what is there."""
     num_groups = scale_OG.shape[1]
     codes_I = np.zeros(w_OI.shape[1], np.uint8)
     pairs_B = codes_I.view(np.uint16)
@@ -68,7 +70,7 @@ def look(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any) -> Any:
         w_I = w_OI[o]
         for g in range(num_groups):
             amax_G[g] = largest_bits(w_I[g * GROUP : g * GROUP + GROUP])
-        found = u32(found | _look_at_scales(amax_G, scale_OG[o], scale_G, global_scale))
+        found = u32(found | _look_at_scales(amax_G, scale_OG[o], scale_G, global_scale, most_1))
         for g in range(num_groups):
             left = g * GROUP
             _codes_of_group(w_I[left : left + GROUP], scale_G[g], codes_I[left : left + GROUP])
