@@ -49,7 +49,7 @@ def run(source: Path, out_folder: Path, *arguments: object) -> subprocess.Comple
 
 def journaled(out_folder: Path) -> list[ShardRecord]:
     first, *lines = (out_folder / "assay_journal.jsonl").read_text().splitlines()
-    assert len(json.loads(first)["source_files"]) == NUM_SHARDS
+    assert len(json.loads(first)["source_data"]) == NUM_SHARDS
     return [ShardRecord.model_validate_json(line) for line in lines]
 
 
