@@ -47,7 +47,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,16p'
@@ -94,13 +94,17 @@ swe-images: .venv/.ready ## build the repositories and images of suite swe-tiny;
 gate: .venv/.ready ## judge again; fail unless every candidate is PASS
 	@$(assay) gate "$(MODEL)" --runs "$(RUNS)"
 
-report: .venv/.ready ## write the report again, from the records
+# Together with `choose`, both are written after it, since they say what it found; together with `eval`, speeds are measured for it.
+report: .venv/.ready $(if $(filter choose,$(MAKECMDGOALS)),chosen-first) ## write the report again, from the records
 	@$(assay) report "$(MODEL)" --runs "$(RUNS)"
 
-card: .venv/.ready ## write the model cards again, from the records
+card: .venv/.ready $(if $(filter choose,$(MAKECMDGOALS)),chosen-first) ## write the model cards again, from the records
 	@$(assay) card "$(MODEL)" --runs "$(RUNS)"
 
-choose: .venv/.ready ## say which checkpoint to deploy at which number of streams, from measured speed and verdicts (docs/choosing.md)
+choose: chosen-first ## say which checkpoint to deploy at which number of streams, from measured speed and verdicts (docs/choosing.md)
+	@:
+
+chosen-first: .venv/.ready $(if $(filter eval,$(MAKECMDGOALS)),speed)
 	@$(assay) choose "$(MODEL)" --runs "$(RUNS)"
 
 publish: .venv/.ready ## upload the checkpoint of PRECISIONS to REPO on the hub, with card, manifest and report

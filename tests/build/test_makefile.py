@@ -58,6 +58,9 @@ def test_both_environments_are_built_side_by_side(stubbed: Path) -> None:
     ]  # fmt: skip
     steps = ["assay quantize tiny-glm --runs runs", "assay evaluate tiny-glm --runs runs"]
     assert out.splitlines() == ["assay preflight tiny-glm --first --runs runs", *steps]
+    chosen = make(stubbed, "quantize", "eval", "report", "card", "choose")[1].splitlines()
+    assert chosen[3:] == [f"assay {what} tiny-glm --runs runs" for what in ("speed", "choose", "report", "card")]
+    assert make(stubbed, "choose")[1].splitlines() == ["assay choose tiny-glm --runs runs"]
     assert make(stubbed, "quantize", "eval", "PREFLIGHT=0")[1].splitlines() == steps
 
 
