@@ -410,6 +410,9 @@ def test_report_and_card_hold_no_link_of_a_server(tmp_path: Path, poisoned_run: 
     card = write_card(poisoned_run, "w4a16").read_text()
     body = poisoned_run / "body.md"
     ours = card.split("---\n", 2)[2].replace("[zai-org/tiny-glm](https://huggingface.co/zai-org/tiny-glm)", "")
+    for folded in ("<details><summary>Every figure of every task</summary>\n", "</details>\n"):  # the template's own
+        assert ours.count(folded) == 1
+        ours = ours.replace(folded, "")
     body.write_text(re.sub(r"<!-- assay: checkpoint [0-9a-f]{64}, suite quick, measured [-0-9T:+]+ -->\n$", "", ours))
     assert_only_text(body)
     assert "<img src=x" not in page

@@ -26,7 +26,7 @@ from assay_quantize.engine.publish import index_json
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.show import mtp_line
-from assay_reports.card import serve_command
+from assay_reports.cards.serving import serve_command
 
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 2}
 

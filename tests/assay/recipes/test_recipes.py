@@ -371,7 +371,7 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, kind: type[Recipe], text: str,
 
 def test_the_recipes_in_the_documentation_are_valid_and_agree(tmp_path: Path) -> None:
     text = (recipes_dir().parent / "docs" / "suites.md").read_text()
-    blocks = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("schema: ")]
     files = [tmp_path / f"{yaml.safe_load(block)['name']}.yaml" for block in blocks]
     for file, block in zip(files, blocks, strict=True):
         file.write_text(block)

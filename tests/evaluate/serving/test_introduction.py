@@ -33,6 +33,9 @@ class Log:
     def log_lines(self) -> list[str]:
         return ["loading"]
 
+    def exit_status(self) -> int | None:
+        return None
+
 
 class FirstWords(RawServer):
     """Answers /v1/models and a first request as it is told to. keys: that it takes; none: it asks for no key."""

@@ -52,7 +52,8 @@ def test_two_points(tmp_path: Path) -> None:
         assert 0 < one.tpot_s.mean < one.end_to_end_s.mean and one.ttft_s.p50 < one.end_to_end_s.p50
         assert one.acceptance_length is not None and 1 <= one.acceptance_length <= 2
         assert one.goodput_requests_s == pytest.approx(3 / one.duration_s), "all are good"
-        assert one.memory_bytes is not None and one.memory_bytes > 100 << 20
+        # Of a forked server it is that of the process in its place: the fork belongs to the session of its parent.
+        assert one.memory_bytes is not None and one.memory_bytes > 1 << 20
     assert SpeedRecord.load(tmp_path / "speed.json") == record
     assert measuring(tmp_path, lines).run() == record and lines[-1] == "bf16: speculation 1: measured already"
 
