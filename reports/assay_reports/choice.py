@@ -68,7 +68,7 @@ def choice_of(told: dict[str, Any]) -> Choice | None:
 
 def _pick(one: dict[str, Any]) -> str:
     """`At 8 streams: w4a16 with MTP (stays the choice in 93 % of draws)`"""
-    at = f"At {one.get('concurrency')} streams"
+    at = f"At {one.get('concurrency')} {'stream' if one.get('concurrency') == 1 else 'streams'}"
     if not one.get("setup"):
         return f"{at}: none, {one.get('why_none') or 'nothing is known'}"
     chance = one.get("chance_best")
@@ -102,7 +102,10 @@ def _missing(told: dict[str, Any]) -> list[str]:
         if one.get("state") in ("missing", "predicted"):
             why = str(one.get("why") or "no row") if one["state"] == "missing" else "predicted only"
             found.setdefault((str(one.get("setup")), why), []).append(str(one.get("concurrency")))
-    return [f"Speed of {setup} at {', '.join(streams)}: {why}" for (setup, why), streams in found.items()]
+    same: dict[tuple[str, str], list[str]] = {}
+    for (setup, why), streams in found.items():
+        same.setdefault((", ".join(streams), why), []).append(setup)
+    return [f"Speed of {', '.join(setups)} at {streams}: {why}" for (streams, why), setups in same.items()]
 
 
 def _few(lines: list[str]) -> list[str]:

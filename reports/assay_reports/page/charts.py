@@ -242,7 +242,8 @@ def speed_ladders(report: Report) -> list[Ladder]:
     made = []
     for rows in ladders(report.speed.rows).values():
         first = rows[0]
-        draft = "speculation off" if not first.speculation else f"{first.speculation} tokens drafted a step"
+        tokens = "1 token" if first.speculation == 1 else f"{first.speculation} tokens"
+        draft = f"{tokens} drafted a step" if first.speculation else "speculation off"
         title = f"{first.hardware}, {first.prompts}, {draft}, {first.origin} by {first.source}"
         made.append(
             Ladder(title, _ladder(report, rows, title), tuple(sorted(rows, key=lambda r: (r.checkpoint, r.concurrency))))

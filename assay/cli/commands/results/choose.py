@@ -206,6 +206,10 @@ def _seconds(value: float) -> str:
     return f"{1e3 * value:,.1f} ms" if value < 1 else f"{value:,.2f} s"
 
 
+def _streams(count: int) -> str:
+    return f"{count} {'stream' if count == 1 else 'streams'}"
+
+
 def _below(found: Choice) -> Iterator[str]:
     """One line each."""
     yield from (f"none at {pick.concurrency}: {pick.why_none}" for pick in found.picks if pick.setup is None)
@@ -223,7 +227,7 @@ def _below(found: Choice) -> Iterator[str]:
         share = "" if one.relative is None else f" ({percent_short(one.relative)})"
         cost = "" if one.usd_per_million_tokens is None else f", {one.usd_per_million_tokens:.2f} $ per M tokens dearer"
         misses = f"; misses the objective at {', '.join(map(str, one.misses))}" if one.misses else ""
-        least = f"at most {one.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {one.at} streams"
+        least = f"at most {one.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {_streams(one.at)}"
         yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else 'the best wherever there is a choice'}{misses}"
     for state in ("measured", "imported", "predicted"):
         if count := sum(cell.state == state for cell in found.cells):
