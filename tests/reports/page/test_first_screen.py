@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,8 +32,8 @@ TABLES = 8
 
 @pytest.fixture(scope="module")
 def sample() -> Report:
-    """Rows, verdicts and limits were measured; the file is from before speed and choice were."""
-    return Report.load(SAMPLE / "report.json")
+    """Rows, verdicts and limits were measured; without speeds and a choice, as `make quantize eval` leaves it."""
+    return Report.load(SAMPLE / "report.json").model_copy(update={"speed": None, "choice": None})
 
 
 def small_changes(report: Report, **changes: Any) -> Report:
@@ -229,3 +231,24 @@ def test_the_schema_is_written_by_its_command(tmp_path: Path) -> None:
     place = tmp_path / "made.json"
     subprocess.run([sys.executable, "-m", "assay_reports.json_schema", str(place)], check=True)
     assert place.read_text(encoding="utf-8") == report_schema()
+
+
+def test_the_sample_as_it_is_recommends_from_its_speeds() -> None:
+    """Its answer is the choice, whose words are the record's; and the same bytes in every process."""
+    told = Report.load(SAMPLE / "report.json")
+    assert told.choice is not None and told.speed is not None
+    assert first_screen(told).answer == told.choice.sentence
+    command = [sys.executable, "-c", f"""
+import hashlib
+from pathlib import Path
+from assay_reports.report import render_html
+from assay_reports.schema import Report
+print(hashlib.sha256(render_html(Report.load(Path({str(SAMPLE / "report.json")!r}))).encode()).hexdigest())
+"""]  # fmt: skip
+    made = {
+        subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for seed in ("1", "2", "3")
+    }
+    assert made == {hashlib.sha256((SAMPLE / "index.html").read_bytes()).hexdigest()}
