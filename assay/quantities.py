@@ -22,6 +22,13 @@ def percent_plain(share: float) -> str:
     return f"{hundredfold(share)} %"
 
 
+def interval_name(level: float, coverage: str) -> str:
+    """What an interval is called, by `level` and `coverage` of its record: `95 % interval`, `interval of at least 95 %`,
+    `interval of about 95 %`."""
+    word = {"nominal": "", "at_least": "at least ", "about": "about "}[coverage]
+    return f"interval of {word}{percent_short(level)}" if word else f"{percent_short(level)} interval"
+
+
 def percent_of_events(rate: float) -> str:
     """0.0015 -> 0.15 %: two significant digits, for the rate of something rare."""
     return f"{100 * rate:.2g} %" if rate < 0.995 else "100 %"

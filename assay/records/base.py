@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from assay.atomic_files import replacing
 from assay.errors import AssayError
@@ -62,6 +62,9 @@ RecordedRecipe = Annotated[dict[str, Any], AfterValidator(_recorded)]
 """A suite or gates as they were when a record was made, perhaps by an earlier version: read by key, not loaded again."""
 
 
+Coverage = Literal["nominal", "at_least", "about"]
+
+
 class Interval(Part):
     """A number with its confidence interval (95 % unless `level` says otherwise) and the n behind it."""
 
@@ -70,6 +73,10 @@ class Interval(Part):
     high: float
     n: int
     level: float = 0.95
+    coverage: Coverage = Field(default="nominal", exclude_if=lambda coverage: coverage == "nominal")
+    """How often it holds the truth, next to `level`. nominal: so often, within two points. at_least: more often, by how it is
+    made (exact for few events, the wider of two intervals, the common part of several looks). about: within a few points to
+    either side, for the mean of skewed values. Measured in benchmarks/verdicts/interval_coverage.md."""
 
 
 class Record(Part):

@@ -20,9 +20,13 @@ def percent(share: float | None) -> str:
     return NOT_MEASURED if share is None else quantities.percent(share)
 
 
-def confidence(level: float) -> str:
-    """0.95 -> 95 % confidence"""
-    return f"{quantities.percent_plain(level)} confidence"
+def coverage(level: float) -> str:
+    """What the intervals of a table cover, whose cells have no room to say it one by one."""
+    of = quantities.percent_plain(level)
+    return (
+        f"Intervals are of {of}; of at least {of} where fewer than 15 replies differ, a task was looked at several times, the "
+        f"wider of two counts, or a rate is rare; of about {of} for means over texts (KL, agreement)"
+    )
 
 
 def percent_interval(interval: TextMean | None) -> str:
@@ -182,7 +186,7 @@ def flag_value(value: Any) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        percent, confidence, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
+        percent, coverage, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
         tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, gates_title,
         stop_sentence,
     )

@@ -322,7 +322,7 @@ def test_scores_on_benchmarks_are_eval_results_of_the_hub(whole: Path) -> None:
     assert entry == EvalResultEntry(
         dataset_id="Idavidrein/gpqa", task_id="gpqa_diamond", value=70.71, date="2026-11-21",
         source_url="https://huggingface.co/me/model", source_name="model card, measured with assay",
-        notes="198 items; 95 % interval 64.0 to 76.6; vllm 0.32.0, suite full, replies of at most 65536 tokens; number format "
+        notes="198 items; 95 % interval: 64.0 to 76.6; vllm 0.32.0, suite full, replies of at most 65536 tokens; number format "
         "emulated",
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from assay.callbacks import Say
 from assay.errors import MeasureError
-from assay.quantities import percent_plain
+from assay.quantities import interval_name, percent_plain
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
@@ -148,7 +148,8 @@ def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_trunc
     if not num_replies:
         return f"no reply to judge by: {task.note or 'every request failed'}"
     share = clopper_pearson(num_cut(task), num_replies)
-    seen = f"{num_cut(task)} of {num_replies} cut off (95 % interval {100 * share.low:.1f} to {100 * share.high:.1f} %)"
+    name = interval_name(share.level, share.coverage)
+    seen = f"{num_cut(task)} of {num_replies} cut off ({name}: {100 * share.low:.1f} to {100 * share.high:.1f} %)"
     seen += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
     if task.num_thinking_cut:
         seen += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.quantities import interval_name
 from assay.recipes.model import Serving
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, TaskBase, ToolsTask
 from assay.records.measurement import Acceptance, TaskResult
@@ -111,8 +112,9 @@ def task_notes(task: TaskResult) -> list[str]:
     found = [f"{task.task}: {task.note}"] if task.note and task.accuracy is not None else []
     if task.mean_score is not None:
         mean = task.mean_score
+        name = interval_name(mean.level, mean.coverage)
         found.append(
-            f"{task.task}: mean score {mean.value:.3f} (95 % interval {mean.low:.3f} to {mean.high:.3f}), with partial credit"
+            f"{task.task}: mean score {mean.value:.3f} ({name} {mean.low:.3f} to {mean.high:.3f}), with partial credit"
         )
     if task.num_thinking_cut:
         found.append(

@@ -126,7 +126,7 @@ def wider(by_item: Interval, clustered: ClusteredMean | None) -> Interval:
         return by_item
     found = clustered.interval(by_item.level)
     low, high = max(min(by_item.low, found.low), -1.0), min(max(by_item.high, found.high), 1.0)
-    return by_item.model_copy(update={"low": low, "high": high})
+    return by_item.model_copy(update={"low": low, "high": high, "coverage": "at_least"})
 
 
 def decide(evidence: PairedEvidence, *, min_items: int, p_fail_adjusted: float | None = None) -> Status:

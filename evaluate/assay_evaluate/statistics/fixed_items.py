@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from assay.records.base import Interval
+from assay.records.base import Coverage, Interval
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence
 from assay_evaluate.statistics.proportions import normal_quantile
 
@@ -39,9 +39,11 @@ class FixedItems:
 
     def interval(self, level: float) -> Interval:
         z2 = normal_quantile(level) ** 2
-        half = max(float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error, z2 / (self.num_pairs + z2))
+        half, least = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error, z2 / (self.num_pairs + z2)
+        coverage: Coverage = "at_least" if half < least else "nominal"
+        half = max(half, least)
         low, high = max(self.value - half, -1.0), min(self.value + half, 1.0)
-        return Interval(value=self.value, low=low, high=high, n=self.num_items, level=level)
+        return Interval(value=self.value, low=low, high=high, n=self.num_items, level=level, coverage=coverage)
 
     def p_at_least(self, loss: float) -> float:
         """One-sided p of H0: at least `loss` is lost on these items; the greatest (1 - level) / 2 whose interval holds it."""

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from assay.records.base import Interval
+from assay.records.base import Coverage, Interval
 from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence
+from assay_evaluate.statistics.paired import FEW_DISCORDANT
 from assay_evaluate.statistics.power import POWER, items_needed, minimum_detectable_effect
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
 
@@ -97,7 +98,15 @@ class MeanDifference:
     def interval(self, level: float) -> Interval:
         """Of a single sample."""
         low, high = self.ends(level)
-        return Interval(value=float(self.estimate), low=float(low), high=float(high), n=int(self.n), level=level)
+        coverage: Coverage = "at_least" if self._sum_of_squares < FEW_DISCORDANT else "nominal"
+        return Interval(
+            value=float(self.estimate), low=float(low), high=float(high), n=int(self.n), level=level, coverage=coverage
+        )
+
+    @property
+    def _sum_of_squares(self) -> float:
+        """Of differences from their mean, without the two items more: of one reply to each item, about the discordant pairs."""
+        return float(self.padded_n * self.padded_deviation**2) - 1
 
     def p_at_least(self, loss: float) -> Floats:
         """One-sided p of H0: the true mean is at least `loss`; the greatest (1 - level) / 2 whose interval holds it."""

@@ -31,7 +31,10 @@ def _binomial_interval(successes: int, n: int, level: float, method: str) -> Int
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n}: a proportion needs n >= 1 and 0 <= successes <= n")
     interval = stats.binomtest(successes, n).proportion_ci(level, method)
-    return Interval(value=successes / n, low=float(interval.low), high=float(interval.high), n=n, level=level)
+    return Interval(
+        value=successes / n, low=float(interval.low), high=float(interval.high), n=n, level=level,
+        coverage="at_least" if method == "exact" else "nominal",
+    )  # fmt: skip
 
 
 def independent_difference(successes_a: int, n_a: int, successes_b: int, n_b: int, level: float = 0.95) -> Interval:

@@ -50,9 +50,9 @@ def skewed_mean(
     stratum_D = np.zeros(n, dtype=np.intp) if strata is None else _strata(strata, index_N, n)
     mean = float(sums_D.sum() / counts_D.sum())
     if np.ptp(sums_D / counts_D) == 0:
-        return Interval(value=mean, low=mean, high=mean, n=n, level=level)
+        return Interval(value=mean, low=mean, high=mean, n=n, level=level, coverage="about")
     low, high = skewed_ends(sums_D, counts_D, stratum_D, level)
-    return Interval(value=mean, low=max(low, least), high=min(high, most), n=n, level=level)
+    return Interval(value=mean, low=max(low, least), high=min(high, most), n=n, level=level, coverage="about")
 
 
 def _strata(labels: ArrayLike, index_N: NDArray[np.intp], num_clusters: int) -> NDArray[np.intp]:

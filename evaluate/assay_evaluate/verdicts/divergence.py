@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.quantities import percent_short
+from assay.quantities import interval_name
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
 from assay.records.divergence import EXACT_MODE, FEWEST_TEXTS, Drift, Estimate, Structural
@@ -121,7 +121,8 @@ def _sentence(
     unit = "" if gate.metric in WITHOUT_UNIT else " nats"
     interval = "no interval"
     if isinstance(one.value, Interval):
-        interval = f"{percent_short(one.value.level)} interval {one.value.low:.4g} to {one.value.high:.4g}"
+        name = interval_name(one.value.level, one.value.coverage)
+        interval = f"{name}: {one.value.low:.4g} to {one.value.high:.4g}"
     seen = f"{gate.metric}{one.where} {one.number:.4g}{unit}"
     margin = f"allowed {'at most' if gate.max is not None else 'at least'} {limit.value:.4g}{unit}{limit.why}"
     among = f" The worst of {num_seen}." if num_seen > 1 else ""

@@ -144,7 +144,8 @@ def repeated_interval(for_fail: list[Interval], for_pass: list[Interval], level:
     """
     last = for_pass[-1]
     low, high = max(one.low for one in for_fail), min(one.high for one in for_pass)
-    return last.model_copy(update={"low": min(low, last.value), "high": max(high, last.value), "level": level})
+    ends = {"low": min(low, last.value), "high": max(high, last.value)}
+    return last.model_copy(update={**ends, "level": level, "coverage": "at_least"})
 
 
 def asked_in_rounds(looks: tuple[LookSeen, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from assay.quantities import percent_short, points
+from assay.quantities import interval_name, points
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.verdicts.score_sentences import allowed, if_cut_replies_were_wrong, open_question
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
@@ -84,7 +84,7 @@ def _closest(passed: Sequence[Verdict]) -> str:
     ends = [(drop.high / limit, drop, limit, v) for drop, limit, v in scores if drop is not None and limit is not None]
     _, drop, limit, closest = max(ends, key=lambda found: found[0])
     most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
-    seen = f"closest is {name_of(closest)}, {most} ({percent_short(drop.level)} interval)"
+    seen = f"closest is {name_of(closest)}, {most} ({interval_name(drop.level, drop.coverage)})"
     ends_at = drop.model_copy(update={"value": drop.high})
     return f"no task loses more than its margin; {seen}; {allowed(ends_at, limit)}"
 

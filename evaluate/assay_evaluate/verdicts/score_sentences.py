@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from assay import quantities
-from assay.quantities import capital, percent_short, points, points_short
+from assay.quantities import capital, points, points_short
 from assay.recipes.gate import GateRecipe
 from assay.records.base import Interval
 from assay.records.measurement import TaskResult
@@ -77,8 +77,8 @@ def change(drop: Interval) -> str:
 
 
 def interval_of(drop: Interval) -> str:
-    """`95 % interval: 3.1 to 16.6 lost`, `6.5 to 24.2 gained`, `4.6 gained to 12.3 lost`."""
-    return f"{percent_short(drop.level)} interval: {quantities.lost_or_gained(drop.low, drop.high)}"
+    """`95 % interval: 3.1 to 16.6 lost`, `interval of at least 95 %: 4.6 gained to 12.3 lost`."""
+    return f"{quantities.interval_name(drop.level, drop.coverage)}: {quantities.lost_or_gained(drop.low, drop.high)}"
 
 
 def allowed(drop: Interval, margin: float) -> str:

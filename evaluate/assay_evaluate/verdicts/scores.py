@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from assay.quantities import capital, percent_short, points_short
+from assay.quantities import capital, interval_name, percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
@@ -214,9 +214,10 @@ def _nothing_to_lose(gate: ScoreGate, recipe: GateRecipe, reference: Measurement
     seen = f"{reference.label} itself is right in {num_right} of {one.pairs.n} replies to {title}"
     accuracy, _, _ = accuracy_of(one.reference.items, recipe.level)
     assert accuracy is not None  # there are pairs
+    name = interval_name(accuracy.level, accuracy.coverage)
     if 0 < chance >= accuracy.low:
         return (
-            f"{seen} ({percent_short(share)}, {percent_short(accuracy.level)} interval {percent_short(accuracy.low)} to "
+            f"{seen} ({percent_short(share)}, {name}: {percent_short(accuracy.low)} to "
             f"{percent_short(accuracy.high)}), {percent_short(chance)} by guessing: it may only be guessing, "
             "so this task cannot show a loss; ask something easier, or more items."
         )

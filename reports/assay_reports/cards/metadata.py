@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
+from assay.quantities import interval_name
 from assay.recipes.model import ModelRecipe
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -153,9 +154,7 @@ def _benchmark_of(task: TaskNumbers, report: Report) -> Benchmark | None:
 def _notes(task: TaskNumbers, report: Report, measured: Measurement) -> str:
     assert task.accuracy is not None
     low, high = (round(100 * bound, 1) for bound in (task.accuracy.low, task.accuracy.high))
-    parts = [f"{task.num_items} items", f"95 % interval {low} to {high}"]
-    if task.accuracy.level != 0.95:
-        parts[1] = f"{100 * task.accuracy.level:g} % interval {low} to {high}"
+    parts = [f"{task.num_items} items", f"{interval_name(task.accuracy.level, task.accuracy.coverage)} {low} to {high}"]
     if task.num_samples > 1:
         parts.append(f"mean of {task.num_samples} replies to each")
     parts.append(f"{measured.fingerprint.server}, suite {report.suite}, replies of at most {task.max_tokens} tokens")

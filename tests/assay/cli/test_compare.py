@@ -71,7 +71,9 @@ def test_what_is_lost_from_the_first_to_the_second(run: Run, runs: tuple[Path, P
     assert (needle.lost, needle.not_paired) == (None, "the second run did not ask it")
     assert needle.scores == (before.tasks[1].accuracy, None)
     code, out, _ = run("compare", *runs)
-    assert code == 0 and "gains 1.0 points (95 % interval: 3.6 gained to 0.9 lost), 200 pairs" in " ".join(out.split())
+    assert code == 0 and "gains 1.0 points (interval of at least 95 %: 3.6 gained to 0.9 lost), 200 pairs" in " ".join(
+        out.split()
+    )
 
 
 def test_other_questions_are_not_paired(run: Run, runs: tuple[Path, Path]) -> None:

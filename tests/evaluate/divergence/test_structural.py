@@ -147,7 +147,8 @@ def test_gate_over_structural_tokens() -> None:
     assert isinstance(observed, Interval)
     assert (verdict.gate, verdict.status) == ("divergence kl_mean, structural tokens", "FAIL")
     assert verdict.detail == (
-        f"kl_mean on structural tokens {observed.value:.4g} nats (95 % interval {observed.low:.4g} to {observed.high:.4g}); "
+        f"kl_mean on structural tokens {observed.value:.4g} nats (interval of about 95 %: {observed.low:.4g} "
+        f"to {observed.high:.4g}); "
         "allowed at most 0.1 nats."
     )
     assert judge_divergence(kl, measured(record([text(i, 0.95) for i in range(24)]))).status == "PASS"

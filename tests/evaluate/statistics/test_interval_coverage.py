@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "verdicts"))
 
-from interval_coverage import Row, covers, every_row, lines
+from interval_coverage import Coverage, Row, covers, every_row, lines
 
 ROWS = {f"{one.printed}: {one.population}": one for one in every_row()}
 
@@ -46,6 +46,33 @@ def test_every_row_draws_what_it_says() -> None:
     table = [line for line in lines(2, "") if line.startswith("|")]
     missed = [covers(one, 2).holds < 0.93 for one in ROWS.values()]
     assert ["**below 93 %**" in line for line in table[2:]] == missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("loss, one reply to each item: 400 generated items, 0.5 % differ (two pairs)", "at_least"),
+        ("loss, one reply to each item: 1319 problems, 3 % differ", "nominal"),
+        ("loss, several replies: 60 problems, even, 5 + 5 replies, 0 points lost", "at_least"),
+        ("loss at a length (cells, effective length): 8 items (one length and depth), 5 % differ", "at_least"),
+        ("loss over several looks, when it is decided: 60 problems, broken, 6 points lost", "at_least"),
+        ("rate (cells of RULER, probes, levers, budget check): 256 trials, 1 %", "at_least"),
+        ("SWE-bench: loss: verified, sd of repositories 0 points, trajectories: 1", "at_least"),
+        ("top-1 agreement: 48 texts: agrees 0.995", "about"),
+    ],
+)  # fmt: skip
+def test_an_interval_is_called_what_it_covers(name: str, word: str) -> None:
+    """All but the second cover more than 97 % and said "95 %" before."""
+    found = covers(ROWS[name], 300)
+    assert (found.word, found.remark) == (word, "")
+    assert found.called[found.word] > 0.9
+
+
+def test_a_word_that_is_not_kept_is_remarked() -> None:
+    wide = Coverage(0.0, 0.0, 1.0, {"nominal": 1.0, "at_least": 0.0, "about": 0.0}, 2000)
+    narrow = Coverage(0.03, 0.03, 1.0, {"nominal": 0.0, "at_least": 1.0, "about": 0.0}, 2000)
+    assert [one.remark for one in (wide, narrow)] == ["**above 97 %**", "**below 95 %**"]
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:

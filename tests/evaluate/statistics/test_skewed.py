@@ -87,9 +87,11 @@ def test_ends_stay_inside_what_the_mean_can_be() -> None:
 
 
 def test_texts_all_alike_are_a_point() -> None:
-    assert skewed_mean(np.zeros(40), np.repeat(np.arange(20), 2)) == Interval(value=0.0, low=0.0, high=0.0, n=20)
+    assert skewed_mean(np.zeros(40), np.repeat(np.arange(20), 2)) == Interval(
+        value=0.0, low=0.0, high=0.0, n=20, coverage="about"
+    )
     by_stratum = skewed_mean(np.repeat([1.0, 3.0], 20), np.arange(40), np.repeat([0, 1], 20))
-    assert by_stratum == Interval(value=2.0, low=2.0, high=2.0, n=40)
+    assert by_stratum == Interval(value=2.0, low=2.0, high=2.0, n=40, coverage="about")
 
 
 @pytest.mark.parametrize(

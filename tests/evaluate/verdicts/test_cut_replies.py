@@ -103,7 +103,7 @@ def test_an_excess_that_may_be_one_of_several_by_chance_is_no_pass() -> None:
     assert (verdict.status, verdict.observed) == ("UNDERPOWERED", alone.drop)
     assert (verdict.p_fail, verdict.p_fail_holm) == (alone.p_fail, pytest.approx(3 * alone.p_fail))
     assert verdict.detail == (
-        "Loops in 10 % of its replies to arithmetic (6 of 60), fp8 in none (95 % interval: 2.9 to 20.1 points "
+        "Loops in 10 % of its replies to arithmetic (6 of 60), fp8 in none (interval of at least 95 %: 2.9 to 20.1 points "
         "more); 2 % more allowed. By itself this fails, but among 3 such comparisons it may be chance (Holm)."
     )
     fewer = two_tasks(5, SCORE, TRUNCATION).verdicts[1]
@@ -139,7 +139,8 @@ def test_a_pass_holds_with_every_cut_reply_counted_against_the_candidate() -> No
     [verdict] = report.verdicts
     assert (verdict.status, verdict.worst_case) == ("UNDERPOWERED", paired_difference(6, 0, 200))
     assert verdict.detail == (
-        "Neither gains nor loses on arithmetic (95 % interval: 1.9 gained to 1.9 lost); 5 allowed. With every cut reply "
+        "Neither gains nor loses on arithmetic (interval of at least 95 %: 1.9 gained to 1.9 lost); 5 "
+        "allowed. With every cut reply "
         "counted against it, up to 6.4 points may be lost; raise max_tokens."
     )
     assert report.reasons["w4a16"] == (
@@ -162,7 +163,8 @@ def test_what_none_does_is_said_of_all_tasks() -> None:
     verdict = two_tasks(0, SCORE, TRUNCATION).verdicts[1]
     assert (verdict.status, verdict.detail) == (
         "PASS",
-        "Is cut off or loops in none of its 120 replies to all tasks, fp8 in none (95 % interval: 3.1 points fewer to 3.1 "
+        "Is cut off or loops in none of its 120 replies to all tasks, fp8 in none (interval of at least 95 "
+        "%: 3.1 points fewer to 3.1 "
         "more); 2 % more allowed.",
     )
 

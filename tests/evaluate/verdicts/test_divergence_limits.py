@@ -74,27 +74,28 @@ def test_which_limit_applies(gate: DivergenceGate, weight_bits: int | None, floo
     [
         (
             0.05, 8, None, "FAIL",
-            "kl_mean 0.05 nats (95 % interval 0.045 to 0.055); allowed at most 0.02 nats for 8-bit weights.",
+            "kl_mean 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.02 nats for 8-bit weights.",
         ),
         (
             0.05, 4, 1e-5, "PASS",
-            "kl_mean 0.05 nats (95 % interval 0.045 to 0.055); allowed at most 0.08 nats for 4-bit weights. "
+            "kl_mean 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.08 nats for 4-bit weights. "
             "A small divergence fails nothing; it does not show that answers are as good.",
         ),
         (
             0.02, 8, 0.03, "PASS",
-            "kl_mean 0.02 nats (95 % interval 0.018 to 0.022); allowed at most 0.06 nats (2 times the reference's own repeat, "
+            "kl_mean 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.06 nats (2 times the reference's own repeat, "
             "0.03; 0.02 for 8-bit weights with less noise). A small divergence fails nothing; it does not show that answers "
             "are as good.",
         ),
         (
             0.02, 16, None, "UNDERPOWERED",
-            "kl_mean 0.02 nats (95 % interval 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, which lies inside "
+            "kl_mean 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, "
+            "which lies inside "
             "the interval.",
         ),
         (
             0.05, None, None, "PASS",
-            "kl_mean 0.05 nats (95 % interval 0.045 to 0.055); allowed at most 0.1 nats for any format (the bits of its "
+            "kl_mean 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.1 nats for any format (the bits of its "
             "weights are not known). A small divergence fails nothing; it does not show that answers are as good.",
         ),
     ],

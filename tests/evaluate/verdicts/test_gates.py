@@ -135,7 +135,8 @@ def test_whole_verdict_of_a_score() -> None:
         observed=paired_difference(4, 0, 198),
         limit=0.05,
         detail=(
-            "Loses 2.0 points on arithmetic (95 % interval: 0.1 to 5.1 lost); 5 allowed. The loss is certain, whether it is "
+            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. The loss is "
+            "certain, whether it is "
             "more than 5 points is not; about 337 items would decide if the loss seen is the true one."
         ),
         clause="loses 2.0 points on arithmetic; 5 allowed",
@@ -293,18 +294,18 @@ def interval(value: float, low: float, high: float) -> Interval:
     ("gate", "changes", "status", "detail"),
     [
         ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.02, 0.01, 0.03)}, "PASS",
-         "kl_mean 0.02 nats (95 % interval 0.01 to 0.03); allowed at most 0.1 nats. A small divergence fails nothing; it does "
+         "kl_mean 0.02 nats (95 % interval: 0.01 to 0.03); allowed at most 0.1 nats. A small divergence fails nothing; it does "
          "not show that answers are as good."),
         ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.2, 0.15, 0.3)}, "FAIL",
-         "kl_mean 0.2 nats (95 % interval 0.15 to 0.3); allowed at most 0.1 nats."),
+         "kl_mean 0.2 nats (95 % interval: 0.15 to 0.3); allowed at most 0.1 nats."),
         ({"metric": "kl_mean", "max": 0.1}, {"kl_mean": interval(0.1, 0.08, 0.12)}, "UNDERPOWERED",
-         "kl_mean 0.1 nats (95 % interval 0.08 to 0.12); allowed at most 0.1 nats, which lies inside the interval."),
+         "kl_mean 0.1 nats (95 % interval: 0.08 to 0.12); allowed at most 0.1 nats, which lies inside the interval."),
         ({"metric": "kl_p99", "max": 0.5}, {"kl_p99": 0.7}, "FAIL",
          "kl_p99 0.7 nats (no interval); allowed at most 0.5 nats."),
         ({"metric": "top1_agreement", "min": 0.9}, {"top1_agreement": interval(0.8, 0.78, 0.82)}, "FAIL",
-         "top1_agreement 0.8 (95 % interval 0.78 to 0.82); allowed at least 0.9."),
+         "top1_agreement 0.8 (95 % interval: 0.78 to 0.82); allowed at least 0.9."),
         ({"metric": "top1_agreement", "min": 0.9}, {"top1_agreement": interval(0.95, 0.94, 0.96)}, "PASS",
-         "top1_agreement 0.95 (95 % interval 0.94 to 0.96); allowed at least 0.9. A small divergence fails nothing; it does "
+         "top1_agreement 0.95 (95 % interval: 0.94 to 0.96); allowed at least 0.9. A small divergence fails nothing; it does "
          "not show that answers are as good."),
         ({"metric": "kl_mean", "max": 0.1}, {"num_non_finite": 3}, "NOT MEASURED",
          "3 of 9216 positions had no finite log-probability: a mean over the others would hide them."),
@@ -421,7 +422,7 @@ def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
     assert report.reasons == {"w4a16": f"{WITHIN}; 1 gate passed, 1 not measured: acceptance"}
 
 
-WITHIN = "no task loses more than its margin; closest is arithmetic, at most 1.9 lost (95 % interval); 5 allowed"
+WITHIN = "no task loses more than its margin; closest is arithmetic, at most 1.9 lost (interval of at least 95 %); 5 allowed"
 NEEDLE = {"kind": "score", "task": "needle", "max_drop": 0.05}
 
 
@@ -573,7 +574,8 @@ def test_a_reference_that_may_be_guessing_shows_nothing(num_right: int, n: int, 
     [verdict] = judged(choices("fp8", reference, chance), choices("w4a16", candidate, chance), gates).verdicts
     assert (verdict.status, verdict.has_say) == (status, True)
     details = {
-        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval 24.1 % to 36.7 %), 25 % by guessing: "
+        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval: 24.1 % to 36.7 %), 25 "
+        "% by guessing: "
         "it may only be guessing, so this task cannot show a loss; ask something easier, or more items.",
         2000: "fp8 itself is right in 600 of 2000 replies to arithmetic (30 %, 25 % by guessing): it has less than 10 points "
         "to lose, so this task cannot show such a loss; ask something easier, or give it the context or budget it needs.",
@@ -650,7 +652,7 @@ def test_several_samples_are_judged_by_item() -> None:
     drop = graded_difference([1.0] * 100, [0.75] * 40 + [1.0] * 60)
     assert (verdict.observed, verdict.status, verdict.discordant) == (drop, "FAIL", (40, 0))
     assert (drop.value, drop.n) == (pytest.approx(0.1), 100)
-    assert verdict.detail == "Loses 10.0 points on arithmetic (95 % interval: 6.3 to 13.7 lost); 5 allowed."
+    assert verdict.detail == "Loses 10.0 points on arithmetic (interval of at least 95 %: 6.3 to 13.7 lost); 5 allowed."
     assert verdict.p_value == pytest.approx(0.00086, abs=5e-6)
     same = judged(reference, measured("w4a16", ours), recipe(SCORE))
     assert same.verdicts[0].status == "PASS"  # 100 clean items: z^2 / (100 + z^2) is 3.7 points

@@ -55,12 +55,14 @@ def judged(ours: range, theirs: range, *others: dict[str, Any], n: int = 100, **
         (range(1), range(1, 11), {},
          "loses 9.0 points on Chinese code lookup; 10 allowed: the loss is certain, whether it is more than 10 points is not; "
          "1 gate underpowered",
-         "Loses 9.0 points on Chinese code lookup (95 % interval: 2.8 to 16.6 lost); 10 allowed. The loss is certain, whether "
+         "Loses 9.0 points on Chinese code lookup (interval of at least 95 %: 2.8 to 16.6 lost); 10 allowed. "
+         "The loss is certain, whether "
          "it is more than 10 points is not; about 8,331 items would decide if the loss seen is the true one."),
         (range(0), range(12), {},
          "loses 12.0 points on Chinese code lookup; 10 allowed: the loss is certain, whether it is more than 10 points is not; "
          "1 gate underpowered",
-         "Loses 12.0 points on Chinese code lookup (95 % interval: 6.4 to 19.8 lost); 10 allowed. The loss is certain, whether "
+         "Loses 12.0 points on Chinese code lookup (interval of at least 95 %: 6.4 to 19.8 lost); 10 allowed. "
+         "The loss is certain, whether "
          "it is more than 10 points is not; more items would not pass it if the loss seen is the true one."),
         (range(13), range(13, 26), {},
          "neither gains nor loses on Chinese code lookup; 10 allowed: there may be no loss, or one of more than 10 points; "
@@ -111,7 +113,8 @@ def test_gates_that_were_not_measured_are_counted_beside_those_that_passed() -> 
     report = judged(range(0), range(0), other)
     assert report.overall == {"w4a16": "PASS"}
     assert report.reasons["w4a16"] == (
-        "no task loses more than its margin; closest is Chinese code lookup, at most 3.7 lost (95 % interval); 10 allowed; "
+        "no task loses more than its margin; closest is Chinese code lookup, at most 3.7 lost (interval of "
+        "at least 95 %); 10 allowed; "
         "1 gate passed, 1 not measured: ruler"
     )
 
@@ -175,7 +178,8 @@ def test_cut_replies_of_tasks_that_are_left_out_are_named() -> None:
     report = judge(sides, GateRecipe.model_validate({"schema": 1, "name": "test", "gates": gates}), model="tiny-glm")
     assert (report.verdicts[2].status, report.verdicts[2].detail) == (
         "PASS",
-        "Is cut off in none of its 100 replies to Chinese code lookup, fp8 in none (95 % interval: 3.7 points fewer to "
+        "Is cut off in none of its 100 replies to Chinese code lookup, fp8 in none (interval of at least 95 "
+        "%: 3.7 points fewer to "
         "3.7 more); 2 % more allowed. Not counted, for the reference cannot do the task: "
         "12 of 52 on RULER (fp8), 12 of 52 on RULER (w4a16).",
     )

@@ -180,8 +180,9 @@ def _lost(task: TaskComparison) -> str:
     """`loses 1.5 points (95 % interval: 0.9 gained to 4.2 lost), 200 pairs`."""
     if task.lost is None:
         return "not paired"
-    level, ends = quantities.percent_short(task.lost.level), quantities.lost_or_gained(task.lost.low, task.lost.high)
-    return f"{quantities.change(task.lost.value)} ({level} interval: {ends}), {task.num_pairs} pairs"
+    lost = task.lost
+    name, ends = quantities.interval_name(lost.level, lost.coverage), quantities.lost_or_gained(lost.low, lost.high)
+    return f"{quantities.change(lost.value)} ({name}: {ends}), {task.num_pairs} pairs"
 
 
 def _nats(mean: TextMean | None) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from assay.quantities import capital, percent_plain, percent_short, points
+from assay.quantities import capital, interval_name, percent_plain, percent_short, points
 from assay.recipes.gate import GateRecipe, ScoreGate, TruncationGate
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -228,8 +228,9 @@ def _together(tasks: Sequence[TaskResult], event: Event) -> TaskResult:
 
 
 def _sentence(one: _Excess, reference: Measurement, gate: TruncationGate) -> str:
-    level = percent_short(one.evidence.drop.level)
-    return f"{capital(_clause(one, reference))} ({level} interval: {_more_or_fewer(one.evidence.drop)}); {_allowed(gate)}"
+    drop = one.evidence.drop
+    name = interval_name(drop.level, drop.coverage)
+    return f"{capital(_clause(one, reference))} ({name}: {_more_or_fewer(drop)}); {_allowed(gate)}"
 
 
 def _allowed(gate: TruncationGate) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from assay.quantities import capital, percent_plain, percent_short
+from assay.quantities import capital, interval_name, percent_plain, percent_short
 from assay.recipes.gate import GateRecipe, VerbosityGate
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -128,7 +128,7 @@ def _change(increase: Interval) -> str:
 
 
 def _ends(increase: Interval) -> str:
-    return f"{percent_short(increase.level)} interval: {_signed(increase.low)} to {_signed(increase.high)}"
+    return f"{interval_name(increase.level, increase.coverage)}: {_signed(increase.low)} to {_signed(increase.high)}"
 
 
 def _signed(share: float) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from assay.quantities import capital, percent_plain, percent_short
+from assay.quantities import capital, interval_name, percent_plain
 from assay.recipes.gate import GateRecipe, ScoreGate, WholeGate
 from assay.records.base import Interval
 from assay.records.verdict import Status, TaskUse, Verdict, WholeClaim
@@ -115,7 +115,7 @@ def _claim(
 def _detail(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str], min_items: int) -> str:
     """`Loses 12 % of the margins of 3 tasks on average (95 % interval: 8 % gained to 31 % lost); less than 50 % allowed; no
     task lost 2 margins.`"""
-    found = f"{capital(_used(mean))} ({percent_short(mean.level)} interval: {_ends(mean)}); {_limit(gate)}"
+    found = f"{capital(_used(mean))} ({interval_name(mean.level, mean.coverage)}: {_ends(mean)}); {_limit(gate)}"
     still_open = _open(gate, mean, uses, few, min_items)
     if all(one.within_max for one in uses):
         still_open.append(f"no task lost {gate.max_task:g} margins")
