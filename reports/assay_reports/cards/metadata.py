@@ -154,7 +154,7 @@ def _benchmark_of(task: TaskNumbers, report: Report) -> Benchmark | None:
 def _notes(task: TaskNumbers, report: Report, measured: Measurement) -> str:
     assert task.accuracy is not None
     low, high = (round(100 * bound, 1) for bound in (task.accuracy.low, task.accuracy.high))
-    parts = [f"{task.num_items} items", f"{interval_name(task.accuracy.level, task.accuracy.coverage)} {low} to {high}"]
+    parts = [f"{task.num_items} items", f"{interval_name(task.accuracy.level, task.accuracy.coverage)}: {low} to {high}"]
     if task.num_samples > 1:
         parts.append(f"mean of {task.num_samples} replies to each")
     parts.append(f"{measured.fingerprint.server}, suite {report.suite}, replies of at most {task.max_tokens} tokens")
