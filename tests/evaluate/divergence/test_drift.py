@@ -198,7 +198,8 @@ def test_span_that_few_texts_reach_is_not_skipped() -> None:
     first = record.drift[0].by_span[0].kl_mean_interval
     assert first is not None and verdict.detail == (
         f"Not judged: kl_mean at positions 512 and beyond {late.kl_mean:.4g} over 1 text; 20 are needed. The rest does not "
-        f"fail it: kl_mean at positions 0 to 511 {first.value:.4g} nats (interval of about 95 %: {first.low:.4g} to {first.high:.4g}); "
+        f"fail it: kl_mean at positions 0 to 511 {first.value:.4g} nats "
+        f"(interval of about 95 %: {first.low:.4g} to {first.high:.4g}); "
         "allowed at most 0.1 nats."
     )
     failed = judge_divergence(gate(metric="kl_mean", over="spans", max=1e-6), measured(record))
