@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -16,10 +17,12 @@ from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.records.base import Part, Record
+from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.deployment.record import load_deployments
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
-from assay.records.run import RUN_RECORD, RunRecord
+from assay.records.run import RUN_RECORD, RunRecord, judged_bytes
+from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status
 from assay.records.verification import Verification, is_as_verified
 from assay.safe_files import open_ours
@@ -65,6 +68,27 @@ class WorkStatus(Part):
     """None: not known."""
 
 
+class SpeedStatus(Part):
+    """Of `speed.json`."""
+
+    points: dict[str, int]
+    """Origin (`measured`, `imported`, `predicted`) -> rows of the bytes that are here."""
+    checkpoints: tuple[str, ...]
+    """That have a measured row."""
+    other_bytes: tuple[str, ...]
+    """That have rows of bytes which they no longer have."""
+    not_measured: dict[str, str]
+    """Checkpoint -> why it has no row."""
+
+
+class ChoiceStatus(Part):
+    """Of `choice.json`."""
+
+    recommendation: str
+    outdated: str | None
+    """Why it is not about what is here now. None: it is."""
+
+
 class RunStatus(Record):
     """One run."""
 
@@ -77,6 +101,10 @@ class RunStatus(Record):
     suite: str | None
     checkpoints: tuple[CheckpointStatus, ...]
     at_work: tuple[WorkStatus, ...]
+    speed: SpeedStatus | None = None
+    """None: nothing was measured, imported or predicted."""
+    choice: ChoiceStatus | None = None
+    """None: `assay choose` was not run."""
     problem: str | None = None
     """Why nothing else is known: a record is damaged."""
 
@@ -128,6 +156,8 @@ def read_status(folder: Path) -> RunStatus:
         suite=None if about.suite is None else about.suite.name,
         checkpoints=tuple(sorted(checkpoints, key=lambda one: not one.is_reference)),
         at_work=tuple(_at_work(folder, made)),
+        speed=_speed(folder),
+        choice=_choice(folder, about.model, gates),
     )
 
 
@@ -138,6 +168,25 @@ def _expected(about: RunRecord) -> list[str]:
     recipe = load_recipe(ModelRecipe, about.model)
     first = [recipe.reference.precision] if recipe.reference.precision is not None else []
     return [*first, *(Path(one).stem for one in recipe.precisions)]
+
+
+def _speed(folder: Path) -> SpeedStatus | None:
+    if (record := SpeedRecord.load_if_there(folder / SPEED_RECORD)) is None:
+        return None
+    ours, other = record.of_bytes(judged_bytes(folder))
+    return SpeedStatus(
+        points=dict(Counter(row.origin for row in ours.rows)),
+        checkpoints=tuple(dict.fromkeys(row.checkpoint for row in ours.rows if row.origin == "measured")),
+        other_bytes=other,
+        not_measured={one.checkpoint: one.reason for one in ours.not_measured if one.concurrency is None},
+    )
+
+
+def _choice(folder: Path, model: str, gates: GateReport | None) -> ChoiceStatus | None:
+    if (record := Choice.load_if_there(folder / CHOICE_RECORD)) is None:
+        return None
+    why = record.why_outdated(model, judged_bytes(folder), {} if gates is None else gates.overall)
+    return ChoiceStatus(recommendation=record.recommendation, outdated=why)
 
 
 def _replies(folder: Path) -> dict[str, int]:

@@ -10,7 +10,8 @@ from typing import Literal, Self
 
 from assay.foreign_text import safe_name
 from assay.records.base import Part, Record, sha256_of
-from assay.records.manifest import MANIFEST, Manifest
+from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.serving import Signature
 
@@ -136,3 +137,11 @@ def verification_of(checkpoint: Path) -> Path:
 def _beside_or_inside(checkpoint: Path, inside: str, beside: str) -> Path:
     is_inside = (checkpoint / PLAN_INSIDE).is_file() or checkpoint.name != "checkpoint"
     return checkpoint / inside if is_inside else checkpoint.parent / beside
+
+
+def judged_bytes(run_dir: Path) -> dict[str, str]:
+    """Label -> `checkpoint_sha256` that the verdicts are about; of what was not measured, of the checkpoint that is there."""
+    made = {path.parent.parent.name: load_manifest(path.parent) for path in sorted(run_dir.glob(f"*/checkpoint/{MANIFEST}"))}
+    measured = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    found = {label: manifest.checkpoint_sha256 for label, manifest in made.items() if manifest is not None}
+    return found | {one.label: one.checkpoint_sha256 for one in measured}

@@ -6,7 +6,7 @@ compared only if `SpeedRow.like` agrees: MTP on and MTP off, native and emulated
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +15,7 @@ from assay.records.base import Part, Record
 
 SPEED_RECORD = "speed.json"
 """In the folder of a run: everything that `assay speed` measured, imported and predicted for it."""
+OTHER_BYTES = "measured of other bytes than the run's checkpoint has now; `assay speed` measures these"
 Origin = Literal["measured", "imported", "predicted"]
 
 
@@ -137,3 +138,17 @@ class SpeedRecord(Record):
                 raise ValueError(f"two rows of {row.checkpoint} at {at}")
             seen.add(point)
         return self
+
+    def of_bytes(self, hashes: Mapping[str, str]) -> tuple[SpeedRecord, tuple[str, ...]]:
+        """(the record without rows that were measured of other bytes, labels of those, each once).
+
+        hashes: label -> `checkpoint_sha256` of what the label means now; of others nothing is known, and their rows stay.
+        """
+        kept: list[SpeedRow] = []
+        other: dict[str, None] = {}
+        for row in self.rows:
+            if row.checkpoint_sha256 in (None, hashes.get(row.checkpoint, row.checkpoint_sha256)):
+                kept.append(row)
+            else:
+                other[row.checkpoint] = None
+        return self.model_copy(update={"rows": tuple(kept)}), tuple(other)

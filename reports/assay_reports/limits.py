@@ -18,6 +18,13 @@ from assay_reports.deployment_limits import deployments_left_out, nothing_scored
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
+from assay_reports.speed_limits import (
+    choice_outdated,
+    speed_conditions,
+    speed_from_elsewhere,
+    speed_outdated,
+    speed_unmeasured,
+)
 
 GENERATED_KINDS = ("arithmetic", "needle", "tools")
 
@@ -415,6 +422,11 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "kinds_of_work": kinds_of_work,
     "languages": languages,
     "context_length": context_length,
+    "speed_unmeasured": speed_unmeasured,
+    "speed_conditions": speed_conditions,
+    "speed_from_elsewhere": speed_from_elsewhere,
+    "speed_outdated": speed_outdated,
+    "choice_outdated": choice_outdated,
     "no_load": no_load,
     "probes_not_judged": probes_not_judged,
     "probes_not_run": probes_not_run,

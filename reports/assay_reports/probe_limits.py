@@ -18,10 +18,7 @@ def no_load(run: Run) -> str | None:
     bound = percent_of_events(min(1.0, 3 / max(requests, 1)))
     seen = f", and {requests:,} requests without one would bound their rate only at {bound}" if requests else ""
     who = "" if len(unprobed) == len(run.measurements) else f" of {', '.join(unprobed)}"
-    return (
-        f"No load test, no speed measurement and no probes{who}: failures that need concurrency or long uptime were not looked "
-        f"for{seen}."
-    )
+    return f"No load test and no probes{who}: failures that need concurrency or long uptime were not looked for{seen}."
 
 
 def probes_not_run(run: Run) -> str | None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from assay.errors import AssayError
 from assay.records.base import Record
+from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.comparable import check_measurements
 from assay.records.deployment.record import Deployment, load_deployments
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
@@ -19,7 +20,7 @@ from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
-from assay_reports.choice import CHOICE_RECORD, Choice, read_choice
+from assay_reports.choice import ChoiceWords, choice_words
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""
@@ -54,8 +55,11 @@ class Run:
     """About earlier ones."""
     speed: SpeedRecord | None = None
     """Of `assay speed`; also what was imported or predicted for the run."""
-    choice: Choice | None = None
-    """Of `assay choose`."""
+    old_speeds: tuple[str, ...] = ()
+    """Checkpoints of which `speed.json` has rows of other bytes than those that are reported; these rows are left out."""
+    choice: ChoiceWords | None = None
+    """Of `assay choose`. None: it did not run, or `choice_outdated` says why it is left out."""
+    choice_outdated: str | None = None
 
     @property
     def reference(self) -> Measurement | None:
@@ -100,11 +104,33 @@ def load_run(run_dir: Path) -> Run:
     check = GpuCheck.load_if_there(run_dir / CHECK_NAME)
     deployments, old = load_deployments(run_dir, run.measurements, run.gates)
     choices = about.choices if about is not None else ()
-    speed = SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
-    return replace(
-        run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed,
-        choice=read_choice(run_dir / CHOICE_RECORD),
-    )  # fmt: skip
+    run = replace(run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old)
+    return _with_choice(_with_speed(run, run_dir / SPEED_RECORD), run_dir / CHOICE_RECORD)
+
+
+def _with_speed(run: Run, path: Path) -> Run:
+    """With the rows of the bytes that are reported; those that name none were imported or predicted, and stay."""
+    if (record := SpeedRecord.load_if_there(path)) is None:
+        return run
+    speed, old = record.of_bytes(_hashes(run))
+    return replace(run, speed=speed, old_speeds=old)
+
+
+def _with_choice(run: Run, path: Path) -> Run:
+    """With the choice, if it is of the checkpoints and verdicts that are reported."""
+    if (record := Choice.load_if_there(path)) is None:
+        return run
+    if (why := record.why_outdated(run.model, _hashes(run), {} if run.gates is None else run.gates.overall)) is not None:
+        return replace(run, choice_outdated=why)
+    found = run.gates.verdicts if run.gates is not None else ()
+    undecided = {one.candidate for one in found if one.status == "UNDERPOWERED" and one.has_say}
+    return replace(run, choice=choice_words(record, undecided))
+
+
+def _hashes(run: Run) -> dict[str, str]:
+    """Label -> hash of the bytes that are reported: those that were measured, else those that were made."""
+    made = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
+    return made | {m.label: m.checkpoint_sha256 for m in run.measurements}
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

@@ -14,7 +14,7 @@ from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
 from assay.records.verdict import Chosen, PublishedComparison, Status, Verdict
 from assay.records.verification import Damage
-from assay_reports.choice import Choice
+from assay_reports.choice import ChoiceWords
 from assay_reports.drift import TaskFlips, TimesFloor
 
 
@@ -183,5 +183,5 @@ class Report(Record):
     effective_lengths: tuple[EffectiveLength, ...] = ()
     speed: SpeedRecord | None = None
     """`speed.json`. None: `assay speed` has not run."""
-    choice: Choice | None = None
+    choice: ChoiceWords | None = None
     """Of `choice.json`. None: `assay choose` has not run."""

@@ -25,6 +25,7 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import FormatCheck, GpuCheck
 from assay.records.probe import ProbeResult
+from assay.records.speed import Origin, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verification import Verification
 from assay_reports import text
 from assay_reports.card import render_card, write_card
@@ -346,6 +347,18 @@ def checked_on(gpu: str | None, gpus: str) -> Callable[[Run], Run]:
     return lambda run: replaced(native(run), gpu_check=check)
 
 
+def speeds(*labels: str, origin: Origin = "measured") -> Callable[[Run], Run]:
+    """One row each."""
+    rows = tuple(
+        SpeedRow(
+            checkpoint=label, origin=origin, source="s", hardware="8xH200", num_gpus=8, speculation=0, prompts="chat",
+            concurrency=1, repeats=(SpeedRepeat(output_tokens_s=50.0),),
+        )
+        for label in labels
+    )  # fmt: skip
+    return lambda run: replaced(run, speed=SpeedRecord(rows=rows))
+
+
 ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
 
 
@@ -399,6 +412,11 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("verification_gaps", False, lambda run: replaced(run, verifications={})),
         ("verification_stale", False, verifications(checkpoint_sha256="0" * 64)),
         ("precisions_by_shape", False, lambda run: replaced(run, choices=("w4a16-g64 in place of w4a16",))),
+        ("speed_unmeasured", True, speeds("fp8", "bf16", "w4a16", "nvfp4a16")),
+        ("speed_conditions", False, speeds("fp8")),
+        ("speed_from_elsewhere", False, speeds("fp8", origin="predicted")),
+        ("speed_outdated", False, lambda run: replaced(run, old_speeds=("w4a16",))),
+        ("choice_outdated", False, lambda run: replaced(run, choice_outdated="it is of glm-5")),
     ],
 )  # fmt: skip
 def test_a_limit_is_there_only_while_its_condition_holds(
@@ -601,9 +619,7 @@ def test_limits_do_not_speak_of_what_nobody_answered(run_dir: Path) -> None:
     said = {limit.key: limit.text for limit in find_limits(each(run, nothing))}
     assert said["quantized_reference"].endswith("how far that is from it was not measured.")
     assert not {"one_seed", "languages", "context_length", "sample_sizes"} & set(said)
-    assert said["no_load"] == (
-        "No load test, no speed measurement and no probes: failures that need concurrency or long uptime were not looked for."
-    )
+    assert said["no_load"] == ("No load test and no probes: failures that need concurrency or long uptime were not looked for.")
     one_text = make_drift("all", 0.1, 0.9).model_copy(update={"num_documents": 1})
     [few] = [limit.text for limit in find_limits(divergences(drift=(one_text,))(run)) if limit.key == "few_texts"]
     assert few.startswith("Divergence over 1 sampled text has no interval, and no gate judges it")

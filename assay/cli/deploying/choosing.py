@@ -17,7 +17,8 @@ from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
-from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRow
+from assay.records.run import judged_bytes
+from assay.records.speed import OTHER_BYTES, SPEED_RECORD, SpeedRecord, SpeedRow
 
 if TYPE_CHECKING:
     from assay_evaluate.roofline.beside import Beside
@@ -61,8 +62,11 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
             records.append(SpeedRecord.load(path))
         else:
             rows += read_imported(path, None, Stated())
-    for one in records:
+    known = {} if run_dir is None else judged_bytes(run_dir)
+    for read in records:
+        one, other = read.of_bytes(known)
         rows += one.rows
+        why |= dict.fromkeys(other, OTHER_BYTES)
         for left in one.not_measured:
             if left.concurrency is None and not left.reason.startswith(NOT_PREDICTED):
                 why[left.checkpoint] = left.reason

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from assay.records.base import Interval, Part, Record
+from assay.records.verdict import Status
 
 CHOICE_RECORD = "choice.json"
 """In the folder of a run: what `assay choose` said last."""
@@ -138,6 +140,8 @@ class Choice(Record):
     objective: dict[str, float] = Field(default_factory=dict)
     """`ttft_s`, `tpot_s`, `end_to_end_s` -> the most."""
     usd_per_gpu_hour: float | None = None
+    checkpoint_sha256: dict[str, str] = Field(default_factory=dict)
+    """Checkpoint -> hash of the bytes whose speed was measured. Absent: its rows are imported or predicted."""
     concurrency: tuple[int, ...]
     setups: tuple[Setup, ...]
     cells: tuple[Cell, ...]
@@ -147,6 +151,8 @@ class Choice(Record):
     flips: tuple[Flip, ...] = ()
     if_passed: tuple[str, ...] = ()
     """What would change if a checkpoint whose quality is undecided passed, one line each."""
+    undecided: tuple[str, ...] = ()
+    """Checkpoints that are undecided and have no speed either, and what would decide them, one line each."""
     one_for_all: Regret | None = None
     regrets: tuple[Regret, ...] = ()
     refused: tuple[str, ...] = ()
@@ -155,3 +161,19 @@ class Choice(Record):
     """Rows that could not be used, and why."""
     seed: int
     num_draws: int
+
+    def why_outdated(self, model: str, hashes: Mapping[str, str], overall: Mapping[str, Status]) -> str | None:
+        """Why it is not about this run as it is now, in a clause; None: it is.
+
+        hashes: label -> `checkpoint_sha256` now. overall: label -> verdict now. Of labels that are in neither nothing is known.
+        """
+        if self.model is not None and self.model != model:
+            return f"it is of {self.model}"
+        changed = [label for label, sha256 in self.checkpoint_sha256.items() if hashes.get(label, sha256) != sha256]
+        if changed:
+            return f"{', '.join(changed)} {'was' if len(changed) == 1 else 'were'} made again since"
+        words = [one for one in self.quality if one.word in get_args(Status)]
+        judged = [one for one in words if overall.get(one.checkpoint, one.word) != one.word]
+        if judged:
+            return "; ".join(f"{one.checkpoint} was {one.word} then and is {overall[one.checkpoint]} now" for one in judged)
+        return None

@@ -16,13 +16,14 @@ from assay.records.verdict import GateReport
 from assay_evaluate.choice.curves import NOBODY, Curve, Envelope, Known, envelope, turns
 from assay_evaluate.choice.quality import judged, losses
 from assay_evaluate.choice.rows import Key, Usable, latencies, usable
-from assay_evaluate.choice.sentences import if_passed, recommendation
+from assay_evaluate.choice.sentences import if_passed, recommendation, without_speed
 from assay_evaluate.roofline.beside import Beside
 from assay_evaluate.roofline.predicted import SPREAD
 from assay_evaluate.speed.ratio import mean_of, output_tokens_s, ratio, why_unlike
 
 SEED, NUM_DRAWS = 17, 2000
 LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "end_to_end_s": "end to end"}
+OPEN = ("UNDERPOWERED", "NOT MEASURED")
 OneBeside = Callable[[SpeedRow], Beside | None]
 
 
@@ -45,7 +46,8 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
     found = usable(rows, wanted.prompts, wanted.concurrency)
     points = wanted.concurrency or tuple(sorted({at for _, at in found.rows}))
     objective = dict(wanted.objective or {})
-    quality = judged(gates, [*(key[0] for key in found.setups), *(row.checkpoint for row in found.others)])
+    setups = [key[0] for key in found.setups]
+    quality = judged(gates, [*setups, *(row.checkpoint for row in found.others), *_judged_labels(gates, setups)])
     cells = {
         (key, at): _cell(found, key, at, wanted, objective, gates is not None) for key in found.setups for at in points
     }  # fmt: skip
@@ -57,7 +59,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
     flips = tuple(_flips(found, best, names))
     regrets = tuple(_regrets(found, may, cells, picks))
     cells |= _without_rows(found, points, wanted, gates)
-    open_ones = [key for key in found.setups if quality[key[0]].word in ("UNDERPOWERED", "NOT MEASURED")]
+    open_ones = [key for key in found.setups if quality[key[0]].word in OPEN]
     return Choice(
         model=model,
         recommendation=recommendation(names, best, flips, points, found.conditions[0], assumed=gates is None, picks=picks),
@@ -69,6 +71,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
         engine=found.conditions[4],
         objective=objective,
         usd_per_gpu_hour=wanted.usd_per_gpu_hour,
+        checkpoint_sha256={row.checkpoint: row.checkpoint_sha256 for row in found.rows.values() if row.checkpoint_sha256},
         concurrency=points,
         setups=tuple(found.setups.values()),
         cells=tuple(_on_front(cells, may, losses(gates))),
@@ -76,6 +79,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
         picks=picks,
         flips=flips,
         if_passed=tuple(_if_passed(found, may, open_ones, quality, points, objective, best)),
+        undecided=tuple(without_speed(one) for one in quality.values() if one.word in OPEN and one.checkpoint not in setups),
         one_for_all=min(regrets, key=lambda one: (len(one.misses), _share(one, cells, found)), default=None),
         regrets=regrets,
         refused=found.refused,
@@ -128,14 +132,11 @@ def _without_rows(
     found: Usable, points: Sequence[int], wanted: Wanted, gates: GateReport | None
 ) -> dict[tuple[Key, int], Cell]:
     """Cells of checkpoints that have no row to choose by: what the roofline predicts of them, or why there is none."""
-    known = {key[0] for key in found.setups}
-    labels = [row.checkpoint for row in found.others] + ([gates.reference, *gates.overall] if gates is not None else [])
-    repeats = {f"{gates.reference}-repeat"} if gates is not None else set()
+    known = [key[0] for key in found.setups]
+    labels = [row.checkpoint for row in found.others] + _judged_labels(gates, known)
     made: dict[tuple[Key, int], Cell] = {}
     for label in dict.fromkeys(labels):
-        if label in known | repeats or (label == "reference" and gates is not None and gates.reference in known):
-            continue
-        if gates is not None and label == gates.reference and "reference" in known:
+        if label in known or (label == "reference" and gates is not None and gates.reference in known):
             continue
         for at in points:
             rows = [row for row in found.others if (row.checkpoint, row.concurrency) == (label, at)]
@@ -153,6 +154,14 @@ def _without_rows(
                 source=guess.source if guess else None,
             )
     return made
+
+
+def _judged_labels(gates: GateReport | None, known: Sequence[str]) -> list[str]:
+    """Reference and candidates of the verdicts, without the repeat. known: with rows, perhaps as `reference`."""
+    if gates is None:
+        return []
+    labels = [] if "reference" in known else [gates.reference]
+    return labels + [label for label in gates.overall if label != f"{gates.reference}-repeat"]
 
 
 def _why_no_row(label: str, rows: Sequence[SpeedRow], wanted: Wanted) -> str:

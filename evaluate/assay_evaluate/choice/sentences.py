@@ -33,15 +33,22 @@ def _clause(
     parts = []
     for place, (number, flip) in enumerate(itertools.zip_longest(numbers, flips)):
         what = "nothing that meets the objective" if number == NOBODY else names[number]
-        parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)} streams" if flip else ""))
+        parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)}" if flip else ""))
     return ", ".join(parts)
 
 
 def about(flip: Flip) -> str:
-    """`15`, or `15 (12 to 18)`."""
+    """`15 streams`, or `15 streams (12 to 18)`."""
+    said = f"{flip.at:.0f} stream{'s' * (round(flip.at) != 1)}"
     if flip.low is None or flip.high is None or round(flip.low) == round(flip.high):
-        return f"{flip.at:.0f}"
-    return f"{flip.at:.0f} ({flip.low:.0f} to {flip.high:.0f})"
+        return said
+    return f"{said} ({flip.low:.0f} to {flip.high:.0f})"
+
+
+def without_speed(quality: Quality) -> str:
+    """Of a checkpoint that is undecided, and has no row either."""
+    run = f"; to decide it: {'; '.join(quality.to_run)}" if quality.to_run else ""
+    return f"{quality.checkpoint} is {quality.word}, which is no quality{run}; its speed is not known either"
 
 
 def if_passed(quality: Quality, names: Sequence[str], then: Envelope, points: Sequence[int], *, changes: bool) -> str:

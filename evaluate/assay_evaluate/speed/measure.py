@@ -34,7 +34,7 @@ from assay_evaluate.tasks.ruler import RulerError
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 NOT_PREDICTED = "not predicted:"
 """How reasons begin that there is no prediction."""
-EMULATED = "emulated: profile {profile} computes this format without its kernels; predicted by the roofline only"
+EMULATED = "emulated: profile {profile} computes this format without its kernels, which says nothing about their speed"
 _SPECULATIVE = "speculative-config"
 _TEMPLATE_TOKENS = 64
 """Left for a chat template around a prompt."""

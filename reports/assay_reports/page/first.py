@@ -13,6 +13,8 @@ from assay_reports.schema import Report, Row
 COUNTS = re.compile(r"; \d+ gates? (passed|failed|underpowered|not measured).*$")
 """How many gates passed stands at the end of a reason; the first screen leaves it to the table of gates."""
 
+SAID_FIRST = ("speed_outdated", "choice_outdated", "context_length")
+"""Limits that stand on the first screen as well."""
 NO_REASON = "has no score for"
 """Begins a sentence whose reason comes later, and at length."""
 LONGEST_REASON = 110
@@ -109,9 +111,7 @@ def unknown(report: Report) -> list[str]:
         found.append(f"Kernels: {and_(emulated)} ran emulated; these are scores of the format")
     if not report.probes:
         found.append("Faults under load: no server was probed")
-    reach = next((limit.text for limit in report.limits if limit.key == "context_length"), None)
-    if reach is not None:
-        found.append(reach.rstrip("."))
+    found += [limit.text.rstrip(".") for key in SAID_FIRST for limit in report.limits if limit.key == key]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_errors import one_error
@@ -13,9 +14,10 @@ from deployments import make_deployment, seen
 from synthetic_run import checkpoint_sha256, make_run, write_checkpoint
 
 from assay.cli.run_lock import locked_run
-from assay.cli.status import RunStatus
+from assay.cli.status import RunStatus, SpeedStatus
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord, SourceData
+from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies
 from assay_quantize.checkpoint.file_names import JOURNAL
@@ -49,6 +51,37 @@ def test_a_finished_run(run: Run, run_dir: Path) -> None:
     assert state_of(Path("runs")) == before
     code, out, _ = run("status", "runs/tiny-glm", "--json")
     assert code == 0 and [one.label for one in RunStatus.model_validate_json(out).checkpoints][:2] == ["fp8", "w4a16"]
+
+
+def test_speeds_and_the_choice(run: Run, run_dir: Path) -> None:
+    """Counted by origin; those of other bytes apart; a choice whose verdicts have changed is called outdated."""
+
+    def row(label: str, **more: Any) -> SpeedRow:
+        given = {"origin": "measured", "source": "s", "hardware": "a CPU", "num_gpus": 0, "speculation": 0, "prompts": "chat"}
+        return SpeedRow(
+            checkpoint=label, concurrency=1, repeats=(SpeedRepeat(output_tokens_s=9.0),), **(given | more)
+        )  # fmt: skip
+
+    measured = row("fp8", checkpoint_sha256=checkpoint_sha256("fp8"))
+    rows = (measured, row("bf16", checkpoint_sha256="0" * 64), row("w4a16", origin="imported"))
+    left = NotMeasured(checkpoint="nvfp4a16", reason="emulated: x")
+    SpeedRecord(rows=rows, not_measured=(left,)).save(run_dir / "speed.json")
+    assert run("choose", "tiny-glm")[0] == 0
+    code, out, err = run("status", "tiny-glm")
+    assert (code, err) == (0, "") and out.splitlines()[-2:] == [
+        "speed: 1 measured, 1 imported points of fp8; none of nvfp4a16; of other bytes than now: bf16",
+        "choice: fp8 at 1 stream",
+    ]
+    gates = GateReport.load(run_dir / "gates.json")
+    gates.model_copy(update={"overall": gates.overall | {"w4a16": "FAIL"}}).save(run_dir / "gates.json")
+    assert run("status", "tiny-glm")[1].splitlines()[-1] == (
+        "choice: fp8 at 1 stream; outdated: w4a16 was PASS then and is FAIL now"
+    )
+    found = RunStatus.model_validate_json(run("status", "tiny-glm", "--json")[1])
+    assert found.speed == SpeedStatus(
+        points={"measured": 1, "imported": 1}, checkpoints=("fp8",), other_bytes=("bf16",),
+        not_measured={"nvfp4a16": "emulated: x"},
+    )  # fmt: skip
 
 
 def test_where_a_verdict_travels(run: Run, run_dir: Path) -> None:

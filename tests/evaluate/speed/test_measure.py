@@ -203,7 +203,7 @@ def test_more_of_the_same_ladder(world: World) -> None:
 def test_emulated_checkpoints_are_not_measured(world: World) -> None:
     world.emulated = True
     record = world.measuring().run()
-    reason = "emulated: profile cpu-emulated computes this format without its kernels; predicted by the roofline only"
+    reason = "emulated: profile cpu-emulated computes this format without its kernels, which says nothing about their speed"
     assert (record.rows, record.not_measured) == ((), (NotMeasured(checkpoint="bf16", reason=reason),))
     assert world.servers == [] and world.lines == [f"bf16: not measured: {reason}"]
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ from pages import Page
 from synthetic_run import make_run
 
 from assay.errors import AssayError
-from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
-from assay_reports.choice import choice_of, read_choice
+from assay.records.choice.record import Cell, Choice, Pick, Quality, Setup
+from assay.records.measurement import Measurement
+from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
+from assay_reports.choice import choice_words
 from assay_reports.json_schema import report_schema
+from assay_reports.numbers import build_report
 from assay_reports.page.first import first_screen
 from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
+from assay_reports.run import load_run
 from assay_reports.schema import Report
 
 REPOSITORY = Path(__file__).parents[3]
@@ -183,34 +188,140 @@ def test_speed_has_a_picture_for_each_set_of_rows_that_are_alike(tmp_path: Path)
     ]  # fmt: skip
 
 
-def test_a_choice_is_the_answer_and_fields_may_come_later(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path)
-    told = {
-        "recommendation": "w4a16 with MTP up to about 20 streams, then fp8", "origin": "imported", "quality_assumed": False,
-        "picks": [
-            {"concurrency": 8, "setup": "w4a16 with MTP", "chance_best": 0.93},
-            {"concurrency": 64, "why_none": "all miss ttft<2s"},
-        ],
-        "flips": [{"before": "w4a16 with MTP", "after": "fp8", "at": 20.4, "between": [8, 32], "low": 15.1, "high": 27.0}],
-        "cells": [
-            {"setup": "nvfp4", "concurrency": 8, "state": "missing", "why": "emulated here"},
-            {"setup": "nvfp4", "concurrency": 32, "state": "missing", "why": "emulated here"},
-        ],
-        "quality": [{"checkpoint": "nvfp4", "to_run": ["GSM8K: 1,819 items"]}], "a_field_of_tomorrow": {"x": 1},
+def a_choice(**changes: Any) -> Choice:
+    """Of the synthetic run: fp8 and w4a16 have imported speeds; bf16, which passes, and nvfp4a16, undecided, have none."""
+    why = {"state": "missing", "why": "emulated here"}
+    given: dict[str, Any] = {
+        "model": "tiny-glm", "recommendation": "w4a16 with MTP up to about 20 streams, then fp8", "quality_assumed": False,
+        "hardware": "8xH200", "num_gpus": 8, "origin": "imported", "prompts": "chat", "engine": None, "concurrency": (8, 64),
+        "setups": (
+            Setup(checkpoint="w4a16", speculation=1, name="w4a16 with MTP"), Setup(checkpoint="fp8", speculation=0, name="fp8"),
+        ),
+        "cells": (
+            Cell(setup="w4a16 with MTP", concurrency=8, state="imported", output_tokens_s=495.72),
+            Cell(setup="w4a16 with MTP", concurrency=64, state="missing", why="nobody measured it"),
+            Cell(setup="bf16", concurrency=8, **why), Cell(setup="bf16", concurrency=64, **why),
+            Cell(setup="nvfp4a16", concurrency=8, **why), Cell(setup="nvfp4a16", concurrency=64, **why),
+            Cell(setup="awq", concurrency=8, state="predicted", output_tokens_s=99.0, source="assay roofline"),
+        ),
+        "quality": (
+            Quality(checkpoint="w4a16", word="PASS", may_be_chosen=True, detail="d"),
+            Quality(checkpoint="fp8", word="REFERENCE", may_be_chosen=True, detail="d"),
+            Quality(checkpoint="bf16", word="PASS", may_be_chosen=True, detail="d"),
+            Quality(checkpoint="nvfp4", word="NOT MEASURED", may_be_chosen=False, detail="d", to_run=("GSM8K: 1,819 items",)),
+        ),
+        "picks": (
+            Pick(concurrency=8, setup="w4a16 with MTP", chance_best=0.93),
+            Pick(concurrency=64, setup=None, why_none="all miss ttft<2s"),
+        ),
+        "if_passed": ("nvfp4a16 is UNDERPOWERED, which is no quality; if it passed: nvfp4a16 at 8",), "seed": 1, "num_draws": 2,
     }  # fmt: skip
-    (run_dir / "choice.json").write_text(json.dumps(told))
-    page = write_report(run_dir).read_text(encoding="utf-8")
-    assert (1, told["recommendation"]) in Page(page).headings
+    return Choice(**given | changes)
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Path:
+    """The synthetic run, whose gates call w4a16 what the choice does."""
+    return make_run(tmp_path)
+
+
+def items_of(page: str) -> list[str]:
+    return [unescape(one) for one in re.findall(r"<li>(.*?)</li>", page)]
+
+
+def test_a_choice_is_the_answer(judged: Path) -> None:
+    a_choice().save(judged / "choice.json")
+    page = write_report(judged).read_text(encoding="utf-8")
+    assert (1, "Deploy w4a16 with MTP up to about 20 streams, then fp8") in Page(page).headings
+    assert items_of(page)[:3] == [
+        "At 8 streams: w4a16 with MTP, 495.7 tokens/s (best with a chance of 93 %)",
+        "At 64 streams: none, all miss ttft<2s",
+        "Chosen among the speeds of fp8 and w4a16 alone: bf16 (PASS) could be deployed too, with a speed that is not known",
+    ]
     for line in (
-        "At 8 streams: w4a16 with MTP (stays the choice in 93 % of draws)", "At 64 streams: none, all miss ttft&lt;2s",
-        "w4a16 with MTP up to about 20 streams, then fp8 (95 %: 15 to 27)", "The speeds are imported, not measured here",
-        "Speed of nvfp4 at 8, 32: emulated here", "To decide whether nvfp4 may be chosen, run GSM8K: 1,819 items",
+        "The speeds are imported, not measured here", "Speed of bf16 and nvfp4a16: emulated here",
+        "Speed of w4a16 with MTP at 64 streams: nobody measured it",
+        "Speed of awq at 8 streams: only predicted, by assay roofline",
+        "nvfp4a16 is UNDERPOWERED, which is no quality; if it passed: nvfp4a16 at 8",
+        "To decide whether nvfp4 may be chosen, run GSM8K: 1,819 items",
     ):  # fmt: skip
-        assert f"<li>{line}</li>" in page, line
-    assert choice_of({"rows": []}) is None and read_choice(tmp_path / "none.json") is None
-    (run_dir / "choice.json").write_text("[1]")
-    with pytest.raises(AssayError, match="holds no JSON object; `assay choose` writes it again"):
-        write_report(run_dir)
+        assert line in items_of(page), line
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"quality_assumed": True, "recommendation": "quality was not measured (--quality assumed): fp8 at 8 streams"},
+         "Quality was not measured (--quality assumed): fp8 at 8 streams"),
+        ({"origin": "predicted", "recommendation": "predicted, not measured: fp8 at 8 streams"},
+         "Predicted, not measured: fp8 at 8 streams"),
+        ({"picks": (Pick(concurrency=8, setup=None, why_none="w"),), "recommendation": "nothing can be recommended: w"},
+         "Nothing can be recommended: w"),
+    ],
+)  # fmt: skip
+def test_nobody_is_told_to_deploy_what_was_assumed_or_predicted(changes: dict[str, Any], sentence: str) -> None:
+    assert choice_words(a_choice(**changes)).sentence == sentence
+
+
+OUTDATED = "What `assay choose` recommended is left out: {}; run it again"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": "glm-5"}, "it is of glm-5"),
+        ({"checkpoint_sha256": {"w4a16": "0" * 64}}, "w4a16 was made again since"),
+        ({"quality": (Quality(checkpoint="bf16", word="FAIL", may_be_chosen=False, detail="d"),)},
+         "bf16 was FAIL then and is PASS now"),
+    ],
+)  # fmt: skip
+def test_a_choice_of_other_checkpoints_or_verdicts_is_left_out(judged: Path, changes: dict[str, Any], why: str) -> None:
+    a_choice(**changes).save(judged / "choice.json")
+    page = write_report(judged).read_text(encoding="utf-8")
+    assert not any(text.startswith("Deploy") for _, text in Page(page).headings)
+    assert OUTDATED.format(why) in items_of(page)
+
+
+def test_a_choice_that_is_no_record_is_one_line(judged: Path) -> None:
+    for text in ("[1]", '{"recommendation": "fp8"}', "{", a_choice().as_text().replace('"imported"', '"guessed"', 1)):
+        (judged / "choice.json").write_text(text)
+        with pytest.raises(AssayError, match=r"choice\.json: not a Choice record of schema 1: "):
+            write_report(judged)
+
+
+def test_speeds_of_other_bytes_are_left_out(judged: Path) -> None:
+    """speed.json of another run, or from before the checkpoint was made again."""
+    sha256 = Measurement.load(judged / "measurements" / "w4a16.json").checkpoint_sha256
+    SpeedRecord(rows=(
+        speed_row("w4a16", 1, 999.0, checkpoint_sha256="0" * 64), speed_row("bf16", 1, 50.0, checkpoint_sha256="1" * 64),
+        speed_row("w4a16", 8, 400.0, checkpoint_sha256=sha256),
+    )).save(judged / "speed.json")  # fmt: skip
+    page = write_report(judged).read_text(encoding="utf-8")
+    titles = Page(page).titles
+    assert "w4a16, 8 in flight: 400.0 tokens/s (3 repeats)" in titles and not any("999" in one for one in titles)
+    line = "Speeds of w4a16 and bf16 were measured of other bytes than these and are left out; `assay speed` measures again"
+    assert line in items_of(page)
+
+
+def test_limits_name_what_the_speeds_are_of(judged: Path) -> None:
+    def limits() -> dict[str, str]:
+        return {one.key: one.text for one in build_report(load_run(judged)).limits if one.key.startswith("speed")}
+
+    assert limits() == {
+        "speed_unmeasured": "Speed was not measured: nothing here says which checkpoint is faster, or what its tokens cost."
+    }
+    rows = (
+        speed_row("fp8", 1, 60.0, prompt_tokens=200.0, output_tokens=64.0), speed_row("fp8", 32, 900.0, output_tokens=60.0),
+        speed_row("w4a16", 1, 80.0, origin="imported", source="a page"), speed_row("nvfp4a16", 1, 9.0, emulated=True),
+    )  # fmt: skip
+    SpeedRecord(rows=rows, not_measured=(NotMeasured(checkpoint="nvfp4a16", reason="emulated"),)).save(judged / "speed.json")
+    assert limits() == {
+        "speed_unmeasured": "Speed was not measured of bf16 (nobody measured it); nvfp4a16 (emulated).",
+        "speed_conditions": "Speed is of 8xH200, chat prompts, about 200 tokens of prompt, about 60 to 64 tokens of reply, 1 "
+        "to 32 in flight: nothing is known of other hardware, lengths or loads. Repeats (3 a point) share a server, so what "
+        "differs from start to start is in no interval.",
+        "speed_from_elsewhere": "Speeds that were not measured here: w4a16: imported (a page).",
+    }
 
 
 # ------------------------------------------------------------------------------------------------ schema
@@ -242,6 +353,7 @@ def test_the_sample_as_it_is_recommends_from_its_speeds() -> None:
 import hashlib
 from pathlib import Path
 from assay_reports.report import render_html
+from assay_reports.run import load_run
 from assay_reports.schema import Report
 print(hashlib.sha256(render_html(Report.load(Path({str(SAMPLE / "report.json")!r}))).encode()).hexdigest())
 """]  # fmt: skip

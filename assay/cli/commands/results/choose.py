@@ -241,6 +241,7 @@ def _below(found: Choice) -> Iterator[str]:
     decided = (one for one in found.quality if not one.may_be_chosen and one.word == "FAIL")
     yield from (f"{one.checkpoint} {one.word}: {one.detail}" for one in decided)
     yield from found.if_passed
+    yield from found.undecided
     yield from found.refused
     yield from (f"set aside: {line}" for line in found.set_aside)
     yield from (f"{cell.setup} at {cell.concurrency}: {cell.flag}" for cell in found.cells if cell.flag is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,7 @@ def status(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Show what of a run is made, verified, measured and judged, what is missing, and which commands are at work.
+    """Show what of a run is made, verified, measured, judged and chosen, what is missing, and which commands are at work.
 
     With --json: the record of the run; without RUN a list of them.
     """
@@ -74,6 +75,20 @@ def _print_run(found: RunStatus, out: Console) -> None:
         out.print(escape(f"in work: {work.what}{f' {work.label}' if work.label else ''}{whose}"))
     rows = [_row(one) for one in found.checkpoints]
     print_rows(("checkpoint", "made", "verified", "measured", "verdict"), rows, out)
+    for line in _deploying(found):
+        out.print(escape(line))
+
+
+def _deploying(found: RunStatus) -> Iterator[str]:
+    """Speeds and the choice, one line each, where there are any."""
+    if (speed := found.speed) is not None:
+        points = ", ".join(f"{number} {origin}" for origin, number in speed.points.items())
+        of = f" of {', '.join(speed.checkpoints)}" if speed.checkpoints else ""
+        without = f"; none of {', '.join(speed.not_measured)}" if speed.not_measured else ""
+        old = f"; of other bytes than now: {', '.join(speed.other_bytes)}" if speed.other_bytes else ""
+        yield f"speed: {f'{points} points{of}' if points else 'nothing that holds'}{without}{old}"
+    if (choice := found.choice) is not None:
+        yield f"choice: {choice.recommendation}" + (f"; outdated: {choice.outdated}" if choice.outdated else "")
 
 
 def _row(one: CheckpointStatus) -> tuple[str, ...]:

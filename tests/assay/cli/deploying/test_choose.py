@@ -12,6 +12,7 @@ from synthetic_run import make_run
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.records.choice.record import Choice
+from assay.records.measurement import Measurement
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "examples" / "glm-5.2-speed" / "published.yaml"
@@ -46,6 +47,24 @@ def with_speeds(run: Run) -> Path:
     left = NotMeasured(checkpoint="nvfp4a16", reason="no native kernel for nvfp4a16 here")
     SpeedRecord(rows=tuple(rows), not_measured=(left,)).save(folder / "speed.json")
     return folder
+
+
+def test_speeds_of_other_bytes_are_not_chosen_by(run: Run, with_speeds: Path) -> None:
+    """speed.json of another run, or from before bf16 was made again: its rows would make bf16 the choice at 4 streams."""
+    path = with_speeds / "speed.json"
+    record = SpeedRecord.load(path)
+    fp8 = Measurement.load(with_speeds / "measurements" / "fp8.json").checkpoint_sha256
+    hashes = {"fp8": fp8, "bf16": "0" * 64}
+    rows = [row.model_copy(update={"checkpoint_sha256": hashes.get(row.checkpoint)}) for row in record.rows]
+    record.model_copy(update={"rows": tuple(rows)}).save(path)
+    code, out, _ = run("choose", with_speeds)
+    assert code == 0 and out.splitlines()[0] == "fp8 from 1 to 4 streams"
+    why = "measured of other bytes than the run's checkpoint has now; `assay speed` measures these"
+    assert f"bf16 at 1, 4: missing: {why}" in out
+    assert Choice.load(with_speeds / "choice.json").checkpoint_sha256 == {"fp8": fp8}
+    copy = shutil.copy(path, "of-another-run.json")
+    path.unlink()
+    assert run("choose", with_speeds, "--speed", copy)[1] == out, "given as a file it is no different"
 
 
 def test_the_published_table_alone(run: Run, table: str) -> None:
