@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +101,13 @@ def speed(
             help="Of that file: vllm-bench, inferencex, guidellm or table. Default: as it looks.",
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option("--label", help="With --import: the checkpoint's label.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="LABEL|NAME=LABEL,...", callback=several,
+            help="With --import: the checkpoint's label; or the run's labels for the names that the file uses, nvfp4=nvfp4a16.",
+        ),
+    ] = None,
     hardware: Annotated[str | None, typer.Option("--hardware", help="With --import: `8xH200`, or a CPU's name.")] = None,
     prompt_kind: Annotated[
         str | None, typer.Option("--prompt-kind", help="With --import: what was asked, e.g. `random 1024/512`.")
@@ -132,9 +138,11 @@ def speed(
     refuse_runs(ctx, target)
     if imported is not None:
         refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, "prompts", "repeats", "requests", "objective", "seed", *PREDICTED_ONLY)
-        check_label(label)
-        rows = _rows_of_file(imported, form, label, hardware, prompt_kind, numbers("--speculation", speculation, 0))
+        one_label, names = labels_of(label)
+        rows = _rows_of_file(imported, form, one_label, hardware, prompt_kind, numbers("--speculation", speculation, 0), names)
         place = place_of(target, runs)
+        for line in _strangers(rows, place):
+            say(line)
         with place.at_work():
             record = _with_rows(place.run_dir, rows)
         say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
@@ -202,13 +210,45 @@ def _rows_of_file(
     hardware: str | None,
     prompts: str | None,
     speculation: Sequence[int] | None,
+    names: Mapping[str, str],
 ) -> list[SpeedRow]:
     from assay_evaluate.speed.foreign.read import read_imported
-    from assay_evaluate.speed.foreign.stated import Stated
+    from assay_evaluate.speed.foreign.stated import Stated, renamed
 
     if speculation is not None and len(speculation) > 1:
         raise AssayError("--speculation: with --import it is one number, of all rows of the file, or `off`")
-    return read_imported(path, form, Stated(label, hardware, None if speculation is None else speculation[0], prompts))
+    stated = Stated(label, hardware, None if speculation is None else speculation[0], prompts)
+    return renamed(read_imported(path, form, stated), names, path.name)
+
+
+def labels_of(given: Sequence[str] | None) -> tuple[str | None, dict[str, str]]:
+    """(the label of all rows, name in the file -> label). AssayError: both, a name twice, or no label.
+
+    `several` has taken the list apart at its commas.
+    """
+    values = list(given or ())
+    pairs = [value.partition("=") for value in values]
+    mapped = [(name.strip(), label.strip()) for name, equals, label in pairs if equals]
+    names = dict(mapped)
+    if (mapped and len(mapped) < len(values)) or (not mapped and len(values) > 1) or len(names) < len(mapped):
+        raise AssayError("--label: takes one label, or NAME=LABEL for each name that the file uses, with commas between them")
+    if any(not name or not label for name, label in mapped):
+        raise AssayError(f"--label {shown(','.join(values))}: a name or a label is empty; write nvfp4=nvfp4a16")
+    one = values[0] if values and not mapped else None
+    for label in (one, *names.values()):
+        check_label(label)
+    return one, names
+
+
+def _strangers(rows: Sequence[SpeedRow], place: Place) -> Iterator[str]:
+    """A line for each imported name that is none of the run's labels: nothing is joined by guessing."""
+    known = [one.label for one in place.measurements if not one.is_noise_floor]
+    for name in dict.fromkeys(row.checkpoint for row in rows):
+        if known and name not in (*known, "reference"):
+            yield (
+                f"note: no checkpoint of the run is called {shown(name)} ({', '.join(known)}): its rows have no verdict; if it "
+                f"is one of them, say --label {shown(name)}=LABEL"
+            )
 
 
 def _with_rows(run_dir: Path, rows: Sequence[SpeedRow]) -> SpeedRecord:

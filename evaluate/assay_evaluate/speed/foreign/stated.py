@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.errors import AssayError
+from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import one_line, shown
+from assay.records.speed import SpeedRow
 
 _HARDWARE = re.compile(r"(\d+)\s*[xX×]\s*(.+)")
 SPECULATION_UNKNOWN = "whether it drafted, and how many tokens, is not stated"
@@ -22,6 +23,29 @@ class Stated:
     hardware: str | None = None
     speculation: int | None = None
     prompts: str | None = None
+
+
+def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> list[SpeedRow]:
+    """names: what the file calls a checkpoint -> its label here; others keep theirs. Each row says what it was called.
+
+    AssayError: the file has no such checkpoint.
+    """
+    there = list(dict.fromkeys(row.checkpoint for row in rows))
+    for name in names:
+        if name not in there:
+            hint = did_you_mean(name, there)
+            raise AssayError(f"--label {shown(name)}=...: {hint}{where} has {', '.join(map(shown, there))}")
+    return [
+        row.model_copy(
+            update={
+                "checkpoint": names[row.checkpoint],
+                "assumptions": (*row.assumptions, f"the file calls this checkpoint {row.checkpoint}"),
+            }
+        )
+        if row.checkpoint in names
+        else row
+        for row in rows
+    ]
 
 
 def num_gpus_of(hardware: str) -> int:

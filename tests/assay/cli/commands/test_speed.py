@@ -54,6 +54,44 @@ def test_a_file_of_vllm(run: Run) -> None:
     assert (row.checkpoint, row.hardware, row.prompts, row.speculation) == ("bf16", "a CPU", "chat", 0)
 
 
+def test_names_of_a_file_are_mapped_by_the_user_only(run: Run) -> None:
+    """The published `nvfp4` is the run's `nvfp4a16` if --label says so, and the row says what it was called."""
+    run_dir = make_run(Path("runs"))
+    code, _, err = run("speed", run_dir, "--import", PUBLISHED)
+    notes = [line for line in err.splitlines() if line.startswith("note: ")]
+    known = "(bf16, fp8, nvfp4a16, w4a16)"
+    assert code == 0 and notes == [
+        f"note: no checkpoint of the run is called {name} {known}: its rows have no verdict; if it is one of them, say --label "
+        f"{name}=LABEL"
+        for name in ("nvfp4", "awq-int4")
+    ]
+    (run_dir / "speed.json").unlink()
+    code, _, err = run("speed", run_dir, "--import", PUBLISHED, "--label", "nvfp4=nvfp4a16,awq-int4=awq")
+    assert code == 0 and [line.split()[8] for line in err.splitlines() if line.startswith("note: ")] == ["awq"]
+    rows = SpeedRecord.load(run_dir / "speed.json").rows
+    mapped = [row for row in rows if row.checkpoint == "nvfp4a16"]
+    assert len(mapped) == 6 and not [row for row in rows if row.checkpoint == "nvfp4"]
+    assert {row.assumptions[-1] for row in mapped} == {"the file calls this checkpoint nvfp4"}
+    assert not [row for row in rows if row.checkpoint == "fp8" and any("calls" in one for one in row.assumptions)]
+
+
+WRONG_LABELS = {
+    "nvfp5=nvfp4a16": "--label nvfp5=...: did you mean nvfp4? published.yaml has w4a16, nvfp4, fp8, awq-int4",
+    "nvfp4=": "--label nvfp4=: a name or a label is empty; write nvfp4=nvfp4a16",
+    "nvfp4=a,b": "--label: takes one label, or NAME=LABEL for each name that the file uses, with commas between them",
+    "nvfp4=a,nvfp4=b": "--label: takes one label, or NAME=LABEL for each name that the file uses, with commas between them",
+    "nvfp4=fp8": None,
+    "nvfp4=../x": None,
+}
+"""None: refused by what follows; the words are another's."""
+
+
+@pytest.mark.parametrize("label", WRONG_LABELS)
+def test_wrong_labels_are_one_line(run: Run, label: str) -> None:
+    said = one_error(run("speed", "glm-5.2", "--import", PUBLISHED, "--label", label))
+    assert WRONG_LABELS[label] in (None, said) and not Path("runs/glm-5.2/speed.json").exists()
+
+
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "concurrency": (("--concurrency", "1,0"), "--concurrency 0: takes whole numbers from 1 to 4,096, with commas between them"),
     "speculation": (
