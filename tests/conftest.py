@@ -35,6 +35,7 @@ def warm_vllm() -> Iterator[WarmVllm]:
     warm = WarmVllm()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("assay_evaluate.serving.server.SupervisedProcess", warm.process)
+        patch.setattr("assay_evaluate.speed.bench.SupervisedProcess", warm.process)
         yield warm
     warm.close()
 

@@ -398,7 +398,6 @@ def judge_and_write(
     before, or of the shipped recipe of its model.
     """
     from assay_evaluate.verdicts.gates import judge
-    from assay_reports.report import write_report
 
     judged = judge(
         measurements,
@@ -409,9 +408,16 @@ def judge_and_write(
         published=_published_before(run_dir, measurements[0].model) if published is None else published,
     )
     judged.save(run_dir / "gates.json")
+    write_again(run_dir)
+    return judged
+
+
+def write_again(run_dir: Path) -> None:
+    """Report and cards, from the records that are there."""
+    from assay_reports.report import write_report
+
     write_cards(run_dir)
     write_report(run_dir)
-    return judged
 
 
 def _published_before(run_dir: Path, model: str) -> Mapping[str, PublishedScore]:

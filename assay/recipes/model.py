@@ -117,6 +117,32 @@ class Licence(Section):
             yield "`name` and `link` are for `id: other`, and it needs both"
 
 
+MOST_AT_ONCE = 4096
+"""Requests in flight, tokens drafted, repeats."""
+
+
+class SpeedPoints(Section):
+    """What `assay speed` measures where the command says nothing. None: as the command does by itself."""
+
+    concurrency: tuple[Annotated[int, Field(ge=1, le=MOST_AT_ONCE)], ...] | None = Field(default=None, min_length=1)
+    """Requests in flight."""
+    speculation: tuple[Annotated[int, Field(ge=0, le=MOST_AT_ONCE)], ...] | None = Field(default=None, min_length=1)
+    """Tokens drafted a step; 0: off."""
+    prompts: tuple[str, ...] | None = Field(default=None, min_length=1)
+    repeats: int | None = Field(default=None, ge=1, le=1000)
+    requests: int | None = Field(default=None, ge=1)
+    """Of a repeat."""
+    output_tokens: int | None = Field(default=None, ge=2)
+    """Longest reply."""
+    prompt_tokens: int | None = Field(default=None, ge=128)
+    """Of `long` prompts."""
+
+    def options(self) -> dict[str, Any]:
+        """Those that are said, under the names of a ladder's fields; numbers each once and in order."""
+        told = {"num_requests" if name == "requests" else name: value for name, value in self if value is not None}
+        return told | {name: tuple(sorted(set(told[name]))) for name in ("concurrency", "speculation") if name in told}
+
+
 class ModelRecipe(Recipe):
     """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
 
@@ -144,6 +170,7 @@ class ModelRecipe(Recipe):
     published: dict[str, PublishedScore] = Field(default_factory=dict)
     """Task of a suite -> published score of the source. A reference that misses it makes the task's verdicts NOT MEASURED."""
     serving: Serving = Serving()
+    speed: SpeedPoints = SpeedPoints()
 
     def found_from(self, folder: Path) -> Self:
         named: dict[str, Any] = {

@@ -168,7 +168,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
         ("models", "glm-5", ["source"], "sourse",
          "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
          "include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, schema, "
-         "serving, source, suite"),
+         "serving, source, speed, suite"),
         ("models", "glm-5", ["source", "hub"], "hubb",
          "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
         ("models", "glm-5", ["reference", "release", "hub"], "hbu",
@@ -256,7 +256,7 @@ EVERYTHING_WRONG = {
         [
             "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
             "include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, schema, "
-            "serving, source, suite",
+            "serving, source, speed, suite",
             "schema: Input should be 1 (got '2')",
             f"family: Input should be {', '.join(map(repr, recipe_names('families')))} (got 'glm4')",
             "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",

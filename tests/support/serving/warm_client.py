@@ -42,9 +42,16 @@ def main() -> None:
 
 def is_vllm(arguments: list[str]) -> bool:
     """Else it is multiprocessing's resource tracker, or a question of assay's."""
+    if is_benchmark(arguments):
+        return True
     if "-m" in arguments:
         return arguments[arguments.index("-m") + 1].startswith("vllm.")
     return "-c" in arguments and "spawn_main" in arguments[arguments.index("-c") + 1]
+
+
+def is_benchmark(arguments: list[str]) -> bool:
+    """The process that runs `vllm bench serve`; it imports vLLM as well."""
+    return len(arguments) > 1 and arguments[0] == "-I" and arguments[1].endswith("/assay_evaluate/speed/_driver.py")
 
 
 def is_first(arguments: list[str]) -> bool:

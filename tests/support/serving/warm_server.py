@@ -147,8 +147,12 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     arguments: list[str] = request["arguments"]
-    while arguments[0] not in {"-m", "-c"}:
+    while arguments[0] not in {"-m", "-c"} and not arguments[0].endswith(".py"):
         del arguments[0]  # flags of the interpreter
+    if arguments[0].endswith(".py"):
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
     kind, what, *rest = arguments
     sys.argv = [kind, *rest]
     if kind == "-m":

@@ -22,7 +22,7 @@ from assay.cli.options import (
     TargetArgument,
     WorkersOption,
 )
-from assay.cli.stages import check_plans_served, load_report, quantize_options, require_hardware
+from assay.cli.stages import check_plans_served, load_report, quantize_options, require_hardware, write_again
 from assay.cli.summary import print_summary
 from assay.cli.terminal import console, emit, results, say
 from assay.cli.whole_run import evaluate_in_run, passed, quantize_in_run
@@ -102,6 +102,7 @@ def run(
     judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name)
     if with_speed:
         measure_speed(judged, aim, profile)
+        write_again(judged.run_dir)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

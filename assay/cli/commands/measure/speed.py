@@ -77,7 +77,9 @@ def speed(
             help="chat, long, code, or the name of a task that was evaluated in the run. Default: chat.",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order.")] = 3,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order. Default: 3.")
+    ] = None,
     requests: Annotated[
         int | None,
         typer.Option("--requests", min=1, help="Of a repeat. Default: 8, or 2 for each request in flight."),
@@ -85,7 +87,9 @@ def speed(
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", min=2, help="Longest reply. Default: 64 on a CPU, else 512.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=128, help="Length of `long` prompts.")] = 1024,
+    prompt_tokens: Annotated[
+        int | None, typer.Option("--prompt-tokens", min=128, help="Length of `long` prompts. Default: 1024.")
+    ] = None,
     objective: Annotated[
         str | None,
         typer.Option("--objective", metavar="LIMITS", help="What a good request takes, for goodput: 'ttft<2s tpot<25ms'."),
@@ -132,7 +136,8 @@ def speed(
 ) -> None:  # fmt: skip
     """Measure how fast checkpoints are served, with vLLM's own benchmark, over requests in flight and drafts on and off.
 
-    The record is RUN/speed.json; what it holds is not measured again. Exit 1 if a point could not be measured though its
+    The record is RUN/speed.json; what it holds is not measured again. Defaults are those of the model's recipe, where it says
+    some under `speed:`. Exit 1 if a point could not be measured though its
     format has kernels here: emulation says nothing about speed, so emulated checkpoints are left out.
     """
     refuse_runs(ctx, target)

@@ -188,7 +188,9 @@ def plan_ladder(
 
 
 def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
-    """Few requests on a CPU, more where GPUs are; with the drafts of the model's recipe, and without."""
+    """As the options say, else the model's recipe (`speed:`); else few requests on a CPU, more where GPUs are, with the
+    drafts that the model is served with and without.
+    """
     from assay_evaluate.speed.ladder import Ladder
 
     on_cpu = profile.hardware.device == "cpu"
@@ -198,7 +200,7 @@ def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[st
         "speculation": (0,) if drafts is None else (0, drafts),
         "output_tokens": 64 if on_cpu else 512,
     }
-    return Ladder(**(chosen | options))
+    return Ladder(**(chosen | recipe.speed.options() | options))
 
 
 def predict_in_run(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from command_errors import one_error
 from command_line import Run
 from synthetic_run import make_run
@@ -20,6 +21,7 @@ from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
 from assay_evaluate.speed import measure
+from assay_reports.report import write_report
 
 ROOT = Path(__file__).parents[4]
 PUBLISHED = ROOT / "examples" / "glm-5.2-speed" / "published.yaml"
@@ -179,6 +181,29 @@ def test_a_phase_of_a_run(run: Run, measured: list[Any], capsys: pytest.CaptureF
     assert record == SpeedRecord.load(run_dir / "speed.json") and measured[0][2].speculation == (0, 1)
     assert out.out == "" and "11.0 [8.5, 13.5]" in out.err and out.err.endswith(f"record: {run_dir / 'speed.json'}\n")
     assert "--speed" in run("run", "--help")[1]
+
+
+def test_a_whole_run_with_speed(run: Run, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`assay run --speed`: the recipe's ladder is measured, and the report that is left has its speeds. No server starts."""
+    run_dir = make_run(Path("runs"))
+    measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    gates = GateReport.load(run_dir / "gates.json")
+
+    def judged(*_: object, **__: object) -> Judged:
+        write_report(run_dir)
+        return Judged(run_dir, measurements, gates)
+
+    recipe = yaml.safe_load((ROOT / "recipes" / "models" / "tiny-glm.yaml").read_text())
+    recipe["source"]["path"] = str(ROOT / recipe["source"]["path"])
+    Path("tiny-glm.yaml").write_text(yaml.safe_dump(recipe | {"speed": {"concurrency": [4, 1], "speculation": [0], "repeats": 5}}))
+    monkeypatch.setattr("assay.cli.commands.measure.run.quantize_in_run", lambda *_, **__: [])
+    monkeypatch.setattr("assay.cli.commands.measure.run.evaluate_in_run", judged)
+    monkeypatch.setattr("assay.cli.candidates.of_target.of_target", lambda *_: None)
+    code, _, err = run("run", "tiny-glm.yaml", "--speed", "--no-preflight", "--suite", "quick")
+    assert code in (0, 1), err
+    ((_, _, ladder),) = measured
+    assert (ladder.concurrency, ladder.speculation, ladder.repeats) == ((1, 4), (0,), 5)
+    assert "bf16 is fastest at 1 stream (11.0 tokens/s)" in (run_dir / "report" / "index.html").read_text()
 
 
 def test_a_checkpoint_without_a_run(run: Run, measured: list[Any]) -> None:
