@@ -7,7 +7,7 @@ compared only if `SpeedRow.like` agrees: MTP on and MTP off, native and emulated
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,31 +19,37 @@ OTHER_BYTES = "measured of other bytes than the run's checkpoint has now; `assay
 Origin = Literal["measured", "imported", "predicted"]
 
 
+MOST_RATE, MOST_TIME_S, MOST_COUNT = 1e12, 1e9, 10**9
+"""Beyond them a number is no speed, no time and no count: it was damaged on its way, and would not survive arithmetic."""
+_Time = Annotated[float, Field(ge=0, le=MOST_TIME_S)]
+_Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+
+
 class Quantiles(Part):
     """Of one quantity over the requests of a repeat, in seconds."""
 
-    mean: float
-    p50: float
-    p90: float | None = None
-    p99: float | None = None
+    mean: _Time
+    p50: _Time
+    p90: _Time | None = None
+    p99: _Time | None = None
 
 
 class SpeedRepeat(Part):
     """One run of the benchmark at one operating point. None: it was not measured, or this tool does not say it."""
 
-    duration_s: float | None = None
-    num_completed: int | None = None
-    num_failed: int | None = None
-    output_tokens_s: float = Field(gt=0)
+    duration_s: _Time | None = None
+    num_completed: _Count | None = None
+    num_failed: _Count | None = None
+    output_tokens_s: float = Field(ge=1 / MOST_RATE, le=MOST_RATE)
     """Of all requests together."""
-    total_tokens_s: float | None = None
+    total_tokens_s: float | None = Field(default=None, ge=0, le=MOST_RATE)
     """Prompts included."""
     ttft_s: Quantiles | None = None
     """From the request to the first token."""
     tpot_s: Quantiles | None = None
     """(end-to-end - TTFT) / (tokens - 1): under speculation the time between chunks says nothing."""
     end_to_end_s: Quantiles | None = None
-    acceptance_length: float | None = None
+    acceptance_length: float | None = Field(default=None, ge=0, le=MOST_COUNT)
     """Tokens that a step of the target model yields: 1 + accepted drafts. None: no speculation, or not told."""
     goodput_requests_s: float | None = None
     """Requests a second that met `SpeedRow.objective`."""
@@ -67,18 +73,18 @@ class SpeedRow(Part):
     """Tool and version that measured or predicted it; of an imported row the file or page as well."""
     hardware: str
     """`8xH200`, or the CPU's name."""
-    num_gpus: int = Field(ge=0)
+    num_gpus: _Count
     """0: a CPU."""
-    parallelism: dict[str, int] = Field(default_factory=dict)
+    parallelism: dict[str, _Count] = Field(default_factory=dict)
     """`tensor`, `expert`, `data`, `pipeline` -> ranks; absent: 1, or not stated."""
-    speculation: int | None = None
+    speculation: _Count | None = None
     """Tokens drafted a step; 0: off. None: nobody says, and such a row is compared with none."""
     prompts: str
     """Kind of prompts (`chat`, `code`, `long`), or what the imported table says (`random 1024/512`)."""
-    prompt_tokens: float | None = None
-    output_tokens: float | None = None
+    prompt_tokens: float | None = Field(default=None, ge=0, le=MOST_COUNT)
+    output_tokens: float | None = Field(default=None, ge=0, le=MOST_COUNT)
     """Mean number a request."""
-    concurrency: int = Field(ge=1)
+    concurrency: int = Field(ge=1, le=MOST_COUNT)
     """Requests in flight."""
     emulated: bool | None = None
     """As `Fingerprint.emulated`: such a row says nothing about speed. None: unquantized, or unknown."""
@@ -87,7 +93,7 @@ class SpeedRow(Part):
     """`Fingerprint.comparable_sha256` of the server. None: imported or predicted."""
     engine: str | None = None
     """`vllm 0.32.0`."""
-    startup_s: float | None = None
+    startup_s: _Time | None = None
     objective: dict[str, float] = Field(default_factory=dict)
     """Of goodput: `ttft_s`, `tpot_s`, `end_to_end_s` -> the most that a good request takes."""
     repeats: tuple[SpeedRepeat, ...] = Field(min_length=1)

@@ -29,15 +29,22 @@ SUPPORT = HERE.parents[1] / "tests" / "support"
 sys.path[:0] = [str(HERE), str(SUPPORT / "evaluation"), str(SUPPORT / "quantization")]
 
 from mutations import damaged_text  # noqa: E402
-from synthetic_run import make_plan, make_run  # noqa: E402
+from synthetic_run import make_plan, make_run, make_task  # noqa: E402
 from tiny_checkpoints import make_tiny_glm4_moe  # noqa: E402
 
 from assay import cli  # noqa: E402
 from assay.errors import AssayError  # noqa: E402
 from assay.recipes.base import recipes_dir  # noqa: E402
 from assay.recipes.load import KINDS, parse_recipe  # noqa: E402
+from assay.records.choice.record import Choice  # noqa: E402
+from assay.records.measurement import Measurement  # noqa: E402
 from assay.records.plan import Plan  # noqa: E402
+from assay.records.speed import SpeedRecord  # noqa: E402
+from assay_evaluate.choice.choose import Wanted, choose  # noqa: E402
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies  # noqa: E402
+from assay_evaluate.speed.foreign.read import read_imported  # noqa: E402
+from assay_evaluate.speed.foreign.stated import Stated  # noqa: E402
+from assay_evaluate.speed.rows_in_record import with_rows  # noqa: E402
 from assay_evaluate.tasks.ruler.files import read_items, write_items  # noqa: E402
 from assay_evaluate.tasks.ruler.items import RulerItem  # noqa: E402
 from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad  # noqa: E402
@@ -101,14 +108,26 @@ def recipe(kind: str, name: str) -> Target:
     return Target(make, (f"{name}.yaml",), lambda folder: parse_recipe(KINDS[kind], folder / f"{name}.yaml"), lines=None)
 
 
+FEW = 6
+
+
+def few_items(measurement: Measurement) -> Measurement:
+    """Every kind of field is there with few items as well, and the run is read in a fraction of the time."""
+    tasks = tuple(
+        make_task(name, name, measurement.label, num_items=FEW, base_accuracy=0.9, max_tokens=512, seed=seed)
+        for seed, name in enumerate(("arithmetic", "needle"))
+    )
+    return measurement.model_copy(update={"tasks": tasks})
+
+
 def run_folder(file: str, *words: str) -> Target:
     """A file of a run, read by a command about that run."""
-    return Target(lambda folder: void(make_run(folder / "runs")), (f"runs/tiny-glm/{file}",), command(*words))
+    return Target(lambda folder: void(make_run(folder / "runs", change=few_items)), (f"runs/tiny-glm/{file}",), command(*words))
 
 
 def two_runs(folder: Path) -> None:
-    make_run(folder / "runs")
-    make_run(folder / "other", seed=1)
+    make_run(folder / "runs", change=few_items)
+    make_run(folder / "other", seed=1, change=few_items)
 
 
 def planned(folder: Path) -> None:
@@ -177,10 +196,31 @@ def read_journal(folder: Path) -> None:
     count_replies(folder / "journal.db")
 
 
+def import_speeds(path: Path) -> None:
+    """Read, put into a record, written: whatever was read must be a record's number."""
+    with_rows(None, read_imported(path, None, Stated())).as_text()
+
+
+def deployed(folder: Path) -> None:
+    record = with_rows(None, read_imported(PUBLISHED, None, Stated()))
+    record.save(folder / "speed.json")
+    choose(record.rows, None, Wanted()).save(folder / "choice.json")
+
+
 def void(_: object) -> None:
     """For a lambda that is called for what it does."""
 
 
+PUBLISHED = HERE.parents[1] / "examples" / "glm-5.2-speed" / "published.yaml"
+INFERENCEX = (
+    '{"hw": "h200", "conc": 8, "output_tput_per_gpu": 50.5, "tput_per_gpu": 80.0, "tp": 8, "ep": 1, "model": "m", "isl": 1024,'
+    ' "osl": 512, "precision": "fp8", "spec_decoding": "none", "mean_ttft": 0.2, "median_ttft": 0.2, "mean_tpot": 0.01,'
+    ' "median_tpot": 0.01}'
+)
+VLLM_BENCH = (
+    '{"hardware": "8xH200", "model_id": "m", "max_concurrency": 4, "speculation": 5, "output_throughput": 95.5, "completed": 8,'
+    ' "total_output_tokens": 512, "mean_ttft_ms": 9.5, "median_ttft_ms": 9.0, "mean_tpot_ms": 2.5, "median_tpot_ms": 2.0}'
+)
 FIRST_SHARD = "model/model-00001-of-00002.safetensors"
 OF_MODEL = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 PLAN, VERIFY = ("plan", "model", "-p", "w4a16"), ("verify", "out/checkpoint", "--source", "model")
@@ -222,6 +262,11 @@ TARGETS: dict[str, Target] = {
     "items of RULER": Target(items, ("items.jsonl",), lambda folder: list(read_items(folder / "items.jsonl"))),
     "SQuAD": text("squad.json", SQUAD, read_squad),
     "HotpotQA": text("hotpot.json", HOTPOT, read_hotpotqa),
+    "speeds of InferenceX": text("speeds.json", INFERENCEX, import_speeds),
+    "speeds of vLLM": text("speeds.json", VLLM_BENCH, import_speeds),
+    "speeds of a table": text("speeds.yaml", PUBLISHED.read_text(encoding="utf-8"), import_speeds),
+    "speeds of a run": Target(deployed, ("speed.json",), lambda folder: SpeedRecord.load(folder / "speed.json")),
+    "choice of a run": Target(deployed, ("choice.json",), lambda folder: Choice.load(folder / "choice.json")),
     "predictions of SWE-bench": Target(trajectories, ("preds.json", "a__b-1/a__b-1.traj.json"), read_trajectories),
 }
 

@@ -7,6 +7,7 @@ security policy lets no other script or style in.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ def _is_drawn(row: Row) -> bool:
     return any(course for _, course in courses.courses(row.divergence))
 
 
+@functools.cache  # compiling the templates takes longer than filling them in
 def environment(*, html: bool) -> Environment:
     """Jinja with the number formats of `text.py`; an unknown name is an error, not an empty string.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.records.speed import Quantiles, SpeedRepeat
+from assay.records.speed import MOST_COUNT, Quantiles, SpeedRepeat
 
 WHERE = "vllm bench serve"
 
@@ -19,13 +19,19 @@ WHERE = "vllm bench serve"
 def number(found: Mapping[str, Any], name: str) -> float | None:
     """A finite number under `name`; None: there is none."""
     value = found.get(name)
-    return float(value) if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value) else None
+    if not isinstance(value, int | float) or type(value) is bool:
+        return None
+    try:
+        told = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return told if math.isfinite(told) else None
 
 
 def count(found: Mapping[str, Any], name: str) -> int | None:
     """A count under `name`; None: there is none."""
     value = found.get(name)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MOST_COUNT else None
 
 
 def quantiles(found: Mapping[str, Any], metric: str) -> Quantiles | None:

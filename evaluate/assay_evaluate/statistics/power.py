@@ -6,6 +6,7 @@ Compare Connor 1987 (Biometrics 43:207-211) for the normal approximation.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -19,6 +20,7 @@ POWER = 0.8
 """Chance of seeing an effect of the size called detectable; the field's convention."""
 
 
+@functools.lru_cache(maxsize=4096)  # a report and every card of a run ask for the same ones
 def minimum_detectable_effect(b: int, c: int, n: int, level: float = 0.95, power: float = POWER) -> float:
     """Smallest true loss that n pairs would show (`paired_difference` clear of 0) with chance `power`.
 

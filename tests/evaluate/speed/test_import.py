@@ -242,6 +242,13 @@ WRONG: dict[str, tuple[Any, str | None, Stated, str]] = {
     "unknown field": ({"tables": [{"rows": [ROW | {"b": 3}]}]}, None, Stated(), "b: Extra inputs are not permitted"),
     "repeats twice": ({"tables": [{"rows": [{"repeats": [], "ttft_s": 1}]}]}, None, Stated(), "`repeats`, so ttft_s belongs"),
     "stated": ({"tables": [{"rows": [{"checkpoint": "a"}]}]}, None, Stated("a"), "a table states everything itself"),
+    "notes": ({"tables": [{"rows": [ROW | {"assumptions": [{}]}]}]}, None, Stated(), "`assumptions` is a list of sentences"),
+    "too fast": ({"tables": [{"rows": [ROW | {"output_tokens_s": 1e300}]}]}, None, Stated(), "less than or equal to 1000"),
+    "too many": ({"tables": [{"rows": [ROW | {"concurrency": 10**400}]}]}, None, Stated(), "concurrency: Input should be less"),
+    "digits": (INFERENCEX | {"conc": 10**400}, None, HERE, "has no number of GPUs (tp), requests in flight (conc)"),
+    "rate of digits": (INFERENCEX | {"output_tput_per_gpu": 10**400}, None, HERE, "or throughput"),
+    "rate": (INFERENCEX | {"output_tput_per_gpu": 1e300}, None, HERE, "output_tokens_s: Input should be less than"),
+    "seconds": (INFERENCEX | {"mean_ttft": -1.0}, None, HERE, "mean: Input should be greater than or equal to 0"),
     "no rows": ({"tables": []}, None, Stated(), "has no row"),
     "more": ({"tables": [], "rows": []}, None, Stated(), "it holds `tables`, a list, and nothing else"),
 }  # fmt: skip

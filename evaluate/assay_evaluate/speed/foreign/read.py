@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.records.speed import SpeedRow
@@ -37,7 +39,11 @@ def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow
     where, found = path.name, _parsed(path)
     for name, (fits, read) in READERS.items():
         if form == name or (form is None and fits(found)):
-            return _together(read(found, stated, where))
+            try:
+                return _together(read(found, stated, where))
+            except ValidationError as error:  # a number beyond what a row can be
+                first = error.errors()[0]
+                raise wrong(where, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     raise wrong(where, f"is of none of the formats {', '.join(FORMATS)}, as far as can be seen")
 
 

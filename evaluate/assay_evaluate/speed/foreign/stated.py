@@ -9,9 +9,10 @@ from typing import Any
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import one_line, shown
-from assay.records.speed import SpeedRow
+from assay.records.speed import MOST_COUNT, SpeedRow
 
 _HARDWARE = re.compile(r"(\d+)\s*[xX×]\s*(.+)")
+MOST_DIGITS = 20
 SPECULATION_UNKNOWN = "whether it drafted, and how many tokens, is not stated"
 
 
@@ -70,11 +71,11 @@ def text(found: Mapping[str, Any], name: str) -> str | None:
 
 
 def whole(found: Mapping[str, Any], name: str) -> int | None:
-    """A count under `name`, which may be written as text."""
+    """A count under `name`, which may be written as text; None: there is none, or one that counts nothing real."""
     value = found.get(name)
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)
-    return value if type(value) is int and value >= 0 else None
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < MOST_DIGITS:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MOST_COUNT else None
 
 
 def wrong(where: str, what: object) -> AssayError:

@@ -47,7 +47,10 @@ def _row(fields: Mapping[str, Any], stated: Stated, here: str, where: str) -> Sp
     single = {name: value for name, value in fields.items() if name in _OF_REPEAT}
     if "origin" in given:
         raise wrong(here, "states an `origin`: rows of a table are imported, whatever they were")
-    notes = list(given.pop("assumptions", ()) or ()) if isinstance(given.get("assumptions", ()), list | tuple) else ["?"]
+    notes = given.pop("assumptions", None) or []
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise wrong(here, "`assumptions` is a list of sentences")
+    notes = list(notes)
     repeats = given.pop("repeats", None)
     if repeats is not None and single:
         raise wrong(here, f"has `repeats`, so {min(single)} belongs into one of them")

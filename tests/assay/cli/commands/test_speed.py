@@ -195,7 +195,9 @@ def test_a_whole_run_with_speed(run: Run, measured: list[Any], monkeypatch: pyte
 
     recipe = yaml.safe_load((ROOT / "recipes" / "models" / "tiny-glm.yaml").read_text())
     recipe["source"]["path"] = str(ROOT / recipe["source"]["path"])
-    Path("tiny-glm.yaml").write_text(yaml.safe_dump(recipe | {"speed": {"concurrency": [4, 1], "speculation": [0], "repeats": 5}}))
+    Path("tiny-glm.yaml").write_text(
+        yaml.safe_dump(recipe | {"speed": {"concurrency": [4, 1], "speculation": [0], "repeats": 5}})
+    )
     monkeypatch.setattr("assay.cli.commands.measure.run.quantize_in_run", lambda *_, **__: [])
     monkeypatch.setattr("assay.cli.commands.measure.run.evaluate_in_run", judged)
     monkeypatch.setattr("assay.cli.candidates.of_target.of_target", lambda *_: None)
