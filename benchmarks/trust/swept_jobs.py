@@ -72,7 +72,7 @@ def in_folder(folder: Path, *words: str) -> None:
 
 # ------------------------------------------------------------------------------------------------ with a hub or a server
 def quantize_from_hub(served: str, home: str) -> None:
-    """From a hub on loopback that serves the folder `served` as org/model; home: where the hub's library keeps its own files."""
+    """From a hub on loopback that serves the folder `served` as org/model; home: of the hub's library."""
     hub = Hub(Path(served))
     hub.use(pytest.MonkeyPatch(), Path(home))
     assay("quantize", "org/model", "-p", "w4a16", "--stream-from", "hub", "--runs", "runs", "--workers", "1")
