@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
+SMALL_MODEL = HERE.parents[1] / "examples" / "tiny_glm" / "checkpoint"
 SUPPORT = HERE.parents[1] / "tests" / "support"
 PATHS = [HERE, SUPPORT / "evaluation", SUPPORT / "quantization", SUPPORT / "syscalls"]
 sys.path[:0] = [str(path) for path in PATHS]
@@ -231,6 +232,48 @@ def kept_all(place: Place, ended: Ended, before: Contents, whole: Contents) -> l
     return kept(place, ended, before, whole)
 
 
+# ------------------------------------------------------------------------------------------------ hub, calibration, probes
+def quantize_from_hub(place: Place) -> tuple[str, list[str]]:
+    return "quantize_from_hub", [str(place.beside / "model"), str(place.beside / "home")]
+
+
+def model_and_text(place: Place) -> None:
+    place.work.mkdir()
+    shutil.copytree(SMALL_MODEL, place.beside / "model")
+    (place.beside / "text.txt").write_text("The gold is in the metal. " * 40, encoding="utf-8")
+
+
+def calibrate(place: Place) -> tuple[str, list[str]]:
+    return "calibrate", [str(place.beside / "model"), str(place.beside / "text.txt")]
+
+
+def probed(place: Place) -> Contents:
+    """What a record and its ledger say, without times and the port of the server."""
+    found = {}
+    for path in sorted(place.work.rglob("swept*.json*")):
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            found[path.name] = json.dumps(json.loads(text)["results"])
+        else:
+            lines = [json.loads(line) for line in text.split("\n")[:-1]]
+            found[path.name] = json.dumps([[line["id"], line["body"], line["text"]] for line in lines])
+    return found
+
+
+def whole_lines(place: Place, ended: Ended, before: Contents, whole: Contents) -> list[str]:
+    """The record is there when the ledger is whole; of the ledger at most the last line is torn."""
+    problems = []
+    for path in sorted(place.work.rglob("swept*.json*")):
+        *lines, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if path.suffix == ".json":
+            problems += [] if probed(place) == whole else [f"{path.name}: there, and the ledger is not whole"]
+            continue
+        for line in lines:
+            json.loads(line)
+        problems += [f"{path.name}: a torn line"] if rest and not ended.hit else []
+    return problems
+
+
 SUBJECTS: dict[str, Subject] = {
     "quantize in a run": Subject(small_source, quantize_in_run, between=unfinished_or_whole),
     "quantize --out": Subject(small_source, quantize_out, (Fault.KILL, Fault.NO_SPACE), between=unfinished_or_whole),
@@ -244,6 +287,11 @@ SUBJECTS: dict[str, Subject] = {
     "journal, reading it": Subject(no_journal, asked, READS, whole=rows, between=kept),
     "journal of an earlier version": Subject(old_journal, asked, whole=rows, between=kept_all, harmless=CHECKPOINT),
     "gate, report and cards": Subject(judged_run, lambda place: ("assay", ["gate", "tiny-glm"]), code=1),
+    "quantize --stream-from hub": Subject(
+        small_source, quantize_from_hub, (Fault.KILL, Fault.NO_SPACE), between=unfinished_or_whole
+    ),
+    "calibrate": Subject(model_and_text, calibrate),
+    "probe": Subject(no_journal, lambda place: ("probe", []), whole=probed, between=whole_lines),
 }
 
 
@@ -338,6 +386,8 @@ def names(line: str, path: str) -> bool:
     """Whether a line has the path that a call was about, or the one that the file was to have, or its folder."""
     final = re.sub(r"\.(.+?)(\.[0-9a-f]{8})?\.partial$", r"\1", Path(path).name)
     folder = Path(path).parent
+    if "/.download/" in path:  # under a name of the hub's library; it is for this checkpoint, which may have no room either
+        return "checkpoint" in line
     return any(re.search(rf"{re.escape(name)}(?![\w.])", line) for name in (final, folder.name, folder.parent.name))
 
 

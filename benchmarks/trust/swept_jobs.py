@@ -13,12 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import typer.main
+from local_hub import Hub
+from probe_stub import StubServer
 
 import assay.cli.progress
+import assay_quantize.calibration.calibrate
+import assay_quantize.checkpoint.hub
 import assay_quantize.engine.local_runner
 import assay_quantize.engine.quantize
 import assay_quantize.plan.fitting
+import assay_quantize.remote.hub_stream
 import assay_quantize.verify.checks
 import assay_quantize.verify.finished
 import assay_quantize.verify.folder
@@ -62,6 +68,27 @@ def in_folder(folder: Path, *words: str) -> None:
         assert ended.code != 2, words
     finally:
         os.chdir(before)
+
+
+# ------------------------------------------------------------------------------------------------ with a hub or a server
+def quantize_from_hub(served: str, home: str) -> None:
+    """From a hub on loopback that serves the folder `served` as org/model; home: of the hub's library."""
+    hub = Hub(Path(served))
+    hub.use(pytest.MonkeyPatch(), Path(home))
+    assay("quantize", "org/model", "-p", "w4a16", "--stream-from", "hub", "--runs", "runs", "--workers", "1")
+
+
+def calibrate(folder: str, text: str) -> None:
+    """Writes channel weights; the text is a file, so that no tokens are sampled."""
+    given = ("--text", text, "--tokens", "64", "--length", "16", "--min-tokens", "1")
+    assay("calibrate", folder, "--out", "made/channels.safetensors", *given)
+
+
+def probe() -> None:
+    """Two probes of a scripted server, one after the other: their requests and replies are kept in a ledger."""
+    with StubServer() as server:
+        asked = ("--requests", "4", "--garble", "4", "--concurrency", "1", "--max-tokens", "8")
+        assay("probe", server.base_url, "--probes", "argmax,garble", *asked, "--label", "swept", "--out", "made")
 
 
 # ------------------------------------------------------------------------------------------------ replies

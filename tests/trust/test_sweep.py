@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason
 SAMPLE = {
     "quantize in a run": 12, "quantize --out": 4, "quantize, reading the source": 5, "quantize, reading what it wrote": 4,
     "journal of replies": 6, "journal, reading it": 2, "journal of an earlier version": 4, "gate, report and cards": 4,
+    "quantize --stream-from hub": 4, "calibrate": 4, "probe": 5,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from assay.atomic_files import naming
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.sending import Received
@@ -86,21 +87,26 @@ class Exchange:
 
 
 class Ledger:
-    """Exchanges as JSON lines, appended as they come. For several threads. The authorization of a request is in none."""
+    """Exchanges as JSON lines, appended as they come: what is killed leaves all that were written. For several threads.
+
+    The authorization of a request is in none. OSError, with the path: the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        # A lone surrogate, in a prompt say, is no UTF-8; escaped as `\ud800` it is what JSON writes for it.
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        self._path, self._lock = path, threading.Lock()
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
 
     def close(self) -> None:
         self._file.close()
 
     def write(self, exchange: Exchange) -> None:
-        line = json.dumps(exchange.for_ledger(), ensure_ascii=False)
-        with self._lock:
-            self._file.write(line + "\n")
+        # A lone surrogate, in a prompt say, is no UTF-8; escaped as `\ud800` it is what JSON writes for it.
+        line = (json.dumps(exchange.for_ledger(), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+        with self._lock, naming(self._path):
+            while line:  # half of it is written where a disk is almost full
+                line = line[self._file.write(line) :]
 
 
 def exchange_of(ask: Ask, slot: int, concurrency: int, received: Received) -> Exchange:

@@ -98,7 +98,7 @@ class HiddenStates:
 
     def _write(self, document: Document, raw: bytes) -> None:
         import torch
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         dtype: torch.dtype = getattr(torch, self.dtype)
         ids = len(document.ids)
@@ -108,8 +108,8 @@ class HiddenStates:
         first = len(document.prompt_ids) - 1
         kept_PH = states_TH[first : first + len(document.reply_ids)].clone()
         path = self.path(document)
-        with replacing(path) as partial:
-            save_file({TENSOR: kept_PH}, partial, metadata={"item": document.item, "who": self._who})
+        with replacing(path) as partial:  # not `save_file`: that of a full disk is an error of its own, without a path
+            partial.write_bytes(save({TENSOR: kept_PH}, metadata={"item": document.item, "who": self._who}))
 
 
 def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype: str) -> bytes:

@@ -169,12 +169,13 @@ def run_over(model: Any, sequences: Sequence[Sequence[int]], watch: InputWatch, 
 
 def write_importance(path: Path, moments: Mapping[str, Moments], text: Iterable[str]) -> None:
     """The file that `importance.py` reads: FP32 means by name, and in its metadata the tokens that each is over."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
     counts = {name: one.num_tokens for name, one in moments.items()}
     with replacing(path) as partial:
-        save_file(means, partial, {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)})
+        # not `save_file`: that of a full disk is an error of its own, without a path, and it leaves a file under another name
+        partial.write_bytes(save(means, {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}))
 
 
 def _check_out(path: Path) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -211,7 +212,7 @@ class HubStream:
     def _staged_bytes(self, shards: Sequence[str]) -> int:
         """The most that is staged at a time while `shards` are made in this order: one, and the next one."""
         each = [self.bytes_of(shard) for shard in shards]
-        return max((now + after for now, after in zip(each, [*each[1:], 0], strict=True)), default=0)
+        return max((now + after for now, after in pairwise([*each, 0])), default=0)
 
     def bytes_of(self, shard: str) -> int:
         """Bytes of the source that the output shard `shard` reads."""

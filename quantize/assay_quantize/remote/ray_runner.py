@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
+from assay.hub_errors import hub_address
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
+from assay.secret_text import without_secrets
 from assay_quantize.checkpoint.shard_files import planned_shards
 from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES
 from assay_quantize.engine.shards import ShardOptions
@@ -98,7 +100,8 @@ def from_hub(stream: HubStream) -> Runner:
     """The runner that makes every shard of `stream` in a task that downloads what it reads, and deletes it after.
 
     `DOWNLOADS_AT_ONCE` shards at a time, fewer where the disk has no room for so many. Nothing but what a task is at is staged:
-    the folder of `stream` stays hollow. Every node logs in by itself (HF_TOKEN, or `hf auth login` there).
+    the folder of `stream` stays hollow. Every node logs in by itself (HF_TOKEN, or `hf auth login` there); an HF_ENDPOINT with
+    a password is not handed to it either.
     """
 
     def run(
@@ -133,7 +136,8 @@ def _run(
     try:
         with _cluster(needs) as ray:
             own = replace(options, workers=needs.cpus, lanes=1)
-            tasks = _Tasks(ray, needs, plan, RayJob(source, out_folder, scratch, own, stream is not None), stream)
+            endpoint = None if stream is None else hub_address()
+            tasks = _Tasks(ray, needs, plan, RayJob(source, out_folder, scratch, own, endpoint), stream)
             try:
                 for record in tasks.run(shard_names, at_once):
                     wait_for(out_folder / record.name, record.num_bytes)
@@ -174,14 +178,17 @@ class _Tasks:
     ) -> None:
         self._ray, self._job, self._stream = ray, job, stream
         self._plan = [ray.put(plan)]
-        kept = {name: os.environ[name] for name in ("HF_ENDPOINT", "NO_PROXY") if name in os.environ}
+        # Ray writes this down: in its records, its logs, and what its dashboard shows. An address with a password stays here,
+        # and every node must have its own (`RayJob.endpoint`).
+        told = {name: os.environ[name] for name in ("HF_ENDPOINT", "NO_PROXY") if name in os.environ}
+        kept = without_secrets(told)
         self._remote = ray.remote(
             num_cpus=needs.cpus,
             num_gpus=needs.gpus,
             memory=needs.memory_bytes,
             max_retries=0,  # a retry by Ray would not know that it is one
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": kept} if job.hub and kept else None,
+            runtime_env={"env_vars": kept} if job.endpoint is not None and kept else None,
         )(make_in_scratch)
         self._shard_of: dict[Any, tuple[str, int]] = {}
 

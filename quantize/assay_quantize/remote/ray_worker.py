@@ -15,6 +15,7 @@ from typing import Any
 
 import assay
 from assay.errors import QuantizeError
+from assay.hub_errors import hub_address
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -32,14 +33,15 @@ class RayJob:
     """What is the same for all tasks of a run.
 
     source: the checkpoint's folder; with `hub`, one that looks like it and holds no data. scratch: where attempts write.
-    hub: whether each task downloads what it reads. version: assay's, of the driver.
+    endpoint: of the hub from which each task downloads what it reads, without user and password; None: nothing is downloaded.
+    version: assay's, of the driver.
     """
 
     source: Path
     out_folder: Path
     scratch: Path
     options: ShardOptions
-    hub: bool = False
+    endpoint: str | None = None
     version: str = assay.__version__
 
 
@@ -51,18 +53,19 @@ def attempt_folder(scratch: Path, shard_name: str, attempt: int) -> Path:
 def make_in_scratch(plan_ref: list[Any], shard_name: str, attempt: int, job: RayJob, need: Need | None) -> ShardRecord:
     """One task. plan_ref: the plan's reference in Ray's object store, in a list, so that Ray does not fetch it each time.
 
-    need: with `job.hub`, what of the source the shard is made of. Raises QuantizeError and CheckpointError.
+    need: with `job.endpoint`, what of the source the shard is made of. Raises QuantizeError and CheckpointError.
     """
     if job.version != assay.__version__:
         raise QuantizeError(
             f"node {os.uname().nodename} has assay {assay.__version__}, the driver {job.version}; install the same on all"
         )
+    check_endpoint(job.endpoint)
     for folder in (job.scratch, job.source):
         wait_for(folder, None)
     plan, checkpoint = _plan_and_headers(plan_ref[0], job.source)
     folder = attempt_folder(job.scratch, shard_name, attempt)
     folder.mkdir()
-    if job.hub:
+    if job.endpoint is not None:
         assert need is not None
         record = _from_hub(plan, checkpoint, shard_name, need, folder, job.options)
     else:
@@ -99,6 +102,15 @@ def _plan_and_headers(plan_ref: Any, source: Path) -> tuple[Plan, Checkpoint]:
 
     plan: Plan = ray.get(plan_ref)
     return plan, open_checkpoint(source)
+
+
+def check_endpoint(endpoint: str | None) -> None:
+    """QuantizeError when this node would ask another hub than the driver, because its address could not be handed on."""
+    if endpoint is not None and hub_address() != endpoint:
+        raise QuantizeError(
+            f"node {os.uname().nodename} asks the hub at {hub_address()}, the driver at {endpoint}: an HF_ENDPOINT with a "
+            "password is not handed to Ray, whose records and logs would keep it; set it on every node before `ray start`"
+        )
 
 
 def wait_for(path: Path, num_bytes: int | None) -> None:

@@ -22,7 +22,7 @@ import torch
 from assay.callbacks import Progress
 from assay.errors import CheckpointError
 from assay.records.manifest import Manifest
-from assay.records.plan import Plan, TensorPlan
+from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.plan.slabs import SLAB_BYTES, cut
 from assay_quantize.storage.hash_files import MOST_AT_ONCE, hash_file
@@ -30,7 +30,7 @@ from assay_quantize.verify.definition import Definition, TileFound
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.judge import judge
-from assay_quantize.verify.meanwhile.judged import JudgedSlab
+from assay_quantize.verify.meanwhile.read_back import JudgedWeight, ReadBack, batches
 from assay_quantize.verify.original import Original
 from assay_quantize.verify.presets import Groups
 from assay_quantize.verify.slabs import SlabChecks, SlabFindings
@@ -50,24 +50,40 @@ class HashFound(NamedTuple):
 
 
 class Checks(NamedTuple):
-    """Who looks at slabs, and at tiles where the source's weights can be rounded again."""
+    """Who looks at slabs, at tiles where the source's weights can be rounded again, and at what was judged as it was made."""
 
     slabs: SlabChecks
     definition: Definition | None
-    has_source: bool
+    read_back: ReadBack | None
 
 
-CheckResult = HashFound | SlabFindings | TileFound
-Job = tuple[str | TensorPlan, Callable[[], CheckResult]]
-"""A shard or a tensor, and what looks at it."""
+class BatchFound(NamedTuple):
+    """Of each weight of a batch, in order."""
+
+    slabs: list[SlabFindings]
+    tiles: list[TileFound | None]
+
+
+class Batch(NamedTuple):
+    """Weights that were judged as they were made, and are read back together."""
+
+    weights: list[JudgedWeight]
+
+
+CheckResult = HashFound | SlabFindings | TileFound | BatchFound
+Job = tuple[str | TensorPlan | Batch, Callable[[], CheckResult]]
+"""A shard, a tensor or a batch, and what looks at it."""
 What = TypeVar("What")
 Found = TypeVar("Found")
 
 
-def contents_by_shard(plan: Plan, stored: Mapping[str, TensorHeader]) -> dict[str, list[TensorPlan]]:
-    """Stored shard -> tensors whose contents can be checked: those stored as planned (`check_planned` names the others)."""
+def contents_by_shard(
+    tensors: Iterable[TensorPlan], stored: Mapping[str, TensorHeader]
+) -> dict[str, list[TensorPlan]]:  # fmt: skip
+    """Stored shard -> those of the tensors whose contents can be checked: they are stored as planned (`check_planned` names the
+    others)."""
     found: dict[str, list[TensorPlan]] = {}
-    for tensor in plan.tensors:
+    for tensor in tensors:
         headers = [stored.get(output.name) for output in tensor.outputs]
         fits = all(
             h is not None and (h.dtype, h.shape) == (o.dtype, tuple(o.shape))
@@ -97,7 +113,8 @@ def opened_checks(
             opened.enter_context(original)
             if original.recomputes and groups is not None:
                 definition = Definition(stored, headers, original, groups)
-        yield Checks(SlabChecks(stored, original, is_quick=is_quick), definition, original is not None)
+        read_back = None if original is None else ReadBack(stored, original)
+        yield Checks(SlabChecks(stored, original, is_quick=is_quick), definition, read_back)
 
 
 def expected_hashes(folder: Path, manifest: Manifest | None) -> dict[str, str]:
@@ -150,11 +167,18 @@ def judge_jobs(
             if isinstance(what, str):
                 _judge_hash(what, expected[what], next(results)[1], findings)
                 continue
+            if isinstance(what, Batch):
+                found = next(results)[1]
+                assert isinstance(found, BatchFound)
+                for weight, slab, tile in zip(what.weights, found.slabs, found.tiles, strict=True):
+                    known = None if known_errors is None else known_errors.get(weight.tensor.name)
+                    judge(weight.tensor, [slab], tile, findings, has_source=True, known_error=known)
+                continue
             of_tensor = [one for _, one in results]
             slabs = [one for one in of_tensor if isinstance(one, SlabFindings)]
             tile = next((one for one in of_tensor if isinstance(one, TileFound)), None)
             known = None if known_errors is None else known_errors.get(what.name)
-            judge(what, slabs, tile, findings, has_source=checks.has_source, known_error=known)
+            judge(what, slabs, tile, findings, has_source=checks.read_back is not None, known_error=known)
 
 
 def jobs_of_shard(
@@ -166,16 +190,12 @@ def jobs_of_shard(
     is_hashed: bool,
     sample: float | None = None,
     tell: Teller | None = None,
-    judged: Mapping[str, Sequence[JudgedSlab]] | None = None,
 ) -> Iterator[Job]:
-    """(shard, its hash), then (tensor, one of its slabs, or its tile) for all `tensors` in it.
-
-    judged: tensor -> all its slabs, for those that were found to be right before they were written.
-    """
+    """(shard, its hash), then (tensor, one of its slabs, or its tile) for all `tensors` in it."""
     tell = tell or Teller(None)
     if is_hashed:
         yield shard, partial(_hash, folder, shard, is_needed_again=True)
-    slabs = [slab for tensor in tensors for slab in _slabs_of(tensor, (judged or {}).get(tensor.name), sample, tell)]
+    slabs = [slab for tensor in tensors for slab in _slabs_of(tensor, sample, tell)]
     for number, slab in enumerate(slabs):
         tensor, ahead = slab.tensor, slabs[number + SLABS_AHEAD] if number + SLABS_AHEAD < len(slabs) else None
         yield tensor, partial(_look, checks.slabs, slab, ahead, tell)
@@ -184,28 +204,38 @@ def jobs_of_shard(
             yield tensor, partial(checks.definition.look, tensor)
 
 
+def jobs_of_judged(weights: Iterable[JudgedWeight], checks: Checks) -> Iterator[Job]:
+    """The same for weights that were found to be right before they were written."""
+    for weights_of_one in batches(weights):
+        yield Batch(weights_of_one), partial(_read_back, checks, weights_of_one)
+
+
+def _read_back(checks: Checks, weights: Sequence[JudgedWeight]) -> BatchFound:
+    assert checks.read_back is not None
+    found, definition = checks.read_back.look(weights), checks.definition
+    tiled = [None if definition is None or not definition.has_tile(tensor) else tensor for tensor, _ in weights]
+    tiles = [None if definition is None or tensor is None else definition.look(tensor) for tensor in tiled]
+    return BatchFound(found, tiles)
+
+
 class _Slab(NamedTuple):
-    """[begin, end) of a tensor, as `cut` gives it, or as it was judged. num_bytes: of the checkpoint."""
+    """[begin, end) of a tensor, as `cut` gives it. num_bytes: of the checkpoint."""
 
     tensor: TensorPlan
     begin: int
     end: int
-    judged: JudgedSlab | None
     num_bytes: int
 
 
-def _slabs_of(
-    tensor: TensorPlan, judged: Sequence[JudgedSlab] | None, sample: float | None, tell: Teller
-) -> Iterator[_Slab]:  # fmt: skip
+def _slabs_of(tensor: TensorPlan, sample: float | None, tell: Teller) -> Iterator[_Slab]:
     """The slabs of a tensor that are looked at; the others are told at once."""
     num_bytes = sum(output.num_bytes for output in tensor.outputs)
-    slabs: Sequence[tuple[int, int, JudgedSlab | None]]
-    slabs = [(*slab, None) for slab in cut(tensor, SLAB_BYTES)] if judged is None else [(s.begin, s.end, s) for s in judged]
+    slabs = list(cut(tensor, SLAB_BYTES))
     size = slabs[-1][1] or 1
-    for begin, end, one in slabs:
+    for begin, end in slabs:
         share = num_bytes * end // size - num_bytes * begin // size
         if begin == 0 or sample is None or _DRAW.random() < sample:
-            yield _Slab(tensor, begin, end, one, share)
+            yield _Slab(tensor, begin, end, share)
         else:
             tell(tensor.name, share)
 
@@ -236,8 +266,8 @@ def _hash(
 def _look(checks: SlabChecks, slab: _Slab, ahead: _Slab | None, tell: Teller) -> SlabFindings:
     """ahead: a slab that will be looked at soon, to be read meanwhile."""
     if ahead is not None:
-        checks.will_need(*ahead[:4])
-    found = checks.look(*slab[:4])
+        checks.will_need(*ahead[:3])
+    found = checks.look(*slab[:3])
     tell(slab.tensor.name, slab.num_bytes)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from assay.records.plan import OutputTensor
 from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.formats.schemes import SCHEMES
-from assay_quantize.storage.past_cache import Loans, ReadAhead, Residency, is_aligned
+from assay_quantize.storage.buffers import Memory
+from assay_quantize.storage.direct_file import BLOCK_BYTES
+from assay_quantize.storage.past_cache import Loans, ReadAhead, Residency, is_aligned, open_direct
 
 
 class _File(NamedTuple):
@@ -77,6 +80,34 @@ class StoredReader:
             return wanted
         try:
             done = read_fully(descriptor, wanted.data, header.begin + begin)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if done < wanted.nbytes:
+            raise CheckpointError(f"{path}: became shorter while it was read")
+        return wanted
+
+    def header(self, name: str) -> TensorHeader:
+        """Where a tensor lies."""
+        return self._headers[name]
+
+    def read_range(self, shard: str, begin: int, end: int, buffer: Memory) -> NDArray[np.uint8]:
+        """Bytes [begin, end) of a shard, past the page cache where the file system can; a view of `buffer`.
+
+        buffer: aligned to blocks, with room for two more of them. CheckpointError when they cannot be read.
+        """
+        descriptor, path = self._file(shard).descriptor, self._folder / shard
+        first = begin // BLOCK_BYTES * BLOCK_BYTES
+        num_bytes = -(-(end - first) // BLOCK_BYTES) * BLOCK_BYTES
+        wanted = buffer[begin - first : end - first]
+        try:
+            if (direct := open_direct(descriptor)) is not None:
+                try:
+                    with contextlib.suppress(OSError):  # then through the cache, which says what is wrong
+                        if first + read_fully(direct, buffer[:num_bytes].data, first, block_bytes=BLOCK_BYTES) >= end:
+                            return wanted
+                finally:
+                    os.close(direct)
+            done = read_fully(descriptor, wanted.data, begin)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         if done < wanted.nbytes:

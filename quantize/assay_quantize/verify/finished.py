@@ -17,7 +17,7 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -34,11 +34,12 @@ from assay_quantize.checkpoint.shard_files import header_bytes, planned_shards
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.formats.schemes import module_of
 from assay_quantize.plan.identity import plan_sha256
-from assay_quantize.verify.contents import contents_by_shard, jobs_of_shard, judge_jobs, opened_checks
+from assay_quantize.verify.contents import contents_by_shard, jobs_of_judged, jobs_of_shard, judge_jobs, opened_checks
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.library import library_headers
 from assay_quantize.verify.meanwhile.judged import JudgedSlabs
+from assay_quantize.verify.meanwhile.read_back import JudgedWeight
 from assay_quantize.verify.original import open_original
 from assay_quantize.verify.presets import Groups, groups_of
 
@@ -134,12 +135,15 @@ class FinishedShards:
         stamp = data_of_files(self._folder, [record.name])[record.name]
         headers = library_headers(self._folder, record.name)
         self._headers |= headers
-        tensors = contents_by_shard(self._plan, headers).get(record.name, [])
+        tensors = contents_by_shard(self._shards[record.name], headers).get(record.name, [])
         findings = Findings()
         self._check_header(record.name, findings)
-        judged = {tensor.name: slabs for tensor in tensors if (slabs := self._judged.take(tensor)) is not None}
-        jobs = jobs_of_shard(self._folder, record.name, tensors, self._checks, is_hashed=False, judged=judged)
-        jobs = takewhile(lambda _: not self._stop.is_set(), jobs)
+        judged = [JudgedWeight(tensor, slabs) for tensor in tensors if (slabs := self._judged.take(tensor)) is not None]
+        names = {weight.tensor.name for weight in judged}
+        others = [tensor for tensor in tensors if tensor.name not in names]
+        compared = jobs_of_shard(self._folder, record.name, others, self._checks, is_hashed=False)
+        every = chain(compared, jobs_of_judged(judged, self._checks))
+        jobs = takewhile(lambda _: not self._stop.is_set(), every)
         judge_jobs(jobs, {}, self._checks, findings, self._workers, known_errors=record.relative_error)
         self._check_global_scales(tensors, findings)
         return FoundInShard(stamp, record.sha256, findings)

@@ -2,9 +2,9 @@
 
 Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
 else (`codes/`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many bytes
-differ and sums up errors. A quick look ends after the first of the two where that finds nothing; of slabs that were judged as
-they were made (`meanwhile/judged.py`) it only asks whether the same bytes lie on the disk. What the first do not cover is made
-by the engine's kernels alone (`definition.py` holds tiles of all weights against the definition in torch).
+differ and sums up errors. A quick look ends after the first of the two where that finds nothing (what was judged as it was
+made does not come here: `meanwhile/read_back.py`). What the first do not cover is made by the engine's kernels alone
+(`definition.py` holds tiles of all weights against the definition in torch).
 
 A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
@@ -32,7 +32,6 @@ from assay_quantize.plan.slabs import by_rows
 from assay_quantize.storage.past_cache import Loans
 from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
-from assay_quantize.verify.meanwhile.judged import JudgedSlab, digest
 from assay_quantize.verify.original import Original
 
 Array = NDArray[Any]
@@ -93,14 +92,9 @@ class SlabChecks:
         self._source = None if original is None else original.reader
         self._scratch, self._loans = Scratch(), Loans()
 
-    def look(self, tensor: TensorPlan, begin: int, end: int, judged: JudgedSlab | None = None) -> SlabFindings:
-        """Compare slab [begin, end) of a tensor (`slabs.cut`). CheckpointError when a file cannot be read.
-
-        judged: the same rows, which were found to be right before they were written.
-        """
+    def look(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
+        """Compare slab [begin, end) of a tensor (`slabs.cut`). CheckpointError when a file cannot be read."""
         try:
-            if judged is not None:
-                return self._read_back(tensor, judged)
             if tensor.action == "quantize":
                 return self._quantized(tensor, begin, end)
             return self._kept(tensor, begin, end)
@@ -109,9 +103,9 @@ class SlabChecks:
         finally:
             self._loans.give_back()
 
-    def will_need(self, tensor: TensorPlan, begin: int, end: int, judged: JudgedSlab | None = None) -> None:
+    def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
-        if self._source is not None and judged is None:
+        if self._source is not None:
             per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
             self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
         if by_rows(tensor):
@@ -195,28 +189,6 @@ class SlabChecks:
                 problem = f"its input_global_scale is {stored_scale:g}; scheme {tensor.scheme} stores {wanted:g}"
                 return outputs, shape, problem
         return outputs, shape, None
-
-    def _read_back(self, tensor: TensorPlan, judged: JudgedSlab) -> SlabFindings:
-        """What lies on the disk is what was judged, and pieces of the source are what it was judged by."""
-        assert self._original is not None
-        begin, end = judged.begin, judged.end
-        outputs, shape, problem = self._constants(tensor, begin)
-        if problem is not None:
-            return SlabFindings(problem=problem)
-        scales = {}
-        for part, output in outputs.items():
-            if begin > 0 and not has_rows(output):
-                continue  # the same for all slabs (`JudgedSlabs.take`)
-            if digest(self._part_rows(tensor, part, output, begin, end)) != judged.digests[part]:
-                return SlabFindings(problem=f"its {part} is not what was written, in what belongs to rows {begin} to {end - 1}")
-            if part in SCALES:
-                scales[part] = ScaleCounts(0, 0, 0)
-        plain = self._original.plain
-        for piece in judged.pieces:
-            size = piece.end - piece.begin
-            if digest(plain.read(tensor.name, piece.begin, piece.end, self._scratch.take("piece", size))) != piece.digest:
-                return SlabFindings(misread=f"bytes {piece.begin} to {piece.end - 1} of it are not those it was made of")
-        return SlabFindings(Counter(), scales=scales, shape=shape)
 
     def _is_right(self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array) -> bool | None:
         """Whether the parts are what the rows give, by kernels of verification's own; None: they cannot say."""

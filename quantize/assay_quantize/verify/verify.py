@@ -114,7 +114,7 @@ def verify(
         groups = check_targets(recipe, config, stored, findings)
         if source_checkpoint is not None:
             check_nothing_lost(source_checkpoint, recipe, stored, findings)
-        tensors = contents_by_shard(plan, headers) if contents else {}
+        tensors = contents_by_shard(plan.tensors, headers) if contents else {}
         if not contents:
             findings.not_checked.append("contents and scales of the tensors: only hashes were asked for")
     with ExitStack() as opened:

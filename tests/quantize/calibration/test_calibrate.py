@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration
-from assay_quantize.calibration.calibrate import calibrate, linear_weights, load_model, names_of
+from assay_quantize.calibration.calibrate import Moments, calibrate, linear_weights, load_model, names_of, write_importance
 from assay_quantize.calibration.text import Text, first_tokens, packed
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
@@ -134,6 +136,19 @@ def put(model: Any, weights: dict[str, torch.Tensor]) -> None:
             half = view.shape[0] // 2
             rows = {"gate_proj": slice(half), "up_proj": slice(half, None)} if ".experts." in name else {}
             view[rows.get(name.split(".")[-2], slice(None))].copy_(weight)
+
+
+def test_a_disk_without_room_is_an_error_of_the_system_with_the_path(tmp_path: Path) -> None:
+    """Not one of safetensors', which no command tells in a line; and nothing is left beside the file."""
+    moments = {"a.weight": Moments(torch.ones(512, dtype=torch.float64), 1)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"channels\.safetensors") as refused:
+            write_importance(tmp_path / "channels.safetensors", moments, ["text"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused.value.errno == errno.EFBIG and list(tmp_path.iterdir()) == []
 
 
 def test_calibrated_search_is_nearer_to_the_original(tmp_path: Path) -> None:

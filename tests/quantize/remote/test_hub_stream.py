@@ -27,11 +27,12 @@ from tiny_checkpoints import make_tiny_glm4_moe, store_as_fp8
 from assay.errors import CheckpointError, QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.manifest import MANIFEST, Manifest
+from assay.records.manifest import MANIFEST, Manifest, ShardRecord
 from assay.records.plan import Plan
 from assay.records.run import PLAN_INSIDE, VERIFICATION_INSIDE
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.hub import FIRST_BYTES, open_hub_checkpoint
+from assay_quantize.checkpoint.shard_files import planned_shards
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.remote import hub_stream
@@ -208,6 +209,24 @@ def test_killed_anywhere_it_goes_on_and_downloads_no_finished_shard(
 
 
 @pytest.mark.slow
+def test_killed_after_the_last_shard_it_is_finished(hub: Hub, model: Path, tmp_path: Path) -> None:
+    """Nothing is left to download: config, index and manifest are written."""
+    plan, out = hub_plan("w4a16"), tmp_path / "out"
+    made: list[str] = []
+
+    def stop(record: ShardRecord) -> None:
+        made.append(record.name)
+        if len(made) == len(planned_shards(plan)):
+            raise Killed
+
+    with HubStream(plan, tmp_path / "staging") as source, pytest.raises(Killed):
+        quantize(plan, source.folder, out, device="cpu", workers=1, runner=source.run, on_shard=stop)
+    before = hub.bytes_of.total()
+    streamed(plan, tmp_path)
+    assert contents(out) == local_bytes(model, "w4a16", tmp_path / "local")
+    assert hub.bytes_of.total() - before < 4 * FIRST_BYTES * SHARDS, "headers and small files"
+
+
 def test_the_command_killed_while_it_downloads_goes_on(hub: Hub, model: Path, tmp_path: Path) -> None:
     """SIGKILL, so that nothing is cleaned up: in the first shard, in a later one, and in what another shard shares with it."""
     out = tmp_path / "run" / "checkpoint"

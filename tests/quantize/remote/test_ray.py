@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -178,6 +179,45 @@ def test_what_a_lost_worker_had_downloaded_is_downloaded_again(
     assert len(killed) == 1 and sum("is begun again" in record.getMessage() for record in caplog.records) == 1
     run(plan_of(hub.folder, "w4a16"), hub.folder, tmp_path / "local", "local")
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_a_password_of_the_hub_is_in_nothing_that_ray_keeps(
+    local_ray: Any, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in its logs nor in the environment of its tasks; nodes that do not know the address say what to do."""
+    plain, password = hub.url, "pa55w0rd-of-a-mirror"
+    secret = hub.url.replace("://", f"://reader:{password}@")
+    monkeypatch.setattr(hub, "url", secret)
+    hub.use(monkeypatch, tmp_path / "home")
+    asks = (
+        rf"^node \S+ asks the hub at https://huggingface\.co, the driver at {re.escape(plain)}: .*; set it on every node before"
+    )
+    with pytest.raises(QuantizeError, match=asks) as refused:
+        stream_with_ray("w4a16", tmp_path)
+    assert "\n" not in str(refused.value) and password not in str(refused.value)
+    session = Path(local_ray._private.worker._global_node.get_session_dir_path())
+    logged = [path for path in session.rglob("*") if path.is_file()]
+    assert logged and not [path for path in logged if password.encode() in path.read_bytes()]
+    environments = [
+        path.read_bytes() for path in Path("/proc").glob("[0-9]*/environ") if b"ray::" in cmdline(path.parent)
+    ]  # fmt: skip
+    assert not [environment for environment in environments if password.encode() in environment]
+
+
+def cmdline(process: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes()
+    return b""
+
+
+def test_a_node_that_has_the_address_with_its_password_is_let_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://reader:word@mirror.example")
+    ray_worker.check_endpoint("https://mirror.example")
+    ray_worker.check_endpoint(None)
+    with pytest.raises(
+        QuantizeError, match=r"asks the hub at https://mirror\.example, the driver at https://huggingface\.co: "
+    ):
+        ray_worker.check_endpoint("https://huggingface.co")
 
 
 def test_too_little_disk_for_one_shard_is_said_before_anything_is_downloaded(

@@ -107,6 +107,25 @@ def test_every_quotient_of_mantissas(scheme: str) -> None:
         assert np.array_equal(codes, parts["weight"])
 
 
+@pytest.mark.parametrize("outlier", [1.0, 3.0, 20.0, 500.0])
+@pytest.mark.parametrize("scheme", ["fp8_block", "fp8_channel"])
+def test_normal_and_denormal_codes_side_by_side(scheme: str, outlier: float) -> None:
+    """Codes of all magnitudes of E4M3, in pieces that are all normal and in others; each bit counts in both."""
+    generator = np.random.default_rng(11)
+    w = generator.standard_normal((128, 512)) * 0.02
+    w[:, ::128] = 0.02 * outlier
+    w[:64] = np.where(abs(w[:64]) < outlier / 1024, outlier / 1024, w[:64])  # the upper half has none that is denormal
+    w_OI = to_bf16(w)
+    parts, _ = made_of(w_OI, scheme, "reference")
+    assert looked(parts, w_OI, scheme, None) is True
+    for row in (3, 100):
+        for column in generator.integers(0, 512, 40).tolist():
+            bit = np.uint8(1 << int(generator.integers(8)))
+            parts["weight"].view(np.uint8)[row, column] ^= bit
+            assert looked(parts, w_OI, scheme, None) is False, f"row {row}, column {column}, bit {bit}"
+            parts["weight"].view(np.uint8)[row, column] ^= bit
+
+
 @pytest.mark.parametrize("scheme", COVERED)
 def test_what_is_not_finite_is_not_decided(scheme: str) -> None:
     for value in (0x7F80, 0xFF80, 0x7FC0):

@@ -24,6 +24,7 @@ from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify import slabs
 from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.library import library_headers
+from assay_quantize.verify.meanwhile import read_back
 from assay_quantize.verify.meanwhile.judged import PIECE_BYTES, JudgedSlabs, digest, pieces_of
 from assay_quantize.verify.original import Original, open_original
 from assay_quantize.verify.verify import verify
@@ -58,17 +59,18 @@ class Seen:
     def __init__(self, patch: Patch) -> None:
         self.read_back: set[str] = set()
         self.compared: set[str] = set()
-        for method, names in (("_read_back", self.read_back), ("_quantized", self.compared)):
-            sound = getattr(slabs.SlabChecks, method)
+        quantized, batch = slabs.SlabChecks._quantized, read_back.ReadBack.look
 
-            def look(
-                checks: Any, tensor: TensorPlan, *rest: Any, sound: Any = sound, names: set[str] = names
-            ) -> slabs.SlabFindings:  # fmt: skip
-                names.add(tensor.name)
-                found: slabs.SlabFindings = sound(checks, tensor, *rest)
-                return found
+        def compare(checks: slabs.SlabChecks, tensor: TensorPlan, *rest: Any) -> slabs.SlabFindings:
+            self.compared.add(tensor.name)
+            return quantized(checks, tensor, *rest)
 
-            patch.setattr(slabs.SlabChecks, method, look)
+        def look(reader: read_back.ReadBack, weights: Any) -> list[slabs.SlabFindings]:
+            self.read_back |= {weight.tensor.name for weight in weights}
+            return batch(reader, weights)
+
+        patch.setattr(slabs.SlabChecks, "_quantized", compare)
+        patch.setattr(read_back.ReadBack, "look", look)
 
 
 def quantized(plan: Plan, shards: Iterable[str] | None = None) -> set[str]:
@@ -164,6 +166,36 @@ def test_a_bit_that_changed_on_its_way_to_the_disk_is_found(
             result = verify(out, source=source, finished=finished)
         assert "hashes" in {damage.check for damage in result.damages}, output.name
         assert any(EXPERT in damage.where for damage in result.damages), output.name
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize(("range_bytes", "batch_bytes"), [(1, 1), (3000, 20_000), (1 << 20, 1 << 30)])
+@pytest.mark.parametrize("precision", ["w4a16", "nvfp4"])
+def test_ranges_and_batches_of_any_length_show_the_same(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: Patch, precision: str, range_bytes: int, batch_bytes: int
+) -> None:
+    """One part of a slab at a time, some, or the whole shard: what was flipped is told of its weight, and of no other."""
+    monkeypatch.setattr(read_back, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(read_back, "BATCH_BYTES", batch_bytes)
+    source, out, seen = sources["bf16"], tmp_path / "made", Seen(monkeypatch)
+    plan = plan_for(source, precision)
+    records: list[ShardRecord] = []
+    with FinishedShards(plan, out, source, workers=2) as finished:
+        quantize(plan, source, out, on_shard=records.append, on_slab=finished.judge)
+        for record in records:
+            header = library_headers(out, record.name).get(UP.replace("weight", "weight_packed"))
+            if header is None:  # the other shard
+                assert finished._check(record).findings.damages == []
+                continue
+            data = bytearray((out / record.name).read_bytes())
+            data[header.begin + header.num_bytes - 1] ^= 1  # the last of its slabs
+            (out / record.name).write_bytes(data)
+            found = finished._check(record).findings
+            assert len(found.damages) == 1
+            rows = range(ROWS * ((header.shape[0] - 1) // ROWS), header.shape[0])
+            what = f"its weight_packed is not what was written, in what belongs to rows {rows[0]} to {rows[-1]}"
+            assert [(damage.where, damage.what) for damage in found.damages] == [(UP, what)]
+    assert seen.read_back == quantized(plan)
 
 
 # ------------------------------------------------------------------------------------------------ mistakes of the engine

@@ -1,10 +1,10 @@
 """Whether stored codes and scales are what a scheme makes of rows of the source: a comparison in registers that writes nothing.
 
 These kernels are not the rounding kernels, and share none of their functions but bit casts and the rounding to an E4M3 scale
-(`kernels/bits.py`): quotients are rounded by splitting them (Veltkamp), FP8 codes by integers; E2M1 codes come from the same
-added constants. They cover BF16 weights in the schemes of the default precisions, with min-max scales of ordinary size; `None`
-is said of everything else, and the rounding kernels decide. They take a third (INT4) to three fifths (FP8, NVFP4) of the time
-of rounding, which also sums up errors.
+(`kernels/bits.py`): quotients are rounded by adding half a unit, FP8 codes by integers, two at a time; E2M1 codes come from the
+same added constants. They cover BF16 weights in the schemes of the default precisions, with min-max scales of ordinary size;
+`None` is said of everything else, and the rounding kernels decide. They take three tenths (INT4) to half (FP8, NVFP4) of the
+time of rounding, which also sums up errors.
 
 In: rows of the source, the stored parts that belong to them. Out: equal, not equal, or not decided here. Imports formats and
 kernels.

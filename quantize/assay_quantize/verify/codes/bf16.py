@@ -1,8 +1,8 @@
 """BF16 weights two at a time: a uint32 holds a pair, the first in the low half, and each half is half an FP32 number.
 
-Quotients are rounded to BF16 by splitting (T. J. Dekker, A floating-point technique for extending the available precision,
-1971): `x * (2^16 + 1)` less what it is too large leaves the upper 8 of 24 bits, rounded to nearest. Ties may go either way,
-but the product of a BF16 number with the reciprocal of another is never near one (`kernels/sums.py` has the proof).
+Quotients are rounded to BF16 by adding half of what the last of 8 bits is worth and cutting the rest off. Ties go away from
+zero, not to even, but the product of a BF16 number with the reciprocal of another is never near one (`kernels/sums.py` has the
+proof).
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def second_of(pair: Any) -> Any:
 
 
 @kernel
-def split(x: Any) -> Any:
-    """FP32 -> nearest BF16 number as FP32; of ties either one. Not for what is not finite, or above 2^111."""
-    wide = x * np.float32(65537)
-    return wide - (wide - x)
+def nearest(x: Any) -> Any:
+    """FP32 -> nearest BF16 number as FP32; ties away from zero. Not for what is not finite."""
+    return from_bits(u32(u32(bits_of(x) + u32(0x8000)) & u32(0xFFFF0000)))
 
 
 @kernel

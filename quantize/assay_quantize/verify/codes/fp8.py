@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from assay_quantize.kernels.bits import bits_of, kernel
-from assay_quantize.verify.codes.bf16 import PAIRS, first_of, largest_bits, look_at_scales, second_of, split, u32
+from assay_quantize.verify.codes.bf16 import PAIRS, first_of, largest_bits, look_at_scales, nearest, second_of, u32
 
 RANGE = np.float32(448)
 SHRINK = np.float32(2.0**-120)
@@ -15,11 +15,16 @@ SHRINK = np.float32(2.0**-120)
 some of them only where all of it rounds to 0."""
 MOST = np.uint32(0x7E << 20)
 """Bits of 448 * SHRINK."""
+TOPS = np.uint32(0x80008000)
+LEAST_NORMAL = np.uint32((121 << 7) * 0x10001)
+"""2^-6, the least normal E4M3 number, as BF16, in both halves."""
+TO_CODE = np.uint32(((1 << 7) + 7) * 0x10001)
+"""Added to a BF16 number less 2^-6, and its fourth bit, this leaves the code of E4M3, ties to even, from the fourth bit on."""
 
 
 @kernel
 def _code(quotient: Any) -> Any:
-    bits = bits_of(split(quotient) * SHRINK)
+    bits = bits_of(nearest(quotient) * SHRINK)
     magnitude = min(u32(bits & u32(0x7FFFFFFF)), MOST)
     magnitude = u32(magnitude + u32(u32(0x7FFFF) + u32(u32(magnitude >> u32(20)) & u32(1))))
     return u32(u32(magnitude >> u32(20)) | u32(u32(bits >> u32(24)) & u32(0x80)))
@@ -33,6 +38,27 @@ def _differing(pair: Any, codes: Any, inverse: Any) -> Any:
 
 
 @kernel
+def _differing_if_normal(pairs_H: Any, codes_H: Any, inverse: Any) -> Any:
+    """(the bits in which bytes are not the codes, whether that is so: no code is a denormal E4M3 number or 0).
+
+    Two quotients at a time, as BF16 numbers in the halves of an integer; neither half's arithmetic reaches the other. None is
+    above 449.75, since the scale is that of the largest magnitude, so none rounds beyond 448.
+    """
+    difference, normal = u32(0), TOPS
+    for i in range(PAIRS):
+        first = u32(bits_of(first_of(pairs_H[i]) * inverse) + u32(0x8000))
+        second = u32(bits_of(second_of(pairs_H[i]) * inverse) + u32(0x8000))
+        quotients = u32(u32(first >> u32(16)) | u32(second & u32(0xFFFF0000)))
+        magnitudes = u32(quotients & u32(0x7FFF7FFF))
+        above = u32(u32(magnitudes | TOPS) - LEAST_NORMAL)
+        normal = u32(normal & above)
+        rounded = u32(u32(above + TO_CODE) + u32(u32(magnitudes >> u32(4)) & u32(0x00010001)))
+        made = u32(u32(u32(rounded >> u32(4)) & u32(0x007F007F)) | u32(u32(quotients >> u32(8)) & u32(0x00800080)))
+        difference = u32(difference | u32(u32(made | u32(made >> u32(8))) ^ u32(codes_H[i])))
+    return u32(difference & u32(0xFFFF)), u32(normal & TOPS) == TOPS
+
+
+@kernel
 def _differing_in_piece(pairs_H: Any, codes_H: Any, inverse: Any) -> Any:
     difference = u32(0)
     for i in range(PAIRS):
@@ -43,8 +69,11 @@ def _differing_in_piece(pairs_H: Any, codes_H: Any, inverse: Any) -> Any:
 @kernel
 def _differing_in_block(pairs_H: Any, codes_H: Any, inverse: Any) -> Any:
     difference, whole = u32(0), pairs_H.size // PAIRS * PAIRS
-    for begin in range(0, whole, PAIRS):
-        found = _differing_in_piece(pairs_H[begin : begin + PAIRS], codes_H[begin : begin + PAIRS], inverse)
+    for left in range(0, whole, PAIRS):
+        right = left + PAIRS
+        found, is_so = _differing_if_normal(pairs_H[left:right], codes_H[left:right], inverse)
+        if not is_so:
+            found = _differing_in_piece(pairs_H[left:right], codes_H[left:right], inverse)
         difference = u32(difference | found)
     for i in range(whole, pairs_H.size):
         difference = u32(difference | _differing(pairs_H[i], codes_H[i], inverse))

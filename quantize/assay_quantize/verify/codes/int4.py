@@ -7,23 +7,28 @@ from typing import Any
 import numpy as np
 
 from assay_quantize.kernels.bits import bits_of, kernel
-from assay_quantize.verify.codes.bf16 import PAIRS, first_of, largest_bits, look_at_scales, second_of, split, u32
+from assay_quantize.verify.codes.bf16 import PAIRS, first_of, largest_bits, look_at_scales, nearest, second_of, u32
 
 RANGE = np.float32(7.5)
 SHIFT = np.float32(1.5 * 2**23 + 8)
 """Added to a number from -8 to 7 it leaves the nearest integer, ties to even, plus 8 in the last four bits."""
+SHIFTED = np.uint32(0x4B400000)
+"""The bits above those four."""
+SHIFTED_PAIR = np.uint32(0xFF400000)
+"""SHIFTED + 16 * SHIFTED, of 32 bits."""
 
 
 @kernel
-def _code(quotient: Any) -> Any:
-    return u32(bits_of(min(max(split(quotient), np.float32(-8)), np.float32(7)) + SHIFT) & u32(15))
+def _shifted_code(quotient: Any) -> Any:
+    """A code, and SHIFTED above it. No quotient is below -7.54: the scale is that of the largest magnitude."""
+    return bits_of(min(nearest(quotient), np.float32(7)) + SHIFT)
 
 
 @kernel
 def _differing(pair: Any, packed: Any, inverse: Any) -> Any:
     """The bits in which a byte is not the codes of a pair."""
-    made = u32(_code(first_of(pair) * inverse) | u32(_code(second_of(pair) * inverse) << u32(4)))
-    return u32(made ^ u32(packed))
+    made = u32(_shifted_code(first_of(pair) * inverse) + u32(_shifted_code(second_of(pair) * inverse) << u32(4)))
+    return u32(u32(made ^ u32(packed)) ^ SHIFTED_PAIR)
 
 
 @kernel

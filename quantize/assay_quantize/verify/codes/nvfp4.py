@@ -8,11 +8,29 @@ from typing import Any
 import numpy as np
 
 from assay_quantize.kernels.bits import bits_of, e4m3_to_f32, f32_to_e4m3, kernel
-from assay_quantize.verify.codes.bf16 import NOT_FINITE, first_of, largest_bits, rounded_bits, u32
+from assay_quantize.verify.codes.bf16 import NOT_FINITE, first_of, rounded_bits, u32
 
 GROUP = 16
 SMALLEST = np.uint8(0x20)
 """E4M3 bits of 1/8, stored for a scale of 0."""
+
+
+@kernel
+def _largest_of_pairs(pairs_H: Any, most_H: Any) -> None:
+    """The larger magnitude of every two numbers, the first of them in the low half."""
+    for i in range(most_H.size):
+        pair = pairs_H[i]
+        most_H[i] = np.uint16(max(u32(pair & u32(0x7FFF)), u32(u32(pair >> u32(16)) & u32(0x7FFF))))
+
+
+@kernel
+def _largest_of_groups(w_I: Any, of_2: Any, of_4: Any, of_8: Any, amax_G: Any) -> None:
+    """The largest magnitude of every 16, in four steps through `of_2`, `of_4` and `of_8`: each is one loop over the row, where
+    groups one by one are too short for a loop of their own."""
+    _largest_of_pairs(w_I.view(np.uint32), of_2)
+    _largest_of_pairs(of_2.view(np.uint32), of_4)
+    _largest_of_pairs(of_4.view(np.uint32), of_8)
+    _largest_of_pairs(of_8.view(np.uint32), amax_G)
 
 
 @kernel
@@ -65,11 +83,12 @@ def look(w_OI: Any, packed_OB: Any, scale_OG: Any, global_scale: Any, most_1: An
     codes_I = np.zeros(w_OI.shape[1], np.uint8)
     pairs_B = codes_I.view(np.uint16)
     amax_G, scale_G = np.zeros(num_groups, np.uint16), np.zeros(num_groups, np.float32)
+    of_2, of_4 = np.empty(num_groups * 8, np.uint16), np.empty(num_groups * 4, np.uint16)
+    of_8 = np.empty(num_groups * 2, np.uint16)
     found, difference = u32(0), np.uint8(0)
     for o in range(w_OI.shape[0]):
         w_I = w_OI[o]
-        for g in range(num_groups):
-            amax_G[g] = largest_bits(w_I[g * GROUP : g * GROUP + GROUP])
+        _largest_of_groups(w_I, of_2, of_4, of_8, amax_G)
         found = u32(found | _look_at_scales(amax_G, scale_OG[o], scale_G, global_scale, most_1))
         for g in range(num_groups):
             left = g * GROUP
