@@ -5,6 +5,10 @@ vector of one number for each input channel, as many as the weight has columns: 
 activation, which is what llama.cpp calls an importance matrix. Numbers are finite and >= 0; only their ratios within a weight
 matter. Weights the file does not name are searched unweighted (experts that no calibration token reached, say).
 
+Beside them lie largest magnitudes, FP32 [1], from which scales are made that do not change while a checkpoint is served
+(`static_scales.py`): of what entered a module, `MODULE.input_amax`, and of the keys and values of attention with heads,
+`MODULE.k_amax` and `MODULE.v_amax`.
+
 Values are read when they are asked for: for a model of 744 B parameters they are a gigabyte.
 """
 
@@ -21,6 +25,9 @@ from numpy.typing import NDArray
 from assay.errors import CheckpointError, PlanError
 from assay.records.base import sha256_of_file
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+
+INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
+AMAX_LEAVES = (INPUT_AMAX, K_AMAX, V_AMAX)
 
 
 @dataclass(frozen=True)
