@@ -173,19 +173,28 @@ def device_of(option: str) -> Device:
 
 
 def with_importance(made: Plan, path: Path | None) -> Plan:
-    """The plan with the identity of the channel weights it will use."""
+    """The plan with the identity of the calibration file it will use. PlanError: it needs one and there is none, or the
+    reverse; a file that does not have what it needs."""
+    from assay_quantize.plan.slabs import observer_of
+    from assay_quantize.plan.static_scales import needs_calibration, static_scales, without_calibration
+
     if path is None:
+        if needs_calibration(made):
+            raise PlanError(without_calibration(made))
         return made
     from assay_quantize.checkpoint.importance import load_importance
-    from assay_quantize.plan.slabs import observer_of
 
-    if observer_of(made) == "minmax":
+    if observer_of(made) == "minmax" and not needs_calibration(made):
         raise PlanError(
             f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
             "`observer: mse`, or leave the option out"
         )
     loaded = load_importance(path)
-    say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    if observer_of(made) != "minmax":
+        say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    if needs_calibration(made):
+        scales = static_scales(made, loaded)
+        say(f"{path.name}: {len(scales):,} static scales, headroom {made.precision_recipe.get('headroom', 1.0):g}")
     return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 

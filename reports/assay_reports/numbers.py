@@ -250,6 +250,8 @@ def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:
         return f"quantized to {scheme}"
     if action == "drop":
         return "dropped"
+    if action == "add":
+        return "scales from the calibration"
     if action == "consume":
         return "scales folded into their weights"
     if scheme is not None:

@@ -52,6 +52,16 @@ class Importance:
                 f"{self.path}: {name} has shape {list(header.shape)}, the weight has {columns} columns: one number for each is "
                 "needed; make the file from this model"
             )
+        return self._read(name)
+
+    def largest(self, name: str) -> float | None:
+        """The largest magnitude called `name` (`MODULE.input_amax`, ...); None: the file has none. Raises PlanError."""
+        if name not in self.headers:
+            return None
+        return float(self._read(name)[0])
+
+    def _read(self, name: str) -> NDArray[np.float32]:
+        header = self.headers[name]
         try:
             with self.path.open("rb") as file:
                 file.seek(header.begin)
@@ -59,10 +69,12 @@ class Importance:
         except OSError as error:
             raise PlanError(f"{self.path}: cannot be read: {error.strerror}") from None
         values = np.frombuffer(data, "<f4")
-        if len(values) != columns:
+        if values.shape != header.shape:
             raise PlanError(f"{self.path}: {name} is cut off; the file changed while it was read")
         if not (np.isfinite(values) & (values >= 0)).all():
-            raise PlanError(f"{self.path}: {name} has values that are negative or not finite; mean squares are neither")
+            raise PlanError(
+                f"{self.path}: {name} has values that are negative or not finite; mean squares and magnitudes are neither"
+            )
         return values
 
     def coverage(self, names: Iterable[str]) -> str:

@@ -86,9 +86,10 @@ def opened_checks(
     original: Original | None,
     *,
     is_quick: bool = False,
+    scales: Mapping[str, float] | None = None,
 ) -> Iterator[Checks]:
-    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged. is_quick: as
-    for `SlabChecks`."""
+    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged. is_quick,
+    scales: as for `SlabChecks`."""
     with ExitStack() as opened:
         stored = StoredReader(folder, headers, past_cache=is_quick)
         opened.callback(stored.close)
@@ -97,7 +98,7 @@ def opened_checks(
             opened.enter_context(original)
             if original.recomputes and groups is not None:
                 definition = Definition(stored, headers, original, groups)
-        yield Checks(SlabChecks(stored, original, is_quick=is_quick), definition, original is not None)
+        yield Checks(SlabChecks(stored, original, is_quick=is_quick, scales=scales), definition, original is not None)
 
 
 def expected_hashes(folder: Path, manifest: Manifest | None) -> dict[str, str]:
