@@ -99,7 +99,8 @@ def test_weights_are_those_of_llm_compressor_and_of_the_table(scheme: str, dtype
     [
         ("w4a16", 0.10, 0.12), ("w4a16_g64", 0.09, 0.11), ("w4a16_g32", 0.09, 0.10), ("w4a16_channel", 0.11, 0.13),
         ("w4a16_asym", 0.09, 0.11), ("fp8_block", 0.025, 0.029), ("fp8_channel", 0.025, 0.029), ("nvfp4a16", 0.09, 0.10),
-        ("fp8_static", 0.025, 0.029), ("nvfp4", 0.09, 0.10), ("mxfp4", 0.10, 0.12), ("mxfp8", 0.025, 0.029), ("w8a8", 0.006, 0.009),
+        ("fp8_static", 0.025, 0.029), ("nvfp4", 0.09, 0.10), ("mxfp4", 0.10, 0.12), ("mxfp8", 0.025, 0.029),
+        ("w8a8", 0.006, 0.009),
     ],
 )  # fmt: skip
 def test_dequantized_weights_are_near_their_own_source_and_far_from_another(scheme: str, low: float, high: float) -> None:
