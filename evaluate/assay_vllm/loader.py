@@ -12,7 +12,7 @@ per fused parameter, so that one expert of 256 may be missing. An MTP head witho
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -79,11 +79,23 @@ class StrictLoader(DefaultModelLoader):
         """vLLM's check with the exemptions it makes for quantized models, which are few, whatever the model is, and ours."""
         if loaded_weights is None:
             raise ValueError(f"{type(model).__name__} does not tell which weights it loaded: use vLLM's own --load-format auto")
+        check_cache_scales((name for name, _ in model.named_parameters()), loaded_weights)
         exempt = exempt_parameters(model, self._stored)
         super().track_weights_loading(model, loaded_weights | exempt, quantized=True)
         if absent := sorted(exempt - loaded_weights):
             what = f"{len(absent)} parameters are neither stored nor used, first {absent[0]}"
             logger.info("%s: %s: %s", STRICT, type(model).__name__, what)
+
+
+def check_cache_scales(parameters: Iterable[str], loaded: Collection[str]) -> None:
+    """ValueError: some scales of the KV cache came from the checkpoint and others did not: vLLM takes 1 for them in silence."""
+    scales = {name for name in parameters if name.endswith(CACHE_SCALES)}
+    missing = sorted(scales - set(loaded))
+    if missing and len(missing) < len(scales):
+        raise ValueError(
+            f"{len(missing)} of {len(scales)} scales of the KV cache are not in the checkpoint, first {missing[0]}; vLLM takes "
+            "1 for them"
+        )
 
 
 class EmulatedLoader(StrictLoader):

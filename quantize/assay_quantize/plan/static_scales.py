@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX, Importance
 from assay_quantize.formats.schemes import INPUT_AMAX as NVFP4_AMAX
-from assay_quantize.formats.schemes import KV_LEAVES, SCHEMES, module_of
+from assay_quantize.formats.schemes import SCHEMES
 
 FP8_MAX = 448.0
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
@@ -105,33 +105,3 @@ def without_calibration(plan: Plan) -> str:
         f"precision {plan.precision}: its scales of activations or of the KV cache come from a calibration file, and none was "
         "given; make one with `assay calibrate TARGET --out FILE`, then say --importance FILE"
     )
-
-
-def cache_scales(recipe: PrecisionRecipe, plans: Mapping[str, TensorPlan], where: str) -> list[TensorPlan]:
-    """What is added for a calibrated KV cache: `k_scale` and `v_scale` of every attention with heads, in the shard of its keys.
-
-    plans: of the source's tensors, by name. vLLM loads them as `SELF_ATTN.attn.k_scale` (`get_cache_scale_mapper` of its
-    quantization configs); latent attention (MLA) has none to load: its class gets no KV-cache method from
-    `CompressedTensorsConfig.get_quant_method`, and its scale stays 1. Raises PlanError: the model has no other attention.
-    """
-    if recipe.kv_cache != "fp8_calibrated":
-        return []
-    made = []
-    for name, keys in plans.items():
-        if not name.endswith(".k_proj.weight") or keys.part != "attention" or keys.role == "mtp":
-            continue
-        module = module_of(keys.module)
-        for leaf in KV_LEAVES:
-            output = OutputTensor(f"{module}.{leaf}", "F32", (1,), 4)
-            made.append(
-                TensorPlan(
-                    output.name, keys.role, keys.part, module, "add", None, None, "F32", (1,), 0, keys.shard_in, keys.shard_out,
-                    (output,),
-                )
-            )  # fmt: skip
-    if not made:
-        raise PlanError(
-            f"precision {recipe.name}: kv_cache fp8_calibrated: {where} has no attention with keys of its own (`k_proj`); of "
-            "latent attention (MLA) vLLM loads no scales of the cache and takes 1: say `kv_cache: fp8`"
-        )
-    return made

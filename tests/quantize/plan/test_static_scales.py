@@ -90,12 +90,12 @@ def test_nvfp4_has_the_range_that_was_seen_with_headroom(source: Path, file: Pat
     for expert in range(3):
         for part, most in (("gate", first), ("up", first), ("down", inner)):
             value = stored.pop(f"{LAYER}.mlp.experts.{expert}.{part}_proj.input_global_scale")
-            assert value == float(np.float32(2688) / (np.float32(most) * np.float32(4))), (expert, part)
+            assert value == float(np.float32(2688) / (np.float32(most) * np.float32(8))), (expert, part)
     for owner in ("model.layers.0.mlp", f"{LAYER}.mlp.shared_experts"):
         both = amax(f"{owner}.gate_proj", f"{owner}.up_proj")
         for part, most in (("gate", both), ("up", both), ("down", amax(f"{owner}.down_proj"))):
             value = stored.pop(f"{owner}.{part}_proj.input_global_scale")
-            assert value == float(np.float32(2688) / (np.float32(most) * np.float32(4))), (owner, part)
+            assert value == float(np.float32(2688) / (np.float32(most) * np.float32(8))), (owner, part)
     assert not stored
     constant = source.parent / "constant"
     quantize(plan_of(source, "nvfp4", None), source, constant)
@@ -112,10 +112,10 @@ def test_fp8_static_has_one_step_for_all_that_vllm_merges(source: Path, file: Pa
     scales = {name: float(value) for name, value in ours.items() if name.endswith(".input_scale")}
     attention = f"{LAYER}.self_attn"
     merged = max(float(seen[f"{attention}.{part}_proj.input_amax"]) for part in "qkv")
-    step = float(np.float32(merged) * np.float32(2) / np.float32(448))
+    step = float(np.float32(merged) * np.float32(4) / np.float32(448))
     assert [scales[f"{attention}.{part}_proj.input_scale"] for part in "qkv"] == [step] * 3
     own = float(seen[f"{attention}.o_proj.input_amax"])
-    assert scales[f"{attention}.o_proj.input_scale"] == float(np.float32(own) * np.float32(2) / np.float32(448))
+    assert scales[f"{attention}.o_proj.input_scale"] == float(np.float32(own) * np.float32(4) / np.float32(448))
     assert not any(".experts." in name for name in scales)
     channel = source.parent / "channel"
     by_row = {
@@ -143,7 +143,7 @@ def test_the_kv_cache_has_a_scale_for_keys_and_one_for_values(source: Path, file
     assert sorted(stored) == [f"model.layers.{n}.self_attn.{leaf}" for n in (0, 1) for leaf in ("k_scale", "v_scale")]
     for name, value in stored.items():
         amax = np.float32(float(seen[name.replace("_scale", "_amax")]))
-        assert value.shape == (1,) and float(value) == float(amax * np.float32(2) / np.float32(448)), name
+        assert value.shape == (1,) and float(value) == float(amax * np.float32(4) / np.float32(448)), name
     declared = quantization_config(plan_of(source, "fp8-kv", None))["kv_cache_scheme"]
     assert (declared["num_bits"], declared["strategy"], declared["dynamic"]) == (8, "tensor", False)
 
@@ -241,6 +241,6 @@ def test_the_command_line_wants_the_file_and_says_what_it_has(run: Run, source: 
     code, _, said = run(*command)
     assert code == 2 and "make one with `assay calibrate TARGET --out FILE`, then say --importance FILE" in said
     code, _, said = run(*command, "--importance", file)
-    assert code == 0 and "w.safetensors: 4 static scales, headroom 2" in said
+    assert code == 0 and "w.safetensors: 4 static scales, headroom 4" in said
     code, said, _ = run("verify", tmp_path / "out", "--source", source, "--importance", file)
     assert code == 0
