@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from assay.cli.terminal import escape
-from assay.records.calibration import Calibration, LayerCoverage
+from assay.records.calibration import BLOCKS, Calibration
 
 SHOWN = 3
 """Weights, tasks and experts that are named; the others are counted."""
-BLOCKS = "▁▂▃▄▅▆▇█"
-MOST_BLOCKS = 64
-"""In a line: of more experts neighbours share a block, the one that saw least among them is shown."""
 
 
 def show(made: Calibration, out: Console) -> None:
@@ -74,22 +71,13 @@ def _ended(made: Calibration, least: int) -> str:
 
 def coverage_lines(made: Calibration) -> Iterator[str]:
     """One line a layer: tokens of its experts, from none (a dot) to the most of any expert of the model (a full block)."""
-    most = max((max(one.tokens) for one in made.coverage), default=0)
-    if not most:
+    if not (most := made.most_tokens):
         return
     width = len(str(max(one.layer for one in made.coverage)))
     yield f"tokens of each expert, by layer (· none, {BLOCKS[-1]} {most:,}):"
     for one in made.coverage:
         unseen = f", {len(one.unseen)} unseen" if one.unseen else ""
-        yield f"  {one.layer:>{width}} {blocks(one, most)} {min(one.tokens):,} to {max(one.tokens):,}{unseen}"
-    named = [f"layer {one.layer} expert {number}" for one in made.coverage for number in one.unseen]
-    if named:
+        yield f"  {one.layer:>{width}} {one.drawn(most)} {min(one.tokens):,} to {max(one.tokens):,}{unseen}"
+    if named := made.unseen:
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
         yield f"no token reached {', '.join(named[:SHOWN])}{more}: their static scales are the largest of their layer"
-
-
-def blocks(layer: LayerCoverage, most: int) -> str:
-    """Eight heights, by the square root, so that experts that saw little can be told apart."""
-    step = -(-len(layer.tokens) // MOST_BLOCKS)
-    least = [min(layer.tokens[at : at + step]) for at in range(0, len(layer.tokens), step)]
-    return "".join("·" if count == 0 else BLOCKS[min(7, int(8 * (count / most) ** 0.5))] for count in least)

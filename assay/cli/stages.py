@@ -24,10 +24,11 @@ from assay.recipes.model import ModelRecipe, PublishedScore, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.calibration import Calibration, record_of
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.plan import Plan
 from assay.records.probe import load_probes
-from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
+from assay.records.run import CALIBRATION_INSIDE, CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification, is_as_verified
 
@@ -244,6 +245,7 @@ def quantize_one(
                 on_progress=progress,
             )
         made.save(plan_path)
+        _keep_calibration(made, options.importance, folder.parent if in_run else None, folder)
         sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
         out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
         for name, count in (found for shard in manifest.shards for found in shard.not_finite.items()):
@@ -254,6 +256,14 @@ def quantize_one(
     print_verification(result, out, indent=" " * 11)
     write_first_card(folder)
     return result
+
+
+def _keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder: Path) -> None:
+    """Its record goes with the checkpoint, if it is about the file it lies beside. beside: the folder around it, in a run."""
+    if file is None or (record := Calibration.load_if_there(record_of(file))) is None:
+        return
+    if record.file_sha256 == made.importance_sha256:
+        record.save(folder / CALIBRATION_INSIDE if beside is None else beside / "calibration.json")
 
 
 MEMORY_TO_CHECK_MEANWHILE_BYTES = 1 << 30

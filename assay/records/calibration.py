@@ -58,11 +58,22 @@ class WithheldItems(Part):
     dropped: int = 0
 
 
+BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_BLOCKS = 64
+
+
 class LayerCoverage(Part):
     """Tokens that each routed expert of one layer saw, by its number."""
 
     layer: int
     tokens: tuple[int, ...]
+
+    def drawn(self, most: int) -> str:
+        """A block for each expert: a dot for none, else of eight heights by the square root, the full one for `most`, so that
+        experts that saw little can be told apart. Of more than 64 experts neighbours share a block, by the least of them."""
+        step = -(-len(self.tokens) // MOST_BLOCKS)
+        least = [min(self.tokens[at : at + step]) for at in range(0, len(self.tokens), step)]
+        return "".join("·" if count == 0 else BLOCKS[min(7, int(8 * (count / most) ** 0.5))] for count in least)
 
     @property
     def unseen(self) -> tuple[int, ...]:
@@ -107,6 +118,16 @@ class Calibration(Record):
     tokens_per_expert: int | None = None
     ended: Ended | None = None
     num_scales: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Of any expert; 0 where there are none."""
+        return max((max(one.tokens) for one in self.coverage), default=0)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Experts that no token reached: `layer 3 expert 17`."""
+        return tuple(f"layer {one.layer} expert {number}" for one in self.coverage for number in one.unseen)
 
 
 def record_of(file: Path) -> Path:

@@ -50,6 +50,7 @@ def build_report(run: Run) -> Report:
         verifications=tuple(
             verification_numbers(name, record, measured.get(name)) for name, record in sorted(run.verifications.items())
         ),
+        calibrations=run.calibrations,
         fingerprint=reference.fingerprint,
         probes=run.probes,
         deployments=run.deployments,

@@ -10,7 +10,7 @@ from command_line import Run
 from journals import write_journal
 from synthetic_run import make_run
 
-from assay.cli.show_calibration import blocks, coverage_lines
+from assay.cli.show_calibration import coverage_lines
 from assay.records.calibration import Calibration, LayerCoverage
 from assay.records.run import RunRecord
 
@@ -69,9 +69,9 @@ def test_a_folder_that_is_no_run_is_one_line(run: Run, tmp_path: Path) -> None:
 
 def test_experts_are_drawn_by_layer(evaluated: Path) -> None:
     layers = (LayerCoverage(layer=1, tokens=(0, 1, 100, 400)), LayerCoverage(layer=12, tokens=(25, 400, 400, 50)))
-    assert blocks(layers[0], 400) == "·▁▅█"
+    assert layers[0].drawn(400) == "·▁▅█"
     many = LayerCoverage(layer=1, tokens=(*[400] * 127, 0))
-    assert blocks(many, 400) == "█" * 63 + "·", "of two experts in a block the one that saw less is shown"
+    assert many.drawn(400) == "█" * 63 + "·", "of two experts in a block the one that saw less is shown"
     made = Calibration.model_construct(coverage=layers)
     assert list(coverage_lines(made)) == [
         "tokens of each expert, by layer (· none, █ 400):",
