@@ -79,7 +79,8 @@ class StrictLoader(DefaultModelLoader):
         """vLLM's check with the exemptions it makes for quantized models, which are few, whatever the model is, and ours."""
         if loaded_weights is None:
             raise ValueError(f"{type(model).__name__} does not tell which weights it loaded: use vLLM's own --load-format auto")
-        check_cache_scales((name for name, _ in model.named_parameters()), loaded_weights)
+        if any(name.endswith(CACHE_SCALES) for name in self._stored):
+            check_cache_scales((name for name, _ in model.named_parameters()), loaded_weights)
         exempt = exempt_parameters(model, self._stored)
         super().track_weights_loading(model, loaded_weights | exempt, quantized=True)
         if absent := sorted(exempt - loaded_weights):
