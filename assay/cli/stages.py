@@ -24,10 +24,11 @@ from assay.recipes.model import ModelRecipe, PublishedScore, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.calibration import Calibration, record_of
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.plan import Plan
 from assay.records.probe import load_probes
-from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
+from assay.records.run import CALIBRATION_INSIDE, CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification, is_as_verified
 
@@ -173,19 +174,28 @@ def device_of(option: str) -> Device:
 
 
 def with_importance(made: Plan, path: Path | None) -> Plan:
-    """The plan with the identity of the channel weights it will use."""
+    """The plan with the identity of the calibration file it will use. PlanError: it needs one and there is none, or the
+    reverse; a file that does not have what it needs."""
+    from assay_quantize.plan.slabs import observer_of
+    from assay_quantize.plan.static_scales import needs_calibration, static_scales, without_calibration
+
     if path is None:
+        if needs_calibration(made):
+            raise PlanError(without_calibration(made))
         return made
     from assay_quantize.checkpoint.importance import load_importance
-    from assay_quantize.plan.slabs import observer_of
 
-    if observer_of(made) == "minmax":
+    if observer_of(made) == "minmax" and not needs_calibration(made):
         raise PlanError(
             f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
             "`observer: mse`, or leave the option out"
         )
     loaded = load_importance(path)
-    say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    if observer_of(made) != "minmax":
+        say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    if needs_calibration(made):
+        scales = static_scales(made, loaded)
+        say(f"{path.name}: {len(scales):,} static scales, headroom {made.precision_recipe.get('headroom', 1.0):g}")
     return made.model_copy(update={"importance_sha256": loaded.sha256})
 
 
@@ -235,6 +245,7 @@ def quantize_one(
                 on_progress=progress,
             )
         made.save(plan_path)
+        _keep_calibration(made, options.importance, folder.parent if in_run else None, folder)
         sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
         out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
         for name, count in (found for shard in manifest.shards for found in shard.not_finite.items()):
@@ -245,6 +256,14 @@ def quantize_one(
     print_verification(result, out, indent=" " * 11)
     write_first_card(folder)
     return result
+
+
+def _keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder: Path) -> None:
+    """Its record goes with the checkpoint, if it is about the file it lies beside. beside: the folder around it, in a run."""
+    if file is None or (record := Calibration.load_if_there(record_of(file))) is None:
+        return
+    if record.file_sha256 == made.importance_sha256:
+        record.save(folder / CALIBRATION_INSIDE if beside is None else beside / "calibration.json")
 
 
 MEMORY_TO_CHECK_MEANWHILE_BYTES = 1 << 30

@@ -16,9 +16,12 @@ from assay.records.plan import Role
 ROLES: tuple[str, ...] = get_args(Role)
 
 SchemeName = Literal[
-    "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4",
-    "mxfp4", "mxfp8", "w8a8",
+    "w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym", "fp8_block", "fp8_channel", "fp8_static", "nvfp4a16",
+    "nvfp4", "mxfp4", "mxfp8", "w8a8",
 ]  # fmt: skip
+
+STATIC_SCHEMES = frozenset({"nvfp4", "fp8_static"})
+"""Schemes that store a scale of activations beside each weight."""
 
 _BY_ROLE: TypeAdapter[dict[Role, SchemeName]] = TypeAdapter(dict[Role, SchemeName])
 _ONE_SCHEME: TypeAdapter[tuple[Role, ...]] = TypeAdapter(tuple[Role, ...])
@@ -59,8 +62,14 @@ class PrecisionRecipe(Recipe):
         default_factory=dict, exclude_if=lambda layers: not layers
     )
     """Layers that differ, as `0-2, 77` -> role -> its scheme there, or `bf16`: kept. The MTP block is none of them."""
-    kv_cache: Literal["fp8"] | None = Field(default=None, exclude_if=lambda dtype: dtype is None)
-    """fp8: the checkpoint asks to be served with its KV cache in E4M3, with scales of 1. None: it does not say."""
+    kv_cache: Literal["fp8", "fp8_calibrated"] | None = Field(default=None, exclude_if=lambda dtype: dtype is None)
+    """fp8: the checkpoint asks to be served with its KV cache in E4M3, with scales of 1. fp8_calibrated: with a scale for keys
+    and one for values in every layer, from a calibration file. None: it does not say."""
+    activations: Literal["constant", "calibrated"] = Field(default="constant", exclude_if=lambda how: how == "constant")
+    """Of scheme `nvfp4`. constant: one range for all, that of E2M1 and E4M3. calibrated: the largest magnitude that a
+    calibration file has for the weights that vLLM gives one scale. Scheme `fp8_static` is always calibrated."""
+    headroom: float = Field(default=1.0, ge=1, le=1024, exclude_if=lambda factor: factor == 1)
+    """Of scales that are calibrated: the largest magnitude that was seen, times this, still fits."""
     keep: dict[Literal["source", "bf16", "fp32"], tuple[Role, ...]]
     """dtype -> roles. `source`: whatever dtype the source has. A role is named once, in `quantize` or here."""
     mtp: Literal["keep", "quantize", "drop"] = "keep"
@@ -80,6 +89,7 @@ class PrecisionRecipe(Recipe):
                 "give the recipe and its file another name"
             )
         yield from self._contradictions_of_schemes()
+        yield from self._contradictions_of_scales()
         named = [*self.quantize, *(role for roles in self.keep.values() for role in roles)]
         for twice in sorted({role for role in named if named.count(role) > 1}):
             yield f"role {twice} is named twice; name each role once, under `quantize` or one `keep` dtype"
@@ -111,6 +121,29 @@ class PrecisionRecipe(Recipe):
             for layer, role in sorted(here & seen)[:1]:
                 yield f"layers: role {role} of layer {layer} is named twice; name it once"
             seen |= here
+
+    def _contradictions_of_scales(self) -> Iterator[str]:
+        """What is calibrated has something to calibrate; vLLM can load it."""
+        if not self.quantize or (isinstance(self.quantize, dict) is (self.scheme is not None)):
+            return  # said already
+        if self.activations == "calibrated" and not STATIC_SCHEMES & set(self.schemes):
+            known = ", ".join(sorted(STATIC_SCHEMES))
+            yield f"activations: calibrated needs a scheme that stores scales of activations: {known}"
+        if self.headroom != 1 and not self.needs_calibration:
+            yield "headroom is of scales that are calibrated, and nothing is; leave it out, or say `activations: calibrated`"
+        of_layers = {role for roles in self.layers.values() for role, scheme in roles.items() if scheme == "fp8_static"}
+        static = of_layers | {role for role in self.quantize if self._scheme(role) == "fp8_static"}
+        if "routed_expert" in static:
+            yield (
+                "role routed_expert cannot have scheme fp8_static: vLLM takes static inputs of experts only with one scale for "
+                "a whole weight; give it fp8_block or nvfp4"
+            )
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether scales come from a calibration file."""
+        static = self.activations == "calibrated" or "fp8_static" in self.schemes
+        return static or self.kv_cache == "fp8_calibrated"
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from assay.records.base import Part, Record
@@ -25,6 +26,64 @@ class Nvfp4Inputs(Part):
     most_zeroed_at: str
 
 
+class TextSource(Part):
+    """One source of calibration text, and what was taken of it.
+
+    source: as it was named. kind: what its user calls it (code, tools, ...). weight: of all weights of the mix. num_tokens: of
+    the texts that were taken; the last one may not have fitted. num_dropped: texts that hold an item of an evaluation.
+    num_without_thinking: conversations whose thinking the chat template does not show. is_exhausted: all of it was taken.
+    sha256: of a file, or of what was read of it. revision: commit of a data set on the hub.
+    """
+
+    source: str
+    kind: str | None = None
+    weight: float
+    num_texts: int
+    num_tokens: int
+    num_dropped: int = 0
+    num_without_thinking: int = 0
+    is_exhausted: bool = False
+    sha256: str | None = None
+    revision: str | None = None
+
+
+class WithheldItems(Part):
+    """Items of one task that every text was held against. num_items: None: they are not known here, and `why` says why.
+    dropped: texts that hold one of them."""
+
+    suite: str
+    task: str
+    num_items: int | None
+    why: str | None = None
+    dropped: int = 0
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_BLOCKS = 64
+
+
+class LayerCoverage(Part):
+    """Tokens that each routed expert of one layer saw, by its number."""
+
+    layer: int
+    tokens: tuple[int, ...]
+
+    def drawn(self, most: int) -> str:
+        """A block for each expert: a dot for none, else of eight heights by the square root, the full one for `most`, so that
+        experts that saw little can be told apart. Of more than 64 experts neighbours share a block, by the least of them."""
+        step = -(-len(self.tokens) // MOST_BLOCKS)
+        least = [min(self.tokens[at : at + step]) for at in range(0, len(self.tokens), step)]
+        return "".join("·" if count == 0 else BLOCKS[min(7, int(8 * (count / most) ** 0.5))] for count in least)
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Numbers of the experts that saw none."""
+        return tuple(number for number, count in enumerate(self.tokens) if count == 0)
+
+
+Ended = Literal["tokens", "every expert", "text"]
+
+
 class Calibration(Record):
     """What `assay calibrate` made.
 
@@ -32,6 +91,11 @@ class Calibration(Record):
     -> tokens, of those that saw fewer than `min_tokens` and were left out. tokens_by_expert: least, median and most tokens that
     a routed expert saw; None where there are none. nvfp4_inputs: all inputs, in the range of scheme `nvfp4`.
     file_sha256: what `importance_sha256` of a plan made with the file will be.
+
+    sources: where the text came from. withheld: items of evaluations that it was held against. coverage: by layer.
+    tokens_per_expert: what was asked for; None: nothing. ended: why no more was taken: all tokens that were asked for, every
+    expert had seen enough, or the text was at its end. num_scales: modules and caches whose largest magnitude is in the file.
+    These are empty or None in records from before them.
     """
 
     kind: Literal["calibration"] = "calibration"
@@ -48,3 +112,24 @@ class Calibration(Record):
     file: str
     file_sha256: str
     seconds: float
+    sources: tuple[TextSource, ...] = ()
+    withheld: tuple[WithheldItems, ...] = ()
+    coverage: tuple[LayerCoverage, ...] = ()
+    tokens_per_expert: int | None = None
+    ended: Ended | None = None
+    num_scales: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Of any expert; 0 where there are none."""
+        return max((max(one.tokens) for one in self.coverage), default=0)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Experts that no token reached: `layer 3 expert 17`."""
+        return tuple(f"layer {one.layer} expert {number}" for one in self.coverage for number in one.unseen)
+
+
+def record_of(file: Path) -> Path:
+    """Where the record of a calibration file lies: beside it."""
+    return file.with_name(f"{file.name}.json")

@@ -10,7 +10,7 @@ Role = Literal[
     "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
     "router_bias", "mtp",
 ]  # fmt: skip
-Action = Literal["keep", "cast", "dequantize", "quantize", "consume", "drop"]
+Action = Literal["keep", "cast", "dequantize", "quantize", "consume", "drop", "add"]
 
 
 class OutputTensor(NamedTuple):
@@ -29,7 +29,8 @@ class TensorPlan(NamedTuple):
     part: its role inside the block (equal to `role` outside MTP; `mtp_projection` for eh_proj).
     module: its name without the last component: what an ignore pattern is matched against.
     action: `keep`: the same bytes, maybe under another name; `cast`: another float dtype; `dequantize`: a weight with scales
-        to 16 or 32 bits; `quantize`; `consume`: scales that are folded into the weight they belong to; `drop`: left out.
+        to 16 or 32 bits; `quantize`; `consume`: scales that are folded into the weight they belong to; `drop`: left out;
+        `add`: no tensor of the source, a scale from a calibration file.
     scheme: the scheme in which the weight is stored in the new checkpoint; None: unquantized. With action `keep`, the source
         stores it in that scheme already.
     fused_group: vLLM loads all members of a group into one parameter; NVFP4 members share one global scale. None: alone.

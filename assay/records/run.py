@@ -16,10 +16,11 @@ from assay.records.plan import Plan
 from assay.records.serving import Signature
 
 RUN_RECORD = "run.json"
-PLAN_INSIDE, VERIFICATION_INSIDE = "assay_plan.json", "assay_verify.json"
-"""In the folder of a checkpoint that lies in no run (`--out`); in a run they are its neighbours plan.json and verify.json."""
+PLAN_INSIDE, VERIFICATION_INSIDE, CALIBRATION_INSIDE = "assay_plan.json", "assay_verify.json", "assay_calibration.json"
+"""In the folder of a checkpoint that lies in no run (`--out`); in a run they are its neighbours plan.json, verify.json
+and calibration.json."""
 CARD = "README.md"
-WRITTEN_ABOUT = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, CARD})
+WRITTEN_ABOUT = frozenset({MANIFEST, PLAN_INSIDE, VERIFICATION_INSIDE, CALIBRATION_INSIDE, CARD})
 """Files in the folder of a checkpoint that are written about it: no loader reads them."""
 
 
@@ -132,6 +133,11 @@ def plan_of(checkpoint: Path) -> Path:
 def verification_of(checkpoint: Path) -> Path:
     """Where the verification of a checkpoint lies, if there is one."""
     return _beside_or_inside(checkpoint, VERIFICATION_INSIDE, "verify.json")
+
+
+def calibration_of(checkpoint: Path) -> Path:
+    """Where the record of the calibration that a checkpoint was made with lies, if there is one."""
+    return _beside_or_inside(checkpoint, CALIBRATION_INSIDE, "calibration.json")
 
 
 def _beside_or_inside(checkpoint: Path, inside: str, beside: str) -> Path:

@@ -10,6 +10,7 @@ results are bit-identical to a dense checkpoint of the same values.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -97,17 +98,53 @@ def check_supported_kv_cache(scheme: Mapping[str, Any]) -> None:
 
 
 def round_keys_and_values(layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before attention: what goes into the cache, as E4M3 with scale 1 would give it back. With latent attention (MLA) these
-    are the latent vector and the rotated key. Queries stay as they are, though some kernels for GPUs round them, too."""
+    """Before attention: what goes into the cache, as E4M3 with the layer's scales, or 1, would give it back. With latent
+    attention (MLA) these are the latent vector and the rotated key. Queries stay as they are, though some kernels for GPUs
+    round them, too."""
     query, *cached = args[:3]
-    rounded = (x if x is None else to_fp8(x.float()).to(x.dtype) for x in cached)
+    scales = getattr(layer, _CACHE_SCALES, (1.0, 1.0))
+    rounded = (
+        x if x is None else (to_fp8(x.float() / scale) * scale).to(x.dtype) for x, scale in zip(cached, scales, strict=True)
+    )
     return query, *rounded, *args[3:]
+
+
+_CACHE_SCALES = "assay_kv_scales"
+CACHE_SCALES = (".k_scale", ".v_scale")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+def set_cache_scales(model: torch.nn.Module, stored: Mapping[str, torch.Tensor]) -> int:
+    """Give attention layers the scales of their keys and values, by the number of the layer; how many got them.
+
+    stored: by name (`...layers.3.self_attn.k_scale`). Latent attention gets none, as in vLLM, which loads none for it.
+    ValueError: a layer has one of the two only, or some layers have scales and others of the same model have not.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, scale in stored.items():
+        if (at := _LAYER.search(name)) is not None:
+            found.setdefault(at[1], {})[name.rpartition(".")[2]] = float(scale.float().reshape(()))
+    layers = [m for m in model.modules() if isinstance(m, Attention) and _is_rounding(m)]
+    numbers = {id(m): at[1] for m in layers if (at := _LAYER.search(m.layer_name)) is not None}
+    have = [m for m in layers if numbers.get(id(m)) in found]
+    if have and len(have) < len(layers):
+        without = next(m.layer_name for m in layers if m not in have)
+        raise ValueError(f"{without}: the checkpoint has no scales of its KV cache, and has those of other layers")
+    for module in have:
+        scales = found[numbers[id(module)]]
+        if scales.keys() != {"k_scale", "v_scale"}:
+            raise ValueError(f"{module.layer_name}: of k_scale and v_scale the checkpoint has {', '.join(scales)} only")
+        setattr(module, _CACHE_SCALES, (scales["k_scale"], scales["v_scale"]))
+    return len(have)
 
 
 def num_rounding_layers(model: torch.nn.Module) -> int:
     """Attention layers whose keys and values are rounded."""
-    hooks = (getattr(module, "_forward_pre_hooks", {}).values() for module in model.modules())
-    return sum(round_keys_and_values in each for each in hooks)
+    return sum(map(_is_rounding, model.modules()))
+
+
+def _is_rounding(module: torch.nn.Module) -> bool:
+    return round_keys_and_values in getattr(module, "_forward_pre_hooks", {}).values()
 
 
 class StaticScales:

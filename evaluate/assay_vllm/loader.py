@@ -12,7 +12,7 @@ per fused parameter, so that one expert of 256 may be missing. An MTP head witho
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from assay_vllm import EMULATE, STRICT
 from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
-from assay_vllm.emulate import num_rounding_layers, set_static_scales
+from assay_vllm.emulate import CACHE_SCALES, num_rounding_layers, set_cache_scales, set_static_scales
 from assay_vllm.exemptions import exempt_parameters
 
 logger = init_logger("vllm.assay")
@@ -79,11 +79,24 @@ class StrictLoader(DefaultModelLoader):
         """vLLM's check with the exemptions it makes for quantized models, which are few, whatever the model is, and ours."""
         if loaded_weights is None:
             raise ValueError(f"{type(model).__name__} does not tell which weights it loaded: use vLLM's own --load-format auto")
+        if any(name.endswith(CACHE_SCALES) for name in self._stored):
+            check_cache_scales((name for name, _ in model.named_parameters()), loaded_weights)
         exempt = exempt_parameters(model, self._stored)
         super().track_weights_loading(model, loaded_weights | exempt, quantized=True)
         if absent := sorted(exempt - loaded_weights):
             what = f"{len(absent)} parameters are neither stored nor used, first {absent[0]}"
             logger.info("%s: %s: %s", STRICT, type(model).__name__, what)
+
+
+def check_cache_scales(parameters: Iterable[str], loaded: Collection[str]) -> None:
+    """ValueError: some scales of the KV cache came from the checkpoint and others did not: vLLM takes 1 for them in silence."""
+    scales = {name for name in parameters if name.endswith(CACHE_SCALES)}
+    missing = sorted(scales - set(loaded))
+    if missing and len(missing) < len(scales):
+        raise ValueError(
+            f"{len(missing)} of {len(scales)} scales of the KV cache are not in the checkpoint, first {missing[0]}; vLLM takes "
+            "1 for them"
+        )
 
 
 class EmulatedLoader(StrictLoader):
@@ -94,7 +107,8 @@ class EmulatedLoader(StrictLoader):
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The dense stream. ValueError names the tensors that a quantized module lacks."""
         dequantizer = Dequantizer(model_config.hf_config.quantization_config, model_config.dtype)
-        yield from dequantizer(super().get_all_weights(model_config, model))
+        cache_scales: dict[str, torch.Tensor] = {}
+        yield from dequantizer(_without_cache_scales(super().get_all_weights(model_config, model), cache_scales))
         activations = set_static_scales(model, dequantizer.input_scales)
         unequal = dequantizer.unequal_global_scales()
         if unequal:
@@ -102,9 +116,7 @@ class EmulatedLoader(StrictLoader):
                 "%s: %d fused projections have unequal NVFP4 global scales, which are honoured here; vLLM's kernels would "
                 "apply one scale to all. First: %s", EMULATE, len(unequal), unequal[0],
             )  # fmt: skip
-        num_rounding = num_rounding_layers(model)
-        if num_rounding and any(name.endswith((".k_scale", ".v_scale")) for name in self._stored):
-            raise ValueError("the checkpoint stores scales of its KV cache; emulated is a cache without, whose scale is 1")
+        num_rounding, num_scaled = num_rounding_layers(model), set_cache_scales(model, cache_scales)
         logger.info(
             "%s: %s: %d modules dequantized to %s; activations: %s%s",
             EMULATE,
@@ -112,5 +124,23 @@ class EmulatedLoader(StrictLoader):
             dequantizer.num_modules,
             str(model_config.dtype).removeprefix("torch."),
             ", ".join(f"{count} modules {kind}" for kind, count in sorted(activations.items())) or "not quantized",
-            f"; KV cache: {num_rounding} layers float8 tensor static" if num_rounding else "",
+            _told_of_cache(num_rounding, num_scaled),
         )
+
+
+def _told_of_cache(num_rounding: int, num_scaled: int) -> str:
+    if not num_rounding:
+        return ""
+    scaled = f", {num_scaled} by scales of theirs" if num_scaled else ""
+    return f"; KV cache: {num_rounding} layers float8 tensor static{scaled}"
+
+
+def _without_cache_scales(
+    stream: Iterable[tuple[str, torch.Tensor]], found: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The stream without scales of the KV cache, which vLLM has no parameters for here; they go into `found`."""
+    for name, tensor in stream:
+        if name.endswith(CACHE_SCALES):
+            found[name] = tensor.clone()
+        else:
+            yield name, tensor

@@ -50,6 +50,7 @@ def build_report(run: Run) -> Report:
         verifications=tuple(
             verification_numbers(name, record, measured.get(name)) for name, record in sorted(run.verifications.items())
         ),
+        calibrations=run.calibrations,
         fingerprint=reference.fingerprint,
         probes=run.probes,
         deployments=run.deployments,
@@ -250,6 +251,8 @@ def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:
         return f"quantized to {scheme}"
     if action == "drop":
         return "dropped"
+    if action == "add":
+        return "scales from the calibration"
     if action == "consume":
         return "scales folded into their weights"
     if scheme is not None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from assay.errors import AssayError
 from assay.records.base import Record
+from assay.records.calibration import Calibration
 from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.comparable import check_measurements
 from assay.records.deployment.record import Deployment, load_deployments
@@ -16,7 +17,7 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.probe import ProbeReport, load_probes
-from assay.records.run import RUN_RECORD, RunRecord, plan_of, verification_of
+from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, verification_of
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
@@ -42,6 +43,8 @@ class Run:
     plans: dict[str, Plan]
     manifests: dict[str, Manifest]
     verifications: dict[str, Verification]
+    calibrations: dict[str, Calibration]
+    """Of checkpoints that were made with one."""
     checkpoints: dict[str, Path]
     """Folders of the checkpoints that have a plan."""
     probes: tuple[ProbeReport, ...] = ()
@@ -149,6 +152,7 @@ def _run_of(
         plans=plans,
         manifests={label: manifest for label, folder in folders.items() if (manifest := load_manifest(folder)) is not None},
         verifications=_load(Verification, {label: verification_of(folder) for label, folder in folders.items()}),
+        calibrations=_load(Calibration, {label: calibration_of(folder) for label, folder in folders.items()}),
         checkpoints=folders,
         probes=probes,
     )

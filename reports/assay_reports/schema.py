@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from assay.records.base import Interval, Part, Record, RecordedRecipe
+from assay.records.calibration import Calibration
 from assay.records.deployment.record import Deployment
 from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
@@ -174,6 +177,8 @@ class Report(Record):
     limits: tuple[Limit, ...]
     plans: tuple[PlanNumbers, ...]
     verifications: tuple[VerificationNumbers, ...]
+    calibrations: dict[str, Calibration] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    """Precision -> the calibration that its checkpoint was made with."""
     fingerprint: Fingerprint
     probes: tuple[ProbeReport, ...] = ()
     """Of every checkpoint that was probed."""

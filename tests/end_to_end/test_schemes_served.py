@@ -24,7 +24,10 @@ from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 from assay_evaluate.tasks.items import LANGUAGES, arithmetic_item, writing_item
+from assay_quantize.calibration.calibrate import calibrate
+from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
 
@@ -37,7 +40,7 @@ DISTANCE = {
     "w8a8": (0.001, 0.006), "mxfp8": (0.001, 0.006), "fp8_block": (0.001, 0.006), "fp8_channel": (0.001, 0.007),
     "w4a16_g64": (0.004, 0.02), "w4a16_g32": (0.004, 0.02), "w4a16_asym": (0.004, 0.02), "nvfp4a16": (0.004, 0.02),
     "w4a16": (0.004, 0.025), "w4a16_channel": (0.005, 0.025), "mxfp4": (0.01, 0.035), "nvfp4": (0.004, 0.035),
-    "fp8_block + nvfp4": (0.004, 0.035), "fp8_block + w4a16": (0.004, 0.025),
+    "fp8_block + nvfp4": (0.004, 0.035), "fp8_block + w4a16": (0.004, 0.025), "fp8_block + fp8_static": (0.001, 0.007),
 }  # fmt: skip
 """Schemes of a precision -> bounds of the mean change of a token's log-probability, in nats, on prompts and on replies of
 the source. Seen: 0.003 with 8 bits, 0.008 to 0.014 with INT4 and NVFP4, 0.019 with MXFP4, which rounds activations to 4 bits as
@@ -50,6 +53,7 @@ ACTIVATIONS = {
     "w8a8": f"{_EVERY} int8 token dynamic",
     "nvfp4": "11 modules float4 tensor_group 16 dynamic", "fp8_block + w4a16": "8 modules float8 group 128 dynamic",
     "fp8_block + nvfp4": "11 modules float4 tensor_group 16 dynamic, 8 modules float8 group 128 dynamic",
+    "fp8_block + fp8_static": "3 modules float8 group 128 dynamic, 16 modules float8 tensor static",
 }  # fmt: skip
 """Schemes of a precision -> what the plugin says of activations."""
 
@@ -78,11 +82,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     """What served_in_one_process.py answers, of `source` and of every precision."""
     folder, checkpoint = tmp_path_factory.mktemp("served"), open_checkpoint(TRAINED)
     commands = {"source": command(TRAINED)}
+    seen = folder / "seen.safetensors"
+    calibrate(TRAINED, seen, Text(seed=7), model_name="tiny-glm", num_tokens=8192, length=256, min_tokens=1)
     recipes = {name: load_recipe(PrecisionRecipe, name) for name in PRECISIONS}
     recipes[KV_CACHE] = recipes["w4a16"].model_copy(update={"name": KV_CACHE, "kv_cache": "fp8"})
     for name, recipe in recipes.items():
         plan = make_plan(checkpoint, recipe, model="tiny-glm", family=None)
-        quantize(plan, TRAINED, folder / name, device="cpu")
+        file = seen if recipe.needs_calibration else None
+        if file is not None:
+            plan = plan.model_copy(update={"importance_sha256": load_importance(file).sha256})
+        quantize(plan, TRAINED, folder / name, device="cpu", importance=file)
         commands[name] = command(folder / name)
     tokenizer = AutoTokenizer.from_pretrained(TRAINED)
     items = [item for language in LANGUAGES for item in (
@@ -123,7 +132,8 @@ def test_distance_from_the_source_is_that_of_the_format(served: dict[str, dict[s
     assert all(map(math.isfinite, values))
     low, high = DISTANCE[scheme]
     assert low < fmean(abs(x - y) for x, y in zip(values, wanted, strict=True)) < high
-    assert answer["said"][0].endswith(f"; activations: {ACTIVATIONS[scheme]}")
+    cache = "; KV cache: 4 layers float8 tensor static, 4 by scales of theirs" if precision == "fp8-kv" else ""
+    assert answer["said"][0].endswith(f"; activations: {ACTIVATIONS[scheme]}{cache}")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -145,3 +155,10 @@ def test_keys_and_values_in_fp8_are_emulated(served: dict[str, dict[str, Any]]) 
     change = fmean(abs(x - y) for x, y in zip(text_logprobs(answer), text_logprobs(plain), strict=True))
     assert 0.0005 < change < 0.01
     assert answer["drafted"] > 150 and answer["accepted"] > 0.85 * answer["drafted"]
+
+
+def test_calibrated_scales_change_what_is_served(served: dict[str, dict[str, Any]]) -> None:
+    """Each against the same weights with dynamic, constant or absent scales: not nothing, and far less than a format."""
+    for name, other in (("fp8-kv", "fp8"), ("nvfp4-calibrated", "nvfp4"), ("fp8-static", "fp8")):
+        pairs = zip(text_logprobs(served[name]), text_logprobs(served[other]), strict=True)
+        assert 0 < fmean(abs(x - y) for x, y in pairs) < 0.02, name

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.file_download import repo_folder_name
 
 from assay.foreign_text import shown
 from assay.hub_errors import HUB_ERRORS, hub_address
@@ -20,6 +19,7 @@ from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.recipes.swe import NAMED_DATASETS
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
+from assay_evaluate.tasks.item_texts import is_cached
 from assay_evaluate.tasks.lm_eval.load import configs_of
 from assay_evaluate.tasks.published import store
 from assay_evaluate.tasks.published.choice import wanted_sources
@@ -130,12 +130,3 @@ def _look_at_text(source: SourceName, tasks: list[RulerTask]) -> Check:
         return _data_set(TITLES[source], f"{needed}; {found}", "FAIL", f"{store.remedy(source)}, or say `sources: auto`")
     detail = f"{needed}; {found}: generated text is asked instead, and scores do not stand beside published ones"
     return _data_set(TITLES[source], detail, "PASS", store.remedy(source))
-
-
-def is_cached(name: str) -> Path | None:
-    """Where `huggingface_hub` has files of a data set, or `datasets` a prepared copy. Not whether it is all of it."""
-    from datasets import config  # type: ignore[import-untyped]
-
-    snapshots = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset") / "snapshots"
-    prepared = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___")
-    return next((folder for folder in (snapshots, prepared) if folder.is_dir() and any(folder.iterdir())), None)

@@ -1,4 +1,5 @@
-"""Mean squared input activations of every weight: the channel weights of the scale search (`importance.py`).
+"""What really goes into every weight: mean squares, the channel weights of the scale search, and largest magnitudes, from which
+static scales of activations and of the KV cache are made (`checkpoint/importance.py`, `checkpoint/static_scales.py`).
 
 The model runs in transformers, on text that is given or that it writes itself, with every call of `linear` watched: attention,
 MLPs, and each expert by itself, since an expert only counts the tokens that were routed to it. What transformers does not
@@ -12,8 +13,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ from assay.errors import QuantizeError
 from assay.recipes.families import classify, family_of
 from assay.records.base import sha256_of_file
 from assay.records.calibration import Calibration, Nvfp4Inputs
+from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.ranges import InputRange
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
+from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""
@@ -39,15 +43,17 @@ BATCH_TOKENS = 4096
 
 @dataclass
 class Moments:
-    """Of one weight's inputs: sums of squares, FP64 [columns], the tokens they are over, and their range."""
+    """Of one weight's inputs: sums of squares, FP64 [columns], the tokens they are over, the largest |x|, and their range."""
 
     squares: Tensor
     num_tokens: int = 0
+    largest: float = 0.0
     range: InputRange = field(default_factory=InputRange)
 
 
 class InputWatch(TorchFunctionMode):
-    """While it is entered, adds up the squared inputs of every `linear` whose weight has a name.
+    """While it is entered, adds up the squared inputs of every `linear` whose weight has a name, and watches what attention
+    with heads keeps: keys (rotated) and values.
 
     names: address of a weight's first element -> the weights of the checkpoint that lie there (gate and up of an expert).
     """
@@ -55,23 +61,43 @@ class InputWatch(TorchFunctionMode):
     def __init__(self, names: Mapping[int, tuple[str, ...]]) -> None:
         super().__init__()
         self._names = names
+        self._attention: str | None = None
         self.moments: dict[str, Moments] = {}
+        self.caches: dict[str, tuple[float, float]] = {}
+        """Attention module -> largest |key| and |value|."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.linear:
             names = self._names.get(args[1].data_ptr(), ())
             if names and args[0].numel():
                 self._add(names, args[0])
+        elif func is torch.nn.functional.scaled_dot_product_attention and self._attention is not None:
+            self._keep(*args[1:3])
         return func(*args, **(kwargs or {}))
 
     def _add(self, names: tuple[str, ...], inputs: Tensor) -> None:
         rows = inputs.detach().reshape(-1, inputs.shape[-1])
         squares = rows.float().square().sum(0, dtype=torch.float64).cpu()
+        largest = float(rows.abs().max())
         for name in names:
             moments = self.moments.setdefault(name, Moments(torch.zeros_like(squares)))
             moments.squares += squares
             moments.num_tokens += len(rows)
+            moments.largest = max(moments.largest, largest)
+            owner, _, leaf = name.removesuffix(".weight").rpartition(".")
+            if leaf in ("k_proj", "kv_b_proj"):
+                # latent attention (MLA) keeps other tensors, for which vLLM loads no scales
+                self._attention = owner if leaf == "k_proj" else None
         self.moments[names[0]].range.add(rows)
+
+    def _keep(self, keys: Tensor, values: Tensor) -> None:
+        assert self._attention is not None
+        before = self.caches.get(self._attention, (0.0, 0.0))
+        self.caches[self._attention] = (
+            max(before[0], float(keys.detach().abs().max())),
+            max(before[1], float(values.detach().abs().max())),
+        )
+        self._attention = None
 
 
 def names_of(model: torch.nn.Module) -> dict[int, tuple[str, ...]]:
@@ -99,14 +125,16 @@ def calibrate(
     num_tokens: int = 65_536,
     length: int = 512,
     min_tokens: int = 64,
+    tokens_per_expert: int | None = None,
     device: str = "cpu",
     report: Say | None = None,
 ) -> Calibration:
-    """Run the checkpoint in `folder` over `num_tokens` of `text` and write its channel weights to `out` (safetensors).
+    """Run the checkpoint in `folder` over `num_tokens` of `text` and write what entered its weights to `out` (safetensors).
 
-    text: where tokens come from. length: of the sequences, in tokens. min_tokens: weights that saw fewer are left out of the
-    file (and so searched unweighted), since a mean over a few tokens says more about them than about the weight. device: cpu,
-    or cuda (never run so far). report: told lines of progress. Deterministic on a CPU.
+    text: where tokens come from. length: of the sequences, in tokens. min_tokens: weights that saw fewer get no channel weights
+    (and are searched unweighted), since a mean over a few tokens says more about them than about the weight; the largest
+    magnitude is kept of all that saw any. tokens_per_expert: end as soon as every routed expert saw so many; `num_tokens` is
+    then the most. device: cpu, or cuda (never run so far). report: told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
     started = time.monotonic()
@@ -122,30 +150,57 @@ def calibrate(
             f"{folder}: transformers builds no parameter for {lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''}; "
             "this model cannot be calibrated here: quantize without --importance"
         )
-    sequences = text.sequences(model, folder, num_tokens, length, say)
+    stream = text.stream(folder, length, say, model=model)
     watch = InputWatch({address: kept for address, group in names.items() if (kept := tuple(n for n in group if n in wanted))})
-    run_over(model, sequences, watch, say)
+    experts = TokensByExpert(wanted)
+    count = max(1, num_tokens // length)
+    enough = None
+    if tokens_per_expert is not None:
+        if not experts.by_layer:
+            raise QuantizeError(f"{folder}: has no routed experts; leave --tokens-per-expert out")
+        enough = lambda: experts.least(_tokens(watch)) >= tokens_per_expert  # noqa: E731
+    num_sequences = run_over(model, islice(stream, count), watch, say, count=count, is_enough=enough)
     starved = {name: watch.moments[name].num_tokens if name in watch.moments else 0 for name in wanted}
-    starved = {name: count for name, count in sorted(starved.items()) if count < min_tokens}
+    starved = {name: seen for name, seen in sorted(starved.items()) if seen < min_tokens}
     if len(starved) == len(wanted):
         raise QuantizeError(f"{out}: no weight saw {min_tokens} tokens; give more text, or lower --min-tokens")
-    enough = {name: moments for name, moments in sorted(watch.moments.items()) if name not in starved}
-    write_importance(out, enough, text.describe())
+    fed = {name: moments for name, moments in sorted(watch.moments.items()) if name not in starved}
+    scales = largest_inputs(watch)
+    write_importance(out, fed, text.describe(), scales)
+    coverage = experts.coverage(_tokens(watch))
     return Calibration(
         model=model_name,
         source=str(folder),
         text=text.describe(),
-        num_tokens=sum(map(len, sequences)),
+        num_tokens=num_sequences * length,
         length=length,
         min_tokens=min_tokens,
-        weights=len(enough),
+        weights=len(fed),
         starved=starved,
-        tokens_by_expert=_by_expert(watch.moments, wanted),
+        tokens_by_expert=experts.spread(_tokens(watch)),
         nvfp4_inputs=_nvfp4_inputs(watch.moments),
         file=str(out),
         file_sha256=sha256_of_file(out),
         seconds=time.monotonic() - started,
+        sources=stream.used(),
+        withheld=() if text.withheld is None else text.withheld.record(),
+        coverage=coverage,
+        tokens_per_expert=tokens_per_expert,
+        ended="every expert" if enough is not None and enough() else "tokens" if num_sequences == count else "text",
+        num_scales=len(scales),
     )
+
+
+def _tokens(watch: InputWatch) -> Callable[[str], int]:
+    return lambda name: watch.moments[name].num_tokens if name in watch.moments else 0
+
+
+def largest_inputs(watch: InputWatch) -> dict[str, float]:
+    """Name in the file -> largest magnitude: of what entered each module, and of the keys and values that were kept."""
+    found = {f"{name.removesuffix('.weight')}.{INPUT_AMAX}": one.largest for name, one in watch.moments.items()}
+    for attention, (key, value) in watch.caches.items():
+        found |= {f"{attention}.{K_AMAX}": key, f"{attention}.{V_AMAX}": value}
+    return dict(sorted(found.items()))
 
 
 def linear_weights(checkpoint: Checkpoint) -> set[str]:
@@ -156,26 +211,48 @@ def linear_weights(checkpoint: Checkpoint) -> set[str]:
     return {name for name, what in found.items() if what.linear and what.role not in ("mtp", "lm_head", "router", "indexer")}
 
 
-def run_over(model: Any, sequences: Sequence[Sequence[int]], watch: InputWatch, say: Say) -> None:
-    """All sequences, of one length each, through the decoder; the head is not needed."""
-    batch = max(1, BATCH_TOKENS // len(sequences[0]))
+def run_over(
+    model: Any,
+    sequences: Iterable[Sequence[int]],
+    watch: InputWatch,
+    say: Say,
+    *,
+    count: int | None = None,
+    is_enough: Callable[[], bool] | None = None,
+) -> int:
+    """Sequences, of one length each, through the decoder, until it is enough; the head is not needed. How many there were.
+
+    count: the most there are, for whoever waits. is_enough: asked after each batch.
+    """
+    done = 0
+    iterator = iter(sequences)
+    first = next(iterator)
+    left, size = chain([first], iterator), max(1, BATCH_TOKENS // len(first))
+    most = "" if count is None else f" of {'at most ' if is_enough else ''}{count * len(first):,}"
     with torch.no_grad(), watch:
-        for begin in range(0, len(sequences), batch):
-            some = torch.tensor(sequences[begin : begin + batch], device=model.device)
-            model.base_model(input_ids=some, use_cache=False)
-            done = begin + len(some)
-            say(f"calibrating: {done * len(sequences[0]):,} of {len(sequences) * len(sequences[0]):,} tokens")
+        while some := list(islice(left, size)):
+            model.base_model(input_ids=torch.tensor(some, device=model.device), use_cache=False)
+            done += len(some)
+            say(f"calibrating: {done * len(first):,}{most} tokens")
+            if is_enough is not None and is_enough():
+                break
+    return done
 
 
-def write_importance(path: Path, moments: Mapping[str, Moments], text: Iterable[str]) -> None:
-    """The file that `importance.py` reads: FP32 means by name, and in its metadata the tokens that each is over."""
+def write_importance(
+    path: Path, moments: Mapping[str, Moments], text: Iterable[str], largest: Mapping[str, float] | None = None
+) -> None:
+    """The file that `importance.py` reads: FP32 means by name, largest magnitudes, and in its metadata the tokens that each
+    mean is over."""
     from safetensors.numpy import save
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
     counts = {name: one.num_tokens for name, one in moments.items()}
+    scalars = {name: np.array([value], np.float32) for name, value in (largest or {}).items()}
     with replacing(path) as partial:
         # not `save_file`: that of a full disk is an error of its own, without a path, and it leaves a file under another name
-        partial.write_bytes(save(means, {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}))
+        text_and_counts = {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}
+        partial.write_bytes(save(means | scalars, text_and_counts))
 
 
 def _check_out(path: Path) -> None:
@@ -205,12 +282,6 @@ def _nvfp4_inputs(moments: Mapping[str, Moments]) -> Nvfp4Inputs:
         most_zeroed=ranges[zeroed].num_zeroed / ranges[zeroed].num_groups,
         most_zeroed_at=zeroed,
     )
-
-
-def _by_expert(moments: Mapping[str, Moments], wanted: Iterable[str]) -> tuple[int, int, int] | None:
-    names = [name for name in wanted if ".experts." in name and name.endswith(".down_proj.weight")]
-    counts = sorted(moments[name].num_tokens if name in moments else 0 for name in names)
-    return (counts[0], counts[len(counts) // 2], counts[-1]) if counts else None
 
 
 # ------------------------------------------------------------------------------------------------ the model

@@ -5,6 +5,10 @@ vector of one number for each input channel, as many as the weight has columns: 
 activation, which is what llama.cpp calls an importance matrix. Numbers are finite and >= 0; only their ratios within a weight
 matter. Weights the file does not name are searched unweighted (experts that no calibration token reached, say).
 
+Beside them lie largest magnitudes, FP32 [1], from which scales are made that do not change while a checkpoint is served
+(`static_scales.py`): of what entered a module, `MODULE.input_amax`, and of the keys and values of attention with heads,
+`MODULE.k_amax` and `MODULE.v_amax`.
+
 Values are read when they are asked for: for a model of 744 B parameters they are a gigabyte.
 """
 
@@ -21,6 +25,9 @@ from numpy.typing import NDArray
 from assay.errors import CheckpointError, PlanError
 from assay.records.base import sha256_of_file
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+
+INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
+AMAX_LEAVES = (INPUT_AMAX, K_AMAX, V_AMAX)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,16 @@ class Importance:
                 f"{self.path}: {name} has shape {list(header.shape)}, the weight has {columns} columns: one number for each is "
                 "needed; make the file from this model"
             )
+        return self._read(name)
+
+    def largest(self, name: str) -> float | None:
+        """The largest magnitude called `name` (`MODULE.input_amax`, ...); None: the file has none. Raises PlanError."""
+        if name not in self.headers:
+            return None
+        return float(self._read(name)[0])
+
+    def _read(self, name: str) -> NDArray[np.float32]:
+        header = self.headers[name]
         try:
             with self.path.open("rb") as file:
                 file.seek(header.begin)
@@ -52,10 +69,12 @@ class Importance:
         except OSError as error:
             raise PlanError(f"{self.path}: cannot be read: {error.strerror}") from None
         values = np.frombuffer(data, "<f4")
-        if len(values) != columns:
+        if values.shape != header.shape:
             raise PlanError(f"{self.path}: {name} is cut off; the file changed while it was read")
         if not (np.isfinite(values) & (values >= 0)).all():
-            raise PlanError(f"{self.path}: {name} has values that are negative or not finite; mean squares are neither")
+            raise PlanError(
+                f"{self.path}: {name} has values that are negative or not finite; mean squares and magnitudes are neither"
+            )
         return values
 
     def coverage(self, names: Iterable[str]) -> str:

@@ -37,6 +37,7 @@ from assay_quantize.engine.slab_work import OnSlab
 from assay_quantize.kernels.devices import check_device, default_workers
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.slabs import least_slab_bytes
+from assay_quantize.plan.static_scales import needs_calibration, without_calibration
 
 Runner = Callable[[Plan, Sequence[str], Path, Path, ShardOptions, Progress | None], Generator[ShardRecord, None, None]]
 """`runner(plan, shard_names, source, out_folder, options, on_progress)`: makes the shards and yields the record of each as soon
@@ -206,6 +207,8 @@ def shard_options(
 
 def _check_importance(plan: Plan, importance: Path | None) -> None:
     found = None
+    if importance is None and needs_calibration(plan):
+        raise QuantizeError(without_calibration(plan))
     if importance is not None:
         from assay_quantize.checkpoint.importance import load_importance
 

@@ -31,6 +31,7 @@ from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped
 from assay_quantize.engine.slab_work import ChannelWeights, OnSlab, ShardWork
 from assay_quantize.kernels.rows import Kernels
 from assay_quantize.plan.slabs import SLAB_BYTES, Slab, amax_members, observer_of, slabs_of
+from assay_quantize.plan.static_scales import needs_calibration, static_scales
 from assay_quantize.storage.buffers import Pools, new_pools
 
 
@@ -124,7 +125,8 @@ def write_shard(
         work = ShardWork(
             reader, writer, Computer(options.device, options.kernels), members,
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
-            allow_not_finite=options.allow_not_finite, on_progress=on_progress, on_slab=options.on_slab,
+            scales=_scales(plan, options.importance), allow_not_finite=options.allow_not_finite, on_progress=on_progress,
+            on_slab=options.on_slab,
         )  # fmt: skip
         slabs = list(slabs_of(order, members, options.slab_bytes))
         with work.computer.ready(), _writing(path):
@@ -196,6 +198,15 @@ def _importance(path: Path | None) -> ChannelWeights | None:
 
     loaded: ChannelWeights = load_importance(path)
     return loaded
+
+
+def _scales(plan: Plan, path: Path | None) -> Mapping[str, float]:
+    """Static scales that come from the calibration file."""
+    if path is None or not needs_calibration(plan):
+        return {}
+    from assay_quantize.checkpoint.importance import load_importance
+
+    return static_scales(plan, load_importance(path))
 
 
 def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.Event | None) -> None:

@@ -18,8 +18,9 @@ from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result
 from assay_quantize.formats.casting import cast_rows, count_not_finite
-from assay_quantize.formats.schemes import SCHEMES, module_of
+from assay_quantize.formats.schemes import module_of
 from assay_quantize.plan.slabs import Slab, by_rows
+from assay_quantize.plan.static_scales import constant_scale
 from assay_quantize.storage.buffers import Pools
 from assay_quantize.storage.direct_file import BytesLike
 
@@ -51,12 +52,15 @@ class ShardWork:
         pools: Pools,
         observer: str,
         importance: ChannelWeights | None,
+        scales: Mapping[str, float],
         allow_not_finite: bool,
         on_progress: Callable[[str, int], None] | None,
         on_slab: OnSlab | None = None,
     ) -> None:
-        self.writer, self.computer = writer, computer
-        self._reader, self._observer, self._importance, self._on_progress = reader, observer, importance, on_progress
+        """scales: stored scale of activations or of the KV cache -> its value, where it is calibrated."""
+        self.writer, self.computer, self._scales = writer, computer, scales
+        self._reader, self._observer, self._on_progress = reader, observer, on_progress
+        self._importance = importance if observer == "mse" else None
         self._pools, self._allow_not_finite, self._on_slab = pools, allow_not_finite, on_slab
         self.not_finite: Counter[str] = Counter()
         """Tensor that is copied or cast -> how many of its values are NaN or infinite, if that is allowed."""
@@ -76,6 +80,10 @@ class ShardWork:
         if ahead is not None:
             self.will_need(ahead)
         tensor, count = slab.tensor, slab.end - slab.begin
+        if slab.work == "add":
+            (output,) = tensor.outputs
+            self.writer.deliver(index, Result({output.name: _scalar(self._scales[output.name])}, True, lambda: None))
+            return
         buffer = self._pools.rows.take(rows_bytes(tensor, count) if by_rows(tensor) else count)
         if slab.work == "copy":
             result = self._copy(slab, buffer)
@@ -90,6 +98,8 @@ class ShardWork:
 
     def will_need(self, slab: Slab) -> None:
         """Have what `do` reads for this slab read ahead."""
+        if slab.work == "add":
+            return
         self._reader.will_need(slab.tensor, *_stored_range(slab), through_cache=slab.amax_key is not None)
 
     def relative_errors(self) -> dict[str, float]:
@@ -182,7 +192,7 @@ class ShardWork:
             self._pools.codes.give(memory)
             self._told(slab)
 
-        return Result(_output_parts(slab, made.parts), True, written)
+        return Result(_output_parts(slab, made.parts, self._scales), True, written)
 
     def _told(self, slab: Slab) -> None:
         if self._on_progress is not None:
@@ -199,19 +209,24 @@ def _stored_range(slab: Slab) -> tuple[int, int]:
     return slab.begin * per_row, slab.end * per_row
 
 
-def _output_parts(slab: Slab, parts: Mapping[str, Array]) -> dict[str, BytesLike]:
+def _output_parts(slab: Slab, parts: Mapping[str, Array], scales: Mapping[str, float]) -> dict[str, BytesLike]:
     """Local names to full ones; what has no rows (a scale of the whole weight, its shape) is written with the first slab."""
     tensor, module = slab.tensor, module_of(slab.tensor.name)
     planned = {output.name: output for output in tensor.outputs}
     made = {f"{module}.{part}": value for part, value in parts.items()}
     if f"{module}.weight_shape" in planned:
         made[f"{module}.weight_shape"] = np.array(tensor.shape, np.int64)
-    if tensor.scheme is not None and (scale := SCHEMES[tensor.scheme].input_global_scale) is not None:
-        made[f"{module}.input_global_scale"] = np.array([scale], np.float32)
+    for name in planned.keys() - made.keys():
+        if (scale := scales.get(name, constant_scale(tensor, name))) is not None:
+            made[name] = np.array([scale], np.float32)
     assert made.keys() == planned.keys(), f"{tensor.name}: made {sorted(made)}, planned {sorted(planned)}"
     return {
         name: _checked_bytes(value, planned[name]) for name, value in made.items() if slab.is_first or _has_rows(planned[name])
     }
+
+
+def _scalar(value: float) -> memoryview:
+    return _bytes_of(np.array([value], np.float32))
 
 
 def _has_rows(output: OutputTensor) -> bool:

@@ -30,14 +30,15 @@ ACTIVATIONS: Mapping[str, Mapping[str, Any] | None] = {
 }
 """Preset -> how activations are rounded at run time, where that differs from the weights; None: they stay in 16 bits."""
 
-KV_CACHE: Mapping[str | None, Mapping[str, Any] | None] = {
-    None: None,
-    "fp8": {
-        "num_bits": 8, "type": "float", "symmetric": True, "group_size": None, "strategy": "tensor", "block_structure": None,
-        "dynamic": False, "actorder": None, "scale_dtype": None, "zp_dtype": None, "observer": None, "observer_kwargs": {},
-    },
+STATIC: Mapping[str, Any] = {"group_size": None, "strategy": "tensor", "dynamic": False, "observer": "static_minmax"}
+"""Of schemes with an `input_scale`."""
+
+_FP8_CACHE: Mapping[str, Any] = {
+    "num_bits": 8, "type": "float", "symmetric": True, "group_size": None, "strategy": "tensor", "block_structure": None,
+    "dynamic": False, "actorder": None, "scale_dtype": None, "zp_dtype": None, "observer": None, "observer_kwargs": {},
 }  # fmt: skip
-"""`kv_cache` of a recipe -> `kv_cache_scheme`. No scales are stored for it: vLLM takes 1, as ModelOpt's `fp8_cast` means it."""
+KV_CACHE: Mapping[str | None, Mapping[str, Any] | None] = {None: None, "fp8": _FP8_CACHE, "fp8_calibrated": _FP8_CACHE}
+"""`kv_cache` of a recipe -> `kv_cache_scheme`. Of `fp8` no scales are stored: vLLM takes 1, as ModelOpt's `fp8_cast` means."""
 
 MIXED = "mixed-precision"
 """`format` of a checkpoint whose groups have formats of their own, as compressed-tensors calls it."""
@@ -71,7 +72,7 @@ def quantization_config(plan: Plan) -> dict[str, Any]:
 def _group(row: Scheme, targets: Sequence[str]) -> dict[str, Any]:
     """One entry of `config_groups`."""
     weights = _weights(row)
-    activations = ACTIVATIONS[row.preset]
+    activations = STATIC if row.input_scale else ACTIVATIONS[row.preset]
     return {
         "targets": list(targets),
         "weights": weights,

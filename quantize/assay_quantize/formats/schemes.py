@@ -5,8 +5,9 @@ A weight `w_OI` (rows O = output features, columns I = input features) becomes a
     pack-quantized        weight_packed I32 [O, I*4/32], weight_scale [O, I/group], weight_shape I64 [2]
                           asymmetric: weight_zero_point I32 [ceil(O/8), I/group], packed along the rows
     float-quantized       weight F8_E4M3 [O, I], weight_scale [ceil(O/128), ceil(I/128)]; per channel [O, 1]
+                          with static activations: input_scale F32 [1], calibrated
     nvfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale F8_E4M3 [O, I/16], weight_global_scale F32 [1]
-                          with 4-bit activations: input_global_scale F32 [1], a constant
+                          with 4-bit activations: input_global_scale F32 [1], a constant or calibrated
     mxfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale U8 [O, I/32] (exponents, bias 127)
     mxfp8-quantized       weight F8_E4M3 [O, I], weight_scale U8 [O, I/32] (exponents, bias 127)
     int-quantized         weight I8 [O, I], weight_scale [O, 1]
@@ -47,7 +48,8 @@ class Scheme:
     group_size: columns that share a scale; None: all of them (one scale per row).
     block_rows: rows that share a scale.
     input_global_scale: what activations are multiplied with before their scales are rounded to FP8, stored with every weight;
-        None: nothing is stored.
+        None: nothing is stored. A recipe may have it calibrated instead.
+    input_scale: the value of one step of activations is stored with every weight, calibrated.
     max_relative_error: verification refuses a weight that is further from its source, as ||dequantized - source|| /
         ||source||. Normal weights come out at 0.11 (INT4 groups of 128), 0.10 (FP4), 0.03 (FP8), 0.01 (INT8); outliers
         raise it; weights of another layer give 1.41.
@@ -61,6 +63,7 @@ class Scheme:
     block_rows: int = 1
     symmetric: bool = True
     input_global_scale: float | None = None
+    input_scale: bool = False
     max_relative_error: float = 0.5
 
 
@@ -78,6 +81,7 @@ SCHEMES: dict[str, Scheme] = {
     "w4a16_asym": Scheme("W4A16_ASYM", "pack-quantized", "int4", "I32", 128, symmetric=False),
     "fp8_block": Scheme("FP8_BLOCK", "float-quantized", "plain", "F8_E4M3", 128, 128, max_relative_error=0.2),
     "fp8_channel": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, max_relative_error=0.2),
+    "fp8_static": Scheme("FP8_DYNAMIC", "float-quantized", "plain", "F8_E4M3", None, input_scale=True, max_relative_error=0.2),
     "nvfp4a16": Scheme("NVFP4A16", "nvfp4-pack-quantized", "nvfp4", "U8", 16),
     "nvfp4": Scheme("NVFP4", "nvfp4-pack-quantized", "nvfp4", "U8", 16, input_global_scale=INPUT_GLOBAL_SCALE),
     "mxfp4": Scheme("MXFP4", "mxfp4-pack-quantized", "mxfp4", "U8", 32),
@@ -85,6 +89,11 @@ SCHEMES: dict[str, Scheme] = {
     "w8a8": Scheme("W8A8", "int-quantized", "plain", "I8", None, max_relative_error=0.2),
 }
 """Scheme name of a recipe -> its row."""
+
+INPUT_LEAVES = ("input_scale", "input_global_scale")
+"""Scales of activations, stored beside a weight; nothing of the weight is in them."""
+KV_LEAVES = ("k_scale", "v_scale")
+"""Scales of the KV cache, stored in the module of an attention."""
 
 SHARES_GLOBAL_SCALE = frozenset({"nvfp4a16", "nvfp4"})
 """Schemes in which the members of a fused group must have one `weight_global_scale`: vLLM applies one to all of them."""
@@ -147,6 +156,8 @@ def output_tensors(scheme: str, name: str, shape: tuple[int, ...], dtype: str = 
             "weight": (row.weight_dtype, shape),
             "weight_scale": (dtype, (math.ceil(rows / row.block_rows), groups)),
         }
+        if row.input_scale:
+            parts["input_scale"] = ("F32", (1,))
     elif row.layout == "nvfp4":
         parts = {
             "weight_global_scale": ("F32", (1,)),
@@ -175,6 +186,8 @@ def compressed_tensors_scheme(scheme: str) -> QuantizationScheme:
     made = preset_name_to_scheme(row.preset, ["Linear"])
     made.format = CompressionFormat(row.format)
     strategy = {"group_size": row.group_size, "strategy": "channel" if row.group_size is None else "group"}
+    if row.input_scale:
+        made.input_activations = preset_name_to_scheme("FP8", ["Linear"]).input_activations
     if row.layout == "int4":
         made.weights = QuantizationArgs(**{**made.weights.model_dump(), **strategy})
     return made

@@ -24,6 +24,7 @@ from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
 from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule, group_of, runtime_modules
+from assay_quantize.plan.cache_scales import cache_scales
 from assay_quantize.plan.completeness import check_layers, check_mtp
 from assay_quantize.plan.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
 
@@ -95,7 +96,7 @@ def _tensor_plans(
         else:
             unused = name in companions.of_activations
             plans.append(scale_plan(header, classified[weight], actions[weight], out, of_activations=unused))
-    return tuple(plans)
+    return (*plans, *cache_scales(recipe, {plan.name: plan for plan in plans}, checkpoint.location))
 
 
 def _check_layers_named(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:

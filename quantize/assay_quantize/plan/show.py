@@ -66,6 +66,8 @@ def _treatment(tensor: TensorPlan) -> str:
         return str(tensor.scheme)
     if tensor.action == "drop":
         return "dropped"
+    if tensor.action == "add":
+        return "scales from the calibration"
     if tensor.action == "consume":
         return "scales folded in"
     if tensor.action == "keep":

@@ -19,14 +19,15 @@ SLAB_BYTES = 4 << 20
 to end together (docs/decisions/071-slabs-of-4-mib.md)."""
 
 
-Work = Literal["amax", "copy", "cast", "quantize"]
+Work = Literal["amax", "copy", "cast", "quantize", "add"]
 
 
 class Slab(NamedTuple):
     """One unit of work.
 
     work: `copy` and `cast` read bytes [begin, end) of the tensor as it is stored, `quantize`, `amax` and the `cast` of a weight
-    stored as FP8 read rows. amax_key: whose largest magnitude it adds to (`amax`), or needs (`quantize`); None: neither.
+    stored as FP8 read rows, `add` reads nothing. amax_key: whose largest magnitude it adds to (`amax`), or needs (`quantize`);
+    None: neither.
     is_first, is_last: of its tensor.
     """
 
@@ -116,8 +117,11 @@ def slabs_of(order: Sequence[TensorPlan], members: Mapping[str, Sequence[TensorP
             yield from magnitudes(tensor)
         if number + 1 < len(order):
             yield from magnitudes(order[number + 1])
-        work: Work = "copy" if tensor.action == "keep" else "quantize" if tensor.action == "quantize" else "cast"
-        yield from _slabs(work, tensor, amax_key(tensor), slab_bytes)
+        yield from _slabs(_WORK.get(tensor.action, "cast"), tensor, amax_key(tensor), slab_bytes)
+
+
+_WORK: Mapping[str, Work] = {"keep": "copy", "quantize": "quantize", "add": "add"}
+"""Action -> work; of all others it is `cast`."""
 
 
 def _slabs(work: Work, tensor: TensorPlan, key: str | None, slab_bytes: int) -> Iterator[Slab]:

@@ -19,10 +19,10 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import BARE_SCALE, SCALE_LEAVES, declared_block, declared_quantization
-from assay_quantize.formats.schemes import SCHEMES, module_of
+from assay_quantize.formats.schemes import INPUT_LEAVES, SCHEMES, module_of
 
 _PARTS = frozenset(
-    {"weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale", *SCALE_LEAVES}
+    {"weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale", *INPUT_LEAVES, *SCALE_LEAVES}
 )
 _CODES = {"I32": 8, "U8": 2}
 """Dtype of packed 4-bit weights -> codes per element."""
@@ -98,7 +98,7 @@ def stored_by(plan: Plan) -> StoredModel:
         elif tensor.outputs:
             weights[tensor.name] = StoredWeight(tensor.name, tensor.shape, num_bytes)
     whole = (weight._replace(num_bytes=weight.num_bytes + scales.get(name, 0)) for name, weight in weights.items())
-    kv_cache = str(plan.precision_recipe.get("kv_cache") or "auto")
+    kv_cache = "fp8" if plan.precision_recipe.get("kv_cache") else "auto"
     return StoredModel(f"precision {plan.precision}", plan.family, plan.config, tuple(whole), kv_cache=kv_cache)
 
 

@@ -102,9 +102,10 @@ def opened_checks(
     original: Original | None,
     *,
     is_quick: bool = False,
+    scales: Mapping[str, float] | None = None,
 ) -> Iterator[Checks]:
-    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged. is_quick: as
-    for `SlabChecks`."""
+    """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged. is_quick,
+    scales: as for `SlabChecks`."""
     with ExitStack() as opened:
         stored = StoredReader(folder, headers, past_cache=is_quick)
         opened.callback(stored.close)
@@ -113,8 +114,8 @@ def opened_checks(
             opened.enter_context(original)
             if original.recomputes and groups is not None:
                 definition = Definition(stored, headers, original, groups)
-        read_back = None if original is None else ReadBack(stored, original)
-        yield Checks(SlabChecks(stored, original, is_quick=is_quick), definition, read_back)
+        read_back = None if original is None else ReadBack(stored, original, scales)
+        yield Checks(SlabChecks(stored, original, is_quick=is_quick, scales=scales), definition, read_back)
 
 
 def expected_hashes(folder: Path, manifest: Manifest | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
-from assay_quantize.formats.schemes import module_of
+from assay_quantize.formats.schemes import INPUT_LEAVES, module_of
 from assay_quantize.kernels.reference import quantize_weight
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.original import Original
@@ -37,7 +37,7 @@ LEAST_ROWS = 8
 """As many have their zero points in one int32."""
 
 
-LEAVES = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "input_global_scale")
+LEAVES = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale")
 
 
 class TileFound(NamedTuple):
@@ -110,7 +110,8 @@ class Definition:
             observer=self._original.observer,
             importance_I=None if importance is None else torch.tensor(importance[tile.left : tile.right]),
         )
-        made.pop("weight_shape", None)
+        for no_part_of_the_weight in ("weight_shape", *INPUT_LEAVES):
+            made.pop(no_part_of_the_weight, None)
         return made
 
     def _source(self, tensor: TensorPlan, tile: Tile) -> Tensor:

@@ -34,6 +34,7 @@ from assay_quantize.checkpoint.shard_files import header_bytes, planned_shards
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.formats.schemes import module_of
 from assay_quantize.plan.identity import plan_sha256
+from assay_quantize.plan.static_scales import needs_calibration, static_scales
 from assay_quantize.verify.contents import contents_by_shard, jobs_of_judged, jobs_of_shard, judge_jobs, opened_checks
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
@@ -80,7 +81,14 @@ class FinishedShards:
         self.judge = self._judged.judge
         """To be called with every slab as it is made (`quantize(on_slab=...)`); a weight of which one is missing is looked at
         as if there had been none."""
-        self._checks = self._opened.enter_context(opened_checks(folder, self._headers, self.groups, original, is_quick=True))
+        scales = None
+        if original.importance is not None and needs_calibration(plan):
+            scales = static_scales(plan, original.importance)
+        self._checks = self._opened.enter_context(
+            opened_checks(
+                folder, self._headers, self.groups, original, is_quick=True, scales=scales if needs_calibration(plan) else {}
+            )
+        )
 
     def __enter__(self) -> Self:
         gc.freeze()  # looking through all of torch and numba for garbage takes 0.3 s, and there is none

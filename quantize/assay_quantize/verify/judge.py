@@ -47,6 +47,11 @@ def _judge_slabs(
     if misread is not None:
         findings.damage("source", tensor.name, misread)
         return
+    if tensor.action == "add":
+        findings.look("static_scales")
+        if problem is not None:
+            findings.damage("static_scales", tensor.name, problem)
+        return
     if tensor.action != "quantize":
         if has_source:
             _judge_kept(tensor, problem, differing, findings)

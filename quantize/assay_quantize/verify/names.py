@@ -18,12 +18,12 @@ from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import find_companions
-from assay_quantize.formats.schemes import module_of
+from assay_quantize.formats.schemes import INPUT_LEAVES, KV_LEAVES, module_of
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.presets import PRESETS, Groups, group_for, groups_of, is_meant
 
 PARTS = frozenset(
-    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
+    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale"} | set(INPUT_LEAVES)
 )
 """Local names of what quantizing makes, beside `weight`."""
 
@@ -33,7 +33,9 @@ def check_nothing_lost(
 ) -> None:
     """Every tensor of the source is stored, plain or quantized, and every stored one is of the source.
 
-    Scales of the source may be folded into their weights; the MTP block is absent only where the recipe drops it.
+    Scales of the source may be folded into their weights; the MTP block is absent only where the recipe drops it. Beside the
+    source's tensors there are scales of the KV cache, two for every attention with keys outside the MTP block, where the recipe
+    has them calibrated.
     """
     companions = find_companions(source.location, source.config, source.tensors)
     absent = companions.weight_of.keys() | companions.of_activations
@@ -45,10 +47,24 @@ def check_nothing_lost(
         if not is_stored and name not in absent and not findings.is_damaged(name):
             findings.damage("lost", name, f"is {header.dtype} {list(header.shape)} in the source, and nothing of it is stored")
     modules = {module_of(name) for name in source.tensors if name.endswith(".weight")}
+    caches = _caches(source, recipe)
+    for name in sorted(caches - stored.keys()):
+        findings.look("lost")
+        if not findings.is_damaged(name):
+            findings.damage("lost", name, "is stored nowhere, and the recipe has the scales of the KV cache calibrated")
     for name in stored:
         is_made = name in source.tensors or (name.rpartition(".")[2] in PARTS and module_of(name) in modules)
-        if not is_made and not findings.is_damaged(name):
+        if not is_made and name not in caches and not findings.is_damaged(name):
             findings.damage("lost", name, "is stored, and the source has no tensor that it could be made from")
+
+
+def _caches(source: Checkpoint, recipe: PrecisionRecipe) -> set[str]:
+    """Names of the scales of the KV cache."""
+    if recipe.kv_cache != "fp8_calibrated":
+        return set()
+    block = set(names_in_block(family_of(source.config), source.config, source.tensors))
+    keys = (name for name in source.tensors if name.endswith(".k_proj.weight") and name not in block)
+    return {f"{name.removesuffix('.k_proj.weight')}.{leaf}" for name in keys for leaf in KV_LEAVES}
 
 
 def check_targets(

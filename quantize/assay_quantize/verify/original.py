@@ -44,8 +44,12 @@ class Original:
             both.callback(self.plain.close)
 
     def importance_of(self, tensor: TensorPlan) -> NDArray[np.float32] | None:
-        """Channel weights of a quantized weight; None: it has none."""
-        return None if self.importance is None else self.importance.for_weight(tensor.name, tensor.shape[1])
+        """Channel weights of a quantized weight; None: it has none, or its scales are not searched."""
+        return (
+            None
+            if self.importance is None or self.observer != "mse"
+            else self.importance.for_weight(tensor.name, tensor.shape[1])
+        )
 
     def is_plain(self, tensor: TensorPlan) -> bool:
         """Whether a file of the source holds the weight under its own name, in a dtype that needs no scales."""
@@ -65,5 +69,6 @@ def open_original(source: Checkpoint, headers: dict[str, TensorHeader], plan: Pl
         amax=GroupAmax(plan, reader),
         observer=observer_of(plan),
         importance=loaded,
-        recomputes=plan.importance_sha256 == (None if loaded is None else loaded.sha256),
+        # scales of activations come from the file as well, and no byte of a weight with them
+        recomputes=observer_of(plan) != "mse" or plan.importance_sha256 == (None if loaded is None else loaded.sha256),
     )

@@ -18,6 +18,7 @@ PRESETS: Mapping[str, tuple[str, int | None]] = {
     "w4a16_asym": ("W4A16_ASYM", 128),
     "fp8_block": ("FP8_BLOCK", None),
     "fp8_channel": ("FP8_DYNAMIC", None),
+    "fp8_static": ("FP8_DYNAMIC", None),
     "nvfp4a16": ("NVFP4A16", 16),
     "nvfp4": ("NVFP4", 16),
     "mxfp4": ("MXFP4", 32),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,9 +27,10 @@ from assay.errors import QuantizeError
 from assay.records.plan import OutputTensor, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
-from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, module_of
+from assay_quantize.formats.schemes import DTYPE_BYTES, INPUT_LEAVES, module_of
 from assay_quantize.kernels import RowErrors, error_rows, quantize_rows
 from assay_quantize.plan.slabs import by_rows
+from assay_quantize.plan.static_scales import constant_scale
 from assay_quantize.storage.past_cache import Loans
 from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
@@ -85,10 +87,18 @@ class SlabChecks:
     original: None: only what can be seen without the source is checked.
     """
 
-    def __init__(self, stored: StoredReader, original: Original | None, *, is_quick: bool = False) -> None:
-        """is_quick: of weights whose bytes are right no errors are summed up, and a group's largest weight is only noted: who
-        asks for that holds the global scales against it afterwards."""
-        self._reader, self._original, self._is_quick = stored, original, is_quick
+    def __init__(
+        self,
+        stored: StoredReader,
+        original: Original | None,
+        *,
+        is_quick: bool = False,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
+        """scales: what the calibration file makes of every static scale; None: it was not given. is_quick: of weights whose
+        bytes are right no errors are summed up, and a group's largest weight is only noted: who asks for that holds the global
+        scales against it afterwards."""
+        self._reader, self._original, self._is_quick, self._scales = stored, original, is_quick, scales
         self._source = None if original is None else original.reader
         self._scratch, self._loans = Scratch(), Loans()
 
@@ -97,6 +107,8 @@ class SlabChecks:
         try:
             if tensor.action == "quantize":
                 return self._quantized(tensor, begin, end)
+            if tensor.action == "add":
+                return SlabFindings(problem=self._static_problem(tensor, tensor.outputs[0]))
             return self._kept(tensor, begin, end)
         except QuantizeError as problem:  # a cast that does not fit
             return SlabFindings(problem=str(problem))
@@ -105,6 +117,8 @@ class SlabChecks:
 
     def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
+        if tensor.action == "add":
+            return
         if self._source is not None:
             per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
             self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
@@ -183,12 +197,15 @@ class SlabChecks:
         shape = None
         if (stored_shape := outputs.pop("weight_shape", None)) is not None and begin == 0:
             shape = tuple(self._stored(stored_shape, 0, stored_shape.num_bytes).view(np.int64).tolist())
-        if (of_inputs := outputs.pop("input_global_scale", None)) is not None and begin == 0:
-            (stored_scale,) = self._stored(of_inputs, 0, of_inputs.num_bytes).view(np.float32).tolist()
-            if stored_scale != (wanted := SCHEMES[tensor.scheme].input_global_scale):
-                problem = f"its input_global_scale is {stored_scale:g}; scheme {tensor.scheme} stores {wanted:g}"
-                return outputs, shape, problem
-        return outputs, shape, None
+        problem = None
+        for leaf in INPUT_LEAVES:
+            if (of_inputs := outputs.pop(leaf, None)) is not None and begin == 0:
+                problem = problem or self._static_problem(tensor, of_inputs)
+        return outputs, shape, problem
+
+    def _static_problem(self, tensor: TensorPlan, output: OutputTensor) -> str | None:
+        (stored,) = self._stored(output, 0, output.num_bytes).view(np.float32).tolist()
+        return static_problem(tensor, output.name, stored, self._scales)
 
     def _is_right(self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array) -> bool | None:
         """Whether the parts are what the rows give, by kernels of verification's own; None: they cannot say."""
@@ -269,6 +286,22 @@ class SlabChecks:
 
 
 _PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_shape")
+
+
+def static_problem(tensor: TensorPlan, name: str, stored: float, scales: Mapping[str, float] | None) -> str | None:
+    """What is wrong with a scale that does not come from the source: it is not what the calibration file makes of it, or not
+    the constant of its scheme; where the file is not at hand, it is no scale.
+
+    name: of the output. scales: output -> its scale by the calibration file; None: it is not at hand.
+    """
+    leaf = name.rpartition(".")[2]
+    if scales is None:
+        fits = math.isfinite(stored) and stored > 0
+        return None if fits else f"its {leaf} is {stored:g}; a scale is above 0, and finite"
+    if (calibrated := scales.get(name)) is not None:
+        return None if stored == calibrated else f"its {leaf} is {stored:g}; the calibration file makes it {calibrated:g}"
+    wanted = constant_scale(tensor, name)
+    return None if stored == wanted else f"its {leaf} is {stored:g}; scheme {tensor.scheme} stores {wanted:g}"
 
 
 def cast_by_torch(values: Bytes, dtype: str, output_dtype: str, name: str) -> Bytes:

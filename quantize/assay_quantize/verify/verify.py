@@ -40,9 +40,10 @@ from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
-from assay_quantize.formats.schemes import SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.formats.schemes import INPUT_LEAVES, KV_LEAVES, SCHEMES, SOURCE_DTYPES, module_of
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.static_scales import needs_calibration, static_scales
 from assay_quantize.verify.findings import Findings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from assay_quantize.verify.presets import Groups
 
 PACKED_LEAVES = frozenset(
-    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "input_global_scale"}
+    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale"} | set(INPUT_LEAVES)
 )
 
 
@@ -121,7 +122,8 @@ def verify(
         checks = None
         if plan is not None and contents:
             original = _original(source_checkpoint, plan, importance, findings)
-            checks = opened.enter_context(opened_checks(folder, headers, groups, original))
+            scales = _static_scales(plan, importance, findings)
+            checks = opened.enter_context(opened_checks(folder, headers, groups, original, scales=scales))
             _note_sample(sample, findings)
         expected = expected_hashes(folder, manifest) if hashes else {}
         if finished is not None and plan is not None and contents and source is not None:
@@ -161,6 +163,25 @@ def _original(source: Checkpoint | None, plan: Plan, importance: Path | None, fi
     return made
 
 
+def _static_scales(plan: Plan, importance: Path | None, findings: Findings) -> Mapping[str, float] | None:
+    """What the calibration file makes of every static scale; None: it was not given, or is another one."""
+    if not needs_calibration(plan):
+        return {}
+    if importance is not None:
+        from assay_quantize.checkpoint.importance import load_importance
+
+        loaded = load_importance(importance)
+        if loaded.sha256 == plan.importance_sha256:
+            return static_scales(plan, loaded)
+        which = (
+            f"{importance} is another file (SHA-256 {loaded.sha256[:12]}..., made with {str(plan.importance_sha256)[:12]}...)"
+        )
+    else:
+        which = "it was not given"
+    findings.not_checked.append(f"static scales against the calibration file, --importance: {which}")
+    return None
+
+
 def _note_sample(sample: float | None, findings: Findings) -> None:
     if sample is not None:
         findings.not_checked.append(f"contents: {100 * (1 - sample):.3g} % of the slabs were left out (--sample)")
@@ -168,6 +189,8 @@ def _note_sample(sample: float | None, findings: Findings) -> None:
 
 def _note_input_range(plan: Plan, findings: Findings) -> None:
     """What no look at the weights can show of a scheme that rounds activations by a constant."""
+    if plan.precision_recipe.get("activations") == "calibrated":
+        return
     fixed = sorted({t.scheme for t in plan.tensors if t.scheme and SCHEMES[t.scheme].input_global_scale is not None})
     if fixed:
         findings.not_checked.append(
@@ -339,6 +362,7 @@ _COLUMNS_PER_PACKED = {"I32": 8, "U8": 2}
 def reconstructed_source(folder: Path, config: Mapping[str, Any], stored: Mapping[str, TensorHeader]) -> Checkpoint:
     """The headers the source must have had, from a quantized checkpoint's own: one weight for every group of packed parts."""
     tensors: dict[str, TensorHeader] = {}
+    has_cache_scheme = isinstance(declared := config.get("quantization_config"), dict) and bool(declared.get("kv_cache_scheme"))
     for name, header in stored.items():
         module, leaf = module_of(name), name.rpartition(".")[2]
         scale = stored.get(f"{module}.weight_scale")
@@ -347,6 +371,8 @@ def reconstructed_source(folder: Path, config: Mapping[str, Any], stored: Mappin
             packed = _COLUMNS_PER_PACKED.get(header.dtype, 1) if leaf == "weight_packed" else 1
             shape = (*header.shape[:-1], header.shape[-1] * packed)
             tensors[f"{module}.weight"] = header._replace(name=f"{module}.weight", dtype=dtype, shape=shape)
+        elif leaf in KV_LEAVES and has_cache_scheme:
+            continue  # of no tensor of the source
         elif leaf not in PACKED_LEAVES or not {f"{module}.weight_packed", f"{module}.weight"} & stored.keys():
             tensors[name] = header
     shards = {header.shard: 0 for header in tensors.values()}
@@ -359,7 +385,7 @@ def _check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHead
     """The MTP block is whole, or absent and declared so; judged from config and names alone."""
     if config is None:
         return
-    packed = PACKED_LEAVES - {"weight_packed"}
+    packed = (PACKED_LEAVES - {"weight_packed"}) | set(KV_LEAVES)  # of the block's own cache there are none
     names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in packed}
     try:
         family = family_of(config)

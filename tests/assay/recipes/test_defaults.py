@@ -128,6 +128,6 @@ def test_only_a_precision_can_extend(tmp_path: Path) -> None:
 def test_a_misspelt_extends_is_the_only_problem_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "mine", extend="w4a16")
     assert refusal(path) == (
-        f"{path}: unknown key 'extend'; did you mean 'extends'? Allowed: calibration, description, "
-        "extends, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme"
+        f"{path}: unknown key 'extend'; did you mean 'extends'? Allowed: activations, calibration, description, "
+        "extends, headroom, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme"
     )

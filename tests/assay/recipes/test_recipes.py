@@ -42,9 +42,12 @@ def test_every_recipe_parses(kind: str, name: str) -> None:
 PRECISION_SHA256 = {
     "fp8": "0e40bad02da85b1438c11349be4f12d3e1bf21d2d119857b0ce3ac9515c03f0c",
     "fp8-channel": "e1b24f3539e83573379924aae6e9254657bfc0aa539b9c0f279931d4d7a1a2fd",
+    "fp8-kv": "06f69d04c4dd3b3cb24afc65ba8d0a434153c5057a3c547c271174d58a0c4cfb",
+    "fp8-static": "f7eba88e495cdf568a656a46db5d65f1a2f75eb43749f408c97ff4573643e7b6",
     "mxfp4": "2186a563dedfbfdabdb4d733309e56f523604125d309d87222612c5acd5aa1c3",
     "mxfp8": "9e37b48e11be95570632415c12fb9060475af2650393268e285beb4421f7beb3",
     "nvfp4": "f9746bda5613d3bd887a9025555ed2990b5c4af799ee3addc401856fb8c059c2",
+    "nvfp4-calibrated": "86771e9fc3d0dd53e3b757d0f8d1ed23f18cfae1ffc172d33c0605a1f75e169c",
     "nvfp4-fp8-attention": "f009dd3048511d5077fc22b46adfafcf56efe1649ec83ebcce5a88a41c3082b0",
     "nvfp4a16": "20ab6ed9cb9b8a9238898e0748c61a388421b3d947495bade71647ffbf244162",
     "nvfp4a16-mse": "8222baee6b8b4baa2ec9c13fbb5a7ce03599040144e2752fcbd720ef6d6576d3",
@@ -137,6 +140,8 @@ def test_every_precision_plans_for_every_family_or_says_what_does_not_fit(
     try:
         plan = _plan(folders[model], model, precision)
     except PlanError as error:
+        if recipe.kv_cache == "fp8_calibrated" and "of latent attention (MLA) vLLM loads no scales" in str(error):
+            return
         assert "is not a multiple" in str(error) or "are not a multiple" in str(error)
         assert "`keep: {bf16: [...]}`" in str(error)
         return
@@ -179,8 +184,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'serving.num_spec_tokens'; did you mean 'num_speculative_tokens'? Allowed: chat_template_kwargs, "
          "max_model_len, num_speculative_tokens, reasoning_parser, tool_call_parser, vllm"),
         ("precisions", "w4a16", ["scheme"], "schema_",
-         "unknown key 'schema_'; did you mean 'schema'? Allowed: calibration, description, "
-         "extends, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme"),
+         "unknown key 'schema_'; did you mean 'schema'? Allowed: activations, calibration, description, "
+         "extends, headroom, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme"),
         ("profiles", "8xh200", ["hardware", "num_gpus"], "num_gpu",
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
@@ -270,8 +275,8 @@ EVERYTHING_WRONG = {
         "schema: 1\nname: wrong\nschem: w4a16\nquantize: [attention, dense_mpl, shared_expert, router]\n"
         "keep: {bf17: [embedding, mtp, router_bias], fp32: [norm], source: [lm_head, lm_head]}\nmtp: yes\n",
         [
-            "unknown key 'schem'; did you mean 'scheme'? Allowed: calibration, description, "
-            "extends, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme",
+            "unknown key 'schem'; did you mean 'scheme'? Allowed: activations, calibration, description, "
+            "extends, headroom, keep, kv_cache, layers, mtp, name, observer, quantize, schema, scheme",
             "quantize.1: Input should be 'embedding', 'lm_head', 'norm', 'attention', 'indexer', 'dense_mlp', 'shared_expert', "
             "'routed_expert', 'router', 'router_bias' or 'mtp' (got 'dense_mpl'); did you mean 'dense_mlp'?",
             "keep.bf17: Input should be 'source', 'bf16' or 'fp32' (got 'bf17'); did you mean 'bf16'?",

@@ -32,6 +32,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
 MODELS = {"glm-5": 8, "glm-4.7": 4, "deepseek-v3": 8, "qwen3-30b-a3b": 2, "qwen3-next-80b-a3b": 4}
 """A model of each family -> the most tensor-parallel ranks on which its W4A16 loads."""
+CALIBRATED = [
+    ("glm-4.7", "fp8-kv", "8xh200"), ("qwen3-next-80b-a3b", "fp8-kv", "8xh200"), ("glm-4.7", "fp8-static", "8xh200"),
+    ("glm-5", "fp8-static", "8xh200"), ("glm-4.7", "nvfp4-calibrated", "8xb200"), ("glm-5", "nvfp4-calibrated", "8xb200"),
+]  # fmt: skip
+"""(model, precision, profile): with scales of activations or of the KV cache."""
 MTP_EXPERT = "model.layers.4.mlp.experts.2.down_proj.weight"
 
 MORE = {"stray": "model.layers.1.stray.weight", "one expert more": "model.layers.1.mlp.experts.4.gate_proj.weight_packed"}
@@ -91,6 +96,9 @@ def whole(interpreter: str, sources: dict[str, Path]) -> Iterator[Candidate]:
         yield Candidate(f"{model} source", sources[model], on, serving)
         for precision in ("w4a16", "nvfp4a16"):
             yield Candidate(f"{model} {precision}", quantized(sources[model], precision), on, serving)
+    for model, precision, machine in CALIBRATED:
+        serving, on = load_recipe(ModelRecipe, model).serving, profile(interpreter, machine, 2)
+        yield Candidate(f"{model} {precision}", quantized(sources[model], precision), on, serving)
     glm5 = load_recipe(ModelRecipe, "glm-5").serving
     yield Candidate("glm-5 FP8", fp8_release(sources["glm-5"]), profile(interpreter), glm5)
     experts = profile(interpreter, ranks=4, **{"enable-expert-parallel": True})
@@ -107,6 +115,8 @@ def broken(interpreter: str, sources: dict[str, Path], folder: Path) -> Iterator
     yield Candidate("expert groups", quantized(sources["qwen3-30b-a3b"], "w4a16"), profile(interpreter, ranks=4), qwen3)
     air = hollow.hollow_model(folder / "air", "glm-4.5-air", layers=2, dense=1)
     yield Candidate("scales", quantized(air, "nvfp4a16"), profile(interpreter), glm47)
+    cached = quantized(sources["glm-4.7"], "fp8-kv")
+    yield Candidate("cache scale", without(cached, "model.layers.1.self_attn.k_scale"), on, glm47)
     yield Candidate("MTP expert", without(w4a16, MTP_EXPERT), on, glm5)
     yield Candidate("head", without(w4a16, "lm_head.weight"), on, glm5)
     yield Candidate("half fused", with_ignore(w4a16, [*ignore, r"re:.*\.q_a_proj$"]), on, glm5)
@@ -140,6 +150,21 @@ def test_a_model_of_each_family_loads_on_every_rank(said: dict[str, Replay], mod
     assert (record.outcome, record.asked) == ("PASS", ())
     drafts = [] if model == "qwen3-30b-a3b" else ["draft"]
     assert [(part.part, part.num_ranks) for part in record.parts] == [(part, MODELS[model]) for part in ("target", *drafts)]
+
+
+@pytest.mark.parametrize(("model", "precision", "_"), CALIBRATED)
+def test_calibrated_scales_are_taken(said: dict[str, Replay], model: str, precision: str, _: str) -> None:
+    record = said[f"{model} {precision}"]
+    assert (findings(record), record.outcome) == ([], "PASS")
+
+
+def test_a_cache_of_which_one_scale_is_missing_is_refused(said: dict[str, Replay]) -> None:
+    """vLLM itself takes 1 for it in silence."""
+    record = said["cache scale"]
+    assert record.outcome == "FAIL"
+    assert "1 of 8 scales of the KV cache are not in the checkpoint, first model.layers.1.self_attn.attn.k_scale" in str(
+        [finding.message for finding in record.every_finding]
+    )
 
 
 def test_sources_are_those_of_the_cuda_wheel(said: dict[str, Replay]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration
 from assay_quantize.calibration.calibrate import Moments, calibrate, linear_weights, load_model, names_of, write_importance
-from assay_quantize.calibration.text import Text, first_tokens, packed
+from assay_quantize.calibration.text import Text, first_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.engine.quantize import quantize
@@ -78,10 +77,14 @@ def test_means_are_those_of_a_model_written_out_by_hand(tmp_path: Path, words: P
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         counts = json.loads(file.metadata()["assay_tokens"])
     fed = {name: x for name, x in inputs.items() if len(x)}
+    largest = {name: got.pop(name) for name in list(got) if name.endswith("_amax")}
     assert fed.keys() <= got.keys() and len(fed) > 70
     for name, x in fed.items():
         assert counts[name] == len(x), name
         torch.testing.assert_close(got[name], x.square().mean(0), rtol=1e-4, atol=1e-9, msg=name)
+        torch.testing.assert_close(
+            largest[name.replace(".weight", ".input_amax")], x.abs().max().reshape(1), rtol=1e-4, atol=1e-9, msg=name
+        )
     assert made.starved == {name: 0 for name in sorted(inputs) if not len(inputs[name])}
     wanted = linear_weights(open_checkpoint(TRAINED))
     assert got.keys() | made.starved.keys() == wanted and not any(".layers.4." in name for name in wanted), "MTP is left out"
@@ -111,7 +114,9 @@ def test_experts_that_saw_too_little_are_named_and_left_out(run: Run, tmp_path: 
     code, stdout, _ = run(*command, "--device", "cpu", "--json")
     record = Calibration.model_validate_json(stdout)
     assert code == 0 and record.starved and max(record.starved.values()) < 40
-    assert not record.starved.keys() & load_file(out).keys() and record.weights == len(load_file(out))
+    weights = {name for name in load_file(out) if name.endswith(".weight")}
+    assert not record.starved.keys() & weights and record.weights == len(weights)
+    assert Calibration.load(tmp_path / "w.safetensors.json") == record
     assert record.tokens_by_expert is not None and record.tokens_by_expert[0] < 40 < record.tokens_by_expert[2]
     code, _, said = run("quantize", TRAINED, "-p", "w4a16-mse", "--out", tmp_path / "out", "--importance", out)
     assert code == 0 and f"w.safetensors: channel weights for {record.weights} of" in said
@@ -182,15 +187,6 @@ def test_own_text_begins_where_a_user_would(tmp_path: Path) -> None:
     assert tokenizer.decode(first_tokens(tokenizer, model.config)) == "[gMASK]<sop><|user|>\n"
     first, again, other = (Text(seed=seed).sequences(model, TRAINED, 256, 64, lambda line: None) for seed in (3, 3, 4))
     assert first == again != other and [len(one) for one in first] == [64] * 4
-
-
-def test_documents_are_packed_one_behind_the_other() -> None:
-    def documents() -> Iterator[list[int]]:
-        yield from ([1, 2, 3], [4], [5, 6, 7, 8, 9])
-        raise AssertionError("more was read than needed")
-
-    assert packed(documents(), 4, 2) == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    assert packed(iter([[1, 2]]), 4, 2) == []
 
 
 @pytest.mark.parametrize(

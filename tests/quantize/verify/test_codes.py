@@ -13,7 +13,7 @@ from assay_quantize.kernels.fused_fp4 import nvfp4_global_scale
 from assay_quantize.verify.amax import Amax, bf16_value
 from assay_quantize.verify.codes import is_what_rounding_gives
 
-COVERED = ("w4a16", "w4a16_channel", "fp8_block", "fp8_channel", "nvfp4a16", "nvfp4")
+COVERED = ("w4a16", "w4a16_channel", "fp8_block", "fp8_channel", "fp8_static", "nvfp4a16", "nvfp4")
 Rows = NDArray[np.uint16]
 Parts = dict[str, NDArray[np.generic]]
 

@@ -124,7 +124,8 @@ def test_findings_do_not_depend_on_slabs_and_workers(
         assert cut.mean_relative_error == pytest.approx(whole.mean_relative_error, rel=1e-9)
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+# scales of fp8_static come from a calibration file: tests/quantize/plan/test_static_scales.py verifies them
+@pytest.mark.parametrize("scheme", sorted(SCHEMES.keys() - {"fp8_static"}))
 def test_every_scheme_in_ragged_slabs(tiny: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(PrecisionRecipe, "w4a16").model_copy(update={"scheme": scheme})
     plan = make_plan(open_checkpoint(tiny), recipe, model="tiny", family=None)

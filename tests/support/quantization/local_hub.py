@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 class Hub:
-    """Serves `folder` as org/model."""
+    """Serves `folder` as the model org/model, and as the data set of that name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -168,6 +168,7 @@ class Hub:
                     self._answer_as_hub(*self.path.partition("?")[::2])
 
             def _answer_as_hub(self, path: str, query: str) -> None:
+                path = path.replace("/datasets/org/", "/org/", 1).replace("/api/org/", "/api/models/org/", 1)
                 resolved = re.fullmatch(r"/org/model/resolve/(\w+)/([\w.-]+)", path)
                 if not path.startswith(("/org/model/", "/api/models/org/model/")):
                     self._send(404, b"", x_error_code="RepoNotFound", x_error_message="\x1b[31mRepository\x1b[0m not found")

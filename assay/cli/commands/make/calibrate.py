@@ -1,4 +1,4 @@
-"""The `assay calibrate` command: channel weights for precisions that search scales."""
+"""The `assay calibrate` command: what enters the weights of a model, for precisions that need to know."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import refuse_unused, several
-from assay.cli.terminal import emit, escape, results, say
-
-SHOWN = 3
-"""Weights that are named of those that saw too few tokens."""
+from assay.cli.options import RunsOption, refuse_unused, several
+from assay.cli.show_calibration import show
+from assay.cli.terminal import emit, results, say
+from assay.records.calibration import record_of
 
 
 def calibrate(
@@ -24,15 +23,34 @@ def calibrate(
         list[str] | None,
         typer.Option(
             "--text",
-            metavar="FILE,...",
+            metavar="SOURCE[@WEIGHT],...",
             callback=several,
-            help="Plain text, or .jsonl with text, prompt or messages. Default: text that the model samples at temperature 1.",
+            help="Where text comes from: plain text, .jsonl or .parquet (text, prompt or messages), hub:OWNER/NAME[:PATTERN] "
+            "(a data set), RUN (what its reference replied), own (what the model samples at temperature 1), or MIX.yaml. "
+            "Several are mixed by weight, in tokens. Default: own.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens that go through the model.")] = 65_536,
+    withhold: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--withhold",
+            metavar="SUITE|RUN,...",
+            callback=several,
+            help="No text with an item of these is taken; data sets are downloaded for it. Default: every shipped suite, as "
+            "far as its data sets are on this machine, and the runs of this model in --runs.",
+        ),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Tokens that go through the model; the most, with --tokens-per-expert.")
+    ] = 65_536,
+    tokens_per_expert: Annotated[
+        int | None,
+        typer.Option("--tokens-per-expert", min=1, help="End as soon as every routed expert saw so many tokens."),
+    ] = None,
     length: Annotated[int, typer.Option("--length", min=8, help="Length of the sequences, in tokens.")] = 512,
     min_tokens: Annotated[
-        int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer tokens are left out, and named.")
+        int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer get no channel weights, and are named.")
     ] = 64,
     device: Annotated[
         str,
@@ -45,45 +63,36 @@ def calibrate(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the model's own text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")] = False,
 ) -> None:
-    """Run the model in transformers and record the mean squared input of every weight, by channel. It must fit into memory.
+    """Run the model in transformers and record what enters every weight: mean squares by channel, and the largest magnitude.
 
-    `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs most carefully.
+    It must fit into memory. `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs
+    most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
+    from assay.cli.calibration_text import text_sources, withheld_items
     from assay.cli.stages import device_of
     from assay.cli.targets import local_checkpoint, resolve_target
     from assay_quantize.calibration.calibrate import calibrate as run
     from assay_quantize.calibration.text import Text
 
-    if text is not None:
+    mix = text_sources(text or ())
+    if mix and all(one.source is not None for one in mix):
         refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
     where, aim = device_of(device), resolve_target(target)
+    withheld = withheld_items(withhold, runs, aim.recipe.name, text or ())
     made = run(
         local_checkpoint(aim.location),
         out,
-        Text(tuple(map(Path, text or ())), seed),
+        Text(seed=seed, mix=mix, withheld=withheld),
         model_name=aim.recipe.name,
         num_tokens=tokens,
         length=length,
         min_tokens=min_tokens,
+        tokens_per_expert=tokens_per_expert,
         device=where,
         report=say,
     )
+    made.save(record_of(out))
     if as_json:
         emit(made)
         return
-    shown = results()
-    shown.print(f"{escape(str(out))}: channel weights of {made.weights:,} weights over {made.num_tokens:,} tokens")
-    if made.tokens_by_expert is not None:
-        least, median, most = made.tokens_by_expert
-        shown.print(f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)")
-    found = made.nvfp4_inputs
-    shown.print(
-        f"activations in the constant range of nvfp4: {found.num_cut_off / found.num_groups:.2%} of the groups are cut off "
-        f"(largest {found.largest:.4g} of 2688, {escape(found.largest_at)}), "
-        f"{found.num_coarse / found.num_groups:.2%} have a coarse scale, "
-        f"{found.num_zeroed / found.num_groups:.2%} become 0 (most: {found.most_zeroed:.2%}, {escape(found.most_zeroed_at)})"
-    )
-    if made.starved:
-        names = ", ".join(f"{name} ({count})" for name, count in list(made.starved.items())[:SHOWN])
-        more = f" and {len(made.starved) - SHOWN:,} more" if len(made.starved) > SHOWN else ""
-        shown.print(f"left out, fewer than {min_tokens} tokens: {escape(names)}{more}; raise --tokens to have them in")
+    show(made, results())

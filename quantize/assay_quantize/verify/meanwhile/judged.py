@@ -26,7 +26,7 @@ from xxhash import xxh3_128_intdigest
 
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE
-from assay_quantize.formats.schemes import module_of
+from assay_quantize.formats.schemes import INPUT_LEAVES, module_of
 from assay_quantize.verify.amax import bf16_value
 from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import has_rows, rows_of_part
@@ -121,7 +121,7 @@ def _fits(tensor: TensorPlan, begin: int, end: int, parts: Mapping[str, Array]) 
     """Whether there are the planned parts, in as many rows and columns as are planned."""
     assert tensor.scheme is not None
     planned = {output.name.removeprefix(f"{module_of(tensor.name)}."): output for output in tensor.outputs}
-    if parts.keys() != planned.keys() - {"weight_shape", "input_global_scale"}:
+    if parts.keys() != planned.keys() - {"weight_shape", *INPUT_LEAVES}:
         return False
     for part, value in parts.items():
         output = planned[part]

@@ -8,21 +8,21 @@ source are read, and must have the digests of what the weight was made of.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.records.plan import OutputTensor, TensorPlan
-from assay_quantize.formats.schemes import SCHEMES, module_of
+from assay_quantize.formats.schemes import INPUT_LEAVES, module_of
 from assay_quantize.storage.buffers import BufferPool
 from assay_quantize.storage.direct_file import BLOCK_BYTES
 from assay_quantize.storage.past_cache import buffer_bytes
 from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
 from assay_quantize.verify.meanwhile.judged import JudgedSlab, Piece, digest
 from assay_quantize.verify.original import Original
-from assay_quantize.verify.slabs import SCALES, ScaleCounts, SlabFindings
+from assay_quantize.verify.slabs import SCALES, ScaleCounts, SlabFindings, static_problem
 
 Bytes = NDArray[np.uint8]
 Look = Callable[[Bytes], str | None]
@@ -54,8 +54,9 @@ class _Range(NamedTuple):
 class ReadBack:
     """Safe to use from many threads at once."""
 
-    def __init__(self, stored: StoredReader, original: Original) -> None:
-        self._stored, self._source = stored, original.plain
+    def __init__(self, stored: StoredReader, original: Original, scales: Mapping[str, float] | None = None) -> None:
+        """scales: as for `static_problem`."""
+        self._stored, self._source, self._scales = stored, original.plain, scales
         self._buffers = BufferPool(buffer_bytes(RANGE_BYTES))
 
     def look(self, batch: Sequence[JudgedWeight]) -> list[SlabFindings]:
@@ -79,8 +80,8 @@ class ReadBack:
         module = module_of(tensor.name)
         for output in tensor.outputs:
             header, part = self._stored.header(output.name), output.name.removeprefix(f"{module}.")
-            if part in ("weight_shape", "input_global_scale"):  # the weights have no part in them
-                look = _shape(tensor) if part == "weight_shape" else _scale_of_inputs(tensor.scheme)
+            if part in ("weight_shape", *INPUT_LEAVES):  # the weights have no part in them
+                look = _shape(tensor) if part == "weight_shape" else _scale_of_inputs(tensor, output.name, self._scales)
                 yield _Range(header.shard, header.begin, header.begin + output.num_bytes, number, look)
                 continue
             # what has no rows is the same for all slabs (`JudgedSlabs.take`)
@@ -173,9 +174,9 @@ def _shape(tensor: TensorPlan) -> Look:
     return look
 
 
-def _scale_of_inputs(scheme: str) -> Look:
+def _scale_of_inputs(tensor: TensorPlan, name: str, scales: Mapping[str, float] | None) -> Look:
     def look(raw: Bytes) -> str | None:
-        (found,), wanted = np.frombuffer(raw.tobytes(), np.float32).tolist(), SCHEMES[scheme].input_global_scale
-        return None if found == wanted else f"its input_global_scale is {found:g}; scheme {scheme} stores {wanted:g}"
+        (found,) = np.frombuffer(raw.tobytes(), np.float32).tolist()
+        return static_problem(tensor, name, found, scales)
 
     return look

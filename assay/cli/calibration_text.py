@@ -1,0 +1,96 @@
+"""What `assay calibrate --text` and `--withhold` name: sources of text, and items of evaluations that no text may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.errors import AssayError
+from assay.recipes.base import recipe_names
+from assay.recipes.load import load_recipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.measurement import Measurement
+from assay.records.run import RUN_RECORD, RunRecord
+
+if TYPE_CHECKING:
+    from assay_quantize.calibration.sources import Source
+    from assay_quantize.calibration.text import Weighted
+    from assay_quantize.calibration.withheld import Withheld
+
+JOURNAL = "journal.db"
+
+
+def text_sources(named: Sequence[str]) -> tuple[Weighted, ...]:
+    """The mix that `--text` names."""
+    from assay_quantize.calibration.mixing import mix_of
+
+    return mix_of(named, replies_of_run)
+
+
+def replies_of_run(folder: Path) -> Source:
+    """What a run's reference replied. AssayError: no run, or one without a reference's replies."""
+    from assay_evaluate.client.conversations import conversations
+    from assay_quantize.calibration.sources import Conversations
+
+    if not (folder / JOURNAL).is_file():
+        raise AssayError(
+            f"--text {folder}: a folder is taken for a run, and this one has no {JOURNAL}; name a run that was evaluated, or "
+            "files: plain text, .jsonl, .parquet, or a mix in .yaml"
+        )
+    measured = [Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))]
+    sha256 = next((one.checkpoint_sha256 for one in measured if one.is_reference and not one.is_noise_floor), None)
+    if sha256 is None:
+        raise AssayError(f"--text {folder}: no reference was measured in this run; evaluate it first")
+    checkpoint_sha256 = sha256
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        return conversations(folder / JOURNAL, checkpoint_sha256)
+
+    return Conversations(f"replies of the reference in {folder}", rows)
+
+
+def withheld_items(named: Sequence[str] | None, runs: Path, model: str, sources: Sequence[str]) -> Withheld:
+    """Items of the suites and runs that were named, or of all shipped suites and all runs of this model but the sources.
+
+    What is named must be had, and is downloaded if need be; of the shipped suites what is on this machine is taken.
+    """
+    from assay_quantize.calibration.withheld import Withheld
+
+    found = Withheld()
+    if named is None:
+        for suite in recipe_names("suites"):
+            _add_suite(found, suite, may_download=False)
+        taken = {Path(source.rpartition("@")[0] or source).resolve() for source in sources}
+        taken |= {Path(source).resolve() for source in sources}
+        for record in sorted(runs.glob(f"*/{RUN_RECORD}")):
+            has_journal = (record.parent / JOURNAL).is_file() and record.parent.resolve() not in taken
+            if has_journal and RunRecord.load(record).model == model:
+                _add_run(found, record.parent)
+        return found
+    for name in named:
+        if Path(name).is_dir():
+            _add_run(found, Path(name))
+        else:
+            _add_suite(found, name, may_download=True)
+    return found
+
+
+def _add_suite(found: Withheld, name: str, *, may_download: bool) -> None:
+    from assay_evaluate.tasks.item_texts import item_texts
+
+    suite = load_recipe(SuiteRecipe, name)
+    for task in item_texts(suite, may_download=may_download):
+        if task.texts is None:
+            found.leave_out(suite.name, task.task, task.why or "not known")
+        else:
+            found.add(suite.name, task.task, task.texts)
+
+
+def _add_run(found: Withheld, folder: Path) -> None:
+    from assay_evaluate.client.conversations import asked_texts
+
+    if not (folder / JOURNAL).is_file():
+        raise AssayError(f"--withhold {folder}: no run that was evaluated, it has no {JOURNAL}; name a suite or a run")
+    for task, texts in asked_texts(folder / JOURNAL).items():
+        found.add(f"run {folder}", task, texts)

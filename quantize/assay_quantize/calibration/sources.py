@@ -1,0 +1,283 @@
+"""Where calibration text lies, and how it becomes entries: files, data sets of the hub, conversations that somebody hands over.
+
+A file is plain text, `.jsonl` or `.parquet`; a data set is read from its own `.jsonl` and `.parquet` files at one commit, never
+by code of its own. Rows have `messages` (and `tools`), `conversations`, `text` or `prompt`. Each source can be opened again,
+and yields its entries one by one: none is held whole but plain text.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from assay.errors import QuantizeError
+
+FIELDS = ("messages", "conversations", "text", "prompt")
+"""Of a row, the first that is there."""
+HUB = "hub:"
+READ_ROWS = 256
+_ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system", "tool": "tool"}
+
+
+class Entry(NamedTuple):
+    """A text, or a conversation in the API's shape; tools: that were offered in it."""
+
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+class Opened(NamedTuple):
+    """entries: of one pass. revision: commit of a data set. sha256: called when the pass is over; None: nothing to hash."""
+
+    entries: Iterator[Entry]
+    revision: str | None
+    sha256: Callable[[], str | None]
+
+
+class Source(Protocol):
+    """What text is taken from."""
+
+    @property
+    def name(self) -> str:
+        """How its user names it."""
+
+    def open(self) -> Opened:
+        """Begin a pass over all of it. QuantizeError: it cannot be read."""
+
+
+@dataclass(frozen=True)
+class FileText:
+    """A file of this machine. column: of rows; None: the first of FIELDS."""
+
+    path: Path
+    column: str | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def open(self) -> Opened:
+        digest = hashlib.sha256()
+        return Opened(_of_file(self.path, self.name, self.column, digest.update), None, digest.hexdigest)
+
+
+@dataclass(frozen=True)
+class HubText:
+    """A data set of the hub. files: patterns of paths; empty: every .jsonl and .parquet. revision: branch, tag or commit."""
+
+    dataset: str
+    files: tuple[str, ...] = ()
+    revision: str = "main"
+    column: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{HUB}{self.dataset}{':' + ','.join(self.files) if self.files else ''}"
+
+    def open(self) -> Opened:
+        from huggingface_hub import HfApi
+
+        from assay.hub_errors import HUB_ERRORS, hub_address, hub_error
+
+        try:
+            info = HfApi().dataset_info(self.dataset, revision=self.revision)
+        except HUB_ERRORS as error:
+            raise QuantizeError(str(hub_error(f"datasets/{self.dataset}", error))) from None
+        paths = [one.rfilename for one in info.siblings or ()]
+        wanted = self.files or ("*.jsonl", "*.parquet")
+        chosen = sorted(path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in wanted))
+        if not chosen:
+            raise QuantizeError(
+                f"{self.name}: none of its {len(paths)} files is {' or '.join(wanted)} at {hub_address()}; name files it has, "
+                f"as {HUB}{self.dataset}:PATTERN (.jsonl, .parquet and plain text are read; a script is never run)"
+            )
+        digest = hashlib.sha256()
+        return Opened(self._entries(chosen, info.sha, digest.update), info.sha, digest.hexdigest)
+
+    def _entries(self, paths: list[str], commit: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
+        from huggingface_hub import hf_hub_download
+
+        from assay.hub_errors import HUB_ERRORS, hub_error
+
+        for path in paths:
+            try:
+                here = hf_hub_download(self.dataset, path, repo_type="dataset", revision=commit or self.revision)
+            except HUB_ERRORS as error:
+                raise QuantizeError(str(hub_error(f"datasets/{self.dataset}", error, path))) from None
+            yield from _of_file(Path(here), f"{HUB}{self.dataset}/{path}", self.column, see)
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Conversations that the caller reads: the replies of a run's reference, say. rows: begins a pass."""
+
+    label: str
+    rows: Callable[[], Iterator[Mapping[str, Any]]] = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    def open(self) -> Opened:
+        digest = hashlib.sha256()
+
+        def entries() -> Iterator[Entry]:
+            for row in self.rows():
+                digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode(errors="backslashreplace"))
+                yield entry_of(row, self.label)
+
+        return Opened(entries(), None, digest.hexdigest)
+
+
+# ------------------------------------------------------------------------------------------------ files
+def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
+    """see: told all bytes that were read, in order."""
+    try:
+        if path.suffix == ".jsonl":
+            yield from _of_lines(path, where, column, see)
+        elif path.suffix == ".parquet":
+            yield from _of_parquet(path, where, column, see)
+        else:
+            data = path.read_bytes()
+            see(data)
+            yield Entry(text=data.decode("utf-8"))
+    except OSError as problem:
+        raise QuantizeError(f"{where}: cannot be read: {problem.strerror}; --text takes plain text or .jsonl") from None
+    except UnicodeDecodeError:
+        raise QuantizeError(f"{where}: is not UTF-8; --text takes plain text or .jsonl") from None
+
+
+def _of_lines(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
+    with path.open("rb") as file:  # by bytes: a string in JSON may hold other ends of lines
+        for number, line in enumerate(file, 1):
+            see(line)
+            try:
+                row = json.loads(line.decode("utf-8")) if line.strip() else None
+            except json.JSONDecodeError as problem:
+                raise QuantizeError(f"{where}, line {number}: not JSON: {problem.msg}") from None
+            if row is not None:
+                yield entry_of(row, f"{where}, line {number}", column)
+
+
+def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        opened = pyarrow.parquet.ParquetFile(path)
+        names = opened.schema_arrow.names
+        kept = [name for name in ((column,) if column else (*FIELDS, "tools")) if name in names]
+        number = 0
+        for batch in opened.iter_batches(READ_ROWS, columns=kept):
+            for row in batch.to_pylist():
+                number += 1
+                see(json.dumps(row, sort_keys=True, default=str).encode())
+                yield entry_of(row, f"{where}, row {number}", column)
+    except pyarrow.ArrowException as problem:
+        raise QuantizeError(f"{where}: not Parquet: {str(problem).splitlines()[0]}") from None
+
+
+# ------------------------------------------------------------------------------------------------ rows
+def entry_of(row: Any, where: str, column: str | None = None) -> Entry:
+    """What a row holds. QuantizeError: it has none of the fields, or one that holds something else."""
+    fields = row if isinstance(row, Mapping) else {}
+    name = column or next((key for key in FIELDS if fields.get(key) is not None), None)
+    value = None if name is None else fields.get(name)
+    if isinstance(value, str):
+        return Entry(text=value)
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        tools = fields.get("tools")
+        tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
+        tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+        if all(_role(one) for one in value):
+            return Entry(messages=tuple(map(_message, value)), tools=tuple(tools))
+    needed = f"`{column}`" if column else "`text`, `prompt` or `messages`"
+    raise QuantizeError(f"{where}: an object with {needed} is needed")
+
+
+def _role(message: Mapping[str, Any]) -> str | None:
+    return _ROLES.get(str(message.get("role") or message.get("from")))
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """In the API's shape: without what is null, ShareGPT's names replaced, thinking as `reasoning_content`."""
+    made = {key: value for key, value in message.items() if value is not None and key not in ("from", "value")}
+    made |= {"role": _role(message), "content": message.get("content") or message.get("value") or ""}
+    thinking = next((made.pop(key) for key in ("reasoning", "thinking") if isinstance(made.get(key), str)), None)
+    if thinking and not made.get("reasoning_content"):
+        made["reasoning_content"] = thinking
+    return made
+
+
+def as_text(entry: Entry, tokenizer: Any) -> tuple[str, bool]:
+    """(what the model reads, whether all thinking is in it). Thinking that a template shows only as part of a reply is put
+    there. QuantizeError: a conversation, and the checkpoint has no chat template, or one that refuses it."""
+    if entry.text is not None:
+        return entry.text, True
+    thought = [str(one["reasoning_content"]) for one in entry.messages if one.get("reasoning_content")]
+    shown = _rendered(entry.messages, entry, tokenizer)
+    if all(one.strip() in shown for one in thought):
+        return shown, True
+    with_it = _rendered(tuple(map(_thinking_inline, entry.messages)), entry, tokenizer)
+    if all(one.strip() in with_it for one in thought):
+        return with_it, True
+    return shown, False
+
+
+def _thinking_inline(message: dict[str, Any]) -> dict[str, Any]:
+    made = dict(message)
+    if thinking := made.pop("reasoning_content", None):
+        made["content"] = f"<think>\n{thinking}\n</think>\n\n{made['content']}"
+    return made
+
+
+def _rendered(messages: tuple[dict[str, Any], ...], entry: Entry, tokenizer: Any) -> str:
+    import jinja2
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise QuantizeError("a conversation needs the checkpoint's chat template, and it has none; give plain text")
+    tools = {"tools": list(entry.tools)} if entry.tools else {}
+    try:
+        return str(tokenizer.apply_chat_template(_decoded(messages), tokenize=False, **tools))
+    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as problem:
+        raise QuantizeError(f"the chat template refuses a conversation: {str(problem).splitlines()[0]}") from None
+
+
+def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+    """Arguments of tool calls as objects, which templates write out themselves; the API has them as JSON text."""
+    made = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list):
+            made.append(message)
+            continue
+        own = []
+        for call in calls:
+            function = dict(call.get("function") or {})
+            if isinstance(function.get("arguments"), str):
+                with suppress(json.JSONDecodeError):  # shown as it is
+                    function["arguments"] = json.loads(function["arguments"])
+            own.append({**call, "function": function})
+        made.append({**message, "tool_calls": own})
+    return made
+
+
+def pieces_of(entry: Entry) -> list[str]:
+    """The texts that are held against items of an evaluation: of a conversation each message, with its thinking."""
+    if entry.text is not None:
+        return [entry.text]
+    found = []
+    for message in entry.messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        found.append("\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping)))
+        if message.get("reasoning_content"):
+            found.append(str(message["reasoning_content"]))
+    return found
