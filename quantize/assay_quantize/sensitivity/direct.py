@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +52,13 @@ def identity(layout: Layout, texts: Sequence[ScoredText]) -> str:
     """Of what all numbers depend on: the source's data, the texts, how scales are found, the versions that compute."""
     import transformers
 
-    made_from = [dict(layout.checkpoint.data), texts_sha256(texts), layout.observer, torch.__version__, transformers.__version__]
+    made_from = [
+        dict(layout.checkpoint.data),
+        texts_sha256(texts),
+        layout.observer,
+        torch.__version__,
+        transformers.__version__,
+    ]
     return sha256_of(made_from)[:16]
 
 
@@ -128,7 +133,9 @@ class Direct:
                 for name, plain, back in self._rounder.weights(key, scheme):
                     before[name] = views[name].clone()
                     if before[name].shape != plain.shape:
-                        raise QuantizeError(f"{name}: transformers builds it as {list(before[name].shape)}, not {list(plain.shape)}")
+                        raise QuantizeError(
+                            f"{name}: transformers builds it as {list(before[name].shape)}, not {list(plain.shape)}"
+                        )
                     views[name].copy_(back)
             watched = {at: scheme for at, names in self._runner.addresses.items() if before.keys() & set(names)}
             if input_args(scheme) is None:

@@ -2,8 +2,8 @@ r"""Proxy `fisher`: what a part's rounding costs, to second order, from one forw
 
 On text that the model itself wrote, the curvature of KL in the weights is the Fisher information F of its log-probabilities, so
 that KL is about 1/2 sum F_ij dW_ij^2 with F's diagonal. Of a linear layer y = W x with gradient g of the text's log-probability
-at y, that diagonal is the matrix sum_t g_ti^2 x_tj^2. Kept of it are its sums over rows and over columns, from which it is taken
-as a product (as of independent rows and columns): a number for each row and each column, where the matrix would be another
+at y, that diagonal is the matrix sum_t g_ti^2 x_tj^2. Kept of it are its sums over rows and over columns, and it is taken as
+their product (as of independent rows and columns): a number for each row and each column, where the matrix would be another
 model. Each token's g and x stay together in these sums: tokens with huge inputs have small gradients behind a norm, and
 E[g_i^2] E[x_j^2] puts ten times too much on the last layer's `down_proj`. Left out: cross terms between weights and between
 tokens, everything beyond second order, and the rounding of activations. The pass needs the model in memory; a scheme more costs
@@ -52,10 +52,10 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func is torch.nn.functional.linear and output.requires_grad:
-            if names := self._names.get(args[1].data_ptr()):
-                inputs = args[0].detach().reshape(-1, args[0].shape[-1])
-                output.register_hook(lambda g: self._add(names, inputs, g.reshape(len(inputs), -1)))
+        watched = func is torch.nn.functional.linear and output.requires_grad
+        if watched and (names := self._names.get(args[1].data_ptr())):
+            inputs = args[0].detach().reshape(-1, args[0].shape[-1])
+            output.register_hook(lambda g: self._add(names, inputs, g.reshape(len(inputs), -1)))
         return output
 
     def _add(self, names: tuple[str, ...], inputs_TI: Tensor, gradients_TO: Tensor) -> None:

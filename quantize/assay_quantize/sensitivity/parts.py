@@ -167,7 +167,7 @@ def _key(found: Classified) -> Key | None:
     if found.role == "mtp":
         return Key(None, "mtp")
     if found.role in TRIED and found.layer is not None:
-        return Key(found.layer, found.role)  # type: ignore[arg-type]  # a role of TRIED
+        return Key(found.layer, found.role)
     return None
 
 

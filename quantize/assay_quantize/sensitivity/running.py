@@ -133,7 +133,9 @@ class Runner:
 def other_experts(reference: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, float]:
     """Layer -> share of tokens whose set of chosen experts differs."""
     return {
-        layer: float((chosen != reference[layer]).any(-1).double().mean()) for layer, chosen in other.items() if layer in reference
+        layer: float((chosen != reference[layer]).any(-1).double().mean())
+        for layer, chosen in other.items()
+        if layer in reference
     }
 
 

@@ -11,17 +11,10 @@ from assay.records.base import sha256_of
 
 @dataclass(frozen=True)
 class ScoredText:
-    """Token ids; those from `first` on are predicted and scored, the others are a prompt.
-
-    kind: what intervals are stratified by, from coarse to fine (set of texts, domain, language). cluster: texts that answer one
-    question in several languages share it; None: no other text does. num_thinking: the first so many of the scored are thinking.
-    """
+    """Token ids; those from `first` on are predicted and scored, the others are a prompt."""
 
     ids: tuple[int, ...]
     first: int = 1
-    kind: tuple[str, ...] = ()
-    cluster: str | None = None
-    num_thinking: int | None = None
 
     @property
     def num_scored(self) -> int:
@@ -31,11 +24,6 @@ class ScoredText:
 def texts_sha256(texts: Sequence[ScoredText]) -> str:
     """Identity of the tokens and of which of them are scored."""
     return sha256_of([[list(text.ids), text.first] for text in texts])
-
-
-def in_sequences(sequences: Sequence[Sequence[int]]) -> list[ScoredText]:
-    """Texts without a prompt: nothing predicts a text's first token."""
-    return [ScoredText(tuple(one)) for one in sequences]
 
 
 @dataclass(frozen=True)
