@@ -10,6 +10,7 @@ from assay.errors import AssayError
 from assay.records.base import Record
 from assay.records.comparable import check_measurements
 from assay.records.deployment.record import Deployment, load_deployments
+from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -56,6 +57,8 @@ class Run:
     """Of `assay speed`; also what was imported or predicted for the run."""
     choice: Choice | None = None
     """Of `assay choose`."""
+    sensitivity: Sensitivity | None = None
+    """Of `assay sensitivity --run`."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -103,7 +106,7 @@ def load_run(run_dir: Path) -> Run:
     speed = SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
     return replace(
         run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed,
-        choice=read_choice(run_dir / CHOICE_RECORD),
+        choice=read_choice(run_dir / CHOICE_RECORD), sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
     )  # fmt: skip
 
 

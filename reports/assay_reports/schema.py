@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.deployment.record import Deployment
+from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
@@ -185,3 +186,5 @@ class Report(Record):
     """`speed.json`. None: `assay speed` has not run."""
     choice: Choice | None = None
     """Of `choice.json`. None: `assay choose` has not run."""
+    sensitivity: Sensitivity | None = None
+    """Of `sensitivity.json`. None: `assay sensitivity --run` has not run."""

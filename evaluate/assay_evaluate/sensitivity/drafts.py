@@ -16,7 +16,7 @@ from assay.records.plan import Plan
 def mtp_acceptance(run_dir: Path) -> tuple[MtpAcceptance, ...]:
     """Of every measured precision that has a plan and drafted; by label."""
     found = []
-    for path in sorted((run_dir / "measurements").glob("*.json")):
+    for path in sorted((run_dir / "measurements").glob("*.json"), key=lambda path: path.stem):
         measured = Measurement.load(path)
         plan = Plan.load_if_there(run_dir / measured.label / "plan.json")
         drafts = measured.acceptance

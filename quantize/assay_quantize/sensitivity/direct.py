@@ -77,7 +77,8 @@ class Direct:
         missing = sorted(set().union(*layout.weights.values()) - runner.views.keys() - set(_mtp(layout)))
         if missing:
             raise QuantizeError(
-                f"{layout.checkpoint.location}: transformers builds no parameter for {missing[0]} and {len(missing) - 1} more; "
+                f"{layout.checkpoint.location}: transformers builds no parameter for {missing[0]}"
+                f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; "
                 "use --proxy weights, which reads the checkpoint only"
             )
 
