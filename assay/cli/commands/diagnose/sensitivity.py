@@ -66,12 +66,12 @@ def sensitivity(
             metavar="FILE,...",
             callback=several,
             help="Plain text, or .jsonl with text, prompt or messages. Default: the texts of the reference of --run; without, "
-            "text that the model samples at temperature 1.",
+            "the model's own replies to generated questions.",
         ),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=64, help="Tokens that are read.")] = 16_384,
     length: Annotated[
-        int, typer.Option("--length", min=8, help="Length of sampled texts and of pieces of --text, in tokens.")
+        int, typer.Option("--length", min=8, help="Longest reply, and length of pieces of --text, in tokens.")
     ] = 256,
     served: Annotated[
         int,

@@ -244,11 +244,31 @@ def _texts(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document], 
     if asked.run is not None:
         chosen = _some(texts_of_run(asked.run), asked.num_tokens, asked.seed)
         return chosen, f"texts of the reference of {asked.run}"
-    source = Text(asked.text, asked.seed)
+    if not asked.text:
+        return _replies(
+            asked, model, folder
+        ), f"the model's replies to our questions, sampled at temperature 1, seed {asked.seed}"
+    source = Text(asked.text)
     sequences = source.sequences(model, folder, asked.num_tokens, asked.length, say)
-    kind: Literal["replies", "held_out"] = "held_out" if asked.text else "replies"
-    made = [Document(f"{i}", "", tuple(one[:1]), tuple(one[1:]), kind) for i, one in enumerate(sequences)]
+    # nothing predicts a text's first token
+    made = [Document(f"{i}", "", tuple(one[:1]), tuple(one[1:]), "held_out") for i, one in enumerate(sequences)]
     return made, ", ".join(source.describe())
+
+
+def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
+    """To the questions that a suite's divergence has, answered in transformers."""
+    from assay_evaluate.divergence.documents import Document, document_items
+    from assay_quantize.sensitivity.texts import sample_replies
+
+    suite = _suite(asked)
+    items = document_items(suite.divergence, suite.seed)
+    texts = sample_replies(
+        model, folder, [item.prompt for item in items], max_tokens=asked.length, seed=asked.seed, say=say
+    )  # fmt: skip
+    return [
+        Document(item.id, item.language, text.ids[: text.first], text.ids[text.first :], "replies", item.kind)
+        for item, text in zip(items, texts, strict=True)
+    ]
 
 
 def _some(documents: Sequence[Document], num_tokens: int, seed: int) -> Sequence[Document]:
