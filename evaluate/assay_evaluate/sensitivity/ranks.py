@@ -35,7 +35,7 @@ def rank_correlation(
     found = [_spearman(one) for one in resampled if (np.ptp(one, axis=0) > 0).all()]
     low, high = np.quantile(found, [0.025, 0.975])
     value = _spearman(values)
-    interval = Interval(value=value, low=min(float(low), value), high=max(float(high), value), n=len(both))
+    interval = Interval(value=value, low=min(float(low), value), high=max(float(high), value), n=len(both), coverage="about")
     return RankCorrelation(of=of, beside=beside, spearman=interval, parts=pairs)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from assay.errors import QuantizeError
 from assay_quantize.calibration.calibrate import load_model
@@ -19,7 +20,7 @@ from assay_quantize.sensitivity.direct import Direct
 from assay_quantize.sensitivity.parts import Key, Layout, find_parts
 from assay_quantize.sensitivity.rounded import Rounder, round_inputs
 from assay_quantize.sensitivity.running import Runner, other_experts
-from assay_quantize.sensitivity.texts import ScoredText, batched, texts_sha256
+from assay_quantize.sensitivity.texts import ScoredText, batched, sample_replies, texts_sha256
 
 TEXTS = [
     ScoredText(tuple(int(x) for x in np.random.default_rng(i).integers(0, 512, 12 + 5 * i)), first=1 + i % 3) for i in range(6)
@@ -186,3 +187,43 @@ def test_a_model_that_is_built_otherwise_is_refused(loaded: Loaded) -> None:
         QuantizeError, match=r"builds no parameter for model\.layers\.1\.self_attn\.q_proj\.weight; use --proxy"
     ):
         Direct(loaded.layout, loaded.rounder, runner, TEXTS, None, lambda line: None)
+
+
+def test_replies_are_drawn_from_the_model(loaded: Loaded, tiny_glm: Path) -> None:
+    """Behind the chat template's prompt, up to the first end; the same seed, the same replies."""
+    questions = ["How many apples are there now?", "小明有 12 个苹果"]
+    say: list[str] = []
+    found = sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=3, say=say.append)
+    assert found == sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=3, say=say.append)
+    assert found != sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=4, say=say.append)
+    assert say[0] == "replies: 2 of 2 questions"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_glm)
+    ends = loaded.model.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
+    for question, text in zip(questions, found, strict=True):
+        shown = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        assert list(text.ids[: text.first]) == tokenizer(shown, add_special_tokens=False)["input_ids"]
+        reply = text.ids[text.first :]
+        assert 1 <= len(reply) <= 16 and not ends & set(reply[:-1])
+        assert len(reply) == 16 or reply[-1] in ends
+
+
+def test_a_shorter_prompt_is_answered_as_if_it_were_alone(loaded: Loaded, tiny_glm: Path) -> None:
+    """Prompts of one batch are padded on the left; at temperature 1 only probabilities can be compared, so greedily."""
+    questions = ["1", "A farmer has 12 apples and buys 7 more. How many apples are there now?"]
+    greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    plain = loaded.model.generate
+
+    def generate(inputs: Any, **options: Any) -> Any:
+        return plain(inputs, **options | greedy)
+
+    loaded.model.generate = generate
+    try:
+        say = [].append  # type: ignore[var-annotated]
+        together = sample_replies(loaded.model, tiny_glm, questions, max_tokens=12, seed=0, say=say)
+        alone = [sample_replies(loaded.model, tiny_glm, [one], max_tokens=12, seed=0, say=say)[0] for one in questions]
+    finally:
+        del loaded.model.generate
+    assert together == alone
