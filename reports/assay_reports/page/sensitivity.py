@@ -53,7 +53,7 @@ def _map(found: Sensitivity, scheme: str, parts: Sequence[SensitivityPart], ends
     roles = list(dict.fromkeys(part.role for part in parts))
     layers = sorted({part.layer for part in parts if part.layer is not None})
     is_numbered = len(layers) <= NUMBERED
-    left, side, tall = 46, 92, 26 if is_numbered else 9
+    left, side, tall = 46, 100, 26 if is_numbered else 9
     to = Picture(
         left + side * len(roles) + 8,
         30 + tall * len(layers),

@@ -61,7 +61,7 @@ def test_many_layers_have_low_cells_without_numbers() -> None:
     [made] = maps(record(layers=78))
     drawn = str(made.picture)
     assert drawn.count("<rect ") == 78 and 'class="cell' not in drawn
-    assert made.picture.startswith('<svg viewBox="0 0 146 732"')
+    assert made.picture.startswith('<svg viewBox="0 0 154 732"')
 
 
 def test_shades_and_headings() -> None:

@@ -117,6 +117,29 @@ def test_imported_scores_are_held_against_ours(run: Run, tiny_glm: Path, tmp_pat
     assert held.spearman is not None and held.spearman.value == pytest.approx(1.0) and held.spearman.n == 8
 
 
+@pytest.mark.serve
+def test_served_parts_agree_with_the_proxy(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    """On the same replies. Random weights spread over 512 ids, of which a server tells 64: its KL, a lower bound, is less."""
+    arguments = (
+        "sensitivity", tiny_glm, "--schemes", "nvfp4", "--tokens", 480, "--length", 24, "--served", 2,
+        "--profile", "cpu-emulated", "--out", tmp_path / "found", "--json",
+    )  # fmt: skip
+    code, out, _ = run(*arguments)
+    assert code == 0
+    found = Sensitivity.model_validate_json(out)
+    assert found.texts == "replies that the served source wrote"
+    served = [part for part in found.parts if part.served_nats is not None]
+    ranked = worst_parts(found, 100)
+    assert served == [part for part in found.parts if part in (ranked[0], ranked[-1])]
+    for part in served:
+        assert part.served_nats is not None and part.served_nats.n == found.num_texts
+        assert part.damage_nats is not None and part.damage_nats / 6 < part.served_nats.value < 1.05 * part.damage_nats
+    by_rank = [next(part.served_nats for part in served if part == one) for one in (ranked[0], ranked[-1])]
+    assert by_rank[0] is not None and by_rank[1] is not None and by_rank[0].value > 2 * by_rank[1].value
+    assert [one.why_not for one in found.correlations if one.beside == "served"] == ["2 parts in both; 4 are needed"] * 3
+    assert not [*tmp_path.glob("found/sensitivity/served-*/*/checkpoint")], "checkpoints go once they are measured"
+
+
 def test_the_cost_is_said_before(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
     code, out, told = run("sensitivity", tiny_glm, "--proxy", "weights", "--estimate", "--out", tmp_path / "found")
     assert (code, out) == (0, "")
