@@ -26,6 +26,7 @@ from assay.cli.commands.diagnose.gpu_check import gpu_check
 from assay.cli.commands.diagnose.lever import lever
 from assay.cli.commands.diagnose.locate import locate
 from assay.cli.commands.diagnose.probe import probe
+from assay.cli.commands.diagnose.sensitivity import sensitivity
 from assay.cli.commands.make.calibrate import calibrate
 from assay.cli.commands.make.plan import plan
 from assay.cli.commands.make.power import power
@@ -173,6 +174,7 @@ app.command(cls=Command)(speed)
 app.command(cls=Command)(probe)
 app.command(cls=Command)(lever)
 app.command(cls=Command)(locate)
+app.command(cls=Command)(sensitivity)
 app.command("gpu-check", cls=Command)(gpu_check)
 app.command(cls=Command)(status)
 app.command(cls=Command)(compare)

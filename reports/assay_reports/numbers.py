@@ -54,6 +54,7 @@ def build_report(run: Run) -> Report:
         fingerprint=reference.fingerprint,
         probes=run.probes,
         deployments=run.deployments,
+        sensitivity=run.sensitivity,
         long_context=run.gates.long_context if run.gates else (),
         effective_lengths=run.gates.effective_lengths if run.gates else (),
         speed=run.speed,

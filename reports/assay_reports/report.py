@@ -20,7 +20,7 @@ from assay.errors import AssayError
 from assay.foreign_text import in_markdown
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
-from assay_reports.page import charts, courses, findings
+from assay_reports.page import charts, courses, findings, sensitivity
 from assay_reports.page.first import first_screen
 from assay_reports.page.items import Browser, browser
 from assay_reports.page.words import WORDS
@@ -30,10 +30,13 @@ from assay_reports.text import FILTERS, NOT_MEASURED, missing_part
 
 SECTIONS = (
     ("scores", "Tasks"), ("long-context", "Long context"), ("divergence", "Divergence"), ("fidelity", "Serving fidelity"),
-    ("deployment", "Deployment"), ("speed", "Speed"), ("tensors", "Tensors"), ("verification", "Verification"),
+    ("deployment", "Deployment"), ("speed", "Speed"),
+    ("sensitivity", "Sensitivity"), ("tensors", "Tensors"), ("verification", "Verification"),
     ("serving", "Fingerprint"), ("limits", "Limits"), ("items", "Items"), ("words", "Words"),
 )  # fmt: skip
 """Ids of the page's sections in their order, and what the contents call them."""
+MAY_LACK = {"deployment": "deployments", "sensitivity": "sensitivity"}
+"""Section -> field of the report without which it is left out."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -75,7 +78,7 @@ def render_html(report: Report, items: Browser | None = None) -> str:
         "ladders": charts.speed_ladders(report),
         "heats": courses.heat_maps(report),
         "floor_unseen": floor is not None and floor.divergence is not None and not _is_drawn(floor),
-        "contents": [entry for entry in SECTIONS if entry[0] != "deployment" or report.deployments],
+        "contents": [entry for entry in SECTIONS if entry[0] not in MAY_LACK or getattr(report, MAY_LACK[entry[0]])],
     }
     return made.get_template("report.html.j2").render(told, **mine, **document_parts(made))
 
@@ -130,6 +133,7 @@ def context(report: Report) -> dict[str, Any]:
             tasks.setdefault(task.task, []).append((row, task))
     return {
         "report": report,
+        "sensitivity": sensitivity.shown(report.sensitivity),
         "first": first_screen(report),
         "findings": {name: getattr(findings, name)(report) for name in FINDINGS},
         "tasks": tasks,

@@ -12,6 +12,7 @@ from assay.records.calibration import Calibration
 from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.comparable import check_measurements
 from assay.records.deployment.record import Deployment, load_deployments
+from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -63,6 +64,10 @@ class Run:
     choice: ChoiceWords | None = None
     """Of `assay choose`. None: it did not run, or `choice_outdated` says why it is left out."""
     choice_outdated: str | None = None
+    choice: Choice | None = None
+    """Of `assay choose`."""
+    sensitivity: Sensitivity | None = None
+    """Of `assay sensitivity --run`."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -134,6 +139,11 @@ def _hashes(run: Run) -> dict[str, str]:
     """Label -> hash of the bytes that are reported: those that were measured, else those that were made."""
     made = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
     return made | {m.label: m.checkpoint_sha256 for m in run.measurements}
+    speed = SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
+    return replace(
+        run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed,
+        choice=read_choice(run_dir / CHOICE_RECORD), sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
+    )  # fmt: skip
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

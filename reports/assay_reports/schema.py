@@ -9,6 +9,7 @@ from pydantic import Field
 from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.calibration import Calibration
 from assay.records.deployment.record import Deployment
+from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
@@ -190,3 +191,5 @@ class Report(Record):
     """`speed.json`. None: `assay speed` has not run."""
     choice: ChoiceWords | None = None
     """Of `choice.json`. None: `assay choose` has not run."""
+    sensitivity: Sensitivity | None = None
+    """Of `sensitivity.json`. None: `assay sensitivity --run` has not run."""

@@ -26,6 +26,7 @@ from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.choice.record import Choice
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
+from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.plan import Plan
 from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
@@ -131,6 +132,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "probe": (("http://127.0.0.1:1",), None, (0,)),
     "lever": (("http://127.0.0.1:1",), LeverReport, (0,)),
     "locate": (("http://127.0.0.1:1", "http://127.0.0.1:2"), LocateReport, (0,)),
+    "sensitivity": (("source", "--proxy", "weights", "--schemes", "w4a16"), Sensitivity, (0,)),
     "gpu-check": (("--dry-run", "--formats", "w4a16"), None, (0,)),
     "status": ((), None, (0,)),
     "choose": (("--speed", PUBLISHED, "--quality", "assumed"), Choice, (0,)),

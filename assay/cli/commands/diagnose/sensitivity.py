@@ -1,0 +1,143 @@
+"""The `assay sensitivity` command: what it costs to quantize one part of a model, layer by layer and role by role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from assay.cli.commands.diagnose.sensitivity_found import Asked, Proxy, check_asked, find_sensitivity
+from assay.cli.commands.diagnose.sensitivity_shown import show
+from assay.cli.interrupted import says_what_is_kept
+from assay.cli.options import (
+    JsonOption,
+    OutFolderOption,
+    ProfileOption,
+    RunOption,
+    TargetArgument,
+    choice,
+    choices,
+    several,
+)
+from assay.cli.places import check_places, place_for
+from assay.cli.terminal import emit, results, say
+from assay.errors import AssayError
+from assay.recipes.precision import SchemeName
+from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
+
+DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
+
+
+def sensitivity(
+    target: TargetArgument,
+    schemes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--schemes",
+            metavar="NAME,...",
+            callback=choices(*get_args(SchemeName)),
+            help=f"Of {', '.join(get_args(SchemeName))}; `all`: all of them. Default: {', '.join(DEFAULT_SCHEMES)}.",
+        ),
+    ] = None,
+    proxy: Annotated[
+        str,
+        typer.Option(
+            "--proxy",
+            metavar="|".join(get_args(Proxy)),
+            callback=choice(*get_args(Proxy)),
+            help="kl: the divergence itself, part by part, in transformers; fisher: an estimate from one backward pass; "
+            "weights: relative squared error, without running a model, for one that does not fit into memory.",
+        ),
+    ] = "kl",
+    observer: Annotated[
+        str,
+        typer.Option(
+            "--observer",
+            metavar="minmax|mse",
+            callback=choice("minmax", "mse"),
+            help="How scales are found, as in a precision.",
+        ),
+    ] = "minmax",
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text",
+            metavar="FILE,...",
+            callback=several,
+            help="Plain text, or .jsonl with text, prompt or messages. Default: the texts of the reference of --run; without, "
+            "the model's own replies to generated questions.",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=64, help="Tokens that are read.")] = 16_384,
+    length: Annotated[
+        int, typer.Option("--length", min=8, help="Longest reply, and length of pieces of --text, in tokens.")
+    ] = 256,
+    served: Annotated[
+        int,
+        typer.Option(
+            "--served",
+            min=0,
+            metavar="N",
+            help="Also serve N parts, spread over the order that the proxy gives: a checkpoint and a server for each.",
+        ),
+    ] = 0,
+    profile: ProfileOption = None,
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE,...",
+            callback=several,
+            help="Scores of AutoRound's AutoScheme (its JSON cache) or of ModelOpt's AutoQuantize (`candidate_stats` as JSON), "
+            "to be held against ours.",
+        ),
+    ] = None,
+    show_scheme: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="NAME",
+            callback=choice(*get_args(SchemeName)),
+            help="Scheme of the map that is printed. Default: the first of --schemes.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampled text, drawn texts and intervals.")] = 0,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Only say what it would cost.")] = False,
+    run: RunOption = None,
+    out: OutFolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what it costs to quantize each layer's attention, experts and MLPs by themselves, in nats and in bytes.
+
+    The model runs in transformers and must fit into memory, but for --proxy weights. What is stopped goes on where it was.
+    """
+    from assay.cli.stages import profile_for
+    from assay.cli.targets import resolve_target
+
+    check_places(run, out)
+    chosen = tuple(schemes or DEFAULT_SCHEMES)
+    if show_scheme is not None and show_scheme not in chosen:
+        raise AssayError(f"--map {show_scheme}: is not measured; say one of --schemes ({', '.join(chosen)})")
+    aim = resolve_target(target)
+    place = place_for("sensitivity", ".", run=run, out=out)
+    asked = Asked(
+        aim=aim,
+        schemes=chosen,
+        proxy=proxy,  # type: ignore[arg-type]  # checked by its callback
+        observer=observer,  # type: ignore[arg-type]  # likewise
+        run=run, text=tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
+        profile=profile_for(aim, profile) if served else None, scores=tuple(map(Path, scores or ())),
+        seed=seed, keep=place.records / "sensitivity", only_estimate=estimate,
+    )  # fmt: skip
+    check_asked(asked)
+    with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
+        found = find_sensitivity(asked)
+    if found is None:
+        return
+    found.save(place.records / SENSITIVITY_NAME)
+    if as_json:
+        emit(found)
+    else:
+        show(found, results(), show_scheme)
+    say(f"record: {place.records / SENSITIVITY_NAME}")

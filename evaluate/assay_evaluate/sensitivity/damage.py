@@ -1,0 +1,102 @@
+"""Divergence at each position of some texts -> what stands in the record: mean, interval over texts, and kinds apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.records.base import Interval
+from assay.records.diagnosis.sensitivity import KindDamage, KindOfPosition
+from assay.records.divergence import FEWEST_TEXTS
+from assay_evaluate.divergence.documents import Document
+from assay_evaluate.divergence.strata import strata_of
+from assay_evaluate.statistics import skewed_mean
+
+CONTEXTS = (0, 1024, 8192, 32_768, 131_072)
+"""Tokens before a position from which on it counts as further into a context."""
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """All scored positions of some texts, text after text. text_N: number of the text, those of one cluster share it.
+    stratum_N: of the interval. masks: (kind, name) -> which positions are such. longest: tokens of the longest text."""
+
+    text_N: npt.NDArray[np.intp]
+    stratum_N: npt.NDArray[np.intp]
+    num_texts: int
+    masks: Mapping[tuple[KindOfPosition, str], npt.NDArray[np.bool_]]
+    longest: int
+
+
+def positions_of(documents: Sequence[Document], structural: Mapping[int, str] | None = None) -> Positions:
+    """structural: token id -> kind of structural token; None: they are not known."""
+    clusters = list(dict.fromkeys(one.cluster or f"\0{i}" for i, one in enumerate(documents)))
+    number = {cluster: i for i, cluster in enumerate(clusters)}
+    of_document = [number[one.cluster or f"\0{i}"] for i, one in enumerate(documents)]
+    languages: dict[int, set[str]] = {}
+    kinds: dict[int, tuple[str, str]] = {}
+    for one, text in zip(documents, of_document, strict=True):
+        languages.setdefault(text, set()).add(one.language)
+        kinds.setdefault(text, (one.texts, one.domain))
+    strata = strata_of([(*kinds[i], *(languages[i] if len(languages[i]) == 1 else {""})) for i in range(len(clusters))])
+    stratum_number = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
+    lengths = [len(one.reply_ids) for one in documents]
+    text_N = np.repeat(np.array(of_document, np.intp), lengths)
+    stratum_N = np.array([stratum_number[stratum] for stratum in strata], np.intp)[text_N]
+    longest = max(len(one.prompt_ids) + len(one.reply_ids) for one in documents)
+    return Positions(text_N, stratum_N, len(clusters), dict(_masks(documents, lengths, structural, longest)), longest)
+
+
+def _masks(
+    documents: Sequence[Document], lengths: Sequence[int], structural: Mapping[int, str] | None, longest: int
+) -> Iterator[tuple[tuple[KindOfPosition, str], npt.NDArray[np.bool_]]]:
+    labels: dict[KindOfPosition, Any] = {
+        "domain": np.repeat(np.array([one.domain for one in documents], np.str_), lengths),
+        "language": np.repeat(np.array([one.language for one in documents], np.str_), lengths),
+        "part": np.concatenate([_parts(one) for one in documents]),
+    }
+    if structural is not None:
+        labels["structural"] = np.array([structural.get(token, "") for one in documents for token in one.reply_ids], np.str_)
+    before_N = np.concatenate([len(one.prompt_ids) + np.arange(len(one.reply_ids)) for one in documents])
+    spans = [first for first in CONTEXTS if first < longest]
+    if len(spans) > 1:
+        named = [
+            f"{first} tokens and more" if i + 1 == len(spans) else f"{first} to {spans[i + 1] - 1} tokens"
+            for i, first in enumerate(spans)
+        ]
+        labels["context"] = np.array(named, np.str_)[np.searchsorted(spans, before_N, side="right") - 1]
+    for kind, label_N in labels.items():
+        for name in sorted({*label_N.tolist()} - {""}):
+            yield (kind, name), label_N == name
+
+
+def _parts(one: Document) -> Any:
+    if one.num_thinking is None:
+        return np.full(len(one.reply_ids), "", dtype="<U8")
+    return np.where(np.arange(len(one.reply_ids)) < one.num_thinking, "thinking", "answer")
+
+
+@dataclass(frozen=True)
+class Damage:
+    mean: float
+    interval: Interval | None
+    by_kind: tuple[KindDamage, ...]
+
+
+def damage_of(kl_N: Floats, positions: Positions) -> Damage:
+    """Mean KL a token; its interval is over whole texts, None where there are fewer than `FEWEST_TEXTS`."""
+    values = kl_N.astype(np.float64)
+    interval = None
+    if positions.num_texts >= FEWEST_TEXTS:
+        interval = skewed_mean(values, positions.text_N, positions.stratum_N, least=0.0)
+    kinds = tuple(
+        KindDamage(kind=kind, name=name, num_positions=int(mask.sum()), damage_nats=float(values[mask].mean()))
+        for (kind, name), mask in positions.masks.items()
+    )
+    return Damage(float(values.mean()), interval, kinds)

@@ -1,0 +1,218 @@
+"""Proxy `kl`: each part rounded by itself in the model, and the divergence of what it says from the unquantized model's.
+
+What is found of a part is kept at once, in a file of its own: a run that is killed goes on behind the last one. The folder is
+named after all that the numbers depend on. The same machine, versions and number of threads give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from assay.atomic_files import replacing
+from assay.callbacks import Say
+from assay.errors import QuantizeError
+from assay.records.base import sha256_of
+from assay_quantize.sensitivity.parts import Key, Layout
+from assay_quantize.sensitivity.rounded import Rounder, RoundInputs, input_args
+from assay_quantize.sensitivity.running import Passed, Runner, other_experts
+from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
+
+NOISE = "noise"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one part, or of a whole uniform precision. kl_N: nats at each scored position, text after text in the order of
+    `texts`. other_experts: layer -> share of tokens that chose other experts."""
+
+    kl_N: npt.NDArray[np.float32]
+    other_experts: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated from one pass of the unquantized model, before anything is rounded."""
+
+    num_passes: float
+    cpu_seconds: float
+    bytes_kept: int
+
+
+def identity(layout: Layout, texts: Sequence[ScoredText]) -> str:
+    """Of what all numbers depend on: the source's data, the texts, how scales are found, the versions that compute."""
+    import transformers
+
+    made_from = [
+        dict(layout.checkpoint.data),
+        texts_sha256(texts),
+        layout.observer,
+        torch.__version__,
+        transformers.__version__,
+    ]
+    return sha256_of(made_from)[:16]
+
+
+class Direct:
+    """All parts of a checkpoint on some texts. keep: folder of what is found; None: nothing is kept."""
+
+    def __init__(
+        self, layout: Layout, rounder: Rounder, runner: Runner, texts: Sequence[ScoredText], keep: Path | None, say: Say
+    ) -> None:
+        self._layout, self._rounder, self._runner, self._say = layout, rounder, runner, say
+        self._keep = None if keep is None else keep / identity(layout, texts)
+        self._places = _places(runner, texts)
+        started = _cpu_seconds()
+        self._reference: Passed = runner.run()
+        self._pass_s = _cpu_seconds() - started
+        missing = sorted(set().union(*layout.weights.values()) - runner.views.keys() - set(_mtp(layout)))
+        if missing:
+            raise QuantizeError(
+                f"{layout.checkpoint.location}: transformers builds no parameter for {missing[0]}"
+                f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; "
+                "use --proxy weights, which reads the checkpoint only"
+            )
+
+    def cost(self, pairs: Sequence[tuple[Key, str]]) -> Cost:
+        """What is not there yet, in passes of the whole model."""
+        layers = len(self._runner.layers)
+        left = [key for key, scheme in pairs if self._load(_name(key, scheme)) is None]
+        uniform = [s for s in self._layout.plans if self._load(_name(None, s)) is None]
+        passes = sum(1 - (key.layer or 0) / layers for key in left) + len(uniform) + 1
+        return Cost(passes, passes * self._pass_s, 4 * len(self._reference.states_NH) * len(left))
+
+    def noise(self) -> float:
+        """KL of the unquantized model against itself, run once more from the middle of its layers. Call it last."""
+        if self._runner.layer == 0:
+            self._runner.advance()
+        return float(self._runner.kl(self._reference.states_NH, self._runner.run().states_NH).double().mean())
+
+    def uniform(self) -> Iterator[tuple[str, Found]]:
+        """Every scheme in all parts that it fits. Call it first: the model is run from its first layer."""
+        assert self._runner.layer == 0
+        for scheme in self._layout.plans:
+            name = _name(None, scheme)
+            if (found := self._load(name)) is None:
+                self._say(f"{scheme} in every part")
+                keys = [key for key, sizes in self._layout.sizes.items() if key.role != "mtp" and scheme in sizes]
+                with self._rounded(keys, scheme):
+                    found = self._measure()
+                self._save(name, found)
+            yield scheme, found
+
+    def parts(self, pairs: Sequence[tuple[Key, str]]) -> Iterator[tuple[Key, str, Found]]:
+        """Of each pair, layer after layer: pairs must be sorted by layer."""
+        for number, (key, scheme) in enumerate(pairs, 1):
+            name = _name(key, scheme)
+            if (found := self._load(name)) is None:
+                assert key.layer is not None and self._runner.layer <= key.layer, "pairs are sorted by layer"
+                while self._runner.layer < key.layer:
+                    self._runner.advance()
+                with self._rounded([key], scheme):
+                    found = self._measure()
+                self._save(name, found)
+                self._say(f"{number} of {len(pairs)}: {key}, {scheme}: {found.kl_N.mean(dtype=np.float64):.3g} nats")
+            yield key, scheme, found
+
+    # -------------------------------------------------------------------------------------------- one measurement
+    @contextmanager
+    def _rounded(self, keys: Sequence[Key], scheme: str) -> Iterator[None]:
+        """The parts rounded in the model, and plain again afterwards."""
+        views = self._runner.views
+        before: dict[str, Tensor] = {}
+        try:
+            for key in keys:
+                for name, plain, back in self._rounder.weights(key, scheme):
+                    before[name] = views[name].clone()
+                    if before[name].shape != plain.shape:
+                        raise QuantizeError(
+                            f"{name}: transformers builds it as {list(before[name].shape)}, not {list(plain.shape)}"
+                        )
+                    views[name].copy_(back)
+            watched = {at: scheme for at, names in self._runner.addresses.items() if before.keys() & set(names)}
+            if input_args(scheme) is None:
+                yield
+            else:
+                with RoundInputs(watched):
+                    yield
+        finally:
+            for name, plain in before.items():
+                views[name].copy_(plain)
+
+    def _measure(self) -> Found:
+        passed = self._runner.run()
+        kl_N = self._runner.kl(self._reference.states_NH, passed.states_NH).cpu().numpy()
+        if not np.isfinite(kl_N).all():
+            raise QuantizeError(f"{self._layout.checkpoint.location}: a part gives infinite divergence; leave its scheme out")
+        return Found(kl_N[self._places], other_experts(self._reference.experts, passed.experts))
+
+    # -------------------------------------------------------------------------------------------- what is kept
+    def _path(self, name: str) -> Path | None:
+        return None if self._keep is None else self._keep / f"{name}.safetensors"
+
+    def _load(self, name: str) -> Found | None:
+        """None: not measured yet, or the file is not whole."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._path(name)
+        if path is None or not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                told = json.loads((file.metadata() or {})["found"])
+                kl_N = file.get_tensor("kl")
+        except (SafetensorError, KeyError, ValueError, OSError):
+            return None
+        if kl_N.shape != self._places.shape:
+            return None
+        return Found(kl_N, {int(layer): float(share) for layer, share in told["other_experts"].items()})
+
+    def _save(self, name: str, found: Found) -> None:
+        from safetensors.numpy import save_file
+
+        if (path := self._path(name)) is None:
+            return
+        told = {key: value for key, value in asdict(found).items() if key != "kl_N"}
+        with replacing(path) as partial:
+            save_file({"kl": found.kl_N}, partial, {"found": json.dumps(told, sort_keys=True)})
+
+
+def _name(key: Key | None, scheme: str) -> str:
+    return f"all-{scheme}" if key is None else f"layer-{key.layer:05d}-{key.role}-{scheme}"
+
+
+def _mtp(layout: Layout) -> tuple[str, ...]:
+    """The MTP block's weights, which transformers leaves out by design."""
+    return layout.weights.get(Key(None, "mtp"), ())
+
+
+def _places(runner: Runner, texts: Sequence[ScoredText]) -> npt.NDArray[np.intp]:
+    """Where each text's positions stand in a pass, in the order of `texts`: batches are sorted by length."""
+    begins = np.zeros(len(texts), np.intp)
+    at = 0
+    for batch in runner.batches:
+        for text in batch.texts:
+            begins[text] = at
+            at += texts[text].num_scored
+    parts = [np.arange(begin, begin + text.num_scored) for begin, text in zip(begins, texts, strict=True)]
+    return np.concatenate(parts)
+
+
+def _cpu_seconds() -> float:
+    """Of this process, all its threads."""
+    spent = os.times()
+    return spent.user + spent.system
+
+
+def mean_other_experts(found: Mapping[int, float]) -> tuple[int, float] | None:
+    """(layer, share) of the router that is disturbed most; None where no router was looked at."""
+    return max(found.items(), key=lambda one: (one[1], -one[0])) if found else None

@@ -1,0 +1,183 @@
+"""`assay sensitivity` as a user runs it: a planted weak layer comes first, what was measured is kept, mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Run
+from planted_outliers import plant_outliers
+
+from assay.cli.commands.diagnose.sensitivity_found import spread
+from assay.cli.commands.diagnose.sensitivity_shown import shade_of, shares_by_role, worst_parts
+from assay.records.diagnosis.sensitivity import Sensitivity
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.sensitivity.parts import Key
+
+TRAINED = Path(__file__).parents[4] / "examples" / "tiny_glm" / "checkpoint"
+PROMPTS = "\n".join(json.dumps({"text": f"{i} + {i + 7} = {2 * i + 7}. The garden has {i} trees."}) for i in range(60))
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model of this repository, the experts of layer 2 with outliers."""
+    return plant_outliers(TRAINED, tmp_path_factory.mktemp("planted") / "weak", layer=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proxy", ["kl", "fisher", "weights"])
+def test_a_planted_weak_layer_comes_first(run: Run, planted: Path, tmp_path: Path, proxy: str) -> None:
+    """By every proxy; in the unplanted model it does not."""
+    (tmp_path / "text.jsonl").write_text(PROMPTS)
+    common = ("--schemes", "w4a16", "--proxy", proxy, "--text", tmp_path / "text.jsonl", "--tokens", 640, "--length", 32)
+    code, out, _ = run("sensitivity", planted, *common, "--out", tmp_path / "found")
+    assert code == 0
+    found = Sensitivity.load(tmp_path / "found" / "sensitivity.json")
+    first = worst_parts(found)[0]
+    assert (first.layer, first.role) == (2, "routed_expert")
+    rows = [line for line in out.splitlines() if "routed_expert" in line and "model.layers.2.mlp.experts." in line]
+    assert rows and out.index(rows[0]) > out.index("w4a16: ")
+    assert out.splitlines()[1].startswith("w4a16: ") and out.splitlines()[2].split() == [
+        "layer", "attention", "dense_mlp", "shared_expert", "routed_expert",
+    ]  # fmt: skip
+    assert out.splitlines()[5].startswith("2") and "█" in out.splitlines()[5], "layer 2 has the darkest shade"
+    if proxy == "kl":
+        assert "rank correlation of proxy:fisher with proxy:kl: " in out
+        assert "rank correlation with what is served: NOT MEASURED; --served N serves N parts" in out
+        code, _, _ = run("sensitivity", TRAINED, *common, "--out", tmp_path / "plain")
+        plain = worst_parts(Sensitivity.load(tmp_path / "plain" / "sensitivity.json"))[0]
+        assert (plain.layer, plain.role) != (2, "routed_expert")
+
+
+@pytest.mark.slow
+def test_whole_record(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(PROMPTS)
+    arguments = (
+        "sensitivity", tiny_glm, "--schemes", "w4a16,nvfp4", "--text", tmp_path / "text.jsonl", "--tokens", 640, "--length", 32,
+        "--out", tmp_path / "found", "--json",
+    )  # fmt: skip
+    code, out, told = run(*arguments)
+    assert code == 0
+    found = Sensitivity.model_validate_json(out)
+    assert found == Sensitivity.load(tmp_path / "found" / "sensitivity.json")
+    assert (found.method, found.in_nats, found.num_texts, found.num_tokens, found.layers) == ("proxy:kl", True, 20, 620, 3)
+    assert found.source_sha256 == open_checkpoint(tiny_glm).sha256
+    assert found.noise_nats == 0.0
+    parts = found.by_part
+    assert [len(parts[key]) for key in parts] == [3] * 9
+    assert all(one["bf16"].damage_nats == 0.0 for (_, role), one in parts.items() if role != "mtp")
+    assert [one.damage_nats for one in parts[(None, "mtp")].values()] == [None, None, None]
+    measured = [part for part in found.parts if part.scheme != "bf16" and part.role != "mtp"]
+    assert len(measured) == 16
+    for part in measured:
+        assert part.damage_nats is not None and part.interval is not None and part.worst
+        assert part.interval.value == part.damage_nats and part.interval.n == 20
+        assert 0 < part.bytes < parts[(part.layer, part.role)]["bf16"].bytes
+    of_attention = parts[(0, "attention")]["w4a16"]
+    assert of_attention.routing is not None and of_attention.routing.layer in (1, 2)
+    assert [one.scheme for one in found.uniform] == ["w4a16", "nvfp4"]
+    kept = sum(one["bf16"].bytes for key, one in parts.items() if key[1] == "mtp") + found.other_bytes
+    for one in found.uniform:
+        assert one.bytes == kept + sum(p[one.scheme].bytes for key, p in parts.items() if key[1] != "mtp")
+        assert [routing.layer for routing in one.routing] == [1, 2]
+        assert one.sum_of_parts_nats == pytest.approx(sum(p.damage_nats or 0 for p in measured if p.scheme == one.scheme))
+    assert {(one.of, one.beside) for one in found.correlations} == {
+        ("proxy:fisher", "proxy:kl"), ("proxy:weights", "proxy:kl"),
+    }  # fmt: skip
+    assert found.not_measured == {
+        "long context": "no text is longer than 32 tokens",
+        "acceptance by precision of the MTP block": "say --run",
+    }
+    assert "1 of 16: layer 0 attention, w4a16: " in told
+    assert sum(shares_by_role(found, "w4a16").values()) == pytest.approx(1)
+
+    code, out, told = run(*arguments)
+    assert "1 of 16" not in told, "what was measured is kept"
+    again = Sensitivity.model_validate_json(out)
+    assert again.model_copy(update={"cpu_seconds": found.cpu_seconds}) == found
+
+
+@pytest.mark.slow
+def test_imported_scores_are_held_against_ours(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    """Scores in another unit: our own relative errors times a thousand, in AutoRound's file."""
+    common = ("sensitivity", tiny_glm, "--schemes", "w4a16", "--proxy", "weights", "--json")
+    _, out, _ = run(*common, "--out", tmp_path / "a")
+    ours = Sensitivity.model_validate_json(out)
+    scores = {
+        part.worst[0].name.removesuffix(".weight"): [4, 1000 * (part.damage_nats or 0)]
+        for part in ours.parts
+        if part.worst and part.scheme == "w4a16"
+    }
+    scheme = {"bits": 4, "group_size": 128, "sym": True, "data_type": "int", "act_bits": 16}
+    (tmp_path / "scheme_00.json").write_text(json.dumps({"version": 1, "scheme": scheme, "layer_scores": scores}))
+    _, out, _ = run(*common, "--import", tmp_path / "scheme_00.json", "--out", tmp_path / "b")
+    [held] = Sensitivity.model_validate_json(out).correlations
+    assert (held.of, held.beside) == ("imported:autoround", "proxy:weights")
+    assert held.spearman is not None and held.spearman.value == pytest.approx(1.0) and held.spearman.n == 8
+
+
+@pytest.mark.serve
+def test_served_parts_agree_with_the_proxy(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    """On the same replies. Random weights spread over 512 ids, of which a server tells 64: its KL, a lower bound, is less."""
+    arguments = (
+        "sensitivity", tiny_glm, "--schemes", "nvfp4", "--tokens", 480, "--length", 24, "--served", 2,
+        "--profile", "cpu-emulated", "--out", tmp_path / "found", "--json",
+    )  # fmt: skip
+    code, out, _ = run(*arguments)
+    assert code == 0
+    found = Sensitivity.model_validate_json(out)
+    assert found.texts == "replies that the served source wrote"
+    served = [part for part in found.parts if part.served_nats is not None]
+    ranked = worst_parts(found, 100)
+    assert served == [part for part in found.parts if part in (ranked[0], ranked[-1])]
+    for part in served:
+        assert part.served_nats is not None and part.served_nats.n == found.num_texts
+        assert part.damage_nats is not None and part.damage_nats / 6 < part.served_nats.value < 1.05 * part.damage_nats
+    by_rank = [next(part.served_nats for part in served if part == one) for one in (ranked[0], ranked[-1])]
+    assert by_rank[0] is not None and by_rank[1] is not None and by_rank[0].value > 2 * by_rank[1].value
+    assert [one.why_not for one in found.correlations if one.beside == "served"] == ["2 parts in both; 4 are needed"] * 3
+    assert not [*tmp_path.glob("found/sensitivity/served-*/*/checkpoint")], "checkpoints go once they are measured"
+
+
+def test_the_cost_is_said_before(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    code, out, told = run("sensitivity", tiny_glm, "--proxy", "weights", "--estimate", "--out", tmp_path / "found")
+    assert (code, out) == (0, "")
+    assert "estimate: " in told and "of weights are read and rounded, no model is run" in told
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--schemes", "w3a16"), "--schemes w3a16: did you mean w4a16? it takes one of: w4a16, w4a16_g64"),
+        (("--proxy", "hessian"), "--proxy hessian: it takes one of: kl, fisher, weights"),
+        (("--schemes", "w4a16", "--map", "nvfp4"), "--map nvfp4: is not measured; say one of --schemes (w4a16)"),
+        (
+            ("--served", "2", "--text", "x.txt"),
+            "--served measures on replies that the served source writes, and --text does without",
+        ),
+        (("--served", "2", "--proxy", "weights"), "and --proxy weights does without: leave one out"),
+        (("--text", "x.txt", "--run", "r"), "--text gives other texts than --run has: say one of them"),
+        (("--import", "scores.pth"), "scores.pth: is a pickle, which could run code and is not read"),
+        (("--run", "r", "--out", "o"), "--run puts what is found into a run, --out into any folder: say one of them"),
+    ],
+)
+def test_mistakes(run: Run, tiny_glm: Path, arguments: tuple[str, ...], problem: str) -> None:
+    code, out, told = run("sensitivity", tiny_glm, *arguments)
+    assert (code, out) == (2, "")
+    assert problem in told and "Traceback" not in told
+    assert told.count("error:") == 1
+
+
+def test_parts_to_serve_are_spread_over_the_order() -> None:
+    order = {(Key(layer, "attention"), "w4a16"): float(layer) for layer in range(9)}
+    assert [key.layer for key, _ in spread(order, 3)] == [8, 4, 0]
+    assert [key.layer for key, _ in spread(order, 1)] == [8]
+    assert len(spread(order, 20)) == 9
+
+
+def test_shades_are_steps_of_the_logarithm() -> None:
+    values = [1e-5, 1e-4, 1e-3, 1e-2, 1.0]
+    assert [shade_of(value, values) for value in values] == [0, 1, 2, 3, 4]
+    assert (shade_of(0.0, values), shade_of(0.5, [0.5, 0.5])) == (0, 0)
