@@ -15,7 +15,7 @@ from assay.errors import AssayError, RecipeError, did_you_mean
 from assay.foreign_text import one_line, safe_name, shown
 from assay.recipes.families import split_layer
 from assay.recipes.load import load_recipe, parse_recipe, recipe_names
-from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.base import write_text_atomically
 from assay.records.choice.mix import KEPT, PredictedMeasured
@@ -242,6 +242,10 @@ def check_out(out: Path | None) -> None:
         return
     if out.suffix != ".yaml":
         raise AssayError(f"--out {shown(str(out))}: is no .yaml file; a recipe is one")
+    if out.stem in TAKEN_NAMES or out.stem.endswith(("-repeat", ".json")):
+        raise AssayError(
+            f"--out {shown(str(out))}: {shown(out.stem)} already means something in a run's folder; give another name"
+        )
     if not out.parent.is_dir():
         raise AssayError(f"--out {shown(str(out))}: there is no folder {out.parent}; make it, or give another name")
     for path in (out, out.with_suffix(".json"), out.with_suffix(".svg")):

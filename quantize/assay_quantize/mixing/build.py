@@ -70,6 +70,9 @@ def propose(
     if found is None:
         raise AssayError(_too_little(asked, choices, problem))
     picks, best = found
+    if set(choices.schemes(picks).values()) == {KEPT}:
+        whole = size(choices.total_bytes(picks))
+        raise AssayError(f"--budget {asked.budget}: holds the whole checkpoint in 16 bits ({whole}); nothing need be quantized")
     controls = controls_of(choices, base, shipped, schemes)
     uniforms = [(name, at) for name, (kind, at) in controls.items() if kind == "uniform" and problem.holds(at)]
     rival = min(uniforms, key=lambda one: (problem.damage(one[1]), problem.used(one[1])), default=None)
@@ -104,7 +107,9 @@ def propose(
         optimum_nats=best.damage,
         bound_nats=_bound(best),
         advantage=advantage,
-        frontier=tuple(frontier_of(choices, problem)),
+        frontier=tuple(
+            frontier_of(choices, problem, [problem.used(at)[0] for kind, at in controls.values() if kind == "uniform"])
+        ),
         controls=tuple(sorted(points, key=lambda one: (one.bytes, one.name))),
         not_taken=_not_taken(choices),
         checks=(*_of_sensitivity(sensitivity), *measured.values()),

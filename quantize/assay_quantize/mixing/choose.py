@@ -160,13 +160,17 @@ def changes(links: Links, picks: Sequence[int]) -> int:
     return sum(link is not None and link[1][picks[number]] != picks[link[0]] for number, link in enumerate(links))
 
 
-def frontier_of(choices: Choices, problem: Problem) -> list[MixPoint]:
-    """Optima for budgets from the smallest choice to the largest, those that are alike once. The machine's limits hold."""
+def frontier_of(choices: Choices, problem: Problem, also: Sequence[int] = ()) -> list[MixPoint]:
+    """Optima for budgets from the smallest choice to the largest, those that are alike once. The machine's limits hold.
+
+    also: further budgets, of the parts alone: those of uniform recipes, which then have the best choice of their size beside
+    them.
+    """
     low, high = problem.smallest[0], sum(max(part) for part in problem.sizes[0])
     # dense where formats are: sizes of the schemes crowd at the low end
     budgets = [low + round((high - low) * (step / (FRONTIER_POINTS - 1)) ** 2) for step in range(FRONTIER_POINTS)]
     found: dict[int, MixPoint] = {}
-    for budget in budgets:
+    for budget in sorted({*budgets, *also}):
         solution = cheapest(Problem(problem.damages, problem.sizes, (budget, *problem.limits[1:])))
         if solution is not None:
             total = choices.total_bytes(solution.picks)

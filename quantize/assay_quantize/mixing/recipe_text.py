@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -71,7 +72,12 @@ def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
     by_role: dict[str, list[MixedPart]] = defaultdict(list)
     for part in mix.parts:
         by_role[part.role].append(part)
-    lines = [*_head(mix), f"schema: {data['schema']}", f"name: {data['name']}", f"description: {_yaml(data['description'])}"]
+    lines = [
+        *_head(mix),
+        f"schema: {data['schema']}",
+        f"name: {_yaml(data['name'])}",
+        f"description: {_yaml(data['description'])}",
+    ]
     lines.append("quantize:")
     for role, scheme in data["quantize"].items():
         lines.append(f"  {role}: {scheme}   # {_of_role(by_role.get(role, []), scheme)}")
@@ -155,13 +161,15 @@ def _comment(text: str, indent: str) -> list[str]:
     return [f"{indent}# {one}" for one in (*lines, line)]
 
 
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_OTHER_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+
+
 def _yaml(value: Any) -> str:
     """A value in YAML's JSON form; words that need no quotes have none."""
-    return (
-        value
-        if isinstance(value, str) and value.isidentifier() and value not in ("null", "true", "false", "yes", "no", "on", "off")
-        else json.dumps(value, ensure_ascii=True)
-    )
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _OTHER_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=True)
 
 
 def _flow(roles: Mapping[str, str]) -> str:

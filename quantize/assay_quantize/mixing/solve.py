@@ -18,9 +18,9 @@ from scipy.sparse import coo_array
 
 _NODES = 4_000
 """Of the search for fewer changes, which is cut off there: a number of nodes, since seconds would make results vary."""
-_LARGEST = 1e4
-"""Coefficients are scaled to this, far above the solver's absolute tolerances of 1e-6."""
-_TRIES = 8
+_LARGEST, _LARGEST_SIZE = 1e4, 1e6
+"""Damages and sizes are scaled to this, far above the solver's absolute tolerances of 1e-6."""
+_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -135,24 +135,24 @@ def _solve(
         at, columns, factors = (np.array(each) for each in zip(*entries, strict=True))
         more = coo_array((factors, (at, columns)), shape=(len(rows), len(costs)))
         fixed.append(LinearConstraint(more.tocsc(), np.array([limit for _, limit in rows]), np.inf))
-    sizes = [np.array([one[part][option] for part, options in enumerate(kept) for option in options]) for one in problem.sizes]
-    limits = list(problem.limits)
+    held = []
+    for size, limit in zip(problem.sizes, problem.limits, strict=True):
+        flat = np.array([size[part][option] for part, options in enumerate(kept) for option in options], dtype=np.float64)
+        unit = _LARGEST_SIZE / (flat.max() or 1.0)
+        padded = np.concatenate([flat * unit, np.zeros(len(costs) - len(flat))])
+        held.append(LinearConstraint(padded[None, :], -np.inf, limit * unit))
     bound: float | None = None
     for _ in range(_TRIES):
-        held = []
-        for size, limit in zip(sizes, limits, strict=True):
-            unit = _LARGEST / (float(size.max()) or 1.0)
-            padded = np.concatenate([size * unit, np.zeros(len(costs) - len(size))])
-            held.append(LinearConstraint(padded[None, :], -np.inf, limit * unit))
         options = {"mip_rel_gap": 0.0} | ({} if nodes is None else {"node_limit": nodes})
         result = milp(costs, integrality=np.ones(len(costs)), bounds=Bounds(0, 1), constraints=[*fixed, *held], options=options)
         if result.x is None:
             return None
         chosen = [int(np.argmax(result.x[starts[part] : starts[part + 1]])) for part in range(len(kept))]
         picks = tuple(options[pick] for options, pick in zip(kept, chosen, strict=True))
-        excess = [used - limit for used, limit in zip(problem.used(picks), problem.limits, strict=True)]
-        bound = float(result.mip_dual_bound) if bound is None else bound  # of the limits as they were given
-        if all(over <= 0 for over in excess):
+        bound = float(result.mip_dual_bound) if bound is None else bound  # of all choices, also those that are cut off below
+        if problem.holds(picks):
             return picks, bound, result.status == 0
-        limits = [limit - max(0, over) for limit, over in zip(limits, excess, strict=True)]  # rounding spent bytes it had not
-    raise RuntimeError(f"HiGHS exceeds a limit by {max(excess):,} bytes after {_TRIES} tries")
+        cut = np.zeros(len(costs))  # within the solver's tolerance, and too large by some bytes: never again
+        cut[starts[:-1] + np.array(chosen)] = 1.0
+        fixed.append(LinearConstraint(cut[None, :], -np.inf, len(kept) - 1))
+    raise RuntimeError(f"HiGHS took {_TRIES} choices that exceed a limit by less than its tolerance")
