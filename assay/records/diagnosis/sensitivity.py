@@ -133,6 +133,8 @@ class Sensitivity(Record):
     """Of what identifies the data of every file of the source (`Plan.source_files`)."""
     method: str
     """Of `damage_nats`: `served`, `proxy:NAME`, `imported:modelopt`, `imported:autoround`."""
+    in_nats: bool = True
+    """False: `damage_nats` are figures of another kind (a relative error, another tool's score): only their order counts."""
     observer: Literal["minmax", "mse"] = "minmax"
     texts: str
     """Which texts, in words; empty where none were read."""
