@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from assay_quantize.mixing.choose import Choices
     from assay_quantize.mixing.parts import Machine
 
-_BUDGET = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(bpw|[KMGT]i?B)", re.IGNORECASE)
-_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+_BUDGET = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(bpw|[KMGT]i?B|B)", re.IGNORECASE)
+_POWERS = {"B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BASES = {"minmax": "w4a16", "mse": "w4a16-mse"}
 """How the sensitivities' scales were found -> the precision that is extended where none is named."""
 
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budget_of(text: str) -> Budget:
-    """`405GB` (10^9), `377GiB` (2^30), `4.5bpw`. AssayError: it is neither."""
+    """`405GB` (10^9), `377GiB` (2^30), `6270000B`, `4.5bpw`. AssayError: it is neither."""
     found = _BUDGET.fullmatch(text.strip())
     amount = 0.0 if found is None else float(found[1])
     if found is None or amount <= 0:
@@ -60,6 +60,15 @@ def budget_of(text: str) -> Budget:
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
+def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
+    """AssayError: its damages are scores of another kind, whose sum means nothing."""
+    if not sensitivity.in_nats:
+        raise AssayError(
+            f"{path}: its damages are no nats ({sensitivity.method}): they order parts, and do not add up to what a mix loses; "
+            "measure with `assay sensitivity --proxy kl`, or estimate with `--proxy fisher`"
+        )
+
+
 def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
     """AssayError: its scales are found otherwise than those that were measured."""
     base = load_recipe(PrecisionRecipe, named or _BASES[sensitivity.observer])
@@ -136,10 +145,11 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
     found: dict[str, PredictedMeasured] = {}
     if run is None:
         return found
-    for path in sorted((run / "measurements").glob("*.json")):
-        measurement = Measurement.load(path)
+    measurements = [Measurement.load(path) for path in sorted((run / "measurements").glob("*.json"))]
+    reference = next((one.label for one in measurements if one.is_reference), "its reference")
+    for measurement in measurements:
         plan = Plan.load_if_there(run / measurement.label / "plan.json")
-        if measurement.divergence is None or plan is None or measurement.is_reference:
+        if measurement.divergence is None or plan is None:
             continue
         schemes = _schemes_of(plan, choices)
         picks = choices.picks_of(schemes)
@@ -152,7 +162,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
         kl = measurement.divergence.kl_mean
         found[meaning_of(base, schemes)] = PredictedMeasured(
             name=measurement.label,
-            source=str(run),
+            source=f"{run}, against {reference}",
             predicted_nats=sum(damages),
             measured_nats=kl.value,
             interval=kl if hasattr(kl, "low") else None,  # type: ignore[arg-type]
@@ -192,6 +202,7 @@ def propose_for(
     from assay_quantize.mixing.parts import stored_parts
     from assay_quantize.plan.fits import check_served
 
+    check_adds_up(sensitivity, record)
     taken, wanted = base_for(base, sensitivity), schemes_for(schemes, sensitivity)
     machine = machine_for(aim, hardware, wanted, users, context)
     known = known_model(aim)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from command_line import Run
 from sensitivities import by_bits, sensitivity
+from synthetic_run import make_measurements
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.recipes.load import parse_recipe
+from assay.recipes.load import parse_recipe, recipe_file
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval
 from assay.records.choice.mix import Mix
-from assay.records.diagnosis.sensitivity import UniformDamage
+from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import make_plan
 
@@ -110,6 +111,40 @@ def test_vllms_loaders_take_the_mix(run: Run, tiny_glm: Path, record: Path, tmp_
     assert Mix.load(tmp_path / "served.json").replayed.startswith("PASS: ")
 
 
+def test_what_a_run_measured_stands_beside_the_sum_and_decides(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
+    """The mix and w4a16-g32 as a run measured them: first with w4a16-g32 behind, then ahead."""
+    asked = ("recipe", tiny_glm, "--budget", "5bpw", "--schemes", "w4a16,w4a16_g32,fp8_channel", "--sensitivity", record)
+    assert run(*asked, "--out", tmp_path / "mix.yaml")[0] == 0
+    first, folder = Mix.load(tmp_path / "mix.json"), tmp_path / "run"
+    assert first.proposes == "mix" and first.advantage is not None and first.advantage.uniform == "w4a16-g32"
+    checkpoint = open_checkpoint(tiny_glm)
+    made = {"w4a16": tmp_path / "mix.yaml", "nvfp4a16": recipe_file(PrecisionRecipe, "w4a16-g32")}  # label -> what it is of
+    for label, path in made.items():
+        plan = make_plan(checkpoint, parse_recipe(PrecisionRecipe, path), model="tiny", family=None)
+        (folder / label).mkdir(parents=True)
+        plan.save(folder / label / "plan.json")
+    for uniform_nats, proposes in ((0.03, "mix"), (0.02, "uniform")):
+        (folder / "measurements").mkdir(exist_ok=True)
+        for measurement in make_measurements():
+            divergence = measurement.divergence
+            if measurement.label in made and divergence is not None:
+                nats = 0.025 if measurement.label == "w4a16" else uniform_nats
+                kl = Interval(value=nats, low=nats - 0.001, high=nats + 0.001, n=24)
+                measurement = measurement.model_copy(update={"divergence": divergence.model_copy(update={"kl_mean": kl})})
+            measurement.save(folder / "measurements" / f"{measurement.label}.json")
+        code, printed, said = run(*asked, "--run", folder, "--json")
+        assert code == 0, said
+        mix = Mix.model_validate_json(printed)
+        assert mix.proposes == proposes, mix.reason
+        checks = {one.name: one for one in mix.checks if one.source == f"{folder}, against fp8"}
+        sums = sum(part.measured_nats or 0.0 for part in first.parts)
+        assert checks["w4a16"].predicted_nats == pytest.approx(sums) and checks["w4a16"].measured_nats == 0.025
+        assert checks["nvfp4a16"].interval is not None and checks["nvfp4a16"].interval.value == uniform_nats
+    assert mix.reason.startswith(
+        f"w4a16-g32 is proposed: measured in {folder}, against fp8 it loses 0.02 nats a token, the mix 0.025"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ wrong input
 WRONG: list[tuple[list[Any], str]] = [
     ([], "say --budget SIZE, such as 405GB or 4.5bpw, or --hardware NAME for what fits there"),
@@ -156,6 +191,13 @@ def test_a_record_whose_bytes_are_others_is_refused(run: Run, tiny_glm: Path, re
         code == 2
         and f"layer 0 {part['role']} takes {part['bytes']:,} bytes in w4a16 there, and {part['bytes'] - 2:,} in" in said
     )
+
+
+def test_scores_that_are_no_nats_are_refused(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
+    made = Sensitivity.load(record).model_copy(update={"in_nats": False, "method": "proxy:weights"})
+    made.save(tmp_path / "weights.json")
+    code, _, said = run("recipe", tiny_glm, "--budget", "4.5bpw", "--sensitivity", tmp_path / "weights.json")
+    assert code == 2 and "weights.json: its damages are no nats (proxy:weights): they order parts, and do not add up" in said
 
 
 def test_no_record_says_how_to_get_one(run: Run, tiny_glm: Path) -> None:
