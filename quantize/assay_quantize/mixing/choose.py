@@ -11,7 +11,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval
 from assay.records.choice.mix import KEPT, Advantage, MixPoint
 from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart
-from assay_quantize.mixing.damage import Z_95, damage_used, standard_error
+from assay_quantize.mixing.damage import Z_95, damages_used
 from assay_quantize.mixing.parts import StoredPart, StoredParts
 from assay_quantize.mixing.solve import Problem, Solution, cheapest, fewest_changes
 
@@ -103,7 +103,7 @@ def choices_of(stored: StoredParts, sensitivity: Sensitivity, schemes: Sequence[
     left: dict[tuple[int | None, str, str], str] = {(one.layer, one.role, one.scheme): one.why for one in sensitivity.left_out}
     every, not_taken = [], {}
     for part in stored.parts:
-        measured = rows.get((part.layer, part.role), {})
+        measured, known = rows.get((part.layer, part.role), {}), {}
         options = [Option(KEPT, part.num_bytes[KEPT], part.rank_bytes[KEPT], 0.0, 0.0, None, None)]
         for scheme in schemes:
             row = measured.get(scheme)
@@ -113,12 +113,11 @@ def choices_of(stored: StoredParts, sensitivity: Sensitivity, schemes: Sequence[
                 why = left.get((part.layer, part.role, scheme))
                 not_taken[part.layer, part.role, scheme] = f"not measured{f': {why}' if why else ''}"
             else:
-                options.append(
-                    Option(
-                        scheme, part.num_bytes[scheme], part.rank_bytes[scheme], damage_used(row.damage_nats, row.interval),
-                        standard_error(row.interval), row.damage_nats, row.interval,
-                    )
-                )  # fmt: skip
+                known[scheme] = (row.damage_nats, row.interval)
+        used = damages_used(known)
+        for scheme, (nats, interval) in known.items():
+            sizes = part.num_bytes[scheme], part.rank_bytes[scheme]
+            options.append(Option(scheme, *sizes, *used[scheme], nats, interval))
         every.append(tuple(options))
     return Choices(stored, tuple(every), not_taken)
 
