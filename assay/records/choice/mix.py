@@ -25,7 +25,7 @@ class MixedPart(Part):
     """`bf16`: kept."""
     bytes: int
     damage_nats: float
-    """As it was counted (`damage_used`); 0 for `bf16`."""
+    """As it was counted (`mixing/damage.py`); 0 for `bf16`."""
     measured_nats: float | None
     """As the sensitivity record has it. None: `bf16`, or nobody measured this part."""
     interval: Interval | None

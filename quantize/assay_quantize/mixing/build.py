@@ -263,7 +263,7 @@ def _of_sensitivity(sensitivity: Sensitivity) -> tuple[PredictedMeasured, ...]:
 def _assumptions(sensitivity: Sensitivity, slack: float) -> tuple[str, ...]:
     said = [
         "damages of parts add up: what two parts lose together is what each loses alone",
-        "a damage counts as the mean of what it can be, given its error and that it is not negative",
+        "damages of one part are drawn towards the squared errors of its schemes, the more the less certain they are",
         "errors of different parts are independent",
     ]
     if sensitivity.method.startswith("proxy"):
