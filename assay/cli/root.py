@@ -32,6 +32,7 @@ from assay.cli.commands.make.plan import plan
 from assay.cli.commands.make.power import power
 from assay.cli.commands.make.preflight import preflight
 from assay.cli.commands.make.quantize import quantize
+from assay.cli.commands.make.recipe import recipe
 from assay.cli.commands.make.verify import verify
 from assay.cli.commands.measure.deployment import deployment
 from assay.cli.commands.measure.evaluate import evaluate
@@ -164,6 +165,7 @@ app.command(cls=Command)(run)
 app.command(cls=Command)(preflight)
 app.command(cls=Command)(power)
 app.command(cls=Command)(plan)
+app.command(cls=Command)(recipe)
 app.command(cls=Command)(quantize)
 app.command(cls=Command)(verify)
 app.command(cls=Command)(calibrate)

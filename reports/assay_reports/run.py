@@ -64,8 +64,6 @@ class Run:
     choice: ChoiceWords | None = None
     """Of `assay choose`. None: it did not run, or `choice_outdated` says why it is left out."""
     choice_outdated: str | None = None
-    choice: Choice | None = None
-    """Of `assay choose`."""
     sensitivity: Sensitivity | None = None
     """Of `assay sensitivity --run`."""
 
@@ -112,7 +110,10 @@ def load_run(run_dir: Path) -> Run:
     check = GpuCheck.load_if_there(run_dir / CHECK_NAME)
     deployments, old = load_deployments(run_dir, run.measurements, run.gates)
     choices = about.choices if about is not None else ()
-    run = replace(run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old)
+    sensitivity = Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME)
+    run = replace(
+        run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, sensitivity=sensitivity
+    )  # fmt: skip
     return _with_choice(_with_speed(run, run_dir / SPEED_RECORD), run_dir / CHOICE_RECORD)
 
 
@@ -139,11 +140,6 @@ def _hashes(run: Run) -> dict[str, str]:
     """Label -> hash of the bytes that are reported: those that were measured, else those that were made."""
     made = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
     return made | {m.label: m.checkpoint_sha256 for m in run.measurements}
-    speed = SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
-    return replace(
-        run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, speed=speed,
-        choice=read_choice(run_dir / CHOICE_RECORD), sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
-    )  # fmt: skip
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

@@ -110,6 +110,15 @@ def _check_layers_named(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None
             )
 
 
+def tensor_plans_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> tuple[TensorPlan, ...]:
+    """What a plan says of every tensor; shapes must fit. Whether the source is whole, and vLLM's rules, are not looked at."""
+    family = family_of(checkpoint.config)
+    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
+    weights = (name for name in checkpoint.tensors if name not in companions.weight_of)
+    classified = {name: classify(family, name, checkpoint.config) for name in weights}
+    return _tensor_plans(family, checkpoint, classified, companions, recipe)
+
+
 def check_shapes_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
     """PlanError naming the first weight whose shape does not fit the recipe; nothing else of a plan is looked at."""
     family = family_of(checkpoint.config)

@@ -7,14 +7,14 @@ judged by the same rules: `parallel.py` (what tensor parallelism can split) and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from assay.recipes.families import classify, form_of, names_of, split_layer
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay.records.plan import Plan
+from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -85,9 +85,16 @@ def drafts(profile: ProfileRecipe, serving: Serving) -> bool:
 
 def stored_by(plan: Plan) -> StoredModel:
     """What the checkpoint of a plan will hold."""
+    kv_cache = "fp8" if plan.precision_recipe.get("kv_cache") else "auto"
+    what = f"precision {plan.precision}"
+    return StoredModel(what, plan.family, plan.config, stored_weights(plan.tensors), kv_cache=kv_cache)
+
+
+def stored_weights(tensors: Iterable[TensorPlan]) -> tuple[StoredWeight, ...]:
+    """What the tensors of a plan become, scales with their weight."""
     scales: dict[str, int] = defaultdict(int)
     weights: dict[str, StoredWeight] = {}
-    for tensor in plan.tensors:
+    for tensor in tensors:
         num_bytes = sum(output.num_bytes for output in tensor.outputs)
         if tensor.name.rpartition(".")[2] in SCALE_LEAVES:
             scales[f"{tensor.module}.weight"] += num_bytes
@@ -97,9 +104,7 @@ def stored_by(plan: Plan) -> StoredModel:
             weights[tensor.name] = StoredWeight(tensor.name, tensor.shape, num_bytes, row.group_size, row.block_rows, word_rows)
         elif tensor.outputs:
             weights[tensor.name] = StoredWeight(tensor.name, tensor.shape, num_bytes)
-    whole = (weight._replace(num_bytes=weight.num_bytes + scales.get(name, 0)) for name, weight in weights.items())
-    kv_cache = "fp8" if plan.precision_recipe.get("kv_cache") else "auto"
-    return StoredModel(f"precision {plan.precision}", plan.family, plan.config, tuple(whole), kv_cache=kv_cache)
+    return tuple(weight._replace(num_bytes=weight.num_bytes + scales.get(name, 0)) for name, weight in weights.items())
 
 
 def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:

@@ -16,6 +16,7 @@ import pytest
 from command_line import Run
 from deployments import make_deployment
 from probe_reports import CLEAN, probed
+from sensitivities import sensitivity
 from synthetic_run import make_fingerprint, make_measurements, make_run
 from tiny_checkpoints import make_tiny_glm4_moe
 
@@ -23,6 +24,7 @@ from assay import cli
 from assay.errors import AssayError
 from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
+from assay.records.choice.mix import Mix
 from assay.records.choice.record import Choice
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
@@ -35,6 +37,7 @@ from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_evaluate.serving.family_draft import Draft
 from assay_evaluate.verdicts.run_comparison import RunComparison
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_reports.publish.record import Publication
 from assay_reports.schema import Report
 
@@ -122,6 +125,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),
     "power": (("quick", "--model", "source"), PowerReport, (0,)),
     "plan": (("source", "-p", "w4a16"), Plan, (0,)),
+    "recipe": (("source", "--budget", "5bpw", "--sensitivity", "sensitivity.json"), Mix, (0,)),
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
     "verify": (("made",), Verification, (0,)),
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),
@@ -186,6 +190,8 @@ def test_the_record_alone(prepared: Run, command: str) -> None:
     words, record, codes = COMMANDS[command]
     if "made" in words:
         assert prepared("quantize", "source", "-p", "w4a16", "--out", "made")[0] == 0
+    if "sensitivity.json" in words:
+        sensitivity(open_checkpoint(Path("source"))).save(Path("sensitivity.json"))
     code, out, err = prepared(command, *words, "--json")
     assert code in codes, err
     data = json.loads(out)

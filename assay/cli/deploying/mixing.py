@@ -1,0 +1,280 @@
+"""`assay recipe`: joins headers, a sensitivity record, what kernels compute and what a run measured; writes what comes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.cli.deploying.hardware_plan import Known, known_model
+from assay.cli.targets import Target
+from assay.cli.terminal import say
+from assay.errors import AssayError, RecipeError, did_you_mean
+from assay.foreign_text import one_line, safe_name, shown
+from assay.recipes.families import split_layer
+from assay.recipes.load import load_recipe, parse_recipe, recipe_names
+from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.base import write_text_atomically
+from assay.records.choice.mix import KEPT, PredictedMeasured
+from assay.records.diagnosis.sensitivity import Sensitivity
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+
+if TYPE_CHECKING:
+    from assay_quantize.mixing.build import Proposal
+    from assay_quantize.mixing.choose import Choices
+    from assay_quantize.mixing.parts import Machine
+
+_BUDGET = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(bpw|[KMGT]i?B|B)", re.IGNORECASE)
+_POWERS = {"B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BASES = {"minmax": "w4a16", "mse": "w4a16-mse"}
+"""How the sensitivities' scales were found -> the precision that is extended where none is named."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """As it was asked for: bytes of the whole checkpoint, or bits for each weight that the choice is about."""
+
+    text: str
+    num_bytes: int | None = None
+    bits: float | None = None
+
+
+def budget_of(text: str) -> Budget:
+    """`405GB` (10^9), `377GiB` (2^30), `6270000B`, `4.5bpw`. AssayError: it is neither."""
+    found = _BUDGET.fullmatch(text.strip())
+    amount = 0.0 if found is None else float(found[1])
+    if found is None or amount <= 0:
+        raise AssayError(f"--budget {shown(text)}: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
+    if found[2].lower() == "bpw":
+        if not 1 <= amount <= 32:
+            raise AssayError(
+                f"--budget {shown(text)}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB"
+            )
+        return Budget(text.strip(), bits=amount)
+    unit = found[2].upper()
+    return Budget(text.strip(), num_bytes=int(amount * (1024 if "I" in unit else 1000) ** _POWERS[unit[0]]))
+
+
+# ------------------------------------------------------------------------------------------------ what is asked
+def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
+    """AssayError: its damages are scores of another kind, whose sum means nothing."""
+    if not sensitivity.in_nats:
+        raise AssayError(
+            f"{path}: its damages are no nats ({sensitivity.method}): they order parts, and do not add up to what a mix loses; "
+            "measure with `assay sensitivity --proxy kl`, or estimate with `--proxy fisher`"
+        )
+
+
+def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
+    """AssayError: its scales are found otherwise than those that were measured."""
+    base = load_recipe(PrecisionRecipe, named or _BASES[sensitivity.observer])
+    if base.observer != sensitivity.observer:
+        raise AssayError(
+            f"--base {base.name}: has `observer: {base.observer}`, the sensitivities were measured with "
+            f"{sensitivity.observer}; take {_BASES[sensitivity.observer]} or another base with that"
+        )
+    return base
+
+
+def schemes_for(named: Sequence[str] | None, sensitivity: Sensitivity) -> list[str]:
+    """Schemes that were measured, or those of them that were named. AssayError: it was not measured, or nothing was."""
+    measured = sorted({part.scheme for part in sensitivity.parts if part.scheme != KEPT and part.damage_nats is not None})
+    if not measured:
+        raise AssayError("the sensitivity record has no damage of any scheme; run `assay sensitivity` again")
+    for scheme in named or ():
+        if scheme not in measured:
+            raise AssayError(
+                f"--schemes {shown(scheme)}: {did_you_mean(scheme, measured)}the sensitivity record has {', '.join(measured)}"
+            )
+    return list(named or measured)
+
+
+def machine_for(aim: Target, hardware: str | None, schemes: Sequence[str], users: int, context: int) -> Machine | None:
+    """The profile, and which schemes do not run there as what they are. AssayError: it names no GPU."""
+    from assay_evaluate.roofline.devices import device_named
+    from assay_evaluate.roofline.kernels import runs_as
+    from assay_quantize.mixing.parts import Machine
+
+    if hardware is None:
+        return None
+    profile = load_recipe(ProfileRecipe, hardware)
+    if profile.hardware.device != "cuda" or profile.usable_bytes is None or not profile.hardware.num_gpus:
+        raise AssayError(
+            f"--hardware {profile.name}: says of no GPU how much memory it has, or how many there are; take a profile such as "
+            "4xh200 (`assay recipes` lists them), or leave it out for a choice by bytes alone"
+        )
+    device = device_named(profile.hardware.gpu)
+    refused = {}
+    for scheme in schemes:
+        runs = runs_as(scheme, device.architecture if device else None)
+        if runs is None:
+            say(f"note: whether {scheme} runs as such on {profile.hardware.gpu} is not known; it may be chosen")
+        elif not runs.computes:
+            refused[scheme] = f"vLLM's compiled kernels refuse {profile.hardware.gpu}"
+        elif not runs.native:
+            refused[scheme] = f"{profile.hardware.gpu} computes it as {runs.computes}, which was not what was measured"
+    return Machine(profile, aim.recipe.serving, users, context, refused)
+
+
+def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, path: Path) -> None:
+    """AssayError: the record is of another checkpoint, by its hash or by the bytes of some part."""
+    if known.shipped is None and sensitivity.source_sha256 != known.checkpoint.sha256:
+        raise AssayError(
+            f"{path}: was made of {shown(sensitivity.source)}, whose tensors are not those of {known.source}; run "
+            "`assay sensitivity` on this checkpoint"
+        )
+    stored = {(part.layer, part.role): part for part in choices.parts}
+    for row in sensitivity.parts:
+        part = None if row.layer is None else stored.get((row.layer, row.role))
+        if part is not None and part.num_bytes.get(row.scheme, row.bytes) != row.bytes:
+            raise AssayError(
+                f"{path}: layer {row.layer} {row.role} takes {row.bytes:,} bytes in {row.scheme} there, and "
+                f"{part.num_bytes[row.scheme]:,} in {known.source}; run `assay sensitivity` on this checkpoint"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ what was measured
+def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> dict[str, PredictedMeasured]:
+    """Identity of a choice -> what a run measured of a checkpoint that was made so, where all its damages are known."""
+    from assay_quantize.mixing.build import meaning_of
+
+    found: dict[str, PredictedMeasured] = {}
+    if run is None:
+        return found
+    measurements = [Measurement.load(path) for path in sorted((run / "measurements").glob("*.json"))]
+    reference = next((one.label for one in measurements if one.is_reference), "its reference")
+    for measurement in measurements:
+        plan = Plan.load_if_there(run / measurement.label / "plan.json")
+        if measurement.divergence is None or plan is None:
+            continue
+        schemes = _schemes_of(plan, choices)
+        picks = choices.picks_of(schemes)
+        alike = (plan.precision_recipe.get("observer"), plan.precision_recipe.get("mtp")) == (base.observer, base.mtp)
+        if picks is None or not alike:
+            why = "its damages are not all known, or it was made in another way"
+            say(f"note: {measurement.label} of {run} is not compared: {why}")
+            continue
+        damages = [options[pick].measured or 0.0 for options, pick in zip(choices.options, picks, strict=True)]
+        kl = measurement.divergence.kl_mean
+        found[meaning_of(base, schemes)] = PredictedMeasured(
+            name=measurement.label,
+            source=f"{run}, against {reference}",
+            predicted_nats=sum(damages),
+            measured_nats=kl.value,
+            interval=kl if hasattr(kl, "low") else None,  # type: ignore[arg-type]
+        )
+    return found
+
+
+def _schemes_of(plan: Plan, choices: Choices) -> dict[tuple[int, str], str]:
+    schemes = {(part.layer, part.role): KEPT for part in choices.parts}
+    for tensor in plan.tensors:
+        at = split_layer(tensor.name)
+        if tensor.scheme is not None and at is not None and (at.layer, tensor.role) in schemes:
+            schemes[at.layer, tensor.role] = tensor.scheme
+    return schemes
+
+
+# ------------------------------------------------------------------------------------------------ the proposal
+def propose_for(
+    aim: Target,
+    sensitivity: Sensitivity,
+    record: Path,
+    *,
+    budget: Budget | None,
+    hardware: str | None,
+    base: str | None,
+    schemes: Sequence[str] | None,
+    users: int,
+    context: int,
+    run: Path | None,
+    name: str | None,
+    slack: float,
+) -> tuple[Proposal, Known]:
+    """The proposal, planned and held against its own figures; vLLM has not been asked yet."""
+    from assay.cli.stages import plan_for
+    from assay_quantize.mixing.build import Asked, propose
+    from assay_quantize.mixing.choose import choices_of
+    from assay_quantize.mixing.parts import stored_parts
+    from assay_quantize.plan.fits import check_served
+
+    check_adds_up(sensitivity, record)
+    taken, wanted = base_for(base, sensitivity), schemes_for(schemes, sensitivity)
+    machine = machine_for(aim, hardware, wanted, users, context)
+    known = known_model(aim)
+    whole = (lambda model: model) if known.shipped is None else known.shipped.whole
+    stored = stored_parts(known.checkpoint, taken, wanted, whole=whole, machine=machine)
+    choices = choices_of(stored, sensitivity, wanted)
+    check_same_source(known, choices, sensitivity, record)
+    limit = None if budget is None else budget.num_bytes or choices.bytes_at(budget.bits or 0.0)
+    label = name or safe_name(f"{known.name}-{(budget.text if budget else hardware or '').replace(' ', '')}")
+    asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack)
+    shipped = [load_recipe(PrecisionRecipe, one) for one in recipe_names("precisions")]
+    made = propose(asked, taken, choices, sensitivity, shipped, wanted, measured_in(run, taken, choices))
+    plan = plan_for(aim, known.checkpoint, made.recipe)
+    served = known.stored(plan)
+    total = sum(one.num_bytes for one in served.weights)
+    assert total == made.mix.point.bytes, (total, made.mix.point.bytes)
+    if machine is not None:
+        check_served(served, machine.profile, aim.recipe.serving)
+    return made, known
+
+
+def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None) -> tuple[str, bool]:
+    """(what vLLM's own loaders say, whether nothing stands against it)."""
+    from assay.cli.stages import plan_for
+    from assay_evaluate.preflight.loading import check_loading
+    from assay_evaluate.serving.replay import Candidate, planned
+    from assay_quantize.formats.config_groups import config_json
+
+    if hardware is None:
+        return "not asked: no --hardware", True
+    if known.shipped is not None:
+        return (
+            "not asked: the shapes that ship with assay lack most experts; `assay preflight` asks with the model's headers",
+            True,
+        )
+    profile = load_recipe(ProfileRecipe, hardware)
+    plan = plan_for(aim, known.checkpoint, made.recipe)
+    candidate = Candidate(made.mix.name, planned(plan, config_json(plan)), profile, aim.recipe.serving)
+    checks = list(check_loading([candidate], profile, say))
+    said = "; ".join(f"{one.outcome}: {one.detail}" for one in checks)
+    return one_line(said), not any(one.outcome == "FAIL" for one in checks)
+
+
+# ------------------------------------------------------------------------------------------------ files
+def check_out(out: Path | None) -> None:
+    """AssayError: it cannot be a recipe's file, or something else is there."""
+    if out is None:
+        return
+    if out.suffix != ".yaml":
+        raise AssayError(f"--out {shown(str(out))}: is no .yaml file; a recipe is one")
+    if out.stem in TAKEN_NAMES or out.stem.endswith(("-repeat", ".json")):
+        raise AssayError(
+            f"--out {shown(str(out))}: {shown(out.stem)} already means something in a run's folder; give another name"
+        )
+    if not out.parent.is_dir():
+        raise AssayError(f"--out {shown(str(out))}: there is no folder {out.parent}; make it, or give another name")
+    for path in (out, out.with_suffix(".json"), out.with_suffix(".svg")):
+        if path.exists():
+            raise AssayError(f"--out {shown(str(out))}: {path} exists already; give another name, or delete it")
+
+
+def write(out: Path, made: Proposal) -> None:
+    """The recipe, its record and its picture beside it; the recipe is read back as any other."""
+    from assay_reports.page.frontier import frontier_svg
+
+    write_text_atomically(out, made.text, only_new=True)
+    try:
+        again = parse_recipe(PrecisionRecipe, out)
+    except RecipeError:
+        out.unlink()
+        raise
+    assert again.sha256 == made.recipe.sha256, "the file does not say what was chosen"
+    made.mix.save(out.with_suffix(".json"), only_new=True)
+    write_text_atomically(out.with_suffix(".svg"), str(frontier_svg(made.mix)), only_new=True)
+    say(f"wrote {out}, {out.with_suffix('.json').name} and {out.with_suffix('.svg').name}")

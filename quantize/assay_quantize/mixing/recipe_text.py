@@ -1,0 +1,176 @@
+"""The mix as an ordinary precision recipe: a scheme for each role, the layers that differ, and the reasons as comments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from assay.foreign_text import one_line
+from assay.quantities import size
+from assay.recipes.precision import PrecisionRecipe, layer_numbers
+from assay.records.choice.mix import KEPT, Mix, MixedPart
+
+_WRITTEN_HERE = frozenset({"schema", "name", "description", "scheme", "quantize", "layers", "keep"})
+_WIDTH = 116
+
+
+def layers_text(layers: Iterable[int]) -> str:
+    """{0, 1, 2, 7} -> `0-2, 7`, as recipes write layers."""
+    runs: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def usual_schemes(schemes: Mapping[tuple[int, str], str]) -> dict[str, str]:
+    """Role -> the scheme of most of its layers, `bf16` only where all have it: what recipes say under `quantize`."""
+    by_role: dict[str, Counter[str]] = defaultdict(Counter)
+    for (_, role), scheme in sorted(schemes.items()):
+        by_role[role][scheme] += 1
+    usual = {}
+    for role, counts in by_role.items():
+        taken = [(count, scheme) for scheme, count in counts.items() if scheme != KEPT]
+        usual[role] = max(taken, key=lambda one: one[0])[1] if taken else KEPT
+    return usual
+
+
+def recipe_data(base: PrecisionRecipe, name: str, description: str, schemes: Mapping[tuple[int, str], str]) -> dict[str, Any]:
+    """The recipe as its file says it. Roles that stay in 16 bits everywhere are kept; so is what `base` keeps."""
+    usual = usual_schemes(schemes)
+    kept = [role for role in base.quantize if usual.get(role, KEPT) == KEPT]
+    keep = {dtype: list(roles) for dtype, roles in base.keep.items()}
+    if kept:
+        keep["bf16"] = [*keep.get("bf16", []), *kept]
+    data = base.model_dump(mode="json", by_alias=True)
+    more = {key: value for key, value in data.items() if key not in _WRITTEN_HERE}
+    head = {"schema": 1, "name": name, "description": description}
+    quantize = {role: usual[role] for role in base.quantize if role not in kept}
+    layers = _exceptions(schemes, usual)
+    return {**head, "quantize": quantize, **({"layers": layers} if layers else {}), "keep": keep, **more}
+
+
+def _exceptions(schemes: Mapping[tuple[int, str], str], usual: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """`layers` of a recipe: roles that differ in the same layers stand together."""
+    layers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for (layer, role), scheme in schemes.items():
+        if scheme != usual[role] and usual[role] != KEPT:
+            layers[role, scheme].append(layer)
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for (role, scheme), numbers in sorted(layers.items(), key=lambda one: (min(one[1]), one[0])):
+        found[layers_text(numbers)][role] = scheme
+    return dict(found)
+
+
+def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
+    """The file: comments, then `data` (`recipe_data`) as YAML."""
+    by_role: dict[str, list[MixedPart]] = defaultdict(list)
+    for part in mix.parts:
+        by_role[part.role].append(part)
+    lines = [
+        *_head(mix),
+        f"schema: {data['schema']}",
+        f"name: {_yaml(data['name'])}",
+        f"description: {_yaml(data['description'])}",
+    ]
+    lines.append("quantize:")
+    for role, scheme in data["quantize"].items():
+        lines.append(f"  {role}: {scheme}   # {_of_role(by_role.get(role, []), scheme)}")
+    if data.get("layers"):
+        lines.append("layers:")
+        for text, roles in data["layers"].items():
+            for role, scheme in roles.items():
+                lines += _comment(_why(by_role[role], text, scheme), "  ")
+            lines.append(f"  {_yaml(text)}: {_flow(roles)}")
+    lines.append("keep:")
+    for dtype, roles in data["keep"].items():
+        lines.append(f"  {dtype}: [{', '.join(roles)}]")
+    lines += [f"{key}: {_yaml(value)}" for key, value in data.items() if key not in _WRITTEN_HERE]
+    return "\n".join(lines) + "\n"
+
+
+def _head(mix: Mix) -> list[str]:
+    point, texts = mix.point, f"{mix.num_texts} texts" if mix.num_texts else "no texts"
+    said = [
+        f"Made by `assay recipe` for {mix.model}, within {limits_text(mix)}. {mix.reason}",
+        f"Size: {size(point.bytes)} in all, {point.bits_per_weight:.2f} bits for each of {mix.num_weights:,} weights of the "
+        f"roles below. Expected: {point.damage_nats:.4g} nats a token, the sum of what each part loses alone; no choice within "
+        f"these limits loses less than {mix.bound_nats:.4g}.",
+        f"Chosen on {texts} ({mix.texts or 'not described'}; sha256 {mix.texts_sha256[:16]}), damages by {mix.method}. Judge "
+        "it on other texts.",
+    ]
+    return [line for text in said for line in _comment(text, "")]
+
+
+def limits_text(mix: Mix) -> str:
+    """`4.5bpw (6.1 MB) on 4xh200 (32 users, 32,768 tokens each)`."""
+    budget = "" if mix.budget_bytes is None else f"{mix.budget} ({size(mix.budget_bytes)})"
+    if mix.hardware is None:
+        return budget
+    there = f"{mix.hardware} ({mix.users} users, {mix.context:,} tokens each)"
+    return f"{budget} on {there}" if budget else f"what {there} holds"
+
+
+def _of_role(parts: Sequence[MixedPart], scheme: str) -> str:
+    here = [part for part in parts if part.scheme == scheme]
+    nats = sum(part.damage_nats for part in here)
+    return f"{len(here)} of {len(parts)} layers, {size(sum(part.bytes for part in here))}, {nats:.3g} nats"
+
+
+def reason(parts: Sequence[MixedPart]) -> str:
+    """Why parts of one role and scheme do not take what most layers of the role take; empty: they do."""
+    if parts[0].scheme == parts[0].usual:
+        return ""
+    usual = parts[0].usual
+    able = [part for part in parts if part.usual_nats is not None and part.usual_bytes is not None]
+    if not able:
+        return f"{usual} is out: {parts[0].why}."
+    gained = sum((part.usual_nats or 0.0) - part.damage_nats for part in able)
+    more = sum(part.bytes - (part.usual_bytes or 0) for part in able)
+    also = "" if len(able) == len(parts) else f" In {len(parts) - len(able)} of them {usual} is out."
+    if gained >= 0:
+        return f"In {usual} {gained:.2g} nats more would be lost, for {_lesser(more)}.{also}"
+    return f"In {usual} {-gained:.2g} nats less would be lost, for {_lesser(more)}; they save more elsewhere.{also}"
+
+
+def _lesser(more: int) -> str:
+    """Of a number of bytes that the parts take beyond the usual scheme: what that would take instead."""
+    return "as many bytes" if more == 0 else f"{size(abs(more))} {'less' if more > 0 else 'more'}"
+
+
+def _why(parts: Sequence[MixedPart], text: str, scheme: str) -> str:
+    """Of the layers of one exception: bytes, damage, and the reason."""
+    here = [part for part in parts if part.scheme == scheme and part.layer in layer_numbers(text)]
+    nats = sum(part.damage_nats for part in here)
+    return f"{here[0].role} {text}: {size(sum(part.bytes for part in here))}, {nats:.3g} nats. {reason(here)}"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    """One sentence or more as lines of comment; what others wrote cannot end the comment."""
+    lines, line = [], ""
+    for word in one_line(text).split():
+        if line and len(line) + len(word) + 1 > _WIDTH - len(indent):
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}".strip()
+    return [f"{indent}# {one}" for one in (*lines, line)]
+
+
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_OTHER_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML's JSON form; words that need no quotes have none."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _OTHER_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _flow(roles: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{role}: {scheme}" for role, scheme in roles.items()) + "}"

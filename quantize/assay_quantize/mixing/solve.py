@@ -1,0 +1,158 @@
+"""One option for every part, least damage in all, within limits: a multiple-choice knapsack, solved exactly by HiGHS.
+
+`cheapest` finds the optimum; `fewest_changes` then gives up a small, stated share of it so that neighbouring layers are alike.
+Sizes are whole bytes and are checked as such: the solver works with floating-point numbers, whose tolerances must not spend
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+_NODES = 4_000
+"""Of the search for fewer changes, which is cut off there: a number of nodes, since seconds would make results vary."""
+_LARGEST, _LARGEST_SIZE = 1e4, 1e6
+"""Damages and sizes are scaled to this, far above the solver's absolute tolerances of 1e-6."""
+_TRIES = 50
+
+
+@dataclass(frozen=True)
+class Problem:
+    """damages[part][option], in nats, none negative. sizes[resource][part][option]: bytes. limits[resource]: bytes."""
+
+    damages: tuple[tuple[float, ...], ...]
+    sizes: tuple[tuple[tuple[int, ...], ...], ...]
+    limits: tuple[int, ...]
+
+    def damage(self, picks: Sequence[int]) -> float:
+        return math.fsum(damages[pick] for damages, pick in zip(self.damages, picks, strict=True))
+
+    def used(self, picks: Sequence[int]) -> tuple[int, ...]:
+        """Bytes of every resource."""
+        return tuple(sum(part[pick] for part, pick in zip(one, picks, strict=True)) for one in self.sizes)
+
+    def holds(self, picks: Sequence[int]) -> bool:
+        return all(used <= limit for used, limit in zip(self.used(picks), self.limits, strict=True))
+
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        """The least bytes of every resource, each by itself."""
+        return tuple(sum(min(part) for part in one) for one in self.sizes)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """picks: option of every part. bound: no choice has less damage than this; equal to `damage` up to rounding."""
+
+    picks: tuple[int, ...]
+    damage: float
+    bound: float
+
+
+def cheapest(problem: Problem) -> Solution | None:
+    """The choice with the least damage; None: no choice is within the limits. RuntimeError: the solver did not finish."""
+    if not problem.damages:
+        return Solution((), 0.0, 0.0) if all(limit >= 0 for limit in problem.limits) else None
+    kept = [_undominated(problem, part) for part in range(len(problem.damages))]
+    costs = np.array([problem.damages[part][one] for part, options in enumerate(kept) for one in options])
+    unit = _LARGEST / (costs.max() or 1.0)
+    found = _solve(problem, kept, costs * unit, (), None)
+    if found is None:
+        return None
+    picks, bound, done = found
+    if not done:
+        raise RuntimeError("HiGHS did not finish a choice of schemes")
+    return Solution(picks, problem.damage(picks), bound / unit)
+
+
+def fewest_changes(
+    problem: Problem, before: Sequence[tuple[int, Sequence[int | None]] | None], most: float
+) -> tuple[int, ...] | None:
+    """Among choices with a damage of at most `most`, one in which few parts differ from the one before them.
+
+    before: of each part, the part before it and, for each of its options, the same option there (None: it has none); None: no
+    part is before it. None as result: none was found within the nodes that the search may take.
+    """
+    every = [list(range(len(damages))) for damages in problem.damages]
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in every])]).astype(int)
+    num_options = int(starts[-1])
+    changes = [(part, option) for part, link in enumerate(before) if link is not None for option in every[part]]
+    costs = np.zeros(num_options + len(changes))
+    costs[num_options:] = 1.0
+    flat = np.array([value for damages in problem.damages for value in damages])
+    costs[:num_options] = flat / (2 * len(problem.damages) * (flat.max() or 1.0))  # decides between equals
+    rows: list[tuple[dict[int, float], float]] = []  # {column: factor} >= limit
+    for number, (part, option) in enumerate(changes):
+        link = before[part]
+        assert link is not None
+        row = {num_options + number: 1.0, int(starts[part]) + option: -1.0}
+        if (same := link[1][option]) is not None:
+            row[int(starts[link[0]]) + same] = 1.0
+        rows.append((row, 0.0))
+    unit = _LARGEST / (flat.max() or 1.0)
+    rows.append(({column: -value * unit for column, value in enumerate(flat)}, -most * unit))
+    found = _solve(problem, every, costs, rows, _NODES)
+    return None if found is None or problem.damage(found[0]) > most * (1 + 1e-9) else found[0]
+
+
+def _undominated(problem: Problem, part: int) -> list[int]:
+    """Options of a part that no other beats or equals in damage and in all sizes; of equal ones the first."""
+    count = len(problem.damages[part])
+    rows = [(problem.damages[part][one], *(size[part][one] for size in problem.sizes)) for one in range(count)]
+
+    def beats(other: int, one: int) -> bool:
+        no_worse = all(a <= b for a, b in zip(rows[other], rows[one], strict=True))
+        return no_worse and (rows[other] != rows[one] or other < one)
+
+    return [one for one in range(count) if not any(beats(other, one) for other in range(count))]
+
+
+def _solve(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    costs: NDArray[np.float64],
+    rows: Sequence[tuple[dict[int, float], float]],
+    nodes: int | None,
+) -> tuple[tuple[int, ...], float, bool] | None:
+    """(option of each part, bound of the objective, whether it is solved to the end); None: nothing was found.
+
+    kept: options of each part that may be taken. costs: of these, part by part, then of further variables. rows: further
+    constraints.
+    """
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in kept])]).astype(int)
+    parts = np.repeat(np.arange(len(kept)), np.diff(starts))
+    one_each = coo_array((np.ones(len(parts)), (parts, np.arange(len(parts)))), shape=(len(kept), len(costs)))
+    fixed = [LinearConstraint(one_each.tocsc(), 1, 1)]
+    if rows:
+        entries = [(number, column, factor) for number, (row, _) in enumerate(rows) for column, factor in row.items()]
+        at, columns, factors = (np.array(each) for each in zip(*entries, strict=True))
+        more = coo_array((factors, (at, columns)), shape=(len(rows), len(costs)))
+        fixed.append(LinearConstraint(more.tocsc(), np.array([limit for _, limit in rows]), np.inf))
+    held = []
+    for size, limit in zip(problem.sizes, problem.limits, strict=True):
+        flat = np.array([size[part][option] for part, options in enumerate(kept) for option in options], dtype=np.float64)
+        unit = _LARGEST_SIZE / (flat.max() or 1.0)
+        padded = np.concatenate([flat * unit, np.zeros(len(costs) - len(flat))])
+        held.append(LinearConstraint(padded[None, :], -np.inf, limit * unit))
+    bound: float | None = None
+    for _ in range(_TRIES):
+        options = {"mip_rel_gap": 0.0} | ({} if nodes is None else {"node_limit": nodes})
+        result = milp(costs, integrality=np.ones(len(costs)), bounds=Bounds(0, 1), constraints=[*fixed, *held], options=options)
+        if result.x is None:
+            return None
+        chosen = [int(np.argmax(result.x[starts[part] : starts[part + 1]])) for part in range(len(kept))]
+        picks = tuple(options[pick] for options, pick in zip(kept, chosen, strict=True))
+        bound = float(result.mip_dual_bound) if bound is None else bound  # of all choices, also those that are cut off below
+        if problem.holds(picks):
+            return picks, bound, result.status == 0
+        cut = np.zeros(len(costs))  # within the solver's tolerance, and too large by some bytes: never again
+        cut[starts[:-1] + np.array(chosen)] = 1.0
+        fixed.append(LinearConstraint(cut[None, :], -np.inf, len(kept) - 1))
+    raise RuntimeError(f"HiGHS took {_TRIES} choices that exceed a limit by less than its tolerance")

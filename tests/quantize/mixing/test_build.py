@@ -1,0 +1,243 @@
+"""What is proposed and why: weak layers, uniform recipes that win, parts nobody measured, and the recipe as its file."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+from sensitivities import BITS, SCHEMES, Damage, by_bits, sensitivity
+
+from assay.errors import AssayError
+from assay.recipes.load import load_recipe, parse_recipe, recipe_names
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.choice.mix import Mix, PredictedMeasured
+from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from assay_quantize.mixing.build import Asked, Proposal, meaning_of, propose
+from assay_quantize.mixing.choose import Choices, choices_of
+from assay_quantize.mixing.parts import stored_parts
+from assay_quantize.mixing.recipe_text import layers_text
+from assay_quantize.plan.planner import make_plan
+
+BASE = load_recipe(PrecisionRecipe, "w4a16")
+SHIPPED = [load_recipe(PrecisionRecipe, name) for name in recipe_names("precisions")]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_glm: Path) -> Checkpoint:
+    return open_checkpoint(tiny_glm)
+
+
+def choices(checkpoint: Checkpoint, damage: Damage = by_bits, error: float | None = 0.01, texts: str = "24 replies") -> Choices:
+    stored = stored_parts(checkpoint, BASE, SCHEMES, whole=lambda model: model, machine=None)
+    return choices_of(stored, sensitivity(checkpoint, damage, error=error, texts=texts), SCHEMES)
+
+
+def proposed(
+    checkpoint: Checkpoint,
+    damage: Damage = by_bits,
+    bits: float = 4.5,
+    *,
+    error: float | None = 0.01,
+    slack: float = 0.02,
+    texts: str = "24 replies",
+    measured: dict[str, PredictedMeasured] | None = None,
+) -> Proposal:
+    made = choices(checkpoint, damage, error)
+    asked = Asked("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack)
+    found = sensitivity(checkpoint, damage, error=error, texts=texts)
+    return propose(asked, BASE, made, found, SHIPPED, SCHEMES, measured or {})
+
+
+def weak(layer: int, role: str, scheme: str) -> float:
+    """The experts of layer 2 lose eight times as much."""
+    return by_bits(layer, role, scheme) * (8 if (layer, role) == (2, "routed_expert") else 1)
+
+
+def taken(mix: Mix) -> dict[tuple[int, str], str]:
+    return {(part.layer, part.role): part.scheme for part in mix.parts}
+
+
+def test_a_planted_weak_layer_is_kept_in_more_bits(checkpoint: Checkpoint) -> None:
+    made = proposed(checkpoint, weak, 4.3)
+    schemes = taken(made.mix)
+    assert made.mix.proposes == "mix"
+    assert BITS[schemes[2, "routed_expert"]] > BITS[schemes[1, "routed_expert"]]
+    assert made.mix.point.bytes <= (made.mix.budget_bytes or 0)
+    assert made.mix.advantage is not None and made.mix.advantage.uniform == "w4a16"
+    assert made.mix.advantage.low_nats is not None and 0 < made.mix.advantage.low_nats < made.mix.advantage.nats
+
+
+@pytest.mark.parametrize("bits", [4.2, 4.5, 5.5, 8.2])
+def test_what_is_chosen_is_the_best_of_all_choices(checkpoint: Checkpoint, bits: float) -> None:
+    """All 4^8 of them."""
+    drawn = random.Random(int(10 * bits))
+    noise = {key: drawn.uniform(0.3, 3.0) for key in itertools.product(range(3), BASE.quantize)}
+    damage: Damage = lambda layer, role, scheme: by_bits(layer, role, scheme) * noise[layer, role]  # noqa: E731
+    made, every = proposed(checkpoint, damage, bits, slack=0.0), choices(checkpoint, damage)
+    budget = every.bytes_at(bits) - every.stored.other_bytes
+    totals = [(0, 0.0)]
+    for options in every.options:
+        totals = [(size + one.num_bytes, lost + one.damage) for size, lost in totals for one in options]
+    best = min(lost for size, lost in totals if size <= budget)
+    assert len(totals) == 4 ** len(every.parts)
+    assert made.mix.optimum_nats == pytest.approx(best, rel=1e-9)
+    assert made.mix.bound_nats == pytest.approx(best, rel=1e-6)
+
+
+def test_the_recipe_of_the_file_is_what_was_chosen_and_plans(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for number, bits in enumerate((4.14, 4.3, 4.6, 5.0, 8.0, 12.0, 15.0)):
+        made = proposed(checkpoint, weak, bits)
+        path = tmp_path / f"{number}" / "mix.yaml"
+        path.parent.mkdir()
+        path.write_text(made.text)
+        recipe = parse_recipe(PrecisionRecipe, path)
+        assert recipe == made.recipe
+        for (layer, role), scheme in taken(made.mix).items():
+            assert (recipe.scheme_of(role, layer) or "bf16") == scheme
+        plan = make_plan(checkpoint, recipe, model="tiny", family=None)
+        assert plan.bytes_out == made.mix.point.bytes
+        assert plan.keeps_mtp and {t.scheme for t in plan.tensors if t.role == "mtp"} == {None}
+        assert {key: recipe.keep[key][: len(roles)] for key, roles in BASE.keep.items()} == BASE.keep
+
+
+def test_reasons_stand_in_the_file(checkpoint: Checkpoint) -> None:
+    text = proposed(checkpoint, weak, 4.3).text
+    assert "# Chosen on 24 texts (24 replies; sha256 cccccccccccccccc), damages by proxy:kl. Judge it on other texts." in text
+    (reason,) = [line for line in text.splitlines() if line.startswith("  # routed_expert 2:")]
+    assert "nats more would be lost" in reason and " less." in reason
+    assert "0.02 of the least damage" not in text and "within 4.3bpw" in text
+
+
+def test_what_texts_are_called_cannot_end_a_comment(checkpoint: Checkpoint) -> None:
+    made = proposed(checkpoint, weak, 4.3, texts="x\nscheme: w8a8\u2028quantize: {}\x1b[31m")
+    plain = proposed(checkpoint, weak, 4.3)
+    assert yaml.safe_load(made.text) == yaml.safe_load(plain.text)
+    assert "\x1b" not in made.text and "\u2028" not in made.text
+
+
+# ------------------------------------------------------------------------------------------------ uniform recipes that win
+def test_the_best_choice_may_be_uniform(checkpoint: Checkpoint) -> None:
+    """A uniform recipe that costs as much as the budget, and damages that rise alike."""
+    every = choices(checkpoint)
+    alike: Damage = lambda layer, role, scheme: next(  # noqa: E731
+        1e-9 * part.num_weights * 4.0 ** (4.0 - BITS[scheme])
+        for part in every.parts
+        if (part.layer, part.role) == (layer, role)
+    )
+    uniform = every.picks_of({(part.layer, part.role): "w4a16" for part in every.parts})
+    assert uniform is not None
+    bits = every.bits_per_weight(every.total_bytes(uniform)) + 1e-3
+    made = proposed(checkpoint, alike, bits)
+    assert (made.mix.proposes, made.mix.point.kind) == ("uniform", "uniform")
+    assert made.mix.reason == "The best choice is w4a16, one scheme for all."
+    assert set(taken(made.mix).values()) == {"w4a16"} and made.recipe.layers == {}
+
+
+def test_a_lead_within_its_error_goes_to_the_uniform_recipe(checkpoint: Checkpoint) -> None:
+    sure, unsure = (proposed(checkpoint, weak, 5.5, error=error) for error in (0.01, 3.0))
+    assert sure.mix.proposes == "mix"
+    assert unsure.mix.proposes == "uniform"
+    assert unsure.mix.reason.startswith("w4a16-g32 is proposed: it is expected to lose ")
+    assert unsure.mix.reason.endswith("is within its error.")
+    assert unsure.mix.advantage is not None and (unsure.mix.advantage.low_nats or 0) <= 0 < unsure.mix.advantage.nats
+    assert set(taken(unsure.mix).values()) == {"w4a16_g32"}
+    assert unsure.mix.optimum_nats < unsure.mix.point.damage_nats
+
+
+def test_without_intervals_a_lead_must_be_clear(checkpoint: Checkpoint) -> None:
+    made = proposed(checkpoint, weak, 4.3, error=None)
+    assert made.mix.proposes == "mix" and made.mix.advantage is not None and made.mix.advantage.low_nats is None
+    nearly: Damage = lambda layer, role, scheme: (  # noqa: E731
+        0.01 * (0.999 if scheme == "fp8_channel" else 1.0)
+    )
+    near = proposed(checkpoint, nearly, 4.6, error=None)
+    assert near.mix.proposes == "uniform" and near.mix.reason.endswith("less than 2% apart.")
+
+
+def test_what_a_run_measured_decides(checkpoint: Checkpoint) -> None:
+    made = proposed(checkpoint, weak, 5.5)
+    assert made.mix.proposes == "mix" and made.mix.advantage is not None and made.mix.advantage.uniform == "w4a16-g32"
+    uniform = dict.fromkeys(taken(made.mix), "w4a16_g32")
+    for nats, winner in ((0.02, "uniform"), (0.04, "mix")):
+        measured = {
+            meaning_of(BASE, schemes): PredictedMeasured(name=name, source="runs/tiny", predicted_nats=0.1, measured_nats=lost)
+            for name, schemes, lost in (("mix", taken(made.mix), 0.03), ("w4a16-g32", uniform, nats))
+        }
+        again = proposed(checkpoint, weak, 5.5, measured=measured)
+        assert again.mix.proposes == winner
+        assert again.mix.checks == tuple(measured.values())
+    assert made.mix.reason.startswith("It is expected to lose 0.") and "w4a16-g32 is proposed: measured in runs/tiny" in (
+        proposed(
+            checkpoint,
+            weak,
+            5.5,
+            measured={k: v.model_copy(update={"measured_nats": 0.03}) for k, v in measured.items()},
+        ).mix.reason
+    )
+
+
+# ------------------------------------------------------------------------------------------------ missing is not zero
+def test_a_part_that_nobody_measured_stays_in_16_bits(checkpoint: Checkpoint) -> None:
+    made = proposed(checkpoint, lambda layer, role, scheme: None if role == "attention" else by_bits(layer, role, scheme), 9.0)
+    assert {s for (_, role), s in taken(made.mix).items() if role == "attention"} == {"bf16"}
+    assert "attention" in made.recipe.keep["bf16"] and "attention" not in made.recipe.quantize
+    left = {(one.role, one.layers, one.scheme): one.why for one in made.mix.not_taken}
+    assert left == {("attention", "0-2", scheme): "not measured" for scheme in SCHEMES}
+
+
+def test_a_scheme_that_one_layer_lacks_is_not_taken_there(checkpoint: Checkpoint) -> None:
+    hole: Damage = lambda layer, role, scheme: None if (layer, role, scheme) == (1, "routed_expert", "w4a16") else by_bits(layer, role, scheme)  # noqa: E731, E501  # fmt: skip
+    made = proposed(checkpoint, hole, 4.3)
+    (part,) = [part for part in made.mix.parts if (part.layer, part.role) == (1, "routed_expert")]
+    assert part.scheme != "w4a16" and (part.usual == part.scheme or part.why == "not measured")
+    uniform = next(one for one in made.mix.controls if one.kind == "uniform" and "w4a16" in one.name and "g32" not in one.name)
+    assert uniform.num_kept == 1  # no damage is made up for it
+
+
+def test_a_budget_that_holds_everything(checkpoint: Checkpoint) -> None:
+    with pytest.raises(AssayError, match=r"--budget 16.1bpw: holds the whole checkpoint in 16 bits \(.* MB\); nothing need be"):
+        proposed(checkpoint, bits=16.1)
+
+
+def test_a_budget_that_nothing_meets(checkpoint: Checkpoint) -> None:
+    with pytest.raises(
+        AssayError, match=r"--budget 4bpw: is 3.59 MB, the smallest choice takes 3.62 MB \(4\.1\d bits per weight\);"
+    ):
+        proposed(checkpoint, bits=4.0)
+    with pytest.raises(AssayError, match=r"; 3 of 8 parts can only stay in 16 bits \(not measured, or refused\)"):
+        proposed(checkpoint, lambda layer, role, scheme: None if role == "attention" else by_bits(layer, role, scheme), 4.2)
+
+
+# ------------------------------------------------------------------------------------------------ beside it
+def test_no_control_of_its_size_is_below_the_frontier(checkpoint: Checkpoint) -> None:
+    mix = proposed(checkpoint, weak, 4.5).mix
+    sizes = [one.bytes for one in mix.frontier]
+    lost = [one.damage_nats for one in mix.frontier]
+    assert sizes == sorted(sizes) and lost == sorted(lost, reverse=True) and lost[-1] == 0.0
+    for one in mix.controls:
+        if one.kind == "uniform":
+            assert min(best.damage_nats for best in mix.frontier if best.bytes <= one.bytes) <= one.damage_nats * (1 + 1e-9)
+    assert {one.name for one in mix.controls} == {
+        "w4a16", "w4a16-g32", "fp8-channel", "w4a16-experts", "w4a16-experts-g32"
+    }  # fmt: skip  # of those that these damages can say something of
+
+
+def test_neighbouring_layers_are_alike_where_it_costs_little(checkpoint: Checkpoint) -> None:
+    """Attention of three layers a hair apart: exact, they differ; with the slack they do not."""
+    hair: Damage = lambda layer, role, scheme: by_bits(layer, role, scheme) * (1 + 0.001 * layer)  # noqa: E731
+
+    def kinds(slack: float) -> int:
+        mix = proposed(checkpoint, hair, 4.25, slack=slack, error=1e-9).mix
+        assert mix.point.damage_nats <= mix.optimum_nats * (1 + slack) * (1 + 1e-9)
+        return len({(part.role, part.scheme) for part in mix.parts})
+
+    assert kinds(0.05) <= kinds(0.0)
+    assert kinds(0.3) == 4
+
+
+def test_layers_as_recipes_write_them() -> None:
+    assert layers_text([2, 0, 1, 7, 5, 4, 9]) == "0-2, 4-5, 7, 9"
+    assert layers_text([3]) == "3"

@@ -1,0 +1,106 @@
+"""The choice against looking at all of them: exact, within the limits to the byte, and with the fewest changes there are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from assay_quantize.mixing.solve import Problem, cheapest, fewest_changes
+
+BITS = (4.0, 4.125, 4.25, 4.5, 8.0, 16.0)
+
+
+def random_problem(seed: int, *, parts: int, resources: int) -> Problem:
+    """Sizes as of real parts, up to 10^10 bytes, damages over three decades; limits somewhere between least and most."""
+    drawn = random.Random(seed)
+    damages, sizes = [], [[] for _ in range(resources)]
+    for _ in range(parts):
+        options = sorted(drawn.sample(BITS, drawn.randint(2, 4)))
+        count = drawn.choice([2**16, 3 * 2**20, 5 * 2**30]) * drawn.randint(1, 4)
+        base = drawn.lognormvariate(-6, 1.5)
+        damages.append(tuple(0.0 if bits == 16 else base * 2.0 ** -(bits - 4) * drawn.uniform(0.7, 1.3) for bits in options))
+        for number, one in enumerate(sizes):
+            one.append(tuple(int(count * bits / 8) // (1 + number) + drawn.randint(0, 99) * number for bits in options))
+    limits = []
+    for one in sizes:
+        least, most = sum(map(min, one)), sum(map(max, one))
+        limits.append(least + int((most - least) * drawn.uniform(-0.08, 0.6)))
+    return Problem(tuple(damages), tuple(map(tuple, sizes)), tuple(limits))
+
+
+def every_choice(problem: Problem) -> list[tuple[int, ...]]:
+    return [
+        picks
+        for picks in itertools.product(*(range(len(damages)) for damages in problem.damages))
+        if all(
+            sum(part[pick] for part, pick in zip(one, picks, strict=True)) <= limit
+            for one, limit in zip(problem.sizes, problem.limits, strict=True)
+        )
+    ]
+
+
+def lost(problem: Problem, picks: Sequence[int]) -> float:
+    return math.fsum(damages[pick] for damages, pick in zip(problem.damages, picks, strict=True))
+
+
+@pytest.mark.parametrize("resources", [1, 2])
+def test_no_choice_is_better(resources: int) -> None:
+    nothing = 0
+    for seed in range(60):
+        problem = random_problem(seed, parts=6, resources=resources)
+        within, found = every_choice(problem), cheapest(problem)
+        if not within:
+            nothing += 1
+            assert found is None, seed
+            continue
+        assert found is not None and found.picks in within, seed
+        least = min(lost(problem, picks) for picks in within)
+        assert found.damage == lost(problem, found.picks) == pytest.approx(least, rel=1e-9, abs=1e-15), seed
+        assert found.bound == pytest.approx(least, rel=1e-6, abs=1e-12), seed
+    assert 0 < nothing < 20  # both outcomes were seen
+
+
+def test_the_last_byte_counts() -> None:
+    """Sizes of 10^10 bytes: the solver's tolerances must neither spend a byte that is not there nor leave one that is."""
+    for seed in range(20):
+        problem = random_problem(1000 + seed, parts=5, resources=1)
+        free = Problem(problem.damages, problem.sizes, (sum(map(max, problem.sizes[0])),))
+        best = min(every_choice(free), key=lambda picks: (lost(problem, picks), free.used(picks)))
+        exact = free.used(best)[0]
+        at, below = (cheapest(Problem(problem.damages, problem.sizes, (limit,))) for limit in (exact, exact - 1))
+        assert at is not None and lost(problem, at.picks) == pytest.approx(lost(problem, best), abs=1e-15)
+        assert below is None or free.used(below.picks)[0] < exact
+        if below is not None:
+            assert below.damage == pytest.approx(
+                min(lost(problem, p) for p in every_choice(free) if free.used(p)[0] < exact), abs=1e-15
+            )
+
+
+def test_fewest_changes_within_a_slack() -> None:
+    """Six layers of one role: the number of changes is the least that any choice within the slack has."""
+    for seed in range(15):
+        drawn = random.Random(seed)
+        damages = tuple(tuple(drawn.uniform(0.5, 1.5) * each for each in (1.0, 0.6, 0.1)) for _ in range(6))
+        sizes = ((4_000_000, 4_500_000, 8_000_000),) * 6
+        problem = Problem(damages, (sizes,), (drawn.randint(26_000_000, 44_000_000),))
+        links = [None, *((number - 1, (0, 1, 2)) for number in range(1, 6))]
+        best = cheapest(problem)
+        assert best is not None
+        most = 1.1 * best.damage
+
+        def count(picks: Sequence[int]) -> int:
+            return sum(a != b for a, b in itertools.pairwise(picks))
+
+        found = fewest_changes(problem, links, most)
+        assert found is not None and problem.holds(found) and lost(problem, found) <= most * (1 + 1e-9)
+        allowed = [picks for picks in every_choice(problem) if lost(problem, picks) <= most]
+        assert count(found) == min(map(count, allowed)), seed
+
+
+def test_nothing_to_choose() -> None:
+    assert cheapest(Problem((), (((),),), (0,))) is not None
+    assert cheapest(Problem(((0.0,),), (((5,),),), (4,))) is None
