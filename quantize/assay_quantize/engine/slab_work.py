@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from assay.errors import QuantizeError
 from assay.records.manifest import ERROR_DIGITS
 from assay.records.plan import OutputTensor, TensorPlan
+from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result
 from assay_quantize.formats.casting import cast_rows, count_not_finite
 from assay_quantize.formats.schemes import SCHEMES, module_of
+from assay_quantize.kernels import error_rows
 from assay_quantize.plan.slabs import Slab, by_rows
 from assay_quantize.storage.buffers import Pools
 from assay_quantize.storage.direct_file import BytesLike
@@ -54,7 +56,10 @@ class ShardWork:
         allow_not_finite: bool,
         on_progress: Callable[[str, int], None] | None,
         on_slab: OnSlab | None = None,
+        calibrated: CalibratedFiles | None = None,
     ) -> None:
+        """calibrated: where tensors are taken from that a calibration made."""
+        self._calibrated = calibrated
         self.writer, self.computer = writer, computer
         self._reader, self._observer, self._importance, self._on_progress = reader, observer, importance, on_progress
         self._pools, self._allow_not_finite, self._on_slab = pools, allow_not_finite, on_slab
@@ -153,6 +158,8 @@ class ShardWork:
     def _quantize(self, slab: Slab, rows: Array) -> Result:
         tensor, key = slab.tensor, slab.amax_key
         assert tensor.scheme is not None
+        if self._calibrated is not None and self._calibrated.has(tensor):
+            return self._taken(slab, rows, self._calibrated)
         if key is not None:
             self.writer.wait_until(lambda: self._rows_left[key] == 0)
         importance = None if self._importance is None else self._importance.for_weight(tensor.name, tensor.shape[1])
@@ -183,6 +190,20 @@ class ShardWork:
             self._told(slab)
 
         return Result(_output_parts(slab, made.parts), True, written)
+
+    def _taken(self, slab: Slab, rows: Array, calibrated: CalibratedFiles) -> Result:
+        """Rows as a calibration left them, and how far they are from the source."""
+        tensor = slab.tensor
+        assert tensor.scheme is not None
+        parts = calibrated.rows(tensor, slab.begin, slab.end)
+        errors = error_rows(parts, rows, tensor.logical_dtype, tensor.scheme)
+
+        def written() -> None:
+            error, norm = self._squares.get(tensor.name, (0.0, 0.0))
+            self._squares[tensor.name] = error + errors.squared_error, norm + errors.squared_norm
+            self._told(slab)
+
+        return Result(_output_parts(slab, parts), False, written)
 
     def _told(self, slab: Slab) -> None:
         if self._on_progress is not None:
