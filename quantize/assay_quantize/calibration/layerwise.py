@@ -34,6 +34,7 @@ from assay.records.base import sha256_of, sha256_of_file
 from assay.records.calibration import CalibratedLayers
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.memory import check_memory
+from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.work_folder import WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -129,7 +130,6 @@ def _do(
     say: Say,
 ) -> None:
     """The layers that are missing, one after the other."""
-    from assay_quantize.calibration.methods import quiet
     from assay_quantize.calibration.skeleton import Skeleton
 
     observer = str(plan.precision_recipe.get("observer", "minmax"))

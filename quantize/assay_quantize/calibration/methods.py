@@ -8,9 +8,8 @@ result against `oneshot`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,19 +175,4 @@ def plain_forward(model: Any) -> Iterator[None]:
     from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
 
     with calibration_forward_context(model), DisableQuantization(model):
-        yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """llm-compressor logs a line for every weight, and tqdm draws bars."""
-    from loguru import logger
-
-    with ExitStack() as stack:
-        for name in ("llmcompressor", "compressed_tensors"):
-            logger.disable(name)
-            stack.callback(logger.enable, name)
-        level = logging.getLogger("transformers").level
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-        stack.callback(logging.getLogger("transformers").setLevel, level)
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,10 +35,11 @@ pytestmark = pytest.mark.slow
 LENGTH, SEQUENCES = 32, 6
 
 
-def plan_of(folder: Path, precision: str = "w4a16-gptq", **changed: Any) -> Plan:
+def plan_of(folder: Path, precision: str = "w4a16-gptq") -> Plan:
     recipe = load_recipe(PrecisionRecipe, precision)
-    options = recipe.calibration.model_copy(update={"tokens": LENGTH * SEQUENCES, "length": LENGTH})  # type: ignore[union-attr]
-    recipe = recipe.model_copy(update={"calibration": options, **changed})
+    if recipe.calibration != "none":
+        options = recipe.calibration.model_copy(update={"tokens": LENGTH * SEQUENCES, "length": LENGTH})
+        recipe = recipe.model_copy(update={"calibration": options})
     return make_plan(open_checkpoint(folder), recipe, model="tiny", family=None)
 
 
@@ -102,7 +104,7 @@ def test_layers_are_those_of_oneshot(tmp_path: Path, words: Path) -> None:
     differing = [name for name in got if not torch.equal(got[name], expected[name])]
     assert differing == []
     packed = [name for name in got if name.endswith("weight_packed")]
-    plain = quantize(plan_of(folder, "w4a16", calibration="none"), folder, tmp_path / "plain")
+    plain = quantize(plan_of(folder, "w4a16"), folder, tmp_path / "plain")
     rounded = {n: t for shard in plain.shards for n, t in load_file(tmp_path / "plain" / shard.name).items()}
     assert all(not torch.equal(got[name], rounded[name]) for name in packed)  # to the nearest, they would be others
 
@@ -113,7 +115,9 @@ import json, os, signal, sys
 from pathlib import Path
 import numpy
 from assay.records.plan import Plan
-from assay_quantize.calibration import layerwise, methods, skeleton
+from assay_quantize.calibration.quiet import quiet
+with quiet():
+    from assay_quantize.calibration import layerwise, methods, skeleton
 from assay_quantize.calibration.text import Text
 
 plan, source, words = Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
@@ -157,7 +161,7 @@ def in_processes(plan: Plan, source: Path, words: Path, folder: Path, jobs: list
         env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}, cwd=folder, timeout=600, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stdout.split("\n")
 
 
@@ -179,7 +183,7 @@ def test_killed_at_ten_random_moments_the_bytes_are_the_same(tmp_path: Path, sou
     assert killed == [str(-signal.SIGKILL)] * 10
     whole = files_of(tmp_path / "whole")
     layers_done = [len(list((tmp_path / f"killed-{count}").glob("layer-*"))) for count in moments]
-    assert {0, 1, 2} <= set(layers_done)
+    assert len(set(layers_done)) >= 3  # killed in several layers
     assert in_processes(plan, source, words, tmp_path, [(work, -1) for work, _ in jobs]).count("0") == 10
     for work, _ in jobs:
         assert files_of(Path(work)) == whole, work
@@ -208,8 +212,8 @@ def test_a_finished_layer_is_not_done_again(
 
 
 # ------------------------------------------------------------------------------------------------ a whole checkpoint
-def made_and_verified(source: Path, words: Path, folder: Path, **changed: Any) -> tuple[Plan, Any]:
-    plan = plan_of(source, **changed)
+def made_and_verified(source: Path, words: Path, folder: Path, precision: str = "w4a16-gptq") -> tuple[Plan, Any]:
+    plan = plan_of(source, precision)
     work = folder / "work"
     plan = plan.model_copy(update={"calibrated": calibrate_layers(plan, source, work, Text((words,)))})
     quantize(plan, source, folder / "made", calibrated=work)
@@ -235,9 +239,8 @@ def test_what_transformers_drops_or_casts_is_the_sources(made: Path, source: Pat
     assert len(biases) == 3 and all(stored[name].dtype == torch.float32 for name in biases)
     index = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
     assert index.keys() == stored.keys()
-    assert r"re:.*\.layers\.3\..*" in str(json.loads((made / "config.json").read_text())["quantization_config"]["ignore"]) or any(
-        "3" in pattern for pattern in json.loads((made / "config.json").read_text())["quantization_config"]["ignore"]
-    )
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    assert any(re.match(pattern.removeprefix("re:"), "model.layers.3.mlp.experts.0.up_proj") for pattern in config["ignore"])
 
 
 @pytest.mark.parametrize("part, check", [("weight_packed", "calibrated"), ("weight_scale", "weights")])
