@@ -50,12 +50,12 @@ class GptqCalibration(Section):
 class AwqCalibration(Section):
     """Inputs scaled by AWQ (arXiv 2306.00978), through llm-compressor, before weights are rounded; INT4 only.
 
-    tokens, length, seed: as for GPTQ. grid: candidates of the search for scales. duo_scaling: scales from weights and inputs;
-    false: from inputs alone.
+    tokens, length, seed: as for GPTQ; the search keeps inputs in memory, so fewer tokens.
+    grid: candidates of the search for scales. duo_scaling: scales from weights and inputs; false: from inputs alone.
     """
 
     method: Literal["awq"]
-    tokens: int = Field(default=65_536, ge=1)
+    tokens: int = Field(default=16_384, ge=1)
     length: int = Field(default=512, ge=8)
     seed: int = Field(default=0, ge=0)
     grid: int = Field(default=20, ge=3)

@@ -86,7 +86,8 @@ class Plan(Record):
     importance_sha256: str | None = None
     """Of the channel weights that the scale search uses. None: it uses none."""
     calibrated: CalibratedLayers | None = None
-    """Layers whose weights were calibrated. None: there are none, or it was not done yet."""
+    """Layers whose weights were calibrated. None: there are none, or it was not done yet. What they hold is stored, whatever
+    the plan says of a tensor: AWQ changes norms and routers, which it says are kept."""
     tensors: tuple[TensorPlan, ...]
 
     @property

@@ -39,7 +39,7 @@ from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.work_folder import WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.plan.calibrated import calibrated_tensors, is_calibrated
 from assay_quantize.plan.identity import plan_sha256
 
 BATCH_TOKENS = 2048
@@ -108,6 +108,7 @@ def calibrate_layers(
                 length=int(tokens.shape[1]),
                 tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(),
                 layers={layer: lines[layer]["digest"] for layer, tensors in layers.items() if tensors},
+                smoothed=tuple(t.name for tensors in layers.values() for t in tensors if not is_calibrated(plan, t)),
                 fell_back=tuple(sorted(name for line in lines.values() for name in line["fell_back"])),
                 versions=_versions(),
                 seconds=max(time.monotonic() - started, sum(float(line["seconds"]) for line in lines.values())),

@@ -29,17 +29,28 @@ def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: t
         at = split_layer(tensor.name)
         if at is not None and at.layer in layers and tensor.role != "mtp":
             weights[at.layer] += math.prod(tensor.shape)
-    config = text_of(plan.config)
+    config, is_awq = text_of(plan.config), plan.precision_recipe["calibration"]["method"] == "awq"
     heads, tokens = int(config.get("num_attention_heads", 1)), batch * shape[1]
     most = 0
     for layer, tensors in layers.items():
         widest = max((max(t.shape) for t in tensors), default=int(config.get("hidden_size", 1)))
-        rounding = max((6 * t.shape[0] * t.shape[1] + 4 * t.shape[1] ** 2 for t in tensors), default=0)
+        rounded = [t for t in tensors if t.action == "quantize"]
+        rounding = max((6 * t.shape[0] * t.shape[1] + 4 * t.shape[1] ** 2 for t in rounded), default=0)
         scores = 3 * batch * heads * shape[1] ** 2
         moving = max(rounding, scores + 12 * tokens * widest)
         packed = sum(output.num_bytes for t in tensors for output in t.outputs)
-        most = max(most, FLOAT_BYTES * (weights[layer] + hessian_numbers(tensors) + moving) + packed)
+        seen = awq_numbers(rounded, math.prod(shape)) if is_awq else hessian_numbers(rounded)
+        most = max(most, FLOAT_BYTES * (weights[layer] + seen + moving) + packed)
     return most
+
+
+def awq_numbers(tensors: Sequence[TensorPlan], tokens: int) -> int:
+    """Inputs that AWQ keeps until a layer is done: of attention and MLP, and of every down projection; with the outputs of the
+    widest twice, and copies of the weights that are scaled together."""
+    width = max((min(t.shape) for t in tensors), default=0)
+    down = sum(t.shape[1] for t in tensors if t.module.endswith(".down_proj"))
+    hidden = max((t.shape[1] for t in tensors if t.module.endswith((".up_proj", ".q_proj"))), default=width)
+    return tokens * (4 * hidden + down) + sum(math.prod(t.shape) for t in tensors)
 
 
 def hessian_numbers(tensors: Sequence[TensorPlan]) -> int:

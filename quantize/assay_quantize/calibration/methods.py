@@ -12,18 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, make_empty_hessian
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+from llmcompressor.pipelines.cache import IntermediatesCache
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
-from assay.errors import QuantizeError
-from assay.recipes.precision import Calibrated, GptqCalibration
+from assay.recipes.precision import AwqCalibration, Calibrated, GptqCalibration
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import compressed_tensors_scheme, module_of
+from assay_quantize.plan.calibrated import Smoothing, smoothings
 
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 """`observer` of a recipe -> llm-compressor's. Its search is not that of `w4a16-mse` (`kernels/search_reference.py`)."""
@@ -87,16 +91,21 @@ class Method:
 
     def __init__(self, options: Calibrated, observer: str, tensors: Sequence[TensorPlan]) -> None:
         """tensors: those of the layer that are calibrated."""
-        self._tensors = {module_of(tensor.name): tensor for tensor in tensors}
+        rounded = [tensor for tensor in tensors if tensor.action == "quantize"]
+        self._tensors = {module_of(tensor.name): tensor for tensor in rounded}
+        self._smoothed = [tensor for tensor in tensors if tensor.action != "quantize"]
         self._schemes: dict[str, Any] = {}
         groups = {}
-        for number, scheme in enumerate(sorted({str(tensor.scheme) for tensor in tensors})):
+        for number, scheme in enumerate(sorted({str(tensor.scheme) for tensor in rounded})):
             made: Any = compressed_tensors_scheme(scheme)
             made.targets = [name for name, tensor in self._tensors.items() if tensor.scheme == scheme]
             made.weights.observer = OBSERVERS[observer]
             groups[f"group_{number}"] = self._schemes[scheme] = made
-        self.modifiers: list[Any] = _modifiers(options, groups)
-        self._gptq = next((one for one in self.modifiers if isinstance(one, SharedGPTQ)), None)
+        self._before: list[Any] = []
+        """Modifiers that change weights before they are rounded, by that of the rounding."""
+        if isinstance(options, AwqCalibration):
+            self._before = [_awq(options, smoothings(rounded, self._smoothed))]
+        self._rounding: Any = _rounding(options, groups)
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -107,9 +116,9 @@ class Method:
 
         self._state = state = active_session().state
         state.model, state.loss_masks, state.sequential_prefetch = model, None, False
-        for modifier in self.modifiers:
+        for modifier in (*self._before, self._rounding):
             modifier.on_initialize(state)
-        for modifier in self.modifiers:
+        for modifier in (*self._before, self._rounding):
             modifier.on_calibration_start(state, None)
         with calibration_forward_context(model), DisableQuantization(model), moe_calibration_context():
             yield
@@ -123,16 +132,23 @@ class Method:
 
         modules = {name: model.get_submodule(name) for name in self._tensors}
         dtype = next(iter(modules.values())).weight.dtype
+        tensors: dict[str, Tensor] = {}
+        with torch.no_grad(), DisableQuantization(model), _unpinned():
+            for modifier in self._before:
+                modifier.on_sequential_epoch_end(self._state, None)
+        for tensor in self._smoothed:
+            (output,) = tensor.outputs
+            parameter = model.get_parameter(tensor.name)
+            tensors[output.name] = parameter.data.to(TORCH_DTYPES[output.dtype])
+            parameter.data = tensors[output.name].to(parameter.dtype)
         for name, module in modules.items():
             module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
         with torch.no_grad(), DisableQuantization(model):
-            for modifier in self.modifiers:
-                modifier.on_sequential_epoch_end(self._state, None, modules=list(layer.modules()))
-        fell_back = () if self._gptq is None else tuple(self._gptq._rtn_fallback_module_names)
-        tensors: dict[str, Tensor] = {}
+            self._rounding.on_sequential_epoch_end(self._state, None, modules=list(layer.modules()))
+        fell_back = tuple(self._rounding._rtn_fallback_module_names) if isinstance(self._rounding, SharedGPTQ) else ()
         for name, module in modules.items():
             tensors |= self._packed(self._tensors[name], module)
-        for modifier in self.modifiers:
+        for modifier in (*self._before, self._rounding):
             modifier.on_calibration_end(self._state, None)
         for module in modules.values():
             module.weight.data = module.weight.data.to(dtype)
@@ -148,25 +164,41 @@ class Method:
         given = {"weight": module.weight.data, "weight_scale": module.weight_scale.data.to(dtype)}
         if not scheme.weights.symmetric:
             given["weight_zero_point"] = module.weight_zero_point.data
-        made = BaseCompressor.get_value_from_registry(str(scheme.format.value)).compress(given, scheme)
+        compressor = BaseCompressor.get_value_from_registry(str(scheme.format.value))
+        made = compressor.compress(given, scheme)
+        module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
         prefix = module_of(tensor.name)
         parts = {f"{prefix}.{part}": value.contiguous() for part, value in made.items()}
         return {output.name: parts[output.name] for output in tensor.outputs}
 
 
-def _modifiers(options: Calibrated, groups: Mapping[str, Any]) -> list[Any]:
+def _rounding(options: Calibrated, groups: Mapping[str, Any]) -> Any:
+    """What rounds weights: GPTQ, or to the nearest."""
     if isinstance(options, GptqCalibration):
         order = None if options.activation_order == "none" else options.activation_order
-        return [
-            SharedGPTQ(
-                config_groups=dict(groups),
-                block_size=options.block_size,
-                dampening_frac=options.dampening,
-                actorder=order,
-                batched_quantization=None,
-            )
-        ]
-    raise QuantizeError(f"calibration method {options.method}: is not there yet")
+        return SharedGPTQ(
+            config_groups=dict(groups),
+            block_size=options.block_size,
+            dampening_frac=options.dampening,
+            actorder=order,
+            batched_quantization=None,
+        )
+    return QuantizationModifier(config_groups=dict(groups))
+
+
+def _awq(options: AwqCalibration, found: Sequence[Smoothing]) -> Any:
+    mappings = [AWQMapping(one.smooth, list(one.balance)) for one in found]
+    return AWQModifier(mappings=mappings, n_grid=options.grid, duo_scaling=options.duo_scaling, offload_device=None)
+
+
+@contextmanager
+def _unpinned() -> Iterator[None]:
+    """AWQ pins inputs for copies to a GPU, which fails where there is none."""
+    if torch.accelerator.is_available():
+        yield
+        return
+    with patch.object(IntermediatesCache, "pin_memory", lambda *args, **kwargs: None):
+        yield
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
@@ -21,10 +20,14 @@ def quiet() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, {LEVEL: os.environ.get(LEVEL, "CRITICAL")}))
-        stack.enter_context(patch.object(tqdm, "__init__", functools.partialmethod(tqdm.__init__, disable=True)))
+        stack.enter_context(patch.object(tqdm, "__init__", _without_bar(tqdm.__init__)))
         for name in ("llmcompressor", "compressed_tensors"):
             logger.disable(name)
         theirs = logging.getLogger("transformers")
         stack.callback(theirs.setLevel, theirs.level)
         theirs.setLevel(logging.ERROR)
         yield
+
+
+def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, *args, **named: init(self, *args, **{**named, "disable": True})

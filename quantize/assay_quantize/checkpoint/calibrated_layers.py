@@ -50,9 +50,10 @@ def layer_digest(outputs: Iterable[OutputTensor], read: Callable[[OutputTensor, 
 class CalibratedFiles:
     """Layer files in a folder; safe to use from many threads at once. Files are opened when first read."""
 
-    def __init__(self, folder: Path, layers: Iterable[int]) -> None:
-        """Raises CheckpointError: a file that is not there or is damaged."""
-        self._folder = folder
+    def __init__(self, folder: Path, layers: Iterable[int], *, is_smoothed: bool = False) -> None:
+        """is_smoothed: weights were scaled before they were rounded, so they are not to be compared with the
+        source's. Raises CheckpointError: a file that is not there or is damaged."""
+        self._folder, self.is_smoothed = folder, is_smoothed
         self._headers: dict[str, TensorHeader] = {}
         for layer in layers:
             self._headers |= read_shard_header(folder, layer_file(layer))
@@ -86,6 +87,10 @@ class CalibratedFiles:
                 last - first, *output.shape[1:]
             )
         return parts
+
+    def whole(self, output: OutputTensor) -> NDArray[np.uint8]:
+        """A tensor that is stored as it is."""
+        return self._read(output, 0, output.num_bytes)
 
     def digest(self, tensors: Iterable[TensorPlan]) -> str:
         """Of the calibrated tensors of a layer, as they lie there."""

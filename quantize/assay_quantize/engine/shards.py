@@ -196,7 +196,7 @@ def _calibrated(plan: Plan, folder: Path | None) -> CalibratedFiles | None:
     if plan.calibrated is None:
         return None
     assert folder is not None, "`quantize` checks it"
-    return CalibratedFiles(folder, plan.calibrated.layers)
+    return CalibratedFiles(folder, plan.calibrated.layers, is_smoothed=bool(plan.calibrated.smoothed))
 
 
 def _importance(path: Path | None) -> ChannelWeights | None:

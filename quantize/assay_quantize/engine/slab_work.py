@@ -102,7 +102,16 @@ class ShardWork:
         return {name: _relative_error(*squares) for name, squares in self._squares.items()}
 
     # -------------------------------------------------------------------------------------------- kinds of work
+    def _smoothed(self, slab: Slab, calibrated: CalibratedFiles) -> Result:
+        """The whole of what a calibration changed that is not quantized, with the last slab of the source's."""
+        (output,) = slab.tensor.outputs
+        data = calibrated.whole(output).data if slab.is_last else memoryview(b"")
+        return Result({output.name: data}, False, lambda: self._told(slab))
+
     def _copy(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
+        if self._calibrated is not None and self._calibrated.has(slab.tensor):
+            self._pools.rows.give(buffer)
+            return self._smoothed(slab, self._calibrated)
         data = self._reader.read_bytes(slab.tensor, slab.begin, slab.end, buffer)
         num_odd = self._count_not_finite(slab, np.frombuffer(data, np.uint8), slab.tensor.dtype)
 
@@ -115,6 +124,8 @@ class ShardWork:
 
     def _cast(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
         tensor, (output,) = slab.tensor, slab.tensor.outputs
+        if self._calibrated is not None and self._calibrated.has(tensor):
+            return self._smoothed(slab, self._calibrated)
         if by_rows(tensor):
             values = self._reader.read_rows(tensor, slab.begin, slab.end, buffer)
         else:
@@ -196,6 +207,8 @@ class ShardWork:
         tensor = slab.tensor
         assert tensor.scheme is not None
         parts = calibrated.rows(tensor, slab.begin, slab.end)
+        if calibrated.is_smoothed:
+            return Result(_output_parts(slab, parts), False, lambda: self._told(slab))
         errors = error_rows(parts, rows, tensor.logical_dtype, tensor.scheme)
 
         def written() -> None:

@@ -27,7 +27,8 @@ from assay_quantize.verify.files import StoredReader
 class Original:
     """A context manager. plain: the same files by the safetensors library's headers. importance: channel weights of the scale
     search. recomputes: False where the plan used channel weights and nobody gave them: then only errors are bounded.
-    calibrated: weights whose codes depend on the text that they were calibrated with; has_own_scales: so do their scales."""
+    calibrated: weights whose codes depend on the text that they were calibrated with; has_own_scales: so
+    do their scales; is_smoothed: and they were scaled before they were rounded."""
 
     reader: SourceReader
     plain: StoredReader
@@ -38,6 +39,7 @@ class Original:
     recomputes: bool
     calibrated: frozenset[str] = frozenset()
     has_own_scales: bool = False
+    is_smoothed: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -75,5 +77,6 @@ def open_original(source: Checkpoint, headers: dict[str, TensorHeader], plan: Pl
         importance=loaded,
         recomputes=plan.importance_sha256 == (None if loaded is None else loaded.sha256),
         calibrated=frozenset(tensor.name for found in calibrated_tensors(plan).values() for tensor in found),
+        is_smoothed=plan.calibrated is not None and bool(plan.calibrated.smoothed),
         has_own_scales=plan.calibrated is not None and (plan.calibrated.method != "gptq" or observer_of(plan) != "minmax"),
     )

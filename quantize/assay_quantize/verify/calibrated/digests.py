@@ -17,17 +17,26 @@ import numpy as np
 from assay.records.manifest import MANIFEST
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import PIECE_BYTES, layer_digest, parts_of
+from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.verify.calibrated.smoothed import check_smoothed
 from assay_quantize.verify.contents import in_order
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 
 
 def check_calibrated(
-    plan: Plan, folder: Path, stored: Mapping[str, TensorHeader] | None, findings: Findings, workers: int
+    plan: Plan,
+    folder: Path,
+    stored: Mapping[str, TensorHeader] | None,
+    source: Checkpoint | None,
+    findings: Findings,
+    workers: int,
 ) -> None:
-    """Every calibrated layer has the digest that the manifest gives. stored: None: contents were not asked for.
+    """Every calibrated layer has the digest that the manifest gives; what AWQ scaled is the source's, scaled. stored: None:
+    contents were not asked for.
 
     A layer of which a tensor is missing or is not as planned is passed over: that is a damage already.
     """
@@ -37,7 +46,7 @@ def check_calibrated(
     if plan.calibrated is None:
         findings.damage("calibrated", MANIFEST, "its recipe calibrates weights, but it has no record of calibrated layers")
         return
-    count = sum(map(len, wanted.values()))
+    count = sum(tensor.action == "quantize" for tensors in wanted.values() for tensor in tensors)
     findings.not_checked.append(
         f"codes of {count:,} calibrated weights against the source: the text decides them; looked at were the digests of "
         "their layers, their distance from the source where it is given, and whether they decompress"
@@ -56,6 +65,10 @@ def check_calibrated(
                     f"layer {layer}",
                     f"its calibrated weights have digest {found[:12]}...; its calibration left {str(said)[:12]}...",
                 )
+        if source is not None and plan.calibrated.smoothed:
+            with SourceReader(source) as original:
+                for layer, tensors in whole.items():
+                    check_smoothed(plan, layer, tensors, reader, original, findings)
     finally:
         reader.close()
 
