@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe, store_as_fp8
+from tiny_families import deepseek_v3, glm4_moe, make_tiny, qwen3_moe
 
 from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
@@ -109,6 +110,35 @@ def test_layers_are_those_of_oneshot(tmp_path: Path, words: Path) -> None:
     assert all(not torch.equal(got[name], rounded[name]) for name in packed)  # to the nearest, they would be others
 
 
+# ------------------------------------------------------------------------------------------------ models
+@pytest.mark.parametrize("config", [glm4_moe(), qwen3_moe(), deepseek_v3()], ids=lambda config: str(config["model_type"]))
+def test_states_between_layers_are_those_of_the_whole_model(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Filled one by one from the files of the source, layers give what transformers gives that loads all of it."""
+    from transformers import AutoModelForCausalLM
+
+    from assay_quantize.calibration.methods import plain_forward
+    from assay_quantize.calibration.skeleton import Skeleton
+    from assay_quantize.checkpoint.source_reader import SourceReader
+
+    folder = make_tiny(tmp_path / "model", config)
+    plan, tokens = plan_of(folder, "w4a16"), torch.randint(7, 800, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    layers, states = whole.base_model.layers, []
+    for layer in layers:
+        layer.register_forward_hook(lambda _module, _args, output: states.append(output))
+    with torch.no_grad():
+        whole(input_ids=tokens, use_cache=False)
+    skeleton, state = Skeleton(folder, plan, torch.float32), None
+    assert skeleton.num_layers == len(layers) == 3
+    with SourceReader(open_checkpoint(folder)) as reader:
+        skeleton.use_embedding(reader, tokens)
+        for layer in range(3):
+            with skeleton.filled(layer, reader), plain_forward(skeleton.model):
+                state = skeleton.run(layer, tokens, state)
+            assert len(state) == 1
+            torch.testing.assert_close(state[0], states[layer], rtol=1e-5, atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------ kills
 KILLED = """
 import json, os, signal, sys
@@ -173,7 +203,10 @@ def files_of(work: Path) -> dict[str, bytes]:
     return found
 
 
-def test_killed_at_ten_random_moments_the_bytes_are_the_same(tmp_path: Path, source: Path, words: Path) -> None:
+def test_killed_at_ten_random_moments_the_bytes_are_the_same(tmp_path: Path, words: Path) -> None:
+    source = make_tiny_glm4_moe(
+        tmp_path / "model", hidden=128, dense_intermediate=128, num_heads=2, num_kv_heads=1, num_experts=2
+    )
     plan = plan_of(source)
     said = in_processes(plan, source, words, tmp_path, [(str(tmp_path / "whole"), -1)])
     steps = int(next(line for line in said if line.startswith("steps")).split()[1])

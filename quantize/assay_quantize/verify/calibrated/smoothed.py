@@ -1,9 +1,9 @@
 """Layers that AWQ scaled: the scales are not stored, but the source and what is stored say what they were.
 
 AWQ divides a norm by s and multiplies the columns of the linears that read it by s; it divides the rows of an up projection
-by t and multiplies the columns of its down projection by t. So s is the source's norm over the stored one; the t of a row is fitted
-to the stored up projection; and with them undone each weight must be as near to the source's as any that was rounded to 4 bits.
-The router is not rounded: its columns times s, in the dtype in which it is stored.
+by t and multiplies the columns of its down projection by t. So s is the source's norm over the stored one; the t of a row is
+fitted to the stored up projection; and with them undone each weight must be as near to the source's as any that was rounded to
+4 bits. The router is not rounded: its columns times s, in the dtype in which it is stored.
 """
 
 from __future__ import annotations
