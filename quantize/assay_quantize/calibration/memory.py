@@ -17,8 +17,25 @@ from assay_quantize.calibration.resident import cached_bytes, resident_bytes
 FLOAT_BYTES = 4
 EXPERT_INPUTS = ("gate_proj", "up_proj")
 """Weights of a layer's experts that all have one input, since every expert sees every token."""
+AT_ONCE_BYTES = 128 << 20
+"""Of copies that weights take which are rounded together; part of the method as `BATCH_TOKENS` is."""
 SPARE_BYTES = 256 << 20
 """Buffers of the matrix library, interpreter, fragments."""
+
+
+def rounding_numbers(tensor: TensorPlan) -> int:
+    """What rounding one weight by GPTQ takes: copies of the weight and of its Hessian."""
+    rows, columns = tensor.shape
+    return 6 * rows * columns + 4 * columns**2
+
+
+def weights_at_once(tensors: Sequence[TensorPlan]) -> int:
+    """Weights of one shape that GPTQ rounds together: it goes column by column, and of small weights the calls take longest.
+
+    From 16 on llm-compressor factorizes Hessians together, by another routine with other last bits.
+    """
+    most = max(map(rounding_numbers, tensors), default=1)
+    return max(1, min(15, AT_ONCE_BYTES // (FLOAT_BYTES * most)))
 
 
 def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int) -> int:
@@ -35,7 +52,7 @@ def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: t
     for layer, tensors in layers.items():
         widest = max((max(t.shape) for t in tensors), default=int(config.get("hidden_size", 1)))
         rounded = [t for t in tensors if t.action == "quantize"]
-        rounding = max((6 * t.shape[0] * t.shape[1] + 4 * t.shape[1] ** 2 for t in rounded), default=0)
+        rounding = max(map(rounding_numbers, rounded), default=0) * weights_at_once(rounded)
         scores = 3 * batch * heads * shape[1] ** 2
         moving = max(rounding, scores + 12 * tokens * widest)
         packed = sum(output.num_bytes for t in tensors for output in t.outputs)

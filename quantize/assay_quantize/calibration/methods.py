@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from assay.recipes.precision import AwqCalibration, Calibrated, GptqCalibration
 from assay.records.plan import TensorPlan
+from assay_quantize.calibration.memory import weights_at_once
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import compressed_tensors_scheme, module_of
 from assay_quantize.plan.calibrated import Smoothing, smoothings
@@ -105,7 +106,7 @@ class Method:
         """Modifiers that change weights before they are rounded, by that of the rounding."""
         if isinstance(options, AwqCalibration):
             self._before = [_awq(options, smoothings(rounded, self._smoothed))]
-        self._rounding: Any = _rounding(options, groups)
+        self._rounding: Any = _rounding(options, groups, weights_at_once(rounded))
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -172,7 +173,7 @@ class Method:
         return {output.name: parts[output.name] for output in tensor.outputs}
 
 
-def _rounding(options: Calibrated, groups: Mapping[str, Any]) -> Any:
+def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
     """What rounds weights: GPTQ, or to the nearest."""
     if isinstance(options, GptqCalibration):
         order = None if options.activation_order == "none" else options.activation_order
@@ -181,7 +182,7 @@ def _rounding(options: Calibrated, groups: Mapping[str, Any]) -> Any:
             block_size=options.block_size,
             dampening_frac=options.dampening,
             actorder=order,
-            batched_quantization=None,
+            batched_quantization=at_once,
         )
     return QuantizationModifier(config_groups=dict(groups))
 
