@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Run
 from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe, store_as_fp8
 from tiny_families import deepseek_v3, glm4_moe, make_tiny, qwen3_moe
@@ -394,3 +395,43 @@ def test_another_layers_tensor_is_a_damage_under_awq(
     (folder / MANIFEST).write_text(json.dumps(manifest))
     found = {damage.check for damage in verify(folder, source=source).damages}
     assert {check, "calibrated"} <= found
+
+
+# ------------------------------------------------------------------------------------------------ the command
+RECIPE = "schema: 1\nname: short\nextends: w4a16-gptq\ncalibration: {method: gptq, tokens: 192, length: 32}\n"
+
+
+def test_quantize_calibrates_verifies_and_knows_that_it_is_done(
+    tmp_path: Path, source: Path, words: Path, run: Run
+) -> None:  # fmt: skip
+    (tmp_path / "short.yaml").write_text(RECIPE)
+    asked = ("quantize", source, "-p", tmp_path / "short.yaml", "--text", words, "--out", tmp_path / "made")
+    code, out, said = run(*asked)
+    assert code == 0 and "verified: " in out and "gptq: layer 2 of 3" in said, said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "short.yaml"]  # nothing is left beside it
+    manifest = json.loads((tmp_path / "made" / "assay_manifest.json").read_text())
+    assert (manifest["calibrated"]["method"], manifest["calibrated"]["num_tokens"]) == ("gptq", 192)
+    code, out, said = run(*asked)
+    assert code == 0 and "done before and verified" in out, said
+    other = tmp_path / "other.txt"
+    other.write_text(words.read_text()[::-1])
+    code, _, said = run("quantize", source, "-p", tmp_path / "short.yaml", "--text", other, "--out", tmp_path / "made")
+    assert code == 2 and "holds a finished checkpoint of another plan" in said
+    code, out, said = run("verify", tmp_path / "made", "--source", source)
+    assert code == 0, said
+
+
+def test_what_cannot_be_calibrated_is_said_in_a_line(tmp_path: Path, source: Path, words: Path, run: Run) -> None:
+    out = ("--out", tmp_path / "made")
+    code, _, said = run("quantize", source, "-p", "w4a16", "--text", words, *out)
+    assert code == 2 and "--text: precision w4a16 is not calibrated; take one that is, such as w4a16-gptq" in said
+    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--runner", "ray", *out)
+    assert code == 2 and "precision w4a16-gptq: layers are calibrated on this machine" in said
+    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", tmp_path / "no.txt", *out)
+    assert code == 2 and "no.txt" in said and "Traceback" not in said
+    (tmp_path / "fp8.yaml").write_text("schema: 1\nname: fp8\nextends: w4a16\nscheme: fp8_block\ncalibration: {method: gptq}\n")
+    code, _, said = run("quantize", source, "-p", tmp_path / "fp8.yaml", *out)
+    assert code == 2 and "calibration is for INT4 schemes" in said
+    (tmp_path / "odd.yaml").write_text("schema: 1\nname: odd\nextends: w4a16\ncalibration: {method: gptk, tokens: 0}\n")
+    code, _, said = run("quantize", source, "-p", tmp_path / "odd.yaml", *out)
+    assert code == 2 and "method must be one of gptq, awq (got 'gptk')" in said
