@@ -17,7 +17,7 @@ import pytest
 import torch
 from command_line import Run
 from safetensors.torch import load_file
-from tiny_checkpoints import make_tiny_glm4_moe, store_as_fp8
+from tiny_checkpoints import decompressed_int4, dequantized, make_tiny_glm4_moe, store_as_fp8, store_as_int4
 from tiny_families import deepseek_v3, glm4_moe, make_tiny, qwen3_moe
 
 from assay.errors import QuantizeError
@@ -305,11 +305,12 @@ def test_another_code_or_scale_is_a_damage(made: Path, source: Path, tmp_path: P
     assert check in {damage.check for damage in found.damages}
 
 
-def test_a_source_in_fp8_is_calibrated_as_its_values_in_bf16(tmp_path: Path, source: Path, words: Path) -> None:
-    from tiny_checkpoints import dequantized
-
-    released = store_as_fp8(source, tmp_path / "fp8")
-    plain = dequantized(released, tmp_path / "bf16")
+@pytest.mark.parametrize(("store", "plainly"), [(store_as_fp8, dequantized), (store_as_int4, decompressed_int4)])
+def test_a_source_in_fp8_or_int4_is_calibrated_as_its_values_in_bf16(
+    tmp_path: Path, source: Path, words: Path, store: Any, plainly: Any
+) -> None:
+    released = store(source, tmp_path / "released")
+    plain = plainly(released, tmp_path / "bf16")
     digests = []
     for folder in (released, plain):
         plan = plan_of(folder)
