@@ -7,6 +7,7 @@ torch nor lm-eval.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.calibration import Calibration, record_of
+from assay.records.manifest import load_manifest
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.plan import Plan
 from assay.records.probe import load_probes
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from assay.cli.targets import Target
     from assay_evaluate.run.candidate import Candidate
+    from assay_quantize.calibration.text import Text
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
@@ -113,12 +116,13 @@ def estimate_for(made: Plan, hardware: str) -> Estimate:
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How checkpoints are made; their bytes depend on `importance` only.
+    """How checkpoints are made; their bytes depend on `importance` and `text` only.
 
     device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
     memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
     allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is downloaded
-    when it is due and deleted after; None: the source is there, or is downloaded whole first.
+    when it is due and deleted after; None: the source is there, or is downloaded whole first. text: files that calibrated
+    precisions are calibrated with; empty: what the model writes.
     """
 
     device: Device = "cpu"
@@ -128,6 +132,7 @@ class QuantizeOptions:
     importance: Path | None = None
     allow_not_finite: bool = False
     stream_from: str | None = None
+    text: tuple[Path, ...] = ()
 
 
 def quantize_options(
@@ -139,6 +144,7 @@ def quantize_options(
     stream_from: str | None = None,
     *,
     allow_not_finite: bool = False,
+    text: Iterable[str] = (),
 ) -> QuantizeOptions:
     """The command line's options, checked."""
     from assay_quantize.engine.budget import parse_memory
@@ -153,7 +159,8 @@ def quantize_options(
                 f"{CPUS_PER_TASK} at most; the number of shards at once follows from the cluster's cores"
             )
     memory_bytes = None if memory is None else parse_memory(memory)
-    return QuantizeOptions(where, runner, workers, memory_bytes, importance, allow_not_finite, stream_from)
+    files = tuple(map(Path, text))
+    return QuantizeOptions(where, runner, workers, memory_bytes, importance, allow_not_finite, stream_from, files)
 
 
 def device_of(option: str) -> Device:
@@ -213,6 +220,7 @@ def quantize_one(
 
     plan_path = folder.parent / "plan.json" if in_run else folder / PLAN_INSIDE
     record_path = folder.parent / "verify.json" if in_run else folder / VERIFICATION_INSIDE
+    made = _calibrated_before(made, folder, options)
     if not (complete := is_complete(made, folder)):
         check_folder(made, folder)  # before anything of the source is downloaded
     if complete and plan_path.is_file() and record_path.is_file():
@@ -226,24 +234,28 @@ def quantize_one(
         with (
             says_what_is_kept(lambda: _kept(made, folder)),
             _source_of(aim, made, folder, options) as (source, runner),
-            ShardProgress(console, made) as progress,
         ):
-            finished = opened.enter_context(_checking_meanwhile(made, folder, source, options))
-            manifest = run_engine(
-                made,
-                source,
-                folder,
-                device=options.device,
-                workers=options.workers,
-                memory_bytes=options.memory_bytes,
-                runner=runner,
-                runs_elsewhere=options.runner == "ray" and options.stream_from is None,
-                importance=options.importance,
-                allow_not_finite=options.allow_not_finite,
-                on_shard=None if finished is None else finished.add,
-                on_slab=None if finished is None else finished.judge,
-                on_progress=progress,
-            )
+            made, calibrated = _calibrated(made, source, folder, options)
+            with ShardProgress(console, made) as progress:
+                finished = opened.enter_context(_checking_meanwhile(made, folder, source, options))
+                manifest = run_engine(
+                    made,
+                    source,
+                    folder,
+                    device=options.device,
+                    workers=options.workers,
+                    memory_bytes=options.memory_bytes,
+                    runner=runner,
+                    runs_elsewhere=options.runner == "ray" and options.stream_from is None,
+                    importance=options.importance,
+                    calibrated=calibrated,
+                    allow_not_finite=options.allow_not_finite,
+                    on_shard=None if finished is None else finished.add,
+                    on_slab=None if finished is None else finished.judge,
+                    on_progress=progress,
+                )
+        if calibrated is not None:
+            shutil.rmtree(calibrated)
         made.save(plan_path)
         _keep_calibration(made, options.importance, folder.parent if in_run else None, folder)
         sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
@@ -264,6 +276,58 @@ def _keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder
         return
     if record.file_sha256 == made.importance_sha256:
         record.save(folder / CALIBRATION_INSIDE if beside is None else beside / "calibration.json")
+
+
+def _calibrated_before(made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
+    """The plan with the calibrated layers of a finished checkpoint that was asked for in the same words."""
+    from assay_quantize.plan.calibrated import is_asked
+
+    if not is_asked(made):
+        if options.text:
+            raise PlanError(f"--text: precision {made.precision} is not calibrated; take one that is, such as w4a16-gptq")
+        return made
+    if options.stream_from is not None or options.runner != "local":
+        raise PlanError(
+            f"precision {made.precision}: layers are calibrated on this machine, from a source that is there whole; leave out "
+            "--runner and --stream-from"
+        )
+    from assay_quantize.calibration.layerwise import asked_sha256
+
+    manifest = load_manifest(folder)
+    if manifest is None or manifest.calibrated is None:
+        return made
+    same = manifest.calibrated.asked_sha256 == asked_sha256(made, _text(made, options))
+    return made.model_copy(update={"calibrated": manifest.calibrated}) if same else made
+
+
+def _calibrated(made: Plan, source: Path, folder: Path, options: QuantizeOptions) -> tuple[Plan, Path | None]:
+    """The plan with its calibrated layers, and their folder, beside the checkpoint's; None: there are none to take from."""
+    from assay_quantize.plan.calibrated import is_asked
+
+    if not is_asked(made) or made.calibrated is not None:
+        return made, None
+    from assay_quantize.calibration.layerwise import calibrate_layers
+
+    work = folder.with_name(f".{folder.name}.calibration")
+    found = calibrate_layers(
+        made,
+        source,
+        work,
+        _text(made, options),
+        memory_bytes=options.memory_bytes,
+        workers=options.workers,
+        report=say,
+    )
+    if found.fell_back:
+        say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: give more text")
+    return made.model_copy(update={"calibrated": found}), work
+
+
+def _text(made: Plan, options: QuantizeOptions) -> Text:
+    """What a calibration is made with."""
+    from assay_quantize.calibration.text import Text
+
+    return Text(options.text, int(made.precision_recipe["calibration"]["seed"]))
 
 
 MEMORY_TO_CHECK_MEANWHILE_BYTES = 1 << 30

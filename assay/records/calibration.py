@@ -1,4 +1,4 @@
-"""The record of a calibration: what text went through the model, and which weights saw enough of it."""
+"""Records of calibrations: what text went through the model, which weights saw enough of it, and what was made of them."""
 
 from __future__ import annotations
 
@@ -133,3 +133,25 @@ class Calibration(Record):
 def record_of(file: Path) -> Path:
     """Where the record of a calibration file lies: beside it."""
     return file.with_name(f"{file.name}.json")
+
+
+class CalibratedLayers(Part):
+    """Layers whose weights were rounded with the help of text: what their bytes are, and what they were made with.
+
+    method: `gptq` or `awq`. asked_sha256: identity of what was asked for, plan, text and options; who asks the same gets the
+    same. text: as in `Calibration`. tokens_sha256: of the token numbers. layers: layer -> digest of its calibrated tensors
+    (`checkpoint/calibrated_layers.py`). smoothed: tensors that are not quantized, and are not those of the source either, since
+    AWQ moved scales into them. fell_back: weights that were rounded to the nearest, as GPTQ's Hessian could not be inverted.
+    """
+
+    method: str
+    asked_sha256: str
+    text: tuple[str, ...]
+    num_tokens: int
+    length: int
+    tokens_sha256: str
+    layers: dict[int, str]
+    smoothed: tuple[str, ...] = ()
+    fell_back: tuple[str, ...] = ()
+    versions: dict[str, str]
+    seconds: float

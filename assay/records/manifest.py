@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from assay.records.base import Part, Record, sha256_of
+from assay.records.calibration import CalibratedLayers
 
 ERROR_DIGITS = 6
 """Significant digits of a weight's relative error, in records of the engine and of `verify` alike: in the order in which sums
@@ -43,6 +44,8 @@ class Manifest(Record):
     plan_sha256: str
     importance_sha256: str | None = None
     """Of the channel weights that the scale search used. None: it used none."""
+    calibrated: CalibratedLayers | None = None
+    """Layers whose weights were calibrated. None: there are none."""
     precision_recipe: dict[str, Any]
     shards: tuple[ShardRecord, ...]
     files: dict[str, str]

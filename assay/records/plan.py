@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from assay.records.base import Record
+from assay.records.calibration import CalibratedLayers
 
 Role = Literal[
     "embedding", "lm_head", "norm", "attention", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router",
@@ -85,6 +86,9 @@ class Plan(Record):
     """Patterns for vLLM: modules that stay unquantized."""
     importance_sha256: str | None = None
     """Of the channel weights that the scale search uses. None: it uses none."""
+    calibrated: CalibratedLayers | None = None
+    """Layers whose weights were calibrated. None: there are none, or it was not done yet. What they hold is stored, whatever
+    the plan says of a tensor: AWQ changes norms and routers, which it says are kept."""
     tensors: tuple[TensorPlan, ...]
 
     @property

@@ -32,6 +32,7 @@ from assay.records.base import sha256_of_file
 from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.ranges import InputRange
+from assay_quantize.calibration.resident import cached_bytes
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
@@ -350,17 +351,9 @@ def _check_memory(checkpoint: Checkpoint, device: str, weight_bytes: int) -> Non
     if device == "cuda":
         free = torch.cuda.mem_get_info()[0]
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached_bytes()
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
     if needed > free:
         raise QuantizeError(
             f"{checkpoint.location}: calibrating takes the whole model, {needed / 1e9:.1f} GB as it runs here, and "
             f"{free / 1e9:.1f} GB are free; use a larger machine, or quantize without --importance"
         )
-
-
-def _cached_bytes() -> int:
-    """Memory the kernel would give back: its page cache."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("Cached:"):
-            return int(line.split()[1]) << 10
-    return 0

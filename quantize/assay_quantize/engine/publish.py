@@ -58,6 +58,7 @@ def publish(
         recipe_sha256=plan.recipe_sha256,
         plan_sha256=plan_sha256,
         importance_sha256=plan.importance_sha256,
+        calibrated=plan.calibrated,
         precision_recipe=plan.precision_recipe,
         shards=shards,
         files=dict(sorted(files.items())),

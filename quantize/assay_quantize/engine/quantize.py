@@ -24,6 +24,7 @@ from assay.file_data import data_of_files, hashes_of_files, other_data
 from assay.quantities import size
 from assay.records.manifest import Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
+from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.copied_files import copied_of
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
@@ -35,6 +36,7 @@ from assay_quantize.engine.publish import publish
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.engine.slab_work import OnSlab
 from assay_quantize.kernels.devices import check_device, default_workers
+from assay_quantize.plan.calibrated import calibrated_tensors
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.slabs import least_slab_bytes
 from assay_quantize.plan.static_scales import needs_calibration, without_calibration
@@ -74,6 +76,7 @@ def quantize(
     runner: Runner = run_local,
     runs_elsewhere: bool = False,
     importance: Path | None = None,
+    calibrated: Path | None = None,
     allow_not_finite: bool = False,
     on_shard: Callable[[ShardRecord], None] | None = None,
     on_slab: OnSlab | None = None,
@@ -85,7 +88,8 @@ def quantize(
     memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
     kernels: `fused` ones, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
-    importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. allow_not_finite: copy
+    importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. calibrated: folder of the
+    layers that were calibrated; `plan.calibrated` must say which. allow_not_finite: copy
     NaN and infinity in what is not quantized; the manifest counts them. on_shard: called for every shard that is finished,
     those of a killed run first. on_slab: handed every quantized slab while its rows of the source are in memory, by runners
     that make shards in this process. on_progress: called with (tensor name, bytes read) for every slab, from worker threads.
@@ -99,6 +103,7 @@ def quantize(
         return finished
     started = time.monotonic()
     _check_importance(plan, importance)
+    _check_calibrated(plan, calibrated)
     _check_source(plan, source)
     if out_folder.resolve().is_relative_to(source.resolve()):
         raise QuantizeError(f"{out_folder}: lies in the source, {source}, which is only read; give a folder elsewhere")
@@ -114,6 +119,7 @@ def quantize(
         source_files=stamps_of(plan, source, sorted({tensor.shard_in for tensor in plan.tensors})),
         allow_not_finite=allow_not_finite,
         on_slab=on_slab,
+        calibrated=calibrated,
     )
     check_folder(plan, out_folder, digest)
     is_new = not out_folder.exists()
@@ -172,6 +178,7 @@ def shard_options(
     source_files: Mapping[str, FileStamp] | None = None,
     allow_not_finite: bool = False,
     on_slab: OnSlab | None = None,
+    calibrated: Path | None = None,
 ) -> ShardOptions:
     """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory.
 
@@ -202,7 +209,28 @@ def shard_options(
         source_files=source_files,
         allow_not_finite=allow_not_finite,
         on_slab=on_slab,
+        calibrated=calibrated,
     )
+
+
+def _check_calibrated(plan: Plan, folder: Path | None) -> None:
+    """The layers that the plan names are there, and it names all that its precision calibrates."""
+    wanted = calibrated_tensors(plan)
+    if not wanted:
+        return
+    if plan.calibrated is None or folder is None:
+        raise QuantizeError(
+            f"precision {plan.precision}: its weights are calibrated first (`calibrate_layers`); the plan has no such layers"
+        )
+    files = CalibratedFiles(folder, plan.calibrated.layers)
+    try:
+        for layer, tensors in wanted.items():
+            if layer not in plan.calibrated.layers or files.digest(tensors) != plan.calibrated.layers[layer]:
+                raise QuantizeError(
+                    f"{folder}: layer {layer} is not the one that was calibrated; delete the folder and run again"
+                )
+    finally:
+        files.close()
 
 
 def _check_importance(plan: Plan, importance: Path | None) -> None:

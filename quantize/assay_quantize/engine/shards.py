@@ -21,6 +21,7 @@ from assay.callbacks import Progress
 from assay.errors import QuantizeError
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, layout, partial_path, planned_shards
 from assay_quantize.checkpoint.source_reader import SourceReader
@@ -44,7 +45,7 @@ class ShardOptions:
     importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
     began; a shard that differs is refused. None: only compared before and after.
     lanes: shards in flight at once in one process, each with `workers` threads. allow_not_finite: copy NaN and infinity.
-    on_slab: told of every quantized slab; only where shards are made in this process.
+    on_slab: told of every quantized slab; only where shards are made in this process. calibrated: folder of calibrated layers.
     """
 
     device: str = "cpu"
@@ -57,6 +58,7 @@ class ShardOptions:
     lanes: int = 1
     allow_not_finite: bool = False
     on_slab: OnSlab | None = None
+    calibrated: Path | None = None
 
 
 class Written(NamedTuple):
@@ -119,6 +121,7 @@ def write_shard(
     order, outputs = layout(tensors)
     path = out_folder / shard_name
     observer = observer_of(plan)
+    calibrated = _calibrated(plan, options.calibrated)
     with _writing(path):
         writer = OrderedWriter(partial_path(path), header_bytes(tensors)[0], outputs, window=window_of(options.workers))
     try:
@@ -126,7 +129,7 @@ def write_shard(
             reader, writer, Computer(options.device, options.kernels), members,
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
             scales=_scales(plan, options.importance), allow_not_finite=options.allow_not_finite, on_progress=on_progress,
-            on_slab=options.on_slab,
+            on_slab=options.on_slab, calibrated=calibrated,
         )  # fmt: skip
         slabs = list(slabs_of(order, members, options.slab_bytes))
         with work.computer.ready(), _writing(path):
@@ -189,6 +192,13 @@ def _source_shards(plan: Plan, tensors: Sequence[TensorPlan], members: Mapping[s
     if scales:
         shards |= {tensor.shard_in for tensor in plan.tensors if tensor.name in scales}
     return sorted(shards)
+
+
+def _calibrated(plan: Plan, folder: Path | None) -> CalibratedFiles | None:
+    if plan.calibrated is None:
+        return None
+    assert folder is not None, "`quantize` checks it"
+    return CalibratedFiles(folder, plan.calibrated.layers, is_smoothed=bool(plan.calibrated.smoothed))
 
 
 def _importance(path: Path | None) -> ChannelWeights | None:

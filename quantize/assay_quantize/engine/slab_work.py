@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from assay.errors import QuantizeError
 from assay.records.manifest import ERROR_DIGITS
 from assay.records.plan import OutputTensor, TensorPlan
+from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result
 from assay_quantize.formats.casting import cast_rows, count_not_finite
 from assay_quantize.formats.schemes import module_of
+from assay_quantize.kernels import error_rows
 from assay_quantize.plan.slabs import Slab, by_rows
 from assay_quantize.plan.static_scales import constant_scale
 from assay_quantize.storage.buffers import Pools
@@ -56,9 +58,11 @@ class ShardWork:
         allow_not_finite: bool,
         on_progress: Callable[[str, int], None] | None,
         on_slab: OnSlab | None = None,
+        calibrated: CalibratedFiles | None = None,
     ) -> None:
-        """scales: stored scale of activations or of the KV cache -> its value, where it is calibrated."""
-        self.writer, self.computer, self._scales = writer, computer, scales
+        """scales: stored scale of activations or of the KV cache -> its value, where it is calibrated. calibrated: where
+        tensors are taken from that a calibration made."""
+        self.writer, self.computer, self._scales, self._calibrated = writer, computer, scales, calibrated
         self._reader, self._observer, self._on_progress = reader, observer, on_progress
         self._importance = importance if observer == "mse" else None
         self._pools, self._allow_not_finite, self._on_slab = pools, allow_not_finite, on_slab
@@ -107,7 +111,16 @@ class ShardWork:
         return {name: _relative_error(*squares) for name, squares in self._squares.items()}
 
     # -------------------------------------------------------------------------------------------- kinds of work
+    def _smoothed(self, slab: Slab, calibrated: CalibratedFiles) -> Result:
+        """The whole of what a calibration changed that is not quantized, with the last slab of the source's."""
+        (output,) = slab.tensor.outputs
+        data = calibrated.whole(output).data if slab.is_last else memoryview(b"")
+        return Result({output.name: data}, False, lambda: self._told(slab))
+
     def _copy(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
+        if self._calibrated is not None and self._calibrated.has(slab.tensor):
+            self._pools.rows.give(buffer)
+            return self._smoothed(slab, self._calibrated)
         data = self._reader.read_bytes(slab.tensor, slab.begin, slab.end, buffer)
         num_odd = self._count_not_finite(slab, np.frombuffer(data, np.uint8), slab.tensor.dtype)
 
@@ -120,6 +133,8 @@ class ShardWork:
 
     def _cast(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
         tensor, (output,) = slab.tensor, slab.tensor.outputs
+        if self._calibrated is not None and self._calibrated.has(tensor):
+            return self._smoothed(slab, self._calibrated)
         if by_rows(tensor):
             values = self._reader.read_rows(tensor, slab.begin, slab.end, buffer)
         else:
@@ -163,6 +178,8 @@ class ShardWork:
     def _quantize(self, slab: Slab, rows: Array) -> Result:
         tensor, key = slab.tensor, slab.amax_key
         assert tensor.scheme is not None
+        if self._calibrated is not None and self._calibrated.has(tensor):
+            return self._taken(slab, rows, self._calibrated)
         if key is not None:
             self.writer.wait_until(lambda: self._rows_left[key] == 0)
         importance = None if self._importance is None else self._importance.for_weight(tensor.name, tensor.shape[1])
@@ -193,6 +210,22 @@ class ShardWork:
             self._told(slab)
 
         return Result(_output_parts(slab, made.parts, self._scales), True, written)
+
+    def _taken(self, slab: Slab, rows: Array, calibrated: CalibratedFiles) -> Result:
+        """Rows as a calibration left them, and how far they are from the source."""
+        tensor = slab.tensor
+        assert tensor.scheme is not None
+        parts = calibrated.rows(tensor, slab.begin, slab.end)
+        if calibrated.is_smoothed:
+            return Result(_output_parts(slab, parts, self._scales), False, lambda: self._told(slab))
+        errors = error_rows(parts, rows, tensor.logical_dtype, tensor.scheme)
+
+        def written() -> None:
+            error, norm = self._squares.get(tensor.name, (0.0, 0.0))
+            self._squares[tensor.name] = error + errors.squared_error, norm + errors.squared_norm
+            self._told(slab)
+
+        return Result(_output_parts(slab, parts, self._scales), False, written)
 
     def _told(self, slab: Slab) -> None:
         if self._on_progress is not None:

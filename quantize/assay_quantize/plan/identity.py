@@ -13,4 +13,6 @@ def plan_sha256(plan: Plan) -> str:
     fields = {field: getattr(plan, field) for field in _IDENTITY}
     if plan.importance_sha256 is not None:
         fields["importance_sha256"] = plan.importance_sha256
+    if plan.calibrated is not None:
+        fields["calibrated_layers"] = {str(layer): digest for layer, digest in sorted(plan.calibrated.layers.items())}
     return sha256_of(fields)

@@ -92,6 +92,8 @@ class Definition:
                 read = BaseCompressor.get_value_from_registry(group.format).decompress(dict(parts), group)["weight"]
             except (KeyError, RuntimeError, ValueError) as problem:
                 return TileFound(f"{where}: compressed-tensors cannot decompress it: {str(problem).splitlines()[0]}")
+            if not self._original.can_make(tensor):
+                return TileFound(None if bool(read.isfinite().all()) else f"{where}: decompressed, it is not finite")
             made = self._made(tensor, tile, w_OI)
             if (wrong := next((part for part in made if not _equal(parts.get(part), made[part])), None)) is not None:
                 error = float((read.double() - w_OI.double()).norm() / w_OI.double().norm().clamp_min(1e-30))

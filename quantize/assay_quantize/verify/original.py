@@ -17,6 +17,7 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.importance import Importance, load_importance
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.formats.schemes import SOURCE_DTYPES
+from assay_quantize.plan.calibrated import calibrated_tensors
 from assay_quantize.plan.slabs import observer_of
 from assay_quantize.verify.amax import GroupAmax
 from assay_quantize.verify.files import StoredReader
@@ -25,7 +26,9 @@ from assay_quantize.verify.files import StoredReader
 @dataclass(frozen=True)
 class Original:
     """A context manager. plain: the same files by the safetensors library's headers. importance: channel weights of the scale
-    search. recomputes: False where the plan used channel weights and nobody gave them: then only errors are bounded."""
+    search. recomputes: False where the plan used channel weights and nobody gave them: then only errors are bounded.
+    calibrated: weights whose codes depend on the text that they were calibrated with; has_own_scales: so
+    do their scales; is_smoothed: and they were scaled before they were rounded."""
 
     reader: SourceReader
     plain: StoredReader
@@ -34,6 +37,9 @@ class Original:
     observer: str
     importance: Importance | None
     recomputes: bool
+    calibrated: frozenset[str] = frozenset()
+    has_own_scales: bool = False
+    is_smoothed: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -42,6 +48,10 @@ class Original:
         with ExitStack() as both:
             both.callback(self.reader.close)
             both.callback(self.plain.close)
+
+    def can_make(self, tensor: TensorPlan) -> bool:
+        """Whether the source alone says what every byte of a quantized weight must be."""
+        return self.recomputes and tensor.name not in self.calibrated
 
     def importance_of(self, tensor: TensorPlan) -> NDArray[np.float32] | None:
         """Channel weights of a quantized weight; None: it has none, or its scales are not searched."""
@@ -71,4 +81,7 @@ def open_original(source: Checkpoint, headers: dict[str, TensorHeader], plan: Pl
         importance=loaded,
         # scales of activations come from the file as well, and no byte of a weight with them
         recomputes=observer_of(plan) != "mse" or plan.importance_sha256 == (None if loaded is None else loaded.sha256),
+        calibrated=frozenset(tensor.name for found in calibrated_tensors(plan).values() for tensor in found),
+        is_smoothed=plan.calibrated is not None and bool(plan.calibrated.smoothed),
+        has_own_scales=plan.calibrated is not None and (plan.calibrated.method != "gptq" or observer_of(plan) != "minmax"),
     )

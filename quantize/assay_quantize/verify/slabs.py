@@ -148,6 +148,8 @@ class SlabChecks:
             scales["weight_scale"] = count_bad_scales(got.view(STORAGE[output.dtype]), output.dtype)
         if self._source is None:
             return SlabFindings(scales=scales)
+        if self._original is not None and tensor.name in self._original.calibrated:
+            return SlabFindings(scales=scales)  # verify/calibrated.py looks at it
         expected = self._expected(self._source, tensor, output, begin, end)
         return SlabFindings(+Counter({output.name: count_differing(got, expected)}), scales=scales)
 
@@ -210,7 +212,7 @@ class SlabChecks:
     def _is_right(self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array) -> bool | None:
         """Whether the parts are what the rows give, by kernels of verification's own; None: they cannot say."""
         assert tensor.scheme is not None
-        if not original.recomputes or original.observer != "minmax":
+        if not original.can_make(tensor) or original.observer != "minmax":
             return None
         global_scale = None
         if "weight_global_scale" in parts:
@@ -219,6 +221,21 @@ class SlabChecks:
             elif (amax := original.amax.of(tensor)) is not None and math.isfinite(amax.value):
                 global_scale = amax.global_scale()
         return is_what_rounding_gives(parts, rows, tensor.logical_dtype, tensor.scheme, global_scale=global_scale)
+
+    def _calibrated(
+        self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array, found: SlabFindings
+    ) -> SlabFindings:
+        """Codes depend on the text; scales on the rows alone, where GPTQ takes them from the largest weights."""
+        assert tensor.scheme is not None
+        dtype = tensor.logical_dtype
+        if not original.has_own_scales:
+            made = quantize_rows(rows, dtype, tensor.scheme, memory=self._scratch.take("codes", rows.size))
+            for part in ("weight_scale", "weight_zero_point"):
+                if part in parts and (count := count_differing(_bytes(parts[part]), _bytes(made.parts[part]))):
+                    return replace(found, problem=f"{count} bytes of its {part} are not those of the source's weights")
+        if original.is_smoothed:
+            return found  # verify/calibrated.py compares it
+        return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
 
     def _recomputed(
         self,
@@ -236,6 +253,8 @@ class SlabChecks:
         dtype, amax = tensor.logical_dtype, original.amax.of(tensor)
         if not original.recomputes:
             return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
+        if tensor.name in original.calibrated:
+            return self._calibrated(original, tensor, parts, rows, found)
         if amax is not None and not math.isfinite(amax.value):
             return replace(found, problem="its source, or a weight fused with it, has weights that are NaN or infinite")
         made = quantize_rows(

@@ -79,6 +79,7 @@ def verify(
     """
     # only now: numba and torch take seconds to import, and the command line imports this module to say "done before"
     from assay_quantize.kernels.devices import default_workers
+    from assay_quantize.verify.calibrated.digests import check_calibrated
     from assay_quantize.verify.checks import check_config, check_fused_scales, check_ignore, check_planned
     from assay_quantize.verify.contents import check_hashes_and_contents, contents_by_shard, expected_hashes, opened_checks
     from assay_quantize.verify.folder import check_copies, check_files
@@ -140,6 +141,7 @@ def verify(
     if plan is not None and config is not None:
         _note_input_range(plan, findings)
         check_fused_scales(plan, folder, stored, findings)
+        check_calibrated(plan, folder, stored if contents else None, source_checkpoint, findings, workers or default_workers())
         check_config(plan, config, findings)
         check_ignore(plan, config, findings)
     _check_mtp(config, stored, findings)
@@ -344,7 +346,7 @@ def _expected_plan(
         compare_plans = True
     try:
         plan = make_plan(source, recipe, model=manifest.model, family=None)
-        plan = plan.model_copy(update={"importance_sha256": manifest.importance_sha256})
+        plan = plan.model_copy(update={"importance_sha256": manifest.importance_sha256, "calibrated": manifest.calibrated})
     except PlanError as problem:
         what = "the source" if compare_plans else "what the checkpoint holds"
         findings.damage("plan", str(folder), f"recipe and {what} do not fit: {problem}")

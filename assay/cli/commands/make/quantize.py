@@ -19,6 +19,7 @@ from assay.cli.options import (
     named,
     recipe_option,
     refuse_unused,
+    several,
 )
 from assay.cli.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, with_importance
 from assay.cli.terminal import emit, results
@@ -74,6 +75,16 @@ def quantize(
     importance: Annotated[
         Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text",
+            metavar="FILE,...",
+            callback=several,
+            help="For calibrated precisions: plain text, or .jsonl with text, prompt or messages. Default: text that the model "
+            "samples at temperature 1, for which it must fit into memory whole.",
+        ),
+    ] = None,
     allow_not_finite: Annotated[
         bool,
         typer.Option(
@@ -89,7 +100,10 @@ def quantize(
 
     if out is not None:
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
-    options = quantize_options(device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite)
+    options = quantize_options(
+        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite,
+        text=text or (),
+    )  # fmt: skip
     aim = resolve_target(target)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:

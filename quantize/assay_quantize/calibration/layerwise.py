@@ -1,0 +1,263 @@
+"""Weights calibrated layer by layer: one decoder layer in memory, what goes into it on the disk, any layer done once.
+
+    tokens -> embedded -> layer 0: filled from the source, watched, rounded, written -> its outputs -> layer 1 ...
+
+Each layer runs twice over all sequences, as in llm-compressor's `SequentialPipeline`: with the weights of the source, every
+expert seeing every token, so that the method sees its inputs; then with the rounded weights and the real routing, for the
+inputs of the next layer, which so know of the errors before it. What is left is a file for each layer and a `CalibratedLayers`
+record; the engine takes its tensors from there and everything else (MTP, router, norms, embedding, head) from the source, by
+the plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.callbacks import Say
+from assay.errors import QuantizeError
+from assay.file_data import data_of_files, hashes_of_files, other_data
+from assay.recipes.families import num_hidden_layers
+from assay.recipes.precision import Calibrated, PrecisionRecipe
+from assay.records.base import sha256_of, sha256_of_file
+from assay.records.calibration import CalibratedLayers
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.memory import check_memory
+from assay_quantize.calibration.quiet import quiet
+from assay_quantize.calibration.text import Text
+from assay_quantize.calibration.work_folder import WorkFolder, opened
+from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.plan.calibrated import calibrated_tensors, is_calibrated
+from assay_quantize.plan.identity import plan_sha256
+
+BATCH_TOKENS = 2048
+"""Tokens that go through a layer at once. Part of the method: with another number the last bits of sums differ."""
+SAID_EVERY_S = 10.0
+
+
+def asked_sha256(plan: Plan, text: Text) -> str:
+    """Identity of what is asked for: what the layers depend on, but for the data of the source and versions of packages."""
+    bare = plan.model_copy(update={"calibrated": None})
+    return sha256_of({"plan": plan_sha256(bare), "text": _identity(text), "batch_tokens": BATCH_TOKENS})
+
+
+def _identity(text: Text) -> Any:
+    return [sha256_of_file(path) for path in text.files] or text.seed
+
+
+def calibrate_layers(
+    plan: Plan,
+    source: Path,
+    work: Path,
+    text: Text,
+    *,
+    memory_bytes: int | None = None,
+    workers: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    report: Say | None = None,
+) -> CalibratedLayers:
+    """Calibrate the layers of `plan` on `text`, with files in the folder `work`; go on where a killed run stopped.
+
+    memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. batch_tokens: at
+    once through a layer; other numbers are for tests. report: told a line for every layer, and every ten seconds between.
+    Raises QuantizeError: a model that transformers does not build as it is stored, too little memory or text, a folder that was
+    begun otherwise.
+    """
+    started, say = time.monotonic(), report or (lambda line: None)
+    options = _options(plan)
+    layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())
+    layers |= calibrated_tensors(plan)
+    asked = asked_sha256(plan, text)
+    checkpoint = open_checkpoint(source)
+    _check_source(plan, source)
+    threads = torch.get_num_threads()
+    begin = {
+        "asked_sha256": asked,
+        "versions": _versions(),
+        "threads": workers or threads,
+        "batch_tokens": batch_tokens,
+        "source": {name: data for name, data in sorted(plan.source_files.items()) if name in checkpoint.shards},
+    }
+    torch.set_num_threads(workers or threads)
+    try:
+        with opened(work, begin, layers) as folder:
+            tokens = folder.tokens()
+            if tokens is None:
+                tokens = folder.keep_tokens(_sequences(checkpoint, source, text, options, say))
+            todo = [layer for layer in layers if layer not in folder.finished]
+            if todo:
+                _do(plan, source, checkpoint, folder, layers, todo, tokens, options, memory_bytes, batch_tokens, say)
+            lines = folder.finished
+            return CalibratedLayers(
+                method=options.method,
+                asked_sha256=asked,
+                text=text.describe(),
+                num_tokens=int(tokens.size),
+                length=int(tokens.shape[1]),
+                tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(),
+                layers={layer: lines[layer]["digest"] for layer, tensors in layers.items() if tensors},
+                smoothed=tuple(t.name for tensors in layers.values() for t in tensors if not is_calibrated(plan, t)),
+                fell_back=tuple(sorted(name for line in lines.values() for name in line["fell_back"])),
+                versions=_versions(),
+                seconds=max(time.monotonic() - started, sum(float(line["seconds"]) for line in lines.values())),
+            )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _do(
+    plan: Plan,
+    source: Path,
+    checkpoint: Checkpoint,
+    folder: WorkFolder,
+    layers: Mapping[int, Sequence[TensorPlan]],
+    todo: Sequence[int],
+    tokens: Any,
+    options: Calibrated,
+    memory_bytes: int | None,
+    batch_tokens: int,
+    say: Say,
+) -> None:
+    """The layers that are missing, one after the other."""
+    from assay_quantize.calibration.skeleton import Skeleton
+
+    observer = str(plan.precision_recipe.get("observer", "minmax"))
+    begun, size = time.monotonic(), max(1, batch_tokens // tokens.shape[1])
+    with quiet(), SourceReader(checkpoint) as reader:
+        skeleton = Skeleton(source, plan, torch.float32)
+        check_memory(plan, layers, tokens.shape, size, memory_bytes, source)
+        if todo[0] == 0:
+            skeleton.use_embedding(reader, torch.from_numpy(tokens).long())
+        else:
+            skeleton.pass_embedding()
+        for number, layer in enumerate(todo):
+            left = (time.monotonic() - begun) / number * (len(todo) - number) if number else None
+            name = f"layer {layer} of {len(layers)}"
+            say(f"{options.method}: {name}{'' if left is None else f', {_clock(left)} left'}")
+            line = _one(skeleton, reader, folder, layer, layers, tokens, size, options, observer, _Slowly(say, name))
+            folder.add(layer, line)
+            _give_back()
+
+
+def _one(
+    skeleton: Any,
+    reader: SourceReader,
+    folder: WorkFolder,
+    layer: int,
+    layers: Mapping[int, Sequence[TensorPlan]],
+    tokens: Any,
+    size: int,
+    options: Calibrated,
+    observer: str,
+    say: Say,
+) -> dict[str, Any]:
+    """One layer: its file, the states behind it, and its line of the journal."""
+    from assay_quantize.calibration.methods import Method, plain_forward
+
+    started, tensors = time.monotonic(), layers[layer]
+    digest, fell_back = "", tuple[str, ...]()
+    is_last = layer == len(layers) - 1
+
+    def run(begin: int) -> tuple[Tensor, ...]:
+        end = min(begin + size, len(tokens))
+        batch = torch.from_numpy(tokens[begin:end]).long()
+        made: tuple[Tensor, ...] = skeleton.run(layer, batch, folder.read_state(layer, begin, end))
+        return made
+
+    with skeleton.filled(layer, reader) as whole:
+        if tensors:
+            method = Method(options, observer, tensors)
+            with method.watching(skeleton.model):
+                for begin in range(0, len(tokens), size):
+                    run(begin)
+                    say(f"watching, {begin} of {len(tokens)} sequences")
+            say("rounding")
+            result = method.finish(skeleton.model, whole)
+            digest, fell_back = folder.write_layer(layer, tensors, result.tensors), result.fell_back
+            del method, result
+        if not is_last:
+            with plain_forward(skeleton.model), folder.writing_state(layer + 1, len(tokens)) as states:
+                for begin in range(0, len(tokens), size):
+                    states.append(run(begin))
+                    say(f"passing on, {begin} of {len(tokens)} sequences")
+    return {
+        "digest": digest,
+        "states": [] if is_last else folder.state_hashes(layer + 1),
+        "fell_back": list(fell_back),
+        "seconds": time.monotonic() - started,
+    }
+
+
+class _Slowly:
+    """Says a line at most every ten seconds."""
+
+    def __init__(self, say: Say, name: str) -> None:
+        self._say, self._name, self._next = say, name, time.monotonic() + SAID_EVERY_S
+
+    def __call__(self, line: str) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + SAID_EVERY_S
+            self._say(f"{self._name}: {line}")
+
+
+def _options(plan: Plan) -> Calibrated:
+    options = PrecisionRecipe.model_validate(plan.precision_recipe).calibration
+    if options == "none":
+        raise QuantizeError(f"precision {plan.precision}: it is not calibrated")
+    return options
+
+
+def _sequences(checkpoint: Checkpoint, source: Path, text: Text, options: Calibrated, say: Say) -> list[list[int]]:
+    """The text as sequences of one length. Only to write text of its own the model is loaded whole."""
+    model: Any = None
+    if not text.files:
+        from assay_quantize.calibration.calibrate import load_model
+
+        model = load_model(checkpoint, source, "cpu")
+    try:
+        return text.sequences(model, source, options.tokens, options.length, say)
+    finally:
+        del model
+        _give_back()
+
+
+def _check_source(plan: Plan, source: Path) -> None:
+    """Refuse a folder whose data is not what the plan was made of; of a source on the hub, the download checks the hashes."""
+    if plan.source_revision is not None:
+        return
+    stamped = {name for name, data in plan.source_files.items() if data.startswith("stamp:")}
+    now = data_of_files(source, stamped) | hashes_of_files(source, plan.source_files.keys() - stamped)
+    if (how := other_data(plan.source_files, now)) is not None:
+        raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
+
+
+def _versions() -> dict[str, str]:
+    return {package: version(package) for package in ("llmcompressor", "compressed-tensors", "torch", "transformers")}
+
+
+def _give_back() -> None:
+    """Memory that is free goes back to the system: of the many allocations of a layer glibc keeps a part."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def sequences_of(path: Path) -> Any:
+    """int32 [sequences, length] of a calibration's folder."""
+    return np.load(path / "tokens.npy", allow_pickle=False)

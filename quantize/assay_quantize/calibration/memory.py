@@ -1,0 +1,105 @@
+"""What calibrating a layer takes, before anything of it is read."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from assay.errors import QuantizeError
+from assay.quantities import size
+from assay.recipes.families import split_layer, text_of
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.resident import cached_bytes, resident_bytes
+
+FLOAT_BYTES = 4
+EXPERT_INPUTS = ("gate_proj", "up_proj")
+"""Weights of a layer's experts that all have one input, since every expert sees every token."""
+AT_ONCE_BYTES = 128 << 20
+"""Of copies that weights take which are rounded together; part of the method as `BATCH_TOKENS` is."""
+SPARE_BYTES = 256 << 20
+"""Buffers of the matrix library, interpreter, fragments."""
+
+
+def rounding_numbers(tensor: TensorPlan) -> int:
+    """What rounding one weight by GPTQ takes: copies of the weight and of its Hessian."""
+    rows, columns = tensor.shape
+    return 6 * rows * columns + 4 * columns**2
+
+
+def weights_at_once(tensors: Sequence[TensorPlan]) -> int:
+    """Weights of one shape that GPTQ rounds together: it goes column by column, and of small weights the calls take longest.
+
+    From 16 on llm-compressor factorizes Hessians together, by another routine with other last bits.
+    """
+    most = max(map(rounding_numbers, tensors), default=1)
+    return max(1, min(15, AT_ONCE_BYTES // (FLOAT_BYTES * most)))
+
+
+def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int) -> int:
+    """The most that a layer takes: weights in FP32 and once more as they are stored, Hessians, what one weight's rounding
+    needs, and the activations of a batch. shape: sequences and their length. batch: sequences at once."""
+    weights: defaultdict[int, int] = defaultdict(int)
+    for tensor in plan.tensors:
+        at = split_layer(tensor.name)
+        if at is not None and at.layer in layers and tensor.role != "mtp":
+            weights[at.layer] += math.prod(tensor.shape)
+    config, is_awq = text_of(plan.config), plan.precision_recipe["calibration"]["method"] == "awq"
+    heads, tokens = int(config.get("num_attention_heads", 1)), batch * shape[1]
+    most = 0
+    for layer, tensors in layers.items():
+        widest = max((max(t.shape) for t in tensors), default=int(config.get("hidden_size", 1)))
+        rounded = [t for t in tensors if t.action == "quantize"]
+        rounding = max(map(rounding_numbers, rounded), default=0) * weights_at_once(rounded)
+        scores = 3 * batch * heads * shape[1] ** 2
+        moving = max(rounding, scores + 12 * tokens * widest)
+        packed = sum(output.num_bytes for t in tensors for output in t.outputs)
+        seen = awq_numbers(rounded, math.prod(shape)) if is_awq else hessian_numbers(rounded)
+        most = max(most, FLOAT_BYTES * (weights[layer] + seen + moving) + packed)
+    return most
+
+
+def awq_numbers(tensors: Sequence[TensorPlan], tokens: int) -> int:
+    """Inputs that AWQ keeps until a layer is done: of attention and MLP, and of every down projection; with the outputs of the
+    widest twice, and copies of the weights that are scaled together."""
+    width = max((min(t.shape) for t in tensors), default=0)
+    down = sum(t.shape[1] for t in tensors if t.module.endswith(".down_proj"))
+    hidden = max((t.shape[1] for t in tensors if t.module.endswith((".up_proj", ".q_proj"))), default=width)
+    return tokens * (4 * hidden + down) + sum(math.prod(t.shape) for t in tensors)
+
+
+def hessian_numbers(tensors: Sequence[TensorPlan]) -> int:
+    """Of a layer's Hessians, one for each input."""
+    inputs: dict[str, int] = {}
+    for tensor in tensors:
+        _, _, leaf = tensor.module.rpartition(".")
+        if tensor.part == "routed_expert" and leaf in EXPERT_INPUTS:
+            inputs["experts"] = tensor.shape[1]
+        elif tensor.fused_group is not None:
+            inputs[tensor.fused_group] = tensor.shape[1]
+        else:
+            inputs[tensor.name] = tensor.shape[1]
+    return sum(columns**2 for columns in inputs.values())
+
+
+def check_memory(
+    plan: Plan,
+    layers: Mapping[int, Sequence[TensorPlan]],
+    shape: tuple[int, ...],
+    batch: int,
+    memory_bytes: int | None,
+    source: Path,
+) -> None:
+    """QuantizeError: a layer does not fit; says how much would do. memory_bytes None: what the machine has free."""
+    needed = layer_bytes(plan, layers, shape, batch) + SPARE_BYTES
+    if memory_bytes is not None:
+        free, where = memory_bytes - resident_bytes(), f"--memory {size(memory_bytes)}"
+    else:
+        free, where = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes(), "this machine"
+    if needed > free:
+        raise QuantizeError(
+            f"{source}: calibrating its largest layer takes {size(needed)}, of {where} {size(max(0, free))} are left; at least "
+            f"{size(needed + resident_bytes())} are needed in all, or a precision without `calibration`"
+        )

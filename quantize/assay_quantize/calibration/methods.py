@@ -1,0 +1,211 @@
+"""llm-compressor's modifiers, applied to one decoder layer at a time: what `oneshot` does with them, without its pipeline.
+
+Its sequential pipeline needs the whole model, keeps inputs of layers in memory, and cannot go on after a kill. So the
+pipeline is ours (`layerwise.py`), and the arithmetic is theirs: hooks, Hessians, searches, scales, rounding and packing are
+calls of llm-compressor 0.14 and compressed-tensors, in the order in which `SequentialPipeline` makes them. A test holds the
+result against `oneshot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, make_empty_hessian
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+from llmcompressor.pipelines.cache import IntermediatesCache
+from pydantic import PrivateAttr
+from torch import Tensor, nn
+
+from assay.recipes.precision import AwqCalibration, Calibrated, GptqCalibration
+from assay.records.plan import TensorPlan
+from assay_quantize.calibration.memory import weights_at_once
+from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
+from assay_quantize.formats.schemes import compressed_tensors_scheme, module_of
+from assay_quantize.plan.calibrated import Smoothing, smoothings
+
+OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
+"""`observer` of a recipe -> llm-compressor's. Its search is not that of `w4a16-mse` (`kernels/search_reference.py`)."""
+
+
+@dataclass
+class _Shared:
+    """A Hessian of modules that have the same inputs. seen: the input that was added last, kept so that no other one has its
+    address. batches: how many were added."""
+
+    hessian: Tensor
+    num_samples: Tensor
+    seen: Tensor | None = None
+    batches: int = 0
+    members: dict[nn.Module, int] = field(default_factory=dict)
+
+
+class SharedGPTQ(GPTQModifier):
+    """GPTQ whose modules with the same input (q, k and v; gate and up of all experts, as every expert sees every token) share
+    one Hessian, which is computed once: the same numbers in a fraction of time and memory."""
+
+    _groups: dict[nn.Module, _Shared] = PrivateAttr(default_factory=dict)
+    _recent: list[_Shared] = PrivateAttr(default_factory=list)
+
+    def calibrate_module(self, module: nn.Module, args: tuple[Tensor, ...], _output: Tensor) -> None:
+        inputs = args[0]
+        group = self._groups.get(module)
+        if group is None:
+            group = next((one for one in self._recent if one.batches == 1 and one.seen is inputs), None)
+            if group is None:
+                device: Any = module.weight.device
+                group = _Shared(make_empty_hessian(module, device=device), torch.zeros((), device=device))
+                self._recent.append(group)
+            self._groups[module] = group
+            group.members[module] = 0
+        if group.seen is not inputs:
+            group.hessian, group.num_samples = accumulate_hessian(inputs, module, group.hessian, group.num_samples)
+            group.seen, group.batches = inputs, group.batches + 1
+        group.members[module] += 1
+        self._hessians[module], self._num_samples[module] = group.hessian, group.num_samples
+
+    def compress_modules(self) -> None:
+        for group in self._recent:
+            group.seen = None
+            assert set(group.members.values()) == {group.batches}, "modules with one Hessian had different inputs"
+        self._recent.clear()
+        self._groups.clear()
+        super().compress_modules()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """tensors: output of the plan -> its value. fell_back: weights that GPTQ could only round to the nearest."""
+
+    tensors: dict[str, Tensor]
+    fell_back: tuple[str, ...]
+
+
+class Method:
+    """One layer's calibration: `watching` while inputs pass, then `finish`."""
+
+    def __init__(self, options: Calibrated, observer: str, tensors: Sequence[TensorPlan]) -> None:
+        """tensors: those of the layer that are calibrated."""
+        rounded = [tensor for tensor in tensors if tensor.action == "quantize"]
+        self._tensors = {module_of(tensor.name): tensor for tensor in rounded}
+        self._smoothed = [tensor for tensor in tensors if tensor.action != "quantize"]
+        self._schemes: dict[str, Any] = {}
+        groups = {}
+        for number, scheme in enumerate(sorted({str(tensor.scheme) for tensor in rounded})):
+            made: Any = compressed_tensors_scheme(scheme)
+            made.targets = [name for name, tensor in self._tensors.items() if tensor.scheme == scheme]
+            made.weights.observer = OBSERVERS[observer]
+            groups[f"group_{number}"] = self._schemes[scheme] = made
+        self._before: list[Any] = []
+        """Modifiers that change weights before they are rounded, by that of the rounding."""
+        if isinstance(options, AwqCalibration):
+            self._before = [_awq(options, smoothings(rounded, self._smoothed))]
+        self._rounding: Any = _rounding(options, groups, weights_at_once(rounded))
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Inputs that pass meanwhile are what the method sees."""
+        from llmcompressor.core import active_session
+        from llmcompressor.modeling.moe.context import moe_calibration_context
+        from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
+
+        self._state = state = active_session().state
+        state.model, state.loss_masks, state.sequential_prefetch = model, None, False
+        for modifier in (*self._before, self._rounding):
+            modifier.on_initialize(state)
+        for modifier in (*self._before, self._rounding):
+            modifier.on_calibration_start(state, None)
+        with calibration_forward_context(model), DisableQuantization(model), moe_calibration_context():
+            yield
+
+    def finish(self, model: Any, layer: nn.Module) -> LayerResult:
+        """Round the weights. They are rounded as the source has them: in its dtype, which is that of the scales.
+
+        Afterwards the layer's weights are what the checkpoint will give, in the dtype that they had.
+        """
+        from llmcompressor.utils.helpers import DisableQuantization
+
+        modules = {name: model.get_submodule(name) for name in self._tensors}
+        dtype = next(iter(modules.values())).weight.dtype
+        tensors: dict[str, Tensor] = {}
+        with torch.no_grad(), DisableQuantization(model), _unpinned():
+            for modifier in self._before:
+                modifier.on_sequential_epoch_end(self._state, None)
+        for tensor in self._smoothed:
+            (output,) = tensor.outputs
+            parameter = model.get_parameter(tensor.name)
+            tensors[output.name] = parameter.data.to(TORCH_DTYPES[output.dtype])
+            parameter.data = tensors[output.name].to(parameter.dtype)
+        for name, module in modules.items():
+            module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
+        with torch.no_grad(), DisableQuantization(model):
+            self._rounding.on_sequential_epoch_end(self._state, None, modules=list(layer.modules()))
+        fell_back = tuple(self._rounding._rtn_fallback_module_names) if isinstance(self._rounding, SharedGPTQ) else ()
+        for name, module in modules.items():
+            tensors |= self._packed(self._tensors[name], module)
+        for modifier in (*self._before, self._rounding):
+            modifier.on_calibration_end(self._state, None)
+        for module in modules.values():
+            module.weight.data = module.weight.data.to(dtype)
+        self._state.model = None
+        return LayerResult(tensors, tuple(sorted(fell_back)))
+
+    def _packed(self, tensor: TensorPlan, module: nn.Module) -> dict[str, Tensor]:
+        """The weight as compressed-tensors stores it, by the names of the plan."""
+        from compressed_tensors.compressors import BaseCompressor
+
+        scheme = self._schemes[str(tensor.scheme)]
+        dtype = TORCH_DTYPES[tensor.logical_dtype]
+        given = {"weight": module.weight.data, "weight_scale": module.weight_scale.data.to(dtype)}
+        if not scheme.weights.symmetric:
+            given["weight_zero_point"] = module.weight_zero_point.data
+        compressor = BaseCompressor.get_value_from_registry(str(scheme.format.value))
+        made = compressor.compress(given, scheme)
+        module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
+        prefix = module_of(tensor.name)
+        parts = {f"{prefix}.{part}": value.contiguous() for part, value in made.items()}
+        return {output.name: parts[output.name] for output in tensor.outputs}
+
+
+def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
+    """What rounds weights: GPTQ, or to the nearest."""
+    if isinstance(options, GptqCalibration):
+        order = None if options.activation_order == "none" else options.activation_order
+        return SharedGPTQ(
+            config_groups=dict(groups),
+            block_size=options.block_size,
+            dampening_frac=options.dampening,
+            actorder=order,
+            batched_quantization=at_once,
+        )
+    return QuantizationModifier(config_groups=dict(groups))
+
+
+def _awq(options: AwqCalibration, found: Sequence[Smoothing]) -> Any:
+    mappings = [AWQMapping(one.smooth, list(one.balance)) for one in found]
+    return AWQModifier(mappings=mappings, n_grid=options.grid, duo_scaling=options.duo_scaling, offload_device=None)
+
+
+@contextmanager
+def _unpinned() -> Iterator[None]:
+    """AWQ pins inputs for copies to a GPU, which fails where there is none."""
+    if torch.accelerator.is_available():
+        yield
+        return
+    with patch.object(IntermediatesCache, "pin_memory", lambda *args, **kwargs: None):
+        yield
+
+
+@contextmanager
+def plain_forward(model: Any) -> Iterator[None]:
+    """No hooks, the real routing, and no rounding on the way: the weights are what the checkpoint will give already."""
+    from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
+
+    with calibration_forward_context(model), DisableQuantization(model):
+        yield

@@ -1,0 +1,206 @@
+"""A model of transformers of which one decoder layer at a time has weights: the others pass on what they are given.
+
+It is built on torch's meta device, so it takes no memory. A layer that is filled gets its weights from the source's files, in
+whatever form they are stored, its experts one linear after the other (llm-compressor's `LinearExperts2D`); emptied, it is gone.
+The model's own forward is run, so masks, positions and what one layer hands to the next are the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from assay.errors import QuantizeError
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
+
+EMBEDDING_ROWS = 4096
+"""Rows of the embedding that are read at once."""
+State = tuple[Tensor, ...]
+"""What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
+
+
+class _Passing(nn.Module):
+    """Stands for every layer but one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
+
+    def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        return hidden if self.state is None else self.state
+
+
+class _Embedded(nn.Module):
+    """Stands for the embedding: rows of the tokens that occur. ids: sorted."""
+
+    def __init__(self, ids: Tensor, rows_VH: Tensor) -> None:
+        super().__init__()
+        self.ids, self.rows_VH = ids, rows_VH
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.rows_VH[torch.searchsorted(self.ids, tokens).clamp_max(len(self.ids) - 1)]
+
+
+class Skeleton:
+    """The model of a source. dtype: in which it is run. Raises QuantizeError: transformers does not build such a model, or
+    calls its tensors otherwise than the source."""
+
+    def __init__(self, folder: Path, plan: Plan, dtype: torch.dtype, device: str = "cpu") -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        by_config: Any = AutoModelForCausalLM
+        self.where, self.dtype, self.device = str(folder), dtype, device
+        self._tensors: Mapping[str, TensorPlan] = {tensor.name: tensor for tensor in plan.tensors}
+        try:
+            config: Any = AutoConfig.from_pretrained(folder)
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config
+            with torch.device("meta"):
+                self.model = by_config.from_config(config, dtype=dtype)
+        except (OSError, ValueError, KeyError, ImportError) as problem:
+            raise QuantizeError(f"{folder}: transformers cannot build it: {str(problem).splitlines()[0]}") from None
+        self.model.eval()
+        self.base = self.model.base_model
+        lists = [
+            (name, module)
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "layers"
+        ]
+        if len(lists) != 1 or getattr(self.base, "layers", None) is not lists[0][1]:
+            raise self._unknown(f"it has {len(lists)} lists of decoder layers, one is needed")
+        self.prefix, self._layers = lists[0][0], list(lists[0][1])
+        self._passing = _Passing()
+        self._restore_buffers()
+        self.base.norm = nn.Identity()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def _unknown(self, why: str) -> QuantizeError:
+        return QuantizeError(
+            f"{self.where}: cannot be calibrated layer by layer: {why}; take a precision without `calibration`: w4a16-mse"
+        )
+
+    def _restore_buffers(self) -> None:
+        """Buffers that are computed and not stored (rotary frequencies) are computed again, off the meta device."""
+        for name, module in list(self.base.named_children()):
+            if any(True for _ in module.buffers(recurse=False)) and isinstance(module, nn.Module) and name != "layers":
+                again: Any = type(module)
+                setattr(self.base, name, again(config=self.base.config).to(self.device))
+
+    # -------------------------------------------------------------------------------------------- running
+    def use_embedding(self, reader: SourceReader, tokens: Tensor) -> None:
+        """Have the model know the embeddings of `tokens`, in its dtype."""
+        tensor = self._tensor(f"{self._embedding_name()}.weight")
+        ids = torch.unique(tokens)
+        found = torch.empty(len(ids), tensor.shape[1], dtype=self.dtype)
+        for begin in range(0, tensor.shape[0], EMBEDDING_ROWS):
+            end = min(begin + EMBEDDING_ROWS, tensor.shape[0])
+            here = (ids >= begin) & (ids < end)
+            if here.any():
+                found[here] = self._rows(reader, tensor, begin, end)[ids[here] - begin].to(self.dtype)
+        self.model.set_input_embeddings(_Embedded(ids.to(self.device), found.to(self.device)))
+
+    def pass_embedding(self) -> None:
+        """The first layer is done: nobody looks at embeddings, but the model asks for them."""
+        columns = int(self._tensor(f"{self._embedding_name()}.weight").shape[1])
+        nothing = torch.zeros(1, columns, dtype=self.dtype)
+        self.model.set_input_embeddings(_Embedded(torch.zeros(1, dtype=torch.long), nothing))
+
+    def _embedding_name(self) -> str:
+        wanted = self.model.get_input_embeddings()
+        return str(next(name for name, module in self.model.named_modules() if module is wanted))
+
+    def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
+        """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
+        seen: list[Any] = []
+        handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
+        self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
+        try:
+            self.base(input_ids=tokens, use_cache=False)
+        except _Done:
+            pass
+        finally:
+            handle.remove()
+            self._passing.state = None
+        output = seen[0]
+        return (output,) if isinstance(output, Tensor) else tuple(output)
+
+    # -------------------------------------------------------------------------------------------- one layer
+    @contextmanager
+    def filled(self, layer: int, reader: SourceReader) -> Iterator[nn.Module]:
+        """The model with the weights of one layer; all others pass on their input. Afterwards the layer is gone."""
+        whole = self._layers[layer]
+        self._linearize(whole)
+        for name, parameter in list(whole.named_parameters()):
+            module, leaf = _parent(whole, name)
+            value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(parameter.shape)).to(self.dtype)
+            module._parameters[leaf] = nn.Parameter(value.to(self.device), requires_grad=False)
+        for name, buffer in list(whole.named_buffers()):
+            module, leaf = _parent(whole, name)
+            if leaf in module._non_persistent_buffers_set:
+                raise self._unknown(f"layer {layer} computes {name} when it is built")
+            value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(buffer.shape)).to(buffer.dtype)
+            module._buffers[leaf] = value.to(self.device)
+        others = [self._passing if number != layer else whole for number in range(self.num_layers)]
+        others[layer + 1 :] = [_Stop()] * (self.num_layers - layer - 1)
+        self.base.layers = nn.ModuleList(others)
+        try:
+            yield whole
+        finally:
+            self.base.layers = nn.ModuleList([self._passing] * self.num_layers)
+            self._layers[layer] = self._passing
+
+    def _linearize(self, layer: nn.Module) -> None:
+        """Experts that are one 3-D parameter become linears, without weights so far."""
+        from llmcompressor.modeling.moe.linear_experts import LinearExperts2D
+        from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
+
+        for name, module in get_non_linearized_moes(layer):
+            config = getattr(module, "config", self.base.config)
+            made: Any = LinearExperts2D.get_linear_experts_cls(type(module))  # type: ignore[arg-type]
+            with torch.device("meta"):
+                layer.set_submodule(name, made(config).to(self.dtype))
+
+    def _value(self, reader: SourceReader, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise self._unknown(f"{name} is {list(tensor.shape)} in the source and {list(shape)} in transformers")
+        return self._rows(reader, tensor, 0, tensor.shape[0]) if tensor.shape else self._scalar(reader, tensor)
+
+    def _tensor(self, name: str) -> TensorPlan:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise self._unknown(f"transformers has a tensor {name}, the source has none of that name")
+        return tensor
+
+    def _rows(self, reader: SourceReader, tensor: TensorPlan, begin: int, end: int) -> Tensor:
+        rows = reader.read_rows(tensor, begin, end)
+        return torch.from_numpy(rows).view(TORCH_DTYPES[tensor.logical_dtype])
+
+    def _scalar(self, reader: SourceReader, tensor: TensorPlan) -> Tensor:
+        raw = np.frombuffer(reader.read_bytes(tensor, 0, tensor.num_bytes), np.uint8).copy()
+        return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype])[0]
+
+
+class _Done(Exception):
+    """Nothing behind the layer needs to run."""
+
+
+class _Stop(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise _Done
+
+
+def _parent(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf

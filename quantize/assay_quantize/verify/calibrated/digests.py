@@ -1,0 +1,90 @@
+"""Calibrated weights against the record of their calibration.
+
+What text decided cannot be made again from the source. Of these weights it is known: scales, where they follow from the weights
+alone (`slabs.py`); how far they are from the source, which is bounded as for every weight; and here, that each layer is the one
+that was calibrated, by the digest that the calibration left in the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.records.manifest import MANIFEST
+from assay.records.plan import OutputTensor, Plan, TensorPlan
+from assay_quantize.checkpoint.calibrated_layers import PIECE_BYTES, layer_digest, parts_of
+from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.verify.calibrated.smoothed import check_smoothed
+from assay_quantize.verify.contents import in_order
+from assay_quantize.verify.files import StoredReader
+from assay_quantize.verify.findings import Findings
+
+
+def check_calibrated(
+    plan: Plan,
+    folder: Path,
+    stored: Mapping[str, TensorHeader] | None,
+    source: Checkpoint | None,
+    findings: Findings,
+    workers: int,
+) -> None:
+    """Every calibrated layer has the digest that the manifest gives; what AWQ scaled is the source's, scaled. stored: None:
+    contents were not asked for.
+
+    A layer of which a tensor is missing or is not as planned is passed over: that is a damage already.
+    """
+    wanted = calibrated_tensors(plan)
+    if not wanted:
+        return
+    if plan.calibrated is None:
+        findings.damage("calibrated", MANIFEST, "its recipe calibrates weights, but it has no record of calibrated layers")
+        return
+    count = sum(tensor.action == "quantize" for tensors in wanted.values() for tensor in tensors)
+    findings.not_checked.append(
+        f"codes of {count:,} calibrated weights against the source: the text decides them; looked at were the digests of "
+        "their layers, their distance from the source where it is given, and whether they decompress"
+    )
+    if stored is None:
+        return
+    whole = {layer: tensors for layer, tensors in wanted.items() if _is_whole(tensors, stored)}
+    reader = StoredReader(folder, stored)
+    try:
+        jobs = ((layer, partial(_digest, reader, tensors)) for layer, tensors in whole.items())
+        for layer, found in in_order(jobs, workers):
+            findings.look("calibrated")
+            if found != (said := plan.calibrated.layers.get(layer)):
+                findings.damage(
+                    "calibrated",
+                    f"layer {layer}",
+                    f"its calibrated weights have digest {found[:12]}...; its calibration left {str(said)[:12]}...",
+                )
+        if source is not None and plan.calibrated.smoothed:
+            with SourceReader(source) as original:
+                for layer, tensors in whole.items():
+                    check_smoothed(plan, layer, tensors, reader, original, findings)
+    finally:
+        reader.close()
+
+
+def _is_whole(tensors: Sequence[TensorPlan], stored: Mapping[str, TensorHeader]) -> bool:
+    outputs = [output for tensor in tensors for output in parts_of(tensor)]
+    return all(
+        (header := stored.get(output.name)) is not None and (header.dtype, header.shape) == (output.dtype, tuple(output.shape))
+        for output in outputs
+    )
+
+
+def _digest(reader: StoredReader, tensors: Sequence[TensorPlan]) -> str:
+    def read(output: OutputTensor, take: Callable[[Any], None]) -> None:
+        for begin in range(0, output.num_bytes, PIECE_BYTES):
+            end = min(begin + PIECE_BYTES, output.num_bytes)
+            take(reader.read(output.name, begin, end, np.empty(end - begin, np.uint8)).data)
+
+    return layer_digest((output for tensor in tensors for output in parts_of(tensor)), read)

@@ -1,0 +1,110 @@
+"""Layers that AWQ scaled: the scales are not stored, but the source and what is stored say what they were.
+
+AWQ divides a norm by s and multiplies the columns of the linears that read it by s; it divides the rows of an up projection
+by t and multiplies the columns of its down projection by t. So s is the source's norm over the stored one; the t of a row is
+fitted to the stored up projection; and with them undone each weight must be as near to the source's as any that was rounded to
+4 bits. The router is not rounded: its columns times s, in the dtype in which it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from torch import Tensor
+
+from assay.recipes.families import split_layer
+from assay.records.plan import OutputTensor, Plan, TensorPlan
+from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
+from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme, module_of
+from assay_quantize.plan.calibrated import smoothings
+from assay_quantize.verify.files import StoredReader
+from assay_quantize.verify.findings import Findings
+from assay_quantize.verify.judge import relative_error
+
+MOST_OFF = 0.02
+"""A norm or a router that is only rounded to BF16 is nearer than that."""
+MOST_SCALE_OFF = 0.1
+"""So far the scales that a weight shows may be from those of its norm or its up projection, in the median of the channels."""
+
+
+def check_smoothed(
+    plan: Plan, layer: int, tensors: list[TensorPlan], stored: StoredReader, source: SourceReader, findings: Findings
+) -> None:
+    """Every calibrated tensor of a layer against the source's. All of them must be stored as planned."""
+    rounded = {module_of(t.name): t for t in tensors if t.action == "quantize"}
+    others = [t for t in plan.tensors if (at := split_layer(t.name)) and at.layer == layer and t.role != "mtp"]
+    kept = {t.module: t for t in others if t.action != "quantize" and t.name.endswith(".weight")}
+    columns: dict[str, Tensor] = {}
+    with torch.no_grad():
+        found = smoothings(rounded.values(), [t for t in others if t.module not in rounded or not t.name.endswith(".weight")])
+        for one in found:
+            if one.smooth not in kept:
+                continue
+            norm = kept[one.smooth]
+            scale_I = _source(source, norm) / _plain(stored, norm.outputs[0])
+            findings.look("smoothed")
+            if not bool((torch.isfinite(scale_I) & (scale_I > 0)).all()):
+                findings.damage("smoothed", norm.name, "is not the source's, divided by positive scales")
+                continue
+            columns |= dict.fromkeys(one.balance, scale_I)
+            for name in one.balance:
+                if name in kept:
+                    router = kept[name]
+                    off = _off(_plain(stored, router.outputs[0]), _source(source, router) * scale_I)
+                    findings.look("smoothed")
+                    if not off <= MOST_OFF:
+                        what = f"is {off:.3f} away from the source's, times the scales of {norm.name}"
+                        findings.damage("smoothed", router.name, what)
+        downs = {one.smooth: one.balance[0] for one in found if one.smooth in rounded}
+        for up, down in downs.items():
+            made, want = _weight(stored, rounded[up]), _source(source, rounded[up])
+            want = want * columns[up] if up in columns else want
+            columns[down] = (want * want).sum(1) / (want * made).sum(1).clamp_min(1e-30)
+        for module, tensor in rounded.items():
+            want = _source(source, tensor)
+            want = want * columns[module] if module in columns else want
+            want = want / columns[downs[module]][:, None] if module in downs else want
+            made = _weight(stored, tensor)
+            _judge(tensor, made, want, findings)
+
+
+def _judge(tensor: TensorPlan, made: Tensor, want: Tensor, findings: Findings) -> None:
+    assert tensor.scheme is not None
+    findings.look("smoothed")
+    error = _off(made, want)
+    findings.errors[tensor.role, tensor.scheme].append(error)
+    if not error <= SCHEMES[tensor.scheme].max_relative_error:
+        what = f"is {error:.3f} away from its source, scaled as the layer's other tensors say (relative)"
+        findings.damage("error", tensor.name, what)
+        return
+    fitted_I = (made * want).sum(0) / (want * want).sum(0).clamp_min(1e-30)
+    off = float((fitted_I - 1).abs().median())
+    if not off <= MOST_SCALE_OFF:
+        findings.damage("smoothed", tensor.name, f"its columns are off by {off:.3f} from the layer's scales, in the median")
+
+
+def _off(made: Tensor, want: Tensor) -> float:
+    return relative_error(float((made - want).square().sum()), float(want.square().sum()))
+
+
+def _source(reader: SourceReader, tensor: TensorPlan) -> Tensor:
+    rows = reader.read_rows(tensor, 0, tensor.shape[0])
+    return torch.from_numpy(rows).view(TORCH_DTYPES[tensor.logical_dtype]).double()
+
+
+def _plain(reader: StoredReader, output: OutputTensor) -> Tensor:
+    raw = reader.read(output.name, 0, output.num_bytes, np.empty(output.num_bytes, np.uint8))
+    return torch.from_numpy(raw).view(TORCH_DTYPES[output.dtype]).reshape(output.shape)
+
+
+def _weight(reader: StoredReader, tensor: TensorPlan) -> Tensor:
+    scheme: Any = compressed_tensors_scheme(str(tensor.scheme))
+    prefix = module_of(tensor.name)
+    parts: Mapping[str, Tensor] = {o.name.removeprefix(f"{prefix}."): _plain(reader, o) for o in tensor.outputs}
+    made: Tensor = BaseCompressor.get_value_from_registry(str(scheme.format.value)).decompress(dict(parts), scheme)["weight"]
+    return made.double()

@@ -1,0 +1,438 @@
+"""Layers calibrated one by one are llm-compressor's, whoever was killed meanwhile, and end in a checkpoint that is verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import Run
+from safetensors.torch import load_file
+from tiny_checkpoints import decompressed_int4, dequantized, make_tiny_glm4_moe, store_as_fp8, store_as_int4
+from tiny_families import deepseek_v3, glm4_moe, make_tiny, qwen3_moe
+
+from assay.errors import QuantizeError
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import GptqCalibration, PrecisionRecipe
+from assay.records.plan import Plan
+from assay_quantize.calibration.layerwise import calibrate_layers
+from assay_quantize.calibration.text import Text
+from assay_quantize.calibration.work_folder import TOKENS
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.engine.quantize import quantize
+from assay_quantize.plan.planner import make_plan
+from assay_quantize.verify.verify import verify
+
+pytestmark = pytest.mark.slow
+
+LENGTH, SEQUENCES = 32, 6
+
+
+def plan_of(folder: Path, precision: str = "w4a16-gptq") -> Plan:
+    recipe = load_recipe(PrecisionRecipe, precision)
+    if recipe.calibration != "none":
+        options = recipe.calibration.model_copy(update={"tokens": LENGTH * SEQUENCES, "length": LENGTH})
+        recipe = recipe.model_copy(update={"calibration": options})
+    return make_plan(open_checkpoint(folder), recipe, model="tiny", family=None)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in words of the tiny tokenizer (`write_tokenizer`): letters drawn at random."""
+    drawn = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join("".join(drawn.choices("abcdefghijklmnop", k=5)) for _ in range(400)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_glm4_moe(tmp_path_factory.mktemp("source") / "model")
+
+
+def layer_tensors(work: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in sorted(work.glob("layer-*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+# ------------------------------------------------------------------------------------------------ llm-compressor
+def by_oneshot(folder: Path, tokens: torch.Tensor, options: GptqCalibration) -> dict[str, torch.Tensor]:
+    """Codes and scales that llm-compressor's own `oneshot` gives the whole model, on the same sequences in the same order."""
+    from compressed_tensors.compressors import BaseCompressor
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.modeling.moe.linearize import linearize_moe
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    linearize_moe(model)
+    data = Dataset.from_dict({"input_ids": tokens.tolist(), "attention_mask": torch.ones_like(tokens).tolist()})
+    modifier = GPTQModifier(
+        scheme="W4A16", targets=["Linear"], ignore=["lm_head"], block_size=options.block_size,
+        dampening_frac=options.dampening, actorder=options.activation_order,
+    )  # fmt: skip
+    oneshot(model=model, dataset=data, recipe=[modifier], num_calibration_samples=len(tokens), max_seq_length=tokens.shape[1],
+            shuffle_calibration_samples=False)  # fmt: skip
+    made = {}
+    for name, module in model.named_modules():
+        if (scheme := getattr(module, "quantization_scheme", None)) is not None:
+            given = {"weight": module.weight.data, "weight_scale": module.weight_scale.data}
+            parts = BaseCompressor.get_value_from_registry("pack-quantized").compress(given, scheme)
+            made |= {f"{name}.{part}": parts[part] for part in ("weight_packed", "weight_scale")}
+    return made
+
+
+def test_layers_are_those_of_oneshot(tmp_path: Path, words: Path) -> None:
+    folder = make_tiny_glm4_moe(tmp_path / "model", dtype="fp32")  # so that both run in the dtype of the weights
+    plan = plan_of(folder)
+    calibrate_layers(plan, folder, tmp_path / "work", Text((words,)), batch_tokens=LENGTH)  # oneshot's batch is one sequence
+    got = layer_tensors(tmp_path / "work")
+    import numpy as np
+
+    tokens = torch.from_numpy(np.load(tmp_path / "work" / TOKENS)).long()
+    assert tokens.shape == (SEQUENCES, LENGTH)
+    options = GptqCalibration.model_validate(plan.precision_recipe["calibration"])
+    expected = by_oneshot(folder, tokens, options)
+    assert got.keys() == expected.keys() and len(got) == 2 * (3 * 4 + 3 + 2 * 5 * 3)
+    differing = [name for name in got if not torch.equal(got[name], expected[name])]
+    assert differing == []
+    packed = [name for name in got if name.endswith("weight_packed")]
+    plain = quantize(plan_of(folder, "w4a16"), folder, tmp_path / "plain")
+    rounded = {n: t for shard in plain.shards for n, t in load_file(tmp_path / "plain" / shard.name).items()}
+    assert all(not torch.equal(got[name], rounded[name]) for name in packed)  # to the nearest, they would be others
+
+
+# ------------------------------------------------------------------------------------------------ models
+@pytest.mark.parametrize("config", [glm4_moe(), qwen3_moe(), deepseek_v3()], ids=lambda config: str(config["model_type"]))
+def test_states_between_layers_are_those_of_the_whole_model(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Filled one by one from the files of the source, layers give what transformers gives that loads all of it."""
+    from transformers import AutoModelForCausalLM
+
+    from assay_quantize.calibration.methods import plain_forward
+    from assay_quantize.calibration.skeleton import Skeleton
+    from assay_quantize.checkpoint.source_reader import SourceReader
+
+    folder = make_tiny(tmp_path / "model", config)
+    plan, tokens = plan_of(folder, "w4a16"), torch.randint(7, 800, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    layers, states = whole.base_model.layers, []
+    for layer in layers:
+        layer.register_forward_hook(lambda _module, _args, output: states.append(output))
+    with torch.no_grad():
+        whole(input_ids=tokens, use_cache=False)
+    skeleton, state = Skeleton(folder, plan, torch.float32), None
+    assert skeleton.num_layers == len(layers) == 3
+    with SourceReader(open_checkpoint(folder)) as reader:
+        skeleton.use_embedding(reader, tokens)
+        for layer in range(3):
+            with skeleton.filled(layer, reader), plain_forward(skeleton.model):
+                state = skeleton.run(layer, tokens, state)
+            assert len(state) == 1
+            torch.testing.assert_close(state[0], states[layer], rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ kills
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import numpy
+from assay.records.plan import Plan
+from assay_quantize.calibration.quiet import quiet
+with quiet():
+    from assay_quantize.calibration import layerwise, methods, skeleton
+from assay_quantize.calibration.text import Text
+
+plan, source, words = Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
+for work, count in json.loads(sys.argv[4]):
+    child = os.fork()
+    if not child:
+        steps, run, replace, add = 0, skeleton.Skeleton.run, os.replace, layerwise.WorkFolder.add
+
+        def step():
+            global steps
+            steps += 1
+            if steps == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def running(*args):
+            step()
+            return run(*args)
+
+        def replacing(*args):
+            step()
+            replace(*args)
+            step()
+
+        def adding(*args):
+            step()
+            add(*args)
+            step()
+
+        skeleton.Skeleton.run, os.replace, layerwise.WorkFolder.add = running, replacing, adding
+        layerwise.calibrate_layers(plan, source, Path(work), Text((words,)), workers=1, batch_tokens=64)
+        print("steps", steps, flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def in_processes(plan: Plan, source: Path, words: Path, folder: Path, jobs: list[tuple[str, int]]) -> list[str]:
+    plan.save(folder / "plan.json")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder / "plan.json"), str(source), str(words), json.dumps(jobs)],
+        env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}, cwd=folder, timeout=600, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout.split("\n")
+
+
+def files_of(work: Path) -> dict[str, bytes]:
+    """All but the times in the journal."""
+    found = {path.name: path.read_bytes() for path in sorted(work.iterdir())}
+    lines = [json.loads(line) for line in found.pop("calibration.jsonl").decode().splitlines()]
+    found["lines"] = json.dumps([{k: v for k, v in line.items() if k != "seconds"} for line in lines]).encode()
+    return found
+
+
+def test_killed_at_ten_random_moments_the_bytes_are_the_same(tmp_path: Path, words: Path) -> None:
+    source = make_tiny_glm4_moe(
+        tmp_path / "model", hidden=128, dense_intermediate=128, num_heads=2, num_kv_heads=1, num_experts=2
+    )
+    plan = plan_of(source)
+    said = in_processes(plan, source, words, tmp_path, [(str(tmp_path / "whole"), -1)])
+    steps = int(next(line for line in said if line.startswith("steps")).split()[1])
+    moments = sorted(random.Random(18).sample(range(1, steps + 1), 10))
+    jobs = [(str(tmp_path / f"killed-{count}"), count) for count in moments]
+    killed = [line for line in in_processes(plan, source, words, tmp_path, jobs) if line]
+    assert killed == [str(-signal.SIGKILL)] * 10
+    whole = files_of(tmp_path / "whole")
+    layers_done = [len(list((tmp_path / f"killed-{count}").glob("layer-*"))) for count in moments]
+    assert len(set(layers_done)) >= 3  # killed in several layers
+    assert in_processes(plan, source, words, tmp_path, [(work, -1) for work, _ in jobs]).count("0") == 10
+    for work, _ in jobs:
+        assert files_of(Path(work)) == whole, work
+
+
+def test_a_finished_layer_is_not_done_again(
+    tmp_path: Path, source: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    from assay_quantize.calibration import skeleton
+
+    filled: list[int] = []
+    fill = skeleton.Skeleton.filled
+
+    def counted(self: Any, layer: int, reader: Any) -> Any:
+        filled.append(layer)
+        if layer == 2 and filled.count(2) == 1:
+            raise KeyboardInterrupt
+        return fill(self, layer, reader)
+
+    monkeypatch.setattr(skeleton.Skeleton, "filled", counted)
+    plan, work = plan_of(source), tmp_path / "work"
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_layers(plan, source, work, Text((words,)))
+    calibrate_layers(plan, source, work, Text((words,)))
+    assert filled == [0, 1, 2, 2]
+
+
+# ------------------------------------------------------------------------------------------------ a whole checkpoint
+def made_and_verified(source: Path, words: Path, folder: Path, precision: str = "w4a16-gptq") -> tuple[Plan, Any]:
+    plan = plan_of(source, precision)
+    work = folder / "work"
+    plan = plan.model_copy(update={"calibrated": calibrate_layers(plan, source, work, Text((words,)))})
+    quantize(plan, source, folder / "made", calibrated=work)
+    return plan, verify(folder / "made", source=source)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, source: Path, words: Path) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("made")
+    _, result = made_and_verified(source, words, folder)
+    assert result.damages == () and result.checks["calibrated"] == 3
+    yield folder / "made"
+
+
+def test_what_transformers_drops_or_casts_is_the_sources(made: Path, source: Path) -> None:
+    """The MTP block, the router with its FP32 bias, embedding, head and norms: bit for bit."""
+    stored = {n: t for path in made.glob("*.safetensors") for n, t in load_file(path).items()}
+    original = {n: t for path in source.glob("*.safetensors") for n, t in load_file(path).items()}
+    kept = {name for name in original if name in stored}
+    assert {name for name in original if ".layers.3." in name} <= kept
+    assert all(stored[name].dtype == original[name].dtype and torch.equal(stored[name], original[name]) for name in kept)
+    biases = [name for name in kept if name.endswith("e_score_correction_bias")]
+    assert len(biases) == 3 and all(stored[name].dtype == torch.float32 for name in biases)
+    index = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index.keys() == stored.keys()
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    assert any(re.match(pattern.removeprefix("re:"), "model.layers.3.mlp.experts.0.up_proj") for pattern in config["ignore"])
+
+
+@pytest.mark.parametrize("part, check", [("weight_packed", "calibrated"), ("weight_scale", "weights")])
+def test_another_code_or_scale_is_a_damage(made: Path, source: Path, tmp_path: Path, part: str, check: str) -> None:
+    import shutil
+
+    from assay.records.base import sha256_of_file
+    from assay.records.manifest import MANIFEST
+    from assay_quantize.checkpoint.headers import read_shard_header
+
+    shutil.copytree(made, tmp_path / "bad")
+    shard, header = next(
+        (path, header)
+        for path in sorted((tmp_path / "bad").glob("*.safetensors"))
+        for name, header in read_shard_header(path.parent, path.name).items()
+        if name.endswith(f"layers.1.mlp.experts.0.down_proj.{part}")
+    )
+    with shard.open("r+b") as file:
+        file.seek(header.begin)
+        old = file.read(1)
+        file.seek(header.begin)
+        file.write(bytes([old[0] ^ 1]))
+    manifest = json.loads((tmp_path / "bad" / MANIFEST).read_text())
+    for one in manifest["shards"]:  # so that no hash of a file gives it away
+        one["sha256"] = sha256_of_file(tmp_path / "bad" / one["name"])
+    (tmp_path / "bad" / MANIFEST).write_text(json.dumps(manifest))
+    found = verify(tmp_path / "bad", source=source)
+    assert check in {damage.check for damage in found.damages}
+
+
+@pytest.mark.parametrize(("store", "plainly"), [(store_as_fp8, dequantized), (store_as_int4, decompressed_int4)])
+def test_a_source_in_fp8_or_int4_is_calibrated_as_its_values_in_bf16(
+    tmp_path: Path, source: Path, words: Path, store: Any, plainly: Any
+) -> None:
+    released = store(source, tmp_path / "released")
+    plain = plainly(released, tmp_path / "bf16")
+    digests = []
+    for folder in (released, plain):
+        plan = plan_of(folder)
+        digests.append(calibrate_layers(plan, folder, tmp_path / f"work-{folder.name}", Text((words,))).layers)
+    assert digests[0] == digests[1]
+
+
+def test_too_little_memory_is_said_before_anything_is_read(tmp_path: Path, source: Path, words: Path) -> None:
+    with pytest.raises(QuantizeError, match=r"calibrating its largest layer takes .* at least .* are needed in all"):
+        calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)), memory_bytes=64 << 20)
+
+
+def test_another_text_is_refused_in_the_same_folder(tmp_path: Path, source: Path, words: Path) -> None:
+    calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)))
+    other = tmp_path / "other.txt"
+    other.write_text(words.read_text()[::-1])
+    with pytest.raises(QuantizeError, match="begun with asked_sha256"):
+        calibrate_layers(plan_of(source), source, tmp_path / "work", Text((other,)))
+
+
+# ------------------------------------------------------------------------------------------------ AWQ
+@pytest.fixture(scope="module")
+def smoothed(tmp_path_factory: pytest.TempPathFactory, source: Path, words: Path) -> Path:
+    folder = tmp_path_factory.mktemp("smoothed")
+    plan, result = made_and_verified(source, words, folder, "w4a16-awq")
+    assert result.damages == () and result.checks["calibrated"] == 3
+    # in every layer two norms; where there are experts, the router as well
+    names = [f"model.layers.{layer}.{norm}_layernorm.weight" for layer in range(3) for norm in ("input", "post_attention")]
+    names += [f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2)]
+    assert plan.calibrated is not None and sorted(plan.calibrated.smoothed) == sorted(names)
+    # 45 weights, 6 norms and 2 routers
+    assert result.checks["smoothed"] == 45 + 6 + 2
+    return folder / "made"
+
+
+def test_awq_changes_norms_and_routers_and_nothing_else_that_is_kept(smoothed: Path, source: Path) -> None:
+    stored = {n: t for path in smoothed.glob("*.safetensors") for n, t in load_file(path).items()}
+    original = {n: t for path in source.glob("*.safetensors") for n, t in load_file(path).items()}
+    changed = {name for name in stored.keys() & original.keys() if not torch.equal(stored[name], original[name])}
+    assert {re.sub(r"\d+", "N", name) for name in changed} == {
+        "model.layers.N.input_layernorm.weight", "model.layers.N.post_attention_layernorm.weight",
+        "model.layers.N.mlp.gate.weight",
+    }  # fmt: skip
+    scale_I = (
+        original["model.layers.1.post_attention_layernorm.weight"] / stored["model.layers.1.post_attention_layernorm.weight"]
+    )
+    router = original["model.layers.1.mlp.gate.weight"].float() * scale_I.float()
+    torch.testing.assert_close(stored["model.layers.1.mlp.gate.weight"].float(), router, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, check",
+    [
+        ("model.layers.1.post_attention_layernorm.weight", "smoothed"),
+        ("model.layers.1.mlp.gate.weight", "smoothed"),
+        ("model.layers.1.mlp.experts.0.up_proj.weight_packed", "error"),
+        ("model.layers.1.mlp.experts.1.down_proj.weight_packed", "error"),
+    ],
+)
+def test_another_layers_tensor_is_a_damage_under_awq(
+    smoothed: Path, source: Path, tmp_path: Path, name: str, check: str
+) -> None:  # fmt: skip
+    """Even where the manifest is made to fit: hashes of files and digests of layers."""
+    import shutil
+
+    from assay.records.base import sha256_of_file
+    from assay.records.manifest import MANIFEST
+    from assay_quantize.checkpoint.headers import read_shard_header
+
+    folder = tmp_path / "bad"
+    shutil.copytree(smoothed, folder)
+    headers = {n: h for path in sorted(folder.glob("*.safetensors")) for n, h in read_shard_header(folder, path.name).items()}
+    here, there = headers[name], headers[name.replace(".layers.1.", ".layers.2.")]
+    with (folder / there.shard).open("rb") as file:
+        file.seek(there.begin)
+        data = file.read(there.num_bytes)
+    with (folder / here.shard).open("r+b") as file:
+        file.seek(here.begin)
+        file.write(data)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for one in manifest["shards"]:
+        one["sha256"] = sha256_of_file(folder / one["name"])
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    found = {damage.check for damage in verify(folder, source=source).damages}
+    assert {check, "calibrated"} <= found
+
+
+# ------------------------------------------------------------------------------------------------ the command
+RECIPE = "schema: 1\nname: short\nextends: w4a16-gptq\ncalibration: {method: gptq, tokens: 192, length: 32}\n"
+
+
+def test_quantize_calibrates_verifies_and_knows_that_it_is_done(
+    tmp_path: Path, source: Path, words: Path, run: Run
+) -> None:  # fmt: skip
+    (tmp_path / "short.yaml").write_text(RECIPE)
+    asked = ("quantize", source, "-p", tmp_path / "short.yaml", "--text", words, "--out", tmp_path / "made")
+    code, out, said = run(*asked)
+    assert code == 0 and "verified: " in out and "gptq: layer 2 of 3" in said, said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "short.yaml"]  # nothing is left beside it
+    manifest = json.loads((tmp_path / "made" / "assay_manifest.json").read_text())
+    assert (manifest["calibrated"]["method"], manifest["calibrated"]["num_tokens"]) == ("gptq", 192)
+    code, out, said = run(*asked)
+    assert code == 0 and "done before and verified" in out, said
+    other = tmp_path / "other.txt"
+    other.write_text(words.read_text()[::-1])
+    code, _, said = run("quantize", source, "-p", tmp_path / "short.yaml", "--text", other, "--out", tmp_path / "made")
+    assert code == 2 and "holds a finished checkpoint of another plan" in said
+    code, out, said = run("verify", tmp_path / "made", "--source", source)
+    assert code == 0, said
+
+
+def test_what_cannot_be_calibrated_is_said_in_a_line(tmp_path: Path, source: Path, words: Path, run: Run) -> None:
+    out = ("--out", tmp_path / "made")
+    code, _, said = run("quantize", source, "-p", "w4a16", "--text", words, *out)
+    assert code == 2 and "--text: precision w4a16 is not calibrated; take one that is, such as w4a16-gptq" in said
+    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--runner", "ray", *out)
+    assert code == 2 and "precision w4a16-gptq: layers are calibrated on this machine" in said
+    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", tmp_path / "no.txt", *out)
+    assert code == 2 and "no.txt" in said and "Traceback" not in said
+    (tmp_path / "fp8.yaml").write_text("schema: 1\nname: fp8\nextends: w4a16\nscheme: fp8_block\ncalibration: {method: gptq}\n")
+    code, _, said = run("quantize", source, "-p", tmp_path / "fp8.yaml", *out)
+    assert code == 2 and "calibration is for INT4 schemes" in said
+    (tmp_path / "odd.yaml").write_text("schema: 1\nname: odd\nextends: w4a16\ncalibration: {method: gptk, tokens: 0}\n")
+    code, _, said = run("quantize", source, "-p", tmp_path / "odd.yaml", *out)
+    assert code == 2 and "method must be one of gptq, awq (got 'gptk')" in said
