@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -246,3 +247,28 @@ RunnerOption = Annotated[
         help="What makes the shards. local: threads on this machine; ray: a Ray cluster (docs/clusters.md).",
     ),
 ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ how checkpoints are made
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How checkpoints are made; their bytes depend on `importance` and `text` only.
+
+    device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
+    memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
+    allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is downloaded
+    when it is due and deleted after; None: the source is there, or is downloaded whole first. text: files that calibrated
+    precisions are calibrated with; empty: what the model writes.
+    """
+
+    device: Device = "cpu"
+    runner: str = "local"
+    workers: int | None = None
+    memory_bytes: int | None = None
+    importance: Path | None = None
+    allow_not_finite: bool = False
+    stream_from: str | None = None
+    text: tuple[Path, ...] = ()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from assay.cli.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
+from assay.cli.options import Device, QuantizeOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.quantities import size
@@ -25,12 +26,10 @@ from assay.recipes.model import ModelRecipe, PublishedScore, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay.records.calibration import Calibration, record_of
-from assay.records.manifest import load_manifest
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.plan import Plan
 from assay.records.probe import load_probes
-from assay.records.run import CALIBRATION_INSIDE, CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
+from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, source_of
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification, is_as_verified
 
@@ -39,15 +38,12 @@ if TYPE_CHECKING:
 
     from assay.cli.targets import Target
     from assay_evaluate.run.candidate import Candidate
-    from assay_quantize.calibration.text import Text
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.estimate.hardware_time import Estimate
     from assay_quantize.verify.finished import FinishedShards
     from assay_reports.card import Cards
     from assay_reports.schema import Report
-
-Device = Literal["cpu", "cuda"]
 
 
 def precisions_for(
@@ -112,27 +108,6 @@ def estimate_for(made: Plan, hardware: str) -> Estimate:
 
     here, rates = calibrate(made, Path.cwd())
     return estimate(made, parse_hardware(hardware, here), rates)
-
-
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """How checkpoints are made; their bytes depend on `importance` and `text` only.
-
-    device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
-    memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
-    allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is downloaded
-    when it is due and deleted after; None: the source is there, or is downloaded whole first. text: files that calibrated
-    precisions are calibrated with; empty: what the model writes.
-    """
-
-    device: Device = "cpu"
-    runner: str = "local"
-    workers: int | None = None
-    memory_bytes: int | None = None
-    importance: Path | None = None
-    allow_not_finite: bool = False
-    stream_from: str | None = None
-    text: tuple[Path, ...] = ()
 
 
 def quantize_options(
@@ -220,7 +195,7 @@ def quantize_one(
 
     plan_path = folder.parent / "plan.json" if in_run else folder / PLAN_INSIDE
     record_path = folder.parent / "verify.json" if in_run else folder / VERIFICATION_INSIDE
-    made = _calibrated_before(made, folder, options)
+    made = calibrated_before(made, folder, options)
     if not (complete := is_complete(made, folder)):
         check_folder(made, folder)  # before anything of the source is downloaded
     if complete and plan_path.is_file() and record_path.is_file():
@@ -235,7 +210,7 @@ def quantize_one(
             says_what_is_kept(lambda: _kept(made, folder)),
             _source_of(aim, made, folder, options) as (source, runner),
         ):
-            made, calibrated = _calibrated(made, source, folder, options)
+            made, calibrated = calibrated_layers(made, source, folder, options)
             with ShardProgress(console, made) as progress:
                 finished = opened.enter_context(_checking_meanwhile(made, folder, source, options))
                 manifest = run_engine(
@@ -257,7 +232,7 @@ def quantize_one(
         if calibrated is not None:
             shutil.rmtree(calibrated)
         made.save(plan_path)
-        _keep_calibration(made, options.importance, folder.parent if in_run else None, folder)
+        keep_calibration(made, options.importance, folder.parent if in_run else None, folder)
         sizes = f"{size(manifest.bytes_in)} -> {size(manifest.bytes_out)} in {manifest.seconds:.0f} s"
         out.print(escape(f"{made.precision:10} {sizes}: {folder}"))
         for name, count in (found for shard in manifest.shards for found in shard.not_finite.items()):
@@ -268,66 +243,6 @@ def quantize_one(
     print_verification(result, out, indent=" " * 11)
     write_first_card(folder)
     return result
-
-
-def _keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder: Path) -> None:
-    """Its record goes with the checkpoint, if it is about the file it lies beside. beside: the folder around it, in a run."""
-    if file is None or (record := Calibration.load_if_there(record_of(file))) is None:
-        return
-    if record.file_sha256 == made.importance_sha256:
-        record.save(folder / CALIBRATION_INSIDE if beside is None else beside / "calibration.json")
-
-
-def _calibrated_before(made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
-    """The plan with the calibrated layers of a finished checkpoint that was asked for in the same words."""
-    from assay_quantize.plan.calibrated import is_asked
-
-    if not is_asked(made):
-        if options.text:
-            raise PlanError(f"--text: precision {made.precision} is not calibrated; take one that is, such as w4a16-gptq")
-        return made
-    if options.stream_from is not None or options.runner != "local":
-        raise PlanError(
-            f"precision {made.precision}: layers are calibrated on this machine, from a source that is there whole; leave out "
-            "--runner and --stream-from"
-        )
-    from assay_quantize.calibration.layerwise import asked_sha256
-
-    manifest = load_manifest(folder)
-    if manifest is None or manifest.calibrated is None:
-        return made
-    same = manifest.calibrated.asked_sha256 == asked_sha256(made, _text(made, options))
-    return made.model_copy(update={"calibrated": manifest.calibrated}) if same else made
-
-
-def _calibrated(made: Plan, source: Path, folder: Path, options: QuantizeOptions) -> tuple[Plan, Path | None]:
-    """The plan with its calibrated layers, and their folder, beside the checkpoint's; None: there are none to take from."""
-    from assay_quantize.plan.calibrated import is_asked
-
-    if not is_asked(made) or made.calibrated is not None:
-        return made, None
-    from assay_quantize.calibration.layerwise import calibrate_layers
-
-    work = folder.with_name(f".{folder.name}.calibration")
-    found = calibrate_layers(
-        made,
-        source,
-        work,
-        _text(made, options),
-        memory_bytes=options.memory_bytes,
-        workers=options.workers,
-        report=say,
-    )
-    if found.fell_back:
-        say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: give more text")
-    return made.model_copy(update={"calibrated": found}), work
-
-
-def _text(made: Plan, options: QuantizeOptions) -> Text:
-    """What a calibration is made with."""
-    from assay_quantize.calibration.text import Text
-
-    return Text(options.text, int(made.precision_recipe["calibration"]["seed"]))
 
 
 MEMORY_TO_CHECK_MEANWHILE_BYTES = 1 << 30

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from assay.cli.candidates.of_target import Comparison
-    from assay.cli.stages import QuantizeOptions
+    from assay.cli.options import QuantizeOptions
     from assay.cli.targets import Target
     from assay.recipes.gate import GateRecipe
     from assay.recipes.profile import ProfileRecipe

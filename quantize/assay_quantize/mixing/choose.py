@@ -199,7 +199,8 @@ def controls_of(
         if picks is not None and 2 * of_scheme > choices.stored.num_weights:  # else it is a recipe of kept parts
             found.setdefault(picks, (f"uniform {scheme}", "uniform"))
     for recipe in shipped:
-        same = (recipe.observer, recipe.mtp, recipe.kv_cache) == (base.observer, base.mtp, base.kv_cache)
+        settings = ("observer", "mtp", "kv_cache", "calibration", "activations")
+        same = all(getattr(recipe, name) == getattr(base, name) for name in settings)
         if not same or not set(recipe.quantize) <= set(base.quantize):
             continue
         picks = choices.picks_of(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.calibrating.shown import show
 from assay.cli.options import RunsOption, refuse_unused, several
-from assay.cli.show_calibration import show
 from assay.cli.terminal import emit, results, say
 from assay.records.calibration import record_of
 
@@ -68,7 +68,7 @@ def calibrate(
     It must fit into memory. `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
-    from assay.cli.calibration_text import text_sources, withheld_items
+    from assay.cli.calibrating.texts import text_sources, withheld_items
     from assay.cli.stages import device_of
     from assay.cli.targets import local_checkpoint, resolve_target
     from assay_quantize.calibration.calibrate import calibrate as run

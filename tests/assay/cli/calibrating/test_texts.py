@@ -10,11 +10,11 @@ from command_line import Run
 from journals import write_journal
 from synthetic_run import make_run
 
-from assay.cli.show_calibration import coverage_lines
+from assay.cli.calibrating.shown import coverage_lines
 from assay.records.calibration import Calibration, LayerCoverage
 from assay.records.run import RunRecord
 
-TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
+TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
 ASK = ("--tokens", 128, "--length", 32, "--min-tokens", 1)
 
 
