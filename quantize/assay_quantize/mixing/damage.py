@@ -21,8 +21,8 @@ from assay_quantize.formats.schemes import SCHEMES
 Z_95 = 1.959963984540054
 SQUARED_ERROR = {
     "w4a16": 0.0123, "w4a16_g64": 0.0106, "w4a16_g32": 0.0090, "w4a16_channel": 0.0197, "w4a16_asym": 0.0101,
-    "fp8_block": 0.00071, "fp8_channel": 0.00071, "fp8_static": 0.00071, "nvfp4a16": 0.0091, "nvfp4": 0.0091, "mxfp4": 0.0126, "mxfp8": 0.00071,
-    "w8a8": 0.00008,
+    "fp8_block": 0.00071, "fp8_channel": 0.00071, "fp8_static": 0.00071, "nvfp4a16": 0.0091, "nvfp4": 0.0091,
+    "mxfp4": 0.0126, "mxfp8": 0.00071, "w8a8": 0.00008,
 }  # fmt: skip
 """||rounded - w||^2 / ||w||^2 of normal weights with 2,048 columns, scales by `minmax`; a test makes them again."""
 SPREAD = 0.2

@@ -27,6 +27,8 @@ from assay.recipes.precision import SchemeName
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
 
 DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
+SCHEMES = tuple(name for name in get_args(SchemeName) if name != "fp8_static")
+"""All but the one whose scales need a calibration file; its weights are those of fp8_channel."""
 
 
 def sensitivity(
@@ -36,8 +38,8 @@ def sensitivity(
         typer.Option(
             "--schemes",
             metavar="NAME,...",
-            callback=choices(*get_args(SchemeName)),
-            help=f"Of {', '.join(get_args(SchemeName))}; `all`: all of them. Default: {', '.join(DEFAULT_SCHEMES)}.",
+            callback=choices(*SCHEMES),
+            help=f"Of {', '.join(SCHEMES)}; `all`: all of them. Default: {', '.join(DEFAULT_SCHEMES)}.",
         ),
     ] = None,
     proxy: Annotated[
@@ -98,7 +100,7 @@ def sensitivity(
         typer.Option(
             "--map",
             metavar="NAME",
-            callback=choice(*get_args(SchemeName)),
+            callback=choice(*SCHEMES),
             help="Scheme of the map that is printed. Default: the first of --schemes.",
         ),
     ] = None,
