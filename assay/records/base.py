@@ -50,7 +50,7 @@ class Part(BaseModel):
 
 def _recorded(recipe: dict[str, Any]) -> dict[str, Any]:
     for part, named in (("tasks", "name"), ("gates", "kind")):
-        rows = recipe.get(part) or []
+        rows = recipe.get(part, [])
         if not (isinstance(rows, list) and all(isinstance(row, dict) and isinstance(row.get(named), str) for row in rows)):
             raise ValueError(f"{part} must be a list of mappings, each with a {named}")
     if not isinstance(recipe.get("level", 0.95), float):

@@ -89,7 +89,7 @@ def test_the_suites_task_is_gated_by_the_default_margin_and_nothing_else_is(fold
     assert [(v.gate, v.limit) for v in mine] == limits and not mine[3].has_say
     score = mine[0]
     assert score.status in {"PASS", "UNDERPOWERED", "FAIL"} and score.observed is not None and score.observed.n == NUM_ITEMS
-    assert " on my-stories (95 % interval: " in score.detail and "5" in score.detail.partition("); ")[2]
+    assert " on my-stories (interval of at least 95 %: " in score.detail and "5" in score.detail.partition("); ")[2]
     assert mine[1].status != "NOT MEASURED" and mine[2].status == "PASS"
     assert set(gates.overall) == {"fp8-repeat", "attention-kept"} == set(gates.reasons)
     for line in printed.splitlines():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kernel_cases import DTYPES, KINDS, assert_same_parts, close, weight
 
-from assay_quantize.formats.schemes import SCHEMES, output_tensors
+from assay_quantize.formats.schemes import INPUT_LEAVES, SCHEMES, output_tensors
 from assay_quantize.kernels import amax_rows, error_rows, needs_amax, quantize_rows, reference, row_multiple
 
 SCHEMES_HERE = [name for name, row in SCHEMES.items() if row.layout in ("int4", "plain")]
@@ -53,7 +53,8 @@ def test_slabs_are_the_whole(scheme: str) -> None:
     amax = amax_rows(w, "BF16") if needs_amax(scheme) else None
     whole = quantize_rows(w, "BF16", scheme, amax=amax)
     planned = {o.name.removeprefix("m."): o for o in output_tensors(scheme, "m.weight", shape, "BF16")}
-    planned.pop("weight_shape", None)
+    for leaf in ("weight_shape", *INPUT_LEAVES):
+        planned.pop(leaf, None)
     assert {n: (p.shape, p.dtype.name, p.nbytes) for n, p in whole.parts.items()} == {
         n: (o.shape, NUMPY[o.dtype], o.num_bytes) for n, o in planned.items()
     }

@@ -286,7 +286,8 @@ def test_grid_has_every_cell_and_its_interval() -> None:
         (length, depth, language) for length in (400, 800) for depth in (0.0, 1.0) for language in ("en", "es")
     ]
     # all of 3: (alpha / 2)^(1/3) to 1
-    assert cells[0] == GridCell(400, 0.0, "en", Interval(value=1.0, low=cells[0].accuracy.low, high=1.0, n=3, level=0.95))
+    around = Interval(value=1.0, low=cells[0].accuracy.low, high=1.0, n=3, level=0.95, coverage="at_least")
+    assert cells[0] == GridCell(400, 0.0, "en", around)
     assert cells[0].accuracy.low == pytest.approx(0.025 ** (1 / 3))
     assert cells[1].accuracy.value == pytest.approx(2 / 3) and cells[1].accuracy.n == 3
 

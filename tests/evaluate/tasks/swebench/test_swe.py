@@ -206,6 +206,7 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
         update={
             "low": min(found.by_instance.low, found.by_repository.low),
             "high": max(found.by_instance.high, found.by_repository.high),
+            "coverage": "at_least",
         }
     )
     assert found.degrees_of_freedom == pytest.approx(3.33, abs=0.005)
