@@ -21,7 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -256,8 +255,3 @@ def _give_back() -> None:
 
 def _clock(seconds: float) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
-
-
-def sequences_of(path: Path) -> Any:
-    """int32 [sequences, length] of a calibration's folder."""
-    return np.load(path / "tokens.npy", allow_pickle=False)

@@ -25,9 +25,6 @@ from assay_quantize.plan.planner import make_plan
 TRIED: tuple[Role, ...] = ("attention", "dense_mlp", "shared_expert", "routed_expert")
 """Roles that vLLM loads quantized, and every shipped recipe quantizes or names as kept. Indexers are kept by all of them."""
 
-DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
-"""Weight-only 4 bits in three forms, and 8 bits: what a mix is made of where nothing else is said."""
-
 
 class Key(NamedTuple):
     """layer: None for the MTP block, whose role is `mtp`."""
