@@ -10,6 +10,8 @@
 #   SUITE       what is measured; see recipes/suites/      (default: quick for tiny-glm and on CPUs, full otherwise)
 #   WORKERS     threads of the quantizer                   (default: every core)
 #   MEMORY      most memory the quantizer may use          (default: 2GiB)
+#   IMPORTANCE  file of `assay calibrate`                  (default: made in the run where it is needed)
+#   TEXT        text that is calibrated with: "a.jsonl@0.7 own@0.3"   (default: what the recipes say, else the model's own)
 #   STREAM      hub: the source is never whole on the disk (default: it is downloaded first)
 #   RUNS        folder of the results                      (default runs/)
 #   PREFLIGHT   0: quantize eval begins without `assay preflight`
@@ -21,6 +23,8 @@ PROFILE ?=
 SUITE ?=
 WORKERS ?=
 MEMORY ?=
+IMPORTANCE ?=
+TEXT ?=
 STREAM ?=
 PREFLIGHT ?= 1
 REPO ?=
@@ -32,7 +36,7 @@ export PYTHONSAFEPATH := 1
 export PYTHON
 
 # Without this, a misspelt variable on the command line (MODLE=glm-5) would be ignored.
-variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT REPO PYTHON
+variables := MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY IMPORTANCE TEXT STREAM RUNS PREFLIGHT REPO PYTHON
 unknown := $(foreach name,$(filter-out $(variables) -*-command-variables-*-,$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name)))
 ifneq ($(strip $(unknown)),)
 $(error $(strip $(unknown)): no such variable; known: $(variables))
@@ -41,6 +45,7 @@ endif
 comma := ,
 space := $(subst ,, )
 assay := .venv/bin/assay
+calibration := $(if $(IMPORTANCE),--importance "$(IMPORTANCE)") $(foreach source,$(TEXT),--text "$(source)")
 stream := $(if $(STREAM),--stream-from $(STREAM))
 first := $(if $(and $(filter quantize,$(MAKECMDGOALS)),$(filter eval,$(MAKECMDGOALS)),$(filter-out 0,$(PREFLIGHT))),preflight-first)
 precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma),$(strip $(PRECISIONS))))
@@ -50,7 +55,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 .PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
 
 help: ## show this text
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,16p'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## build both environments, if they are missing
@@ -80,7 +85,7 @@ preflight-first: setup
 
 # Together with `eval`, both environments are built side by side; `quantize` alone needs only the first.
 quantize: $(if $(filter eval test setup,$(MAKECMDGOALS)),setup,.venv/.ready) $(first) ## make and verify every precision of MODEL
-	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(PROFILE),--profile $(PROFILE)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) $(stream) --runs "$(RUNS)"
+	@$(assay) quantize "$(MODEL)" $(precisions) $(if $(PROFILE),--profile $(PROFILE)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(MEMORY),--memory $(MEMORY)) $(calibration) $(stream) --runs "$(RUNS)"
 
 eval: setup ## measure the reference and every candidate; write verdicts, report and cards
 	@$(assay) evaluate "$(MODEL)" $(precisions) $(if $(SUITE),--suite $(SUITE)) $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"

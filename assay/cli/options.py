@@ -16,7 +16,9 @@ import typer
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
+from assay.recipes.automatic import automatic_of, is_automatic
 from assay.recipes.load import KINDS, recipe_file, recipe_names
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.run import RUN_RECORD
 
 
@@ -85,6 +87,28 @@ def recipes(folder: str) -> Callable[[list[str] | None], list[str] | None]:
         return names
 
     return check
+
+
+def _check_precision(name: str) -> None:
+    automatic_of(name) if is_automatic(name) else recipe_file(PrecisionRecipe, name)
+
+
+def precision_or_automatic(value: str | None) -> str | None:
+    """Callback: a precision's name or file, or `auto-BUDGET`."""
+    if value is not None:
+        _check_precision(value)
+    return value
+
+
+def precisions_or_automatic(values: list[str] | None) -> list[str] | None:
+    """The same of an option that takes several."""
+    names = several(values)
+    for name in names or ():
+        _check_precision(name)
+    return names
+
+
+AUTOMATIC_HELP = "auto-4.5bpw or auto-405GB: a mix that the run chooses under this budget."
 
 
 def named(folder: str) -> str:
@@ -186,8 +210,9 @@ WorkersOption = Annotated[
 PrecisionsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--precisions", metavar="NAME,...", callback=recipes("precisions"), autocompletion=completes("precisions"),
-        help=f"One or several of: {', '.join(recipe_names('precisions'))}, or YAML files. Default: the model's list.",
+        "--precisions", metavar="NAME,...", callback=precisions_or_automatic, autocompletion=completes("precisions"),
+        help=f"One or several of: {', '.join(recipe_names('precisions'))}, or YAML files; {AUTOMATIC_HELP} "
+        "Default: the model's list.",
     ),
 ]  # fmt: skip
 SuiteOption = Annotated[
@@ -233,6 +258,35 @@ MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=8, help="Budge
 SeedOption = Annotated[
     str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
 ]  # fmt: skip
+TEXT_HELP = (
+    "Where text comes from: plain text, .jsonl or .parquet (text, prompt or messages), hub:OWNER/NAME[:PATTERN] (a data set), "
+    "RUN (what its reference replied), own (what the model samples at temperature 1) or MIX.yaml. Several are mixed by weight, "
+    "in tokens."
+)
+TextOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text", metavar="SOURCE[@WEIGHT],...", callback=several,
+        help=f"For calibrated precisions. {TEXT_HELP} Default: what the precision or the model's recipe names, else own, for "
+        "which the model must fit into memory whole.",
+    ),
+]  # fmt: skip
+WithholdOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--withhold", metavar="SUITE|RUN,...", callback=several,
+        help="No text with an item of these is taken; data sets are downloaded for it. Default: every shipped suite, as far as "
+        "its data sets are on this machine, and the runs of this model in --runs.",
+    ),
+]  # fmt: skip
+ImportanceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--importance", metavar="FILE",
+        help="What `assay calibrate` wrote, for precisions that search scales (observer: mse) or store static ones. Default: a "
+        "run makes it for those that cannot do without.",
+    ),
+]  # fmt: skip
 StreamOption = Annotated[
     str | None,
     typer.Option(
@@ -254,14 +308,24 @@ Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
+class TextOptions:
+    """Text for calibrations, as the command line says it. sources: of --text; empty: what recipes say. withhold: suites and
+    runs whose items no text may hold; None: what recipes say. runs: whose runs of the same model are withheld by default."""
+
+    sources: tuple[str, ...] = ()
+    withhold: tuple[str, ...] | None = None
+    runs: Path = Path("runs")
+
+
+@dataclass(frozen=True)
 class QuantizeOptions:
     """How checkpoints are made; their bytes depend on `importance` and `text` only.
 
     device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
     memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
     allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is downloaded
-    when it is due and deleted after; None: the source is there, or is downloaded whole first. text: files that calibrated
-    precisions are calibrated with; empty: what the model writes.
+    when it is due and deleted after; None: the source is there, or is downloaded whole first. text: what calibrated precisions
+    are calibrated with.
     """
 
     device: Device = "cpu"
@@ -271,4 +335,4 @@ class QuantizeOptions:
     importance: Path | None = None
     allow_not_finite: bool = False
     stream_from: str | None = None
-    text: tuple[Path, ...] = ()
+    text: TextOptions = TextOptions()

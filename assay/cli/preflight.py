@@ -104,6 +104,8 @@ def check_plans(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator
     for one in run.checkpoints:
         if one.plan is not None:
             made = f"{len(one.plan.tensors):,} tensors, {size(one.plan.bytes_in)} -> {size(one.plan.bytes_out)}"
+            if one.automatic is not None and not one.is_chosen:
+                made = f"schemes are chosen in the run within {one.automatic.budget.text}; looked at as its base, {made}"
             yield Check(check="plan", subject=one.label, outcome="PASS", detail=made)
         elif one.problem is not None:
             what, _, remedy = one.problem.rpartition("; ")

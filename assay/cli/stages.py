@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
-from assay.cli.options import Device, QuantizeOptions
+from assay.cli.options import Device, QuantizeOptions, TextOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.quantities import size
+from assay.recipes.automatic import Automatic, automatic_of, is_automatic
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, PublishedScore, Serving
@@ -48,10 +49,11 @@ if TYPE_CHECKING:
 
 def precisions_for(
     aim: Target, one: str | None, several: list[str] | None, *, with_reference: bool
-) -> dict[str, PrecisionRecipe]:  # fmt: skip
+) -> dict[str, PrecisionRecipe | Automatic]:  # fmt: skip
     """What was named (a recipe's name, or its file) -> recipe, the reference's first: nothing can be measured without it.
 
-    A recipe that is named twice counts once. PlanError: two different recipes have one name; it is that of the checkpoint.
+    `auto-BUDGET` has no recipe before a run chooses one. A recipe that is named twice counts once. PlanError: two different
+    recipes have one name; it is that of the checkpoint.
     """
     if one is not None and several is not None:
         raise PlanError("say --precision or --precisions, not both")
@@ -60,11 +62,11 @@ def precisions_for(
     named = [*first, *([one] if one else several or aim.recipe.precisions)]
     for why in choices_of(aim, first if one or several else named, all_of_recipe=not (one or several)):
         say(f"note: {why}")
-    found: dict[str, tuple[str, PrecisionRecipe]] = {}
+    found: dict[str, tuple[str, PrecisionRecipe | Automatic]] = {}
     for text in named:
-        recipe = load_recipe(PrecisionRecipe, text)
+        recipe = automatic_of(text) if is_automatic(text) else load_recipe(PrecisionRecipe, text)
         before, same_name = found.setdefault(recipe.name, (text, recipe))
-        if same_name.sha256 != recipe.sha256:
+        if _meaning(same_name) != _meaning(recipe):
             raise PlanError(
                 f"{before} and {text} are different recipes, both called {recipe.name}, which is also the name of the "
                 "checkpoint; give one of them another name, and its file too"
@@ -72,19 +74,41 @@ def precisions_for(
     return dict(found.values())
 
 
+def _meaning(wanted: PrecisionRecipe | Automatic) -> object:
+    return wanted if isinstance(wanted, Automatic) else wanted.sha256
+
+
 def choices_of(aim: Target, precisions: Collection[str], *, all_of_recipe: bool) -> tuple[str, ...]:
     """Why these precisions were chosen, where shapes forbid others. all_of_recipe: and why others are left out."""
     return tuple(why for taken, why in aim.choices if taken in precisions or (taken is None and all_of_recipe))
 
 
-def plans_for(aim: Target, recipes: Iterable[PrecisionRecipe]) -> list[Plan]:
-    """The plan of each precision; the source's headers are read once for all of them, and its notes are said once."""
+def source_for(aim: Target) -> Checkpoint:
+    """The source by its headers; its notes are said."""
     from assay.cli.targets import open_source
 
     checkpoint = open_source(aim)
     for note in checkpoint.notes:
         say(f"note: {note}")
-    return [plan_for(aim, checkpoint, recipe) for recipe in recipes]
+    return checkpoint
+
+
+def plans_for(aim: Target, checkpoint: Checkpoint, recipes: Iterable[PrecisionRecipe | Automatic]) -> list[Plan | Automatic]:
+    """The plan of each precision that is there. Of what a run chooses, that it could be made: its base is planned."""
+    found: list[Plan | Automatic] = []
+    for recipe in recipes:
+        if isinstance(recipe, Automatic):
+            stand_in(aim, checkpoint, recipe)
+            found.append(recipe)
+        else:
+            found.append(plan_for(aim, checkpoint, recipe))
+    return found
+
+
+def stand_in(aim: Target, checkpoint: Checkpoint, wanted: Automatic) -> Plan:
+    """For a precision of which nothing is chosen yet: its base, w4a16 unless the model's recipe names another."""
+    base = load_recipe(PrecisionRecipe, aim.recipe.automatic.base or "w4a16")
+    return plan_for(aim, checkpoint, base).model_copy(update={"precision": wanted.name})
 
 
 def plan_for(aim: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) -> Plan:
@@ -119,7 +143,7 @@ def quantize_options(
     stream_from: str | None = None,
     *,
     allow_not_finite: bool = False,
-    text: Iterable[str] = (),
+    text: TextOptions | None = None,
 ) -> QuantizeOptions:
     """The command line's options, checked."""
     from assay_quantize.engine.budget import parse_memory
@@ -134,8 +158,9 @@ def quantize_options(
                 f"{CPUS_PER_TASK} at most; the number of shards at once follows from the cluster's cores"
             )
     memory_bytes = None if memory is None else parse_memory(memory)
-    files = tuple(map(Path, text))
-    return QuantizeOptions(where, runner, workers, memory_bytes, importance, allow_not_finite, stream_from, files)
+    return QuantizeOptions(
+        where, runner, workers, memory_bytes, importance, allow_not_finite, stream_from, text or TextOptions()
+    )
 
 
 def device_of(option: str) -> Device:
@@ -155,37 +180,12 @@ def device_of(option: str) -> Device:
     return "cuda"
 
 
-def with_importance(made: Plan, path: Path | None) -> Plan:
-    """The plan with the identity of the calibration file it will use. PlanError: it needs one and there is none, or the
-    reverse; a file that does not have what it needs."""
-    from assay_quantize.plan.slabs import observer_of
-    from assay_quantize.plan.static_scales import needs_calibration, static_scales, without_calibration
-
-    if path is None:
-        if needs_calibration(made):
-            raise PlanError(without_calibration(made))
-        return made
-    from assay_quantize.checkpoint.importance import load_importance
-
-    if observer_of(made) == "minmax" and not needs_calibration(made):
-        raise PlanError(
-            f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
-            "`observer: mse`, or leave the option out"
-        )
-    loaded = load_importance(path)
-    if observer_of(made) != "minmax":
-        say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
-    if needs_calibration(made):
-        scales = static_scales(made, loaded)
-        say(f"{path.name}: {len(scales):,} static scales, headroom {made.precision_recipe.get('headroom', 1.0):g}")
-    return made.model_copy(update={"importance_sha256": loaded.sha256})
-
-
 def quantize_one(
     aim: Target, made: Plan, folder: Path, options: QuantizeOptions, out: Console, *, in_run: bool
 ) -> Verification:  # fmt: skip
     """Make one checkpoint and verify it. Plan and verification go beside it in a run, else into its own folder.
 
+    options: with the calibration file that this plan takes; None where it takes none.
     They are written after it: a plan that is refused leaves what is there as it is.
     """
     from assay.cli.progress import ShardProgress
@@ -195,7 +195,7 @@ def quantize_one(
 
     plan_path = folder.parent / "plan.json" if in_run else folder / PLAN_INSIDE
     record_path = folder.parent / "verify.json" if in_run else folder / VERIFICATION_INSIDE
-    made = calibrated_before(made, folder, options)
+    made = calibrated_before(aim, made, folder, options)
     if not (complete := is_complete(made, folder)):
         check_folder(made, folder)  # before anything of the source is downloaded
     if complete and plan_path.is_file() and record_path.is_file():
@@ -210,7 +210,7 @@ def quantize_one(
             says_what_is_kept(lambda: _kept(made, folder)),
             _source_of(aim, made, folder, options) as (source, runner),
         ):
-            made, calibrated = calibrated_layers(made, source, folder, options)
+            made, calibrated = calibrated_layers(aim, made, source, folder, options)
             with ShardProgress(console, made) as progress:
                 finished = opened.enter_context(_checking_meanwhile(made, folder, source, options))
                 manifest = run_engine(

@@ -14,6 +14,7 @@ from pydantic import Field
 from assay.cli.run_folders import find_run, read_run
 from assay.cli.run_lock import LOCK
 from assay.errors import AssayError
+from assay.recipes.automatic import is_automatic
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.records.base import Part, Record
@@ -167,7 +168,7 @@ def _expected(about: RunRecord) -> list[str]:
         return []
     recipe = load_recipe(ModelRecipe, about.model)
     first = [recipe.reference.precision] if recipe.reference.precision is not None else []
-    return [*first, *(Path(one).stem for one in recipe.precisions)]
+    return [*first, *(one if is_automatic(one) else Path(one).stem for one in recipe.precisions)]
 
 
 def _speed(folder: Path) -> SpeedStatus | None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.cli.calibrating.in_run import file_in_run
 from assay.cli.candidates.of_target import unused_draft_head
+from assay.cli.deploying.automatic import choose
 from assay.cli.gate_choice import ChosenGates, describe_gates, register_gates
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.run_folders import open_run
-from assay.cli.stages import choices_of, judge_and_write, load_measurements, quantize_one
+from assay.cli.stages import check_plans_served, choices_of, judge_and_write, load_measurements, plan_for, quantize_one
 from assay.cli.terminal import say
 from assay.errors import AssayError
+from assay.recipes.automatic import Automatic
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
-from assay.records.run import RunRecord, SuiteIdentity, source_of
+from assay.records.run import RunRecord, SourceData, SuiteIdentity
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 
@@ -29,17 +32,44 @@ if TYPE_CHECKING:
     from assay.recipes.gate import GateRecipe
     from assay.recipes.profile import ProfileRecipe
     from assay.recipes.suite import SuiteRecipe
+    from assay_quantize.checkpoint.checkpoint import Checkpoint
 
 
 def quantize_in_run(
-    aim: Target, plans: Sequence[Plan], options: QuantizeOptions, runs: Path, name: str | None, out: Console
+    aim: Target,
+    checkpoint: Checkpoint,
+    wanted: Sequence[Plan | Automatic],
+    options: QuantizeOptions,
+    runs: Path,
+    name: str | None,
+    out: Console,
+    profile: ProfileRecipe | None = None,
 ) -> list[Verification]:
-    """Every plan made and verified in the run of its source: RUN/PRECISION/checkpoint."""
-    made = plans[0]
-    made_of = [plan.precision for plan in plans]
+    """Every precision made and verified in the run of its source: RUN/PRECISION/checkpoint.
+
+    What a precision needs is made before it, and kept in the run: a calibration file, the recipe of `auto-BUDGET`. checkpoint:
+    the source, by its headers. profile: whose GPUs must be able to serve what is chosen.
+    """
+    made_of = [one.name if isinstance(one, Automatic) else one.precision for one in wanted]
     choices = choices_of(aim, made_of, all_of_recipe=set(aim.recipe.precisions) <= set(made_of))
-    with open_run(runs, RunRecord(model=aim.recipe.name, source=source_of(made), choices=choices), name=name) as run_dir:
-        return [quantize_one(aim, plan, run_dir / plan.precision / "checkpoint", options, out, in_run=True) for plan in plans]
+    source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
+    found: list[Verification] = []
+    with open_run(runs, RunRecord(model=aim.recipe.name, source=source, choices=choices), name=name) as run_dir:
+        for one in wanted:
+            plan = _chosen(aim, checkpoint, one, run_dir, profile) if isinstance(one, Automatic) else one
+            plan, file = file_in_run(aim, plan, run_dir, options)
+            folder = run_dir / plan.precision / "checkpoint"
+            found.append(quantize_one(aim, plan, folder, replace(options, importance=file), out, in_run=True))
+    return found
+
+
+def _chosen(
+    aim: Target, checkpoint: Checkpoint, wanted: Automatic, run_dir: Path, profile: ProfileRecipe | None
+) -> Plan:  # fmt: skip
+    plan = plan_for(aim, checkpoint, choose(aim, wanted, run_dir))
+    if profile is not None:
+        check_plans_served([plan], aim, profile)
+    return plan
 
 
 @dataclass(frozen=True)

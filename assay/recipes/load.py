@@ -77,7 +77,8 @@ def _parse(kind: type[R], path: Path, above: tuple[Path, ...]) -> R:
     if problems := problems_in(kind, data, path.stem):
         listed = problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
         raise RecipeError(f"{path}: {listed}")
-    return kind.model_validate(data).found_from(path.parent)
+    # Of an extended recipe absolute: what it names is not relative to the one that extends it.
+    return kind.model_validate(data).found_from(path.parent.absolute() if above else path.parent)
 
 
 def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path, ...]) -> Path:

@@ -9,7 +9,10 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
+from assay.errors import RecipeError
+from assay.recipes.automatic import AutomaticMix, automatic_of, is_automatic
 from assay.recipes.base import Recipe, Section, beside, recipe_names
+from assay.recipes.calibration_text import CalibrationData
 from assay.secret_text import secrets_in
 
 
@@ -153,7 +156,12 @@ class ModelRecipe(Recipe):
     """None: not known here; a card then goes by the LICENSE file that came with the weights."""
     reference: Reference
     precisions: tuple[str, ...]
-    """Candidates made by default."""
+    """Candidates made by default: names, files, or `auto-BUDGET`, whose schemes the run chooses."""
+    automatic: AutomaticMix = AutomaticMix()
+    """How `auto-BUDGET` is chosen."""
+    calibration: CalibrationData | None = None
+    """What calibrated precisions are made with. None: what they cannot do without is made by the run, with the defaults; those
+    that search scales (`observer: mse`) then do without channel weights."""
     precisions_on: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Profile -> candidates made by default where it is used, since its GPUs cannot share the groups of others."""
     include_source: bool = False
@@ -183,6 +191,8 @@ class ModelRecipe(Recipe):
             "suite": beside(folder, self.suite),
             "gates": None if self.gates is None else beside(folder, self.gates),
         }
+        named["automatic"] = self.automatic.found_from(folder)
+        named["calibration"] = None if self.calibration is None else self.calibration.found_from(folder)
         if self.reference.precision is not None:
             named["reference"] = Reference(precision=beside(folder, self.reference.precision))
         return self.model_copy(update=named)
@@ -193,8 +203,20 @@ class ModelRecipe(Recipe):
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
+        yield from self._contradictions_of_automatic()
         known = {Path(profile).stem for profile in (*self.profiles, *self.deployment_profiles)}
         for unused in sorted(self.precisions_on.keys() - known):
             yield f"precisions_on: {unused} is none of the recipe's profiles ({', '.join(sorted(known))})"
         for twice in sorted(set(self.profiles) & set(self.deployment_profiles)):
             yield f"{twice} is named under `profiles` and under `deployment_profiles`; the reference fits it or does not"
+
+    def _contradictions_of_automatic(self) -> Iterator[str]:
+        """A budget stands behind `auto-`; the reference is none of these, since it is what damages are held against."""
+        for name in dict.fromkeys((*self.precisions, *(one for names in self.precisions_on.values() for one in names))):
+            if is_automatic(name):
+                try:
+                    automatic_of(name)
+                except RecipeError as problem:
+                    yield f"precisions: {problem}"
+        if self.reference.precision is not None and is_automatic(self.reference.precision):
+            yield f"reference: {self.reference.precision} is chosen in the run; name a precision that is there before"

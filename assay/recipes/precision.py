@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
 
 from assay.recipes.base import Recipe, Section
+from assay.recipes.calibration_text import TextNames, text_beside, without_folders
 from assay.recipes.defaults import EXTENDS
+from assay.records.base import sha256_of
 from assay.records.plan import Role
 
 ROLES: tuple[str, ...] = get_args(Role)
@@ -36,7 +39,8 @@ def _quantize(value: Any, _: object) -> Any:
 class GptqCalibration(Section):
     """Weights rounded by GPTQ (arXiv 2210.17323), through llm-compressor; INT4 only.
 
-    tokens: of the text that goes through the model. length: of its sequences. seed: of text that the model writes itself.
+    tokens: of the text that goes through the model, which every expert sees. length: of its sequences. seed: of text that the
+    model writes itself. text: where it comes from, as `--text` says it; empty: what the command or the model's recipe says.
     block_size: columns whose errors are passed on together. dampening: added to the diagonal of the Hessian, as a share of
     its mean. activation_order: static: columns with the largest inputs first, groups as they are stored.
     """
@@ -45,6 +49,7 @@ class GptqCalibration(Section):
     tokens: int = Field(default=65_536, ge=1)
     length: int = Field(default=512, ge=8)
     seed: int = Field(default=0, ge=0)
+    text: TextNames = Field(default=(), exclude_if=lambda text: not text)
     block_size: int = Field(default=128, ge=1)
     dampening: float = Field(default=0.01, gt=0, le=1)
     activation_order: Literal["static", "none"] = "static"
@@ -53,7 +58,7 @@ class GptqCalibration(Section):
 class AwqCalibration(Section):
     """Inputs scaled by AWQ (arXiv 2306.00978), through llm-compressor, before weights are rounded; INT4 only.
 
-    tokens, length, seed: as for GPTQ; the search keeps inputs in memory, so fewer tokens.
+    tokens, length, seed, text: as for GPTQ; the search keeps inputs in memory, so fewer tokens.
     grid: candidates of the search for scales. duo_scaling: scales from weights and inputs; false: from inputs alone.
     """
 
@@ -61,6 +66,7 @@ class AwqCalibration(Section):
     tokens: int = Field(default=16_384, ge=1)
     length: int = Field(default=512, ge=8)
     seed: int = Field(default=0, ge=0)
+    text: TextNames = Field(default=(), exclude_if=lambda text: not text)
     grid: int = Field(default=20, ge=3)
     duo_scaling: bool = True
 
@@ -92,8 +98,10 @@ HOW_TO_MIX = (
     '`layers` what differs in single layers: `layers: {"0-2, 77": {routed_expert: fp8_block, attention: bf16}}`'
 )
 
+EVERY_EXPERT = "with gptq and awq every expert sees every token: `tokens` is what each of them sees; leave it out"
+
 TAKEN_NAMES = frozenset({"bf16", "fp16", "fp32", "source", "reference"}) | {
-    "measurements", "probes", "levers", "locate", "logs", "report"
+    "measurements", "probes", "levers", "locate", "logs", "report", "calibration", "automatic"
 }  # fmt: skip
 """Labels of checkpoints that were not made by assay, and folders of a run."""
 
@@ -102,7 +110,10 @@ class PrecisionRecipe(Recipe):
     """What is quantized, with which scheme, and what is kept: by role, and by layer where layers differ."""
 
     loader_keys = (EXTENDS,)
-    explained = dict.fromkeys(("rules", "overrides", "schemes", "scheme", "layers"), HOW_TO_MIX)
+    explained: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("rules", "overrides", "schemes", "scheme", "layers"), HOW_TO_MIX),
+        "calibration.tokens_per_expert": EVERY_EXPERT,
+    }
     scheme: SchemeName | None = None
     """Of every role, where `quantize` is a list."""
     quantize: Annotated[tuple[Role, ...] | dict[Role, SchemeName], WrapValidator(_quantize)]
@@ -130,6 +141,17 @@ class PrecisionRecipe(Recipe):
     observer: Literal["minmax", "mse"] = "minmax"
     """How scales are found. minmax: from the largest weight of the group. mse: searched for the least squared error, weighted
     by what a calibration file says of each input channel where one is given."""
+
+    def found_from(self, folder: Path) -> Self:
+        if self.calibration == "none" or not self.calibration.text:
+            return self
+        text = tuple(text_beside(folder, one) for one in self.calibration.text)
+        return self.model_copy(update={"calibration": self.calibration.model_copy(update={"text": text})})
+
+    @property
+    def sha256(self) -> str:
+        """As of every recipe; of files with text their names alone: what is in them is part of a calibration's identity."""
+        return sha256_of(without_folders(self.model_dump(mode="json")))
 
     def _contradictions(self) -> Iterator[str]:
         """A name of its own; each role is named once; what vLLM loads only unquantized is kept; router_bias stays exact."""

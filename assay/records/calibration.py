@@ -58,6 +58,13 @@ class WithheldItems(Part):
     dropped: int = 0
 
 
+class TextTaken(Part):
+    """What the tokens of a calibration were made of, and what they were held against."""
+
+    sources: tuple[TextSource, ...] = ()
+    withheld: tuple[WithheldItems, ...] = ()
+
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 MOST_BLOCKS = 64
 
@@ -118,6 +125,8 @@ class Calibration(Record):
     tokens_per_expert: int | None = None
     ended: Ended | None = None
     num_scales: int | None = None
+    asked_sha256: str | None = None
+    """Of what a run asked for (`cli/calibrating/in_run.py`). None: a command made it."""
 
     @property
     def most_tokens(self) -> int:
@@ -142,6 +151,7 @@ class CalibratedLayers(Part):
     same. text: as in `Calibration`. tokens_sha256: of the token numbers. layers: layer -> digest of its calibrated tensors
     (`checkpoint/calibrated_layers.py`). smoothed: tensors that are not quantized, and are not those of the source either, since
     AWQ moved scales into them. fell_back: weights that were rounded to the nearest, as GPTQ's Hessian could not be inverted.
+    sources, withheld: as in `Calibration`; empty in records from before them.
     """
 
     method: str
@@ -155,3 +165,5 @@ class CalibratedLayers(Part):
     fell_back: tuple[str, ...] = ()
     versions: dict[str, str]
     seconds: float
+    sources: tuple[TextSource, ...] = ()
+    withheld: tuple[WithheldItems, ...] = ()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.cli.calibrating.shown import text_lines
+from assay.cli.calibrating.texts import calibration_text
 from assay.cli.terminal import say
 from assay.errors import PlanError
+from assay.recipes.calibration_text import CalibrationData
 from assay.records.calibration import Calibration, record_of
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan
@@ -14,7 +18,9 @@ from assay.records.run import CALIBRATION_INSIDE
 
 if TYPE_CHECKING:
     from assay.cli.options import QuantizeOptions
+    from assay.cli.targets import Target
     from assay_quantize.calibration.text import Text
+    from assay_quantize.calibration.withheld import Withheld
 
 
 def keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder: Path) -> None:
@@ -25,13 +31,21 @@ def keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder:
         record.save(folder / CALIBRATION_INSIDE if beside is None else beside / "calibration.json")
 
 
-def calibrated_before(made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
+def text_asked(
+    aim: Target, named: Sequence[str], seed: int, options: QuantizeOptions
+) -> tuple[Text, Callable[[], Withheld]]:  # fmt: skip
+    """What the command line says, else a precision (`named`), else the model's recipe; the model's own text where none does."""
+    data = aim.recipe.calibration or CalibrationData()
+    words = options.text
+    withhold = data.withhold if words.withhold is None else words.withhold
+    return calibration_text(words.sources or named or data.text, withhold, words.runs, aim.recipe.name, seed)
+
+
+def calibrated_before(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
     """The plan with the calibrated layers of a finished checkpoint that was asked for in the same words."""
     from assay_quantize.plan.calibrated import is_asked
 
     if not is_asked(made):
-        if options.text:
-            raise PlanError(f"--text: precision {made.precision} is not calibrated; take one that is, such as w4a16-gptq")
         return made
     if options.stream_from is not None or options.runner != "local":
         raise PlanError(
@@ -43,11 +57,13 @@ def calibrated_before(made: Plan, folder: Path, options: QuantizeOptions) -> Pla
     manifest = load_manifest(folder)
     if manifest is None or manifest.calibrated is None:
         return made
-    same = manifest.calibrated.asked_sha256 == asked_sha256(made, _text(made, options))
+    same = manifest.calibrated.asked_sha256 == asked_sha256(made, _text(aim, made, options)[0])
     return made.model_copy(update={"calibrated": manifest.calibrated}) if same else made
 
 
-def calibrated_layers(made: Plan, source: Path, folder: Path, options: QuantizeOptions) -> tuple[Plan, Path | None]:
+def calibrated_layers(
+    aim: Target, made: Plan, source: Path, folder: Path, options: QuantizeOptions
+) -> tuple[Plan, Path | None]:  # fmt: skip
     """The plan with its calibrated layers, and their folder, beside the checkpoint's; None: there are none to take from."""
     from assay_quantize.plan.calibrated import is_asked
 
@@ -56,22 +72,41 @@ def calibrated_layers(made: Plan, source: Path, folder: Path, options: QuantizeO
     from assay_quantize.calibration.layerwise import calibrate_layers
 
     work = folder.with_name(f".{folder.name}.calibration")
+    text, withheld = _text(aim, made, options)
     found = calibrate_layers(
         made,
         source,
         work,
-        _text(made, options),
+        text,
         memory_bytes=options.memory_bytes,
         workers=options.workers,
+        withheld=withheld,
         report=say,
     )
+    for line in text_lines(found.sources, found.withheld):
+        say(line)
     if found.fell_back:
         say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: give more text")
     return made.model_copy(update={"calibrated": found}), work
 
 
-def _text(made: Plan, options: QuantizeOptions) -> Text:
-    """What a calibration is made with."""
-    from assay_quantize.calibration.text import Text
+def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) -> None:
+    """Before the first byte is written. AssayError: a source of text or a suite that is not there, or nothing is calibrated."""
+    from assay_quantize.plan.calibrated import is_asked
+    from assay_quantize.plan.static_scales import needs_calibration
 
-    return Text(options.text, int(made.precision_recipe["calibration"]["seed"]))
+    asked = [made for made in plans if is_asked(made)]
+    in_run = options.importance is None and (aim.recipe.calibration is not None or any(map(needs_calibration, plans)))
+    if (options.text.sources or options.text.withhold is not None) and not asked and not in_run:
+        names = [made.precision for made in plans]
+        option = "--text" if options.text.sources else "--withhold"
+        none = f"precision {names[0]} is not" if len(names) == 1 else f"none of {', '.join(names)} is"
+        raise PlanError(f"{option}: {none} calibrated; take one that is, such as w4a16-gptq")
+    for made in asked:
+        _text(aim, made, options)[0].identity()
+
+
+def _text(aim: Target, made: Plan, options: QuantizeOptions) -> tuple[Text, Callable[[], Withheld]]:
+    """What layers are calibrated with."""
+    how = made.precision_recipe["calibration"]
+    return text_asked(aim, how.get("text", ()), int(how["seed"]), options)

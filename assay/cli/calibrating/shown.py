@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
 from assay.cli.terminal import escape
-from assay.records.calibration import BLOCKS, Calibration
+from assay.records.calibration import BLOCKS, Calibration, TextSource, WithheldItems
 
 SHOWN = 3
 """Weights, tasks and experts that are named; the others are counted."""
@@ -22,7 +22,7 @@ def show(made: Calibration, out: Console) -> None:
 def lines(made: Calibration) -> Iterator[str]:
     """What is printed."""
     yield f"{made.file}: channel weights of {made.weights:,} weights over {made.num_tokens:,} tokens"
-    yield from _text(made)
+    yield from text_lines(made.sources, made.withheld)
     if made.tokens_by_expert is not None:
         least, median, most = made.tokens_by_expert
         yield f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)"
@@ -42,18 +42,19 @@ def lines(made: Calibration) -> Iterator[str]:
         yield f"left out, fewer than {made.min_tokens} tokens: {names}{more}; raise --tokens to have them in"
 
 
-def _text(made: Calibration) -> Iterator[str]:
-    total = sum(one.num_tokens for one in made.sources) or 1
-    for one in made.sources:
+def text_lines(sources: Sequence[TextSource], withheld: Sequence[WithheldItems]) -> Iterator[str]:
+    """What the text was made of, and what it was held against."""
+    total = sum(one.num_tokens for one in sources) or 1
+    for one in sources:
         kind = f" ({one.kind})" if one.kind else ""
         dropped = f", {one.num_dropped} left out for items of an evaluation in them" if one.num_dropped else ""
         lost = f", thinking of {one.num_without_thinking} not shown by the chat template" if one.num_without_thinking else ""
         ended = ", all there is" if one.is_exhausted else ""
-        asked = f" for {one.weight:.0%}" if made.sources[1:] else ""
-        share = f"{one.num_tokens / total:.0%}{asked}: " if made.sources[1:] else ""
+        asked = f" for {one.weight:.0%}" if sources[1:] else ""
+        share = f"{one.num_tokens / total:.0%}{asked}: " if sources[1:] else ""
         yield f"text {one.source}{kind}: {share}{one.num_texts:,} texts, {one.num_tokens:,} tokens{ended}{dropped}{lost}"
-    known = [one for one in made.withheld if one.num_items is not None]
-    unknown = [one for one in made.withheld if one.num_items is None]
+    known = [one for one in withheld if one.num_items is not None]
+    unknown = [one for one in withheld if one.num_items is None]
     if known:
         items, with_one = sum(one.num_items or 0 for one in known), sum(one.dropped for one in known)
         yield f"held against {items:,} items of {len(known)} tasks: {with_one} texts have one in them and were left out"

@@ -1,24 +1,41 @@
-"""What `assay calibrate --text` and `--withhold` name: sources of text, and items of evaluations that no text may hold."""
+"""What `--text` and `--withhold` name, for every calibration: sources of text, and items that no text may hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
 from assay.recipes.base import recipe_names
-from assay.recipes.load import load_recipe
+from assay.recipes.load import load_recipe, recipe_file
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.run import RUN_RECORD, RunRecord
 
 if TYPE_CHECKING:
     from assay_quantize.calibration.sources import Source
-    from assay_quantize.calibration.text import Weighted
+    from assay_quantize.calibration.text import Text, Weighted
     from assay_quantize.calibration.withheld import Withheld
 
 JOURNAL = "journal.db"
+
+
+def calibration_text(
+    named: Sequence[str], withhold: Sequence[str] | None, runs: Path, model: str, seed: int
+) -> tuple[Text, Callable[[], Withheld]]:
+    """Text that was asked for, and who finds the items that none of it may hold: they are looked for when text is read.
+
+    named: sources; none: what the model writes. AssayError: a source or a suite that is not there.
+    """
+    from assay_quantize.calibration.text import Text
+
+    for name in withhold or ():
+        if not Path(name).is_dir():
+            recipe_file(SuiteRecipe, name)
+    words = None if withhold is None else tuple(withhold)
+    found = Text(seed=seed, mix=text_sources(named), withhold=words)
+    return found, lambda: withheld_items(words, runs, model, named)
 
 
 def text_sources(named: Sequence[str]) -> tuple[Weighted, ...]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.cli.deploying.automatic import chosen_in
 from assay.cli.run_folders import choose_run, find_runs, folder_data, read_run
 from assay.cli.stages import precisions_for
 from assay.cli.targets import Target, local_checkpoint, source_label
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
+from assay.recipes.automatic import Automatic, automatic_of, is_automatic
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.recipes.mtp import mtp_block
@@ -62,7 +64,8 @@ def of_target(
     recipe, source = aim.recipe, source_now(aim)
     again = functools.partial(quantize_command, aim, runs=runs, name=name)
     runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
-    asked = precisions_for(aim, None, precisions, with_reference=True)
+    named = precisions_for(aim, None, precisions, with_reference=True)
+    asked = {text: _recipe_of(one, runs_of_it, again) for text, one in named.items()}
     check_candidates(recipe, asked)
     if only_reference:
         asked = dict(list(asked.items())[: recipe.reference.precision is not None])
@@ -95,7 +98,9 @@ def _of_endpoints(
 
     source, own = source_now(aim), _source_folder(aim)
     again = functools.partial(quantize_command, aim, runs=runs, name=name)
-    asked = {} if precisions is None else precisions_for(aim, None, precisions, with_reference=True)
+    folders = _runs_of(aim, RunRecord(model=aim.recipe.name, source=source), runs, name)
+    named = {} if precisions is None else precisions_for(aim, None, precisions, with_reference=True)
+    asked = {text: _recipe_of(one, folders, again) for text, one in named.items()}
     recipes = {wanted.name: (named, wanted) for named, wanted in asked.items()}
     reference = aim.recipe.reference.precision or "reference"
     others = [] if only_reference else [*(one for one in own if one in endpoints), *(recipes or endpoints)]
@@ -105,7 +110,6 @@ def _of_endpoints(
             f"the profile's `endpoints` have no server for {', '.join(missing)}, only for {', '.join(endpoints)}; add one: "
             "what runs already is not compared with what is started here"
         )
-    folders = _runs_of(aim, RunRecord(model=aim.recipe.name, source=source), runs, name)
 
     def folder_of(label: str) -> Path | None:
         """The folder that a server is said to serve: the one that is named, else the source, or what was made of it here."""
@@ -114,6 +118,9 @@ def _of_endpoints(
             return Path(named or own[label])
         if label in recipes:  # what was asked for by its precision is the checkpoint made here
             return _made(aim, *recipes[label], folders, runs, again)
+        if is_automatic(label):
+            chosen = chosen_in(folders, automatic_of(label))
+            return None if chosen is None else _find_made(aim, label, chosen, folders, runs, again)
         if label not in recipe_names("precisions"):
             return None
         return _find_made(aim, label, load_recipe(PrecisionRecipe, label), folders, runs, again)
@@ -123,6 +130,15 @@ def _of_endpoints(
         raise CheckpointError(f"{aim.recipe.name}: the profile's `endpoints` have only the reference; add a candidate's server")
     source = _one_source(source, found, again, {label: named for label, (named, _) in recipes.items()})
     return Comparison(found, RunRecord(model=aim.recipe.name, source=source))
+
+
+def _recipe_of(wanted: PrecisionRecipe | Automatic, folders: list[Path], again: Callable[[str], str]) -> PrecisionRecipe:
+    """The recipe; of `auto-BUDGET` the one that a run has chosen. CheckpointError: none has."""
+    if not isinstance(wanted, Automatic):
+        return wanted
+    if (chosen := chosen_in(folders, wanted)) is None:
+        raise CheckpointError(f"{wanted.name}: no run of this model has chosen its schemes yet; make it: {again(wanted.name)}")
+    return chosen
 
 
 def _source_folder(aim: Target) -> dict[str, Path]:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.candidates.of_target import check_candidates
+from assay.cli.deploying.automatic import chosen_in
 from assay.cli.gate_choice import ChosenGates, choose_gates, suite_for
 from assay.cli.run_folders import choose_run
-from assay.cli.stages import plan_for, precisions_for
+from assay.cli.stages import plan_for, precisions_for, stand_in
 from assay.cli.targets import Target, open_released, open_source, resolve_target, source_label
 from assay.errors import AssayError, PlanError
+from assay.recipes.automatic import Automatic
 from assay.recipes.families import family_of
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
@@ -24,6 +26,7 @@ from assay.recipes.model import Location
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.manifest import load_manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RunRecord, SourceData, SuiteIdentity
@@ -39,6 +42,7 @@ class PlannedCheckpoint:
     """One checkpoint that would be served.
 
     Made here: `plan`, or `problem`, why it cannot be made. Not made here (the source, a release): `headers` and `location`.
+    automatic: its schemes are chosen in the run; `plan` is that of its base until they are (`is_chosen`).
     """
 
     label: str
@@ -46,6 +50,8 @@ class PlannedCheckpoint:
     problem: str | None = None
     headers: Checkpoint | None = None
     location: Location | None = None
+    automatic: Automatic | None = None
+    is_chosen: bool = False
 
     @functools.cached_property
     def config(self) -> dict[str, Any] | None:
@@ -118,6 +124,11 @@ class PlannedRun:
         """Of every checkpoint that is made here and can be."""
         return tuple(one.plan for one in self.checkpoints if one.plan is not None)
 
+    @property
+    def wanted(self) -> tuple[Plan | Automatic, ...]:
+        """What is to be made here: plans, and what the run chooses."""
+        return tuple(one.automatic or one.plan for one in self.checkpoints if one.plan is not None)
+
     def stored(self) -> Iterator[tuple[str, StoredModel]]:
         """(label, weights as they are stored) of every checkpoint of which they are known."""
         yield from ((one.label, one.stored) for one in self.checkpoints if one.stored is not None)
@@ -135,15 +146,13 @@ class PlannedRun:
     @property
     def is_done(self) -> bool:
         """Whether every checkpoint is made and measured on this suite already."""
-        from assay_quantize.engine.quantize import is_complete
-
         about = self._about.model_copy(update={"suite": SuiteIdentity(name=self.suite.name, sha256=self.suite.sha256)})
         measurements = choose_run(self.runs, about, self.name)[0] / "measurements"
         found = {one.label: Measurement.load_if_there(measurements / f"{one.label}.json") for one in self.checkpoints}
         if any(one is None or one.suite_sha256 != self.suite.sha256 for one in found.values()):
             return False
         folders = {plan.precision: self.run_dir / plan.precision / "checkpoint" for plan in self.plans}
-        return all(is_complete(plan, folders[plan.precision]) for plan in self.plans)
+        return all(_is_made(plan, folders[plan.precision]) for plan in self.plans)
 
     @property
     def gates(self) -> GateRecipe:
@@ -159,11 +168,14 @@ class PlannedRun:
 class Planning:
     """Plans and headers of one target, each made once, whatever profiles are tried. AssayError: the source cannot be read."""
 
-    def __init__(self, aim: Target, precisions: list[str] | None) -> None:
+    def __init__(
+        self, aim: Target, precisions: list[str] | None, runs: Path | None = None, name: str | None = None
+    ) -> None:  # fmt: skip
+        """runs, name: where a run may have chosen schemes. None: it is not looked for."""
         self.aim, self.source = aim, open_source(aim)
-        self._precisions = precisions
+        self._precisions, self._runs, self._name = precisions, runs, name
         self._known: dict[str, PlannedCheckpoint] = {}
-        self._recipes: dict[tuple[str, ...], dict[str, PrecisionRecipe]] = {}
+        self._recipes: dict[tuple[str, ...], dict[str, PrecisionRecipe | Automatic]] = {}
 
     def checkpoints(self, aim: Target) -> tuple[PlannedCheckpoint, ...]:
         """All that would be served, as `of_target` compares them. aim: on a profile, which may change its precisions."""
@@ -186,7 +198,9 @@ class Planning:
         problems = (one.problem_on(profile, aim) for one in self.checkpoints(aim))
         return next((problem for problem in problems if problem is not None), None)
 
-    def _of(self, recipe: PrecisionRecipe) -> PlannedCheckpoint:
+    def _of(self, recipe: PrecisionRecipe | Automatic) -> PlannedCheckpoint:
+        if isinstance(recipe, Automatic):
+            return self._of_automatic(recipe)
         if recipe.sha256 not in self._known:
             try:
                 made = PlannedCheckpoint(recipe.name, plan=plan_for(self.aim, self.source, recipe))
@@ -195,12 +209,42 @@ class Planning:
             self._known[recipe.sha256] = made
         return self._known[recipe.sha256]
 
+    def _of_automatic(self, wanted: Automatic) -> PlannedCheckpoint:
+        if wanted.name not in self._known:
+            self._known[wanted.name] = self._chosen(wanted)
+        return self._known[wanted.name]
+
+    def _chosen(self, wanted: Automatic) -> PlannedCheckpoint:
+        recipe = None
+        if self._runs is not None:
+            data = SourceData(location=self.source.location, revision=self.source.revision, files=dict(self.source.data))
+            recipe = chosen_in(
+                [choose_run(self._runs, RunRecord(model=self.aim.recipe.name, source=data), self._name)[0]], wanted
+            )
+        try:
+            if recipe is None:
+                return PlannedCheckpoint(wanted.name, stand_in(self.aim, self.source, wanted), automatic=wanted)
+            plan = plan_for(self.aim, self.source, recipe)
+        except PlanError as problem:
+            return PlannedCheckpoint(wanted.name, problem=str(problem))
+        return PlannedCheckpoint(wanted.name, plan, automatic=wanted, is_chosen=True)
+
     def _released(self) -> PlannedCheckpoint:
         release = self.aim.recipe.reference.release
         assert release is not None, "the caller saw to it"
         if "release" not in self._known:
             self._known["release"] = released(release)
         return self._known["release"]
+
+
+def _is_made(plan: Plan, folder: Path) -> bool:
+    """Whether the checkpoint is there whole, whatever it was calibrated with."""
+    from assay_quantize.engine.quantize import is_complete
+
+    if (manifest := load_manifest(folder)) is None:
+        return False
+    made = {"importance_sha256": manifest.importance_sha256, "calibrated": manifest.calibrated}
+    return is_complete(plan.model_copy(update=made), folder)
 
 
 def released(release: Location) -> PlannedCheckpoint:
@@ -261,7 +305,7 @@ def planned_run(
     (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
     """
     aim = resolve_target(target)
-    planning = Planning(aim, precisions)
+    planning = Planning(aim, precisions, runs, name)
     if profile is not None:
         chosen = load_recipe(ProfileRecipe, profile)
     else:

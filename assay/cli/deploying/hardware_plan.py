@@ -13,6 +13,7 @@ from assay.cli.terminal import escape, print_rows, say
 from assay.errors import AssayError, PlanError
 from assay.foreign_text import one_line, shown
 from assay.quantities import tokens_short
+from assay.recipes.automatic import is_automatic
 from assay.recipes.families import family_of
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
@@ -158,6 +159,10 @@ def _rows(
         yield _row(label, None, known.source_itself, profile, aim.recipe.serving, users, context)
         precisions = list(dict.fromkeys([*aim.recipe.on_profile(profile.name).precisions, *USUAL]))
     for text in precisions:
+        if is_automatic(text):
+            said = "its schemes are chosen in a run; `assay recipe --hardware` chooses them for a machine"
+            yield PrecisionOnHardware(precision=text, experts=None, problem=said)
+            continue
         recipe = load_recipe(PrecisionRecipe, text)
         try:
             plan = plan_for(aim, known.checkpoint, recipe)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ from assay.cli.targets import Target
 from assay.cli.terminal import say
 from assay.errors import AssayError, RecipeError, did_you_mean
 from assay.foreign_text import one_line, safe_name, shown
+from assay.recipes.automatic import Budget
 from assay.recipes.families import split_layer
 from assay.recipes.load import load_recipe, parse_recipe, recipe_names
 from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe
@@ -28,35 +27,8 @@ if TYPE_CHECKING:
     from assay_quantize.mixing.choose import Choices
     from assay_quantize.mixing.parts import Machine
 
-_BUDGET = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(bpw|[KMGT]i?B|B)", re.IGNORECASE)
-_POWERS = {"B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BASES = {"minmax": "w4a16", "mse": "w4a16-mse"}
 """How the sensitivities' scales were found -> the precision that is extended where none is named."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """As it was asked for: bytes of the whole checkpoint, or bits for each weight that the choice is about."""
-
-    text: str
-    num_bytes: int | None = None
-    bits: float | None = None
-
-
-def budget_of(text: str) -> Budget:
-    """`405GB` (10^9), `377GiB` (2^30), `6270000B`, `4.5bpw`. AssayError: it is neither."""
-    found = _BUDGET.fullmatch(text.strip())
-    amount = 0.0 if found is None else float(found[1])
-    if found is None or amount <= 0:
-        raise AssayError(f"--budget {shown(text)}: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
-    if found[2].lower() == "bpw":
-        if not 1 <= amount <= 32:
-            raise AssayError(
-                f"--budget {shown(text)}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB"
-            )
-        return Budget(text.strip(), bits=amount)
-    unit = found[2].upper()
-    return Budget(text.strip(), num_bytes=int(amount * (1024 if "I" in unit else 1000) ** _POWERS[unit[0]]))
 
 
 # ------------------------------------------------------------------------------------------------ what is asked

@@ -15,9 +15,11 @@ import ctypes
 import gc
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,13 @@ from assay.errors import QuantizeError
 from assay.file_data import data_of_files, hashes_of_files, other_data
 from assay.recipes.families import num_hidden_layers
 from assay.recipes.precision import Calibrated, PrecisionRecipe
-from assay.records.base import sha256_of, sha256_of_file
-from assay.records.calibration import CalibratedLayers
+from assay.records.base import sha256_of
+from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.memory import check_memory
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
+from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.calibration.work_folder import WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
@@ -49,11 +52,7 @@ SAID_EVERY_S = 10.0
 def asked_sha256(plan: Plan, text: Text) -> str:
     """Identity of what is asked for: what the layers depend on, but for the data of the source and versions of packages."""
     bare = plan.model_copy(update={"calibrated": None})
-    return sha256_of({"plan": plan_sha256(bare), "text": _identity(text), "batch_tokens": BATCH_TOKENS})
-
-
-def _identity(text: Text) -> Any:
-    return [sha256_of_file(path) for path in text.files] or text.seed
+    return sha256_of({"plan": plan_sha256(bare), "text": text.identity(), "batch_tokens": BATCH_TOKENS})
 
 
 def calibrate_layers(
@@ -65,12 +64,14 @@ def calibrate_layers(
     memory_bytes: int | None = None,
     workers: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    withheld: Callable[[], Withheld] | None = None,
     report: Say | None = None,
 ) -> CalibratedLayers:
     """Calibrate the layers of `plan` on `text`, with files in the folder `work`; go on where a killed run stopped.
 
     memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. batch_tokens: at
-    once through a layer; other numbers are for tests. report: told a line for every layer, and every ten seconds between.
+    once through a layer; other numbers are for tests. withheld: finds the items that no text may hold, asked when text is read;
+    None: those of `text`. report: told a line for every layer, and every ten seconds between.
     Raises QuantizeError: a model that transformers does not build as it is stored, too little memory or text, a folder that was
     begun otherwise.
     """
@@ -94,7 +95,9 @@ def calibrate_layers(
         with opened(work, begin, layers) as folder:
             tokens = folder.tokens()
             if tokens is None:
-                tokens = folder.keep_tokens(_sequences(checkpoint, source, text, options, say))
+                about = text if withheld is None else replace(text, withheld=withheld())
+                tokens = folder.keep_tokens(*_sequences(checkpoint, source, about, options, say))
+            told = folder.text()
             todo = [layer for layer in layers if layer not in folder.finished]
             if todo:
                 _do(plan, source, checkpoint, folder, layers, todo, tokens, options, memory_bytes, batch_tokens, say)
@@ -110,6 +113,8 @@ def calibrate_layers(
                 smoothed=tuple(t.name for tensors in layers.values() for t in tensors if not is_calibrated(plan, t)),
                 fell_back=tuple(sorted(name for line in lines.values() for name in line["fell_back"])),
                 versions=_versions(),
+                sources=told.sources,
+                withheld=told.withheld,
                 seconds=max(time.monotonic() - started, sum(float(line["seconds"]) for line in lines.values())),
             )
     finally:
@@ -218,15 +223,19 @@ def _options(plan: Plan) -> Calibrated:
     return options
 
 
-def _sequences(checkpoint: Checkpoint, source: Path, text: Text, options: Calibrated, say: Say) -> list[list[int]]:
-    """The text as sequences of one length. Only to write text of its own the model is loaded whole."""
+def _sequences(
+    checkpoint: Checkpoint, source: Path, text: Text, options: Calibrated, say: Say
+) -> tuple[list[list[int]], TextTaken]:
+    """The text in sequences of one length, and what it was made of. Only to write text of its own the model is loaded whole."""
     model: Any = None
-    if not text.files:
+    if text.needs_model:
         from assay_quantize.calibration.calibrate import load_model
 
         model = load_model(checkpoint, source, "cpu")
     try:
-        return text.sequences(model, source, options.tokens, options.length, say)
+        stream = text.stream(source, options.length, say, model=model)
+        made = list(islice(stream, max(1, options.tokens // options.length)))
+        return made, TextTaken(sources=stream.used(), withheld=() if text.withheld is None else text.withheld.record())
     finally:
         del model
         _give_back()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from assay.errors import QuantizeError
+from assay.records.base import sha256_of_file
 
 FIELDS = ("messages", "conversations", "text", "prompt")
 """Of a row, the first that is there."""
@@ -51,6 +52,9 @@ class Source(Protocol):
     def open(self) -> Opened:
         """Begin a pass over all of it. QuantizeError: it cannot be read."""
 
+    def identity(self) -> list[Any]:
+        """What tells it from other sources: of what lies here the content, of the hub what is asked for."""
+
 
 @dataclass(frozen=True)
 class FileText:
@@ -66,6 +70,14 @@ class FileText:
     def open(self) -> Opened:
         digest = hashlib.sha256()
         return Opened(_of_file(self.path, self.name, self.column, digest.update), None, digest.hexdigest)
+
+    def identity(self) -> list[Any]:
+        try:
+            return ["file", sha256_of_file(self.path), self.column]
+        except OSError as problem:
+            raise QuantizeError(
+                f"--text {self.path}: cannot be read: {problem.strerror}; give text, .jsonl or .parquet"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,9 @@ class HubText:
         digest = hashlib.sha256()
         return Opened(self._entries(chosen, info.sha, digest.update), info.sha, digest.hexdigest)
 
+    def identity(self) -> list[Any]:
+        return ["hub", self.dataset, list(self.files), self.revision, self.column]
+
     def _entries(self, paths: list[str], commit: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
         from huggingface_hub import hf_hub_download
 
@@ -134,6 +149,12 @@ class Conversations:
                 yield entry_of(row, self.label)
 
         return Opened(entries(), None, digest.hexdigest)
+
+    def identity(self) -> list[Any]:
+        opened = self.open()
+        for _ in opened.entries:
+            pass
+        return ["conversations", opened.sha256()]
 
 
 # ------------------------------------------------------------------------------------------------ files

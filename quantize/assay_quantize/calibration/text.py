@@ -40,12 +40,23 @@ class Weighted:
 class Text:
     """Where tokens come from. files: `.jsonl` (of each line `text`, `prompt` or `messages`), `.parquet`, else plain text in
     UTF-8, one file after the other; mix: sources by weight instead; neither: the model's own text, sampled at temperature 1
-    with `seed`. withheld: items that no text may hold; None: texts are not looked at."""
+    with `seed`. withheld: items that no text may hold; None: texts are not looked at. withhold: whose items, as its user named
+    them; None: the default."""
 
     files: tuple[Path, ...] = ()
     seed: int = 0
     mix: tuple[Weighted, ...] = ()
     withheld: Withheld | None = field(default=None, compare=False)
+    withhold: tuple[str, ...] | None = None
+
+    def identity(self) -> Any:
+        """What tells one request from another, told before any text is read: a run that is resumed, or finished, was this one.
+
+        The items of evaluations that are withheld are not in it: they grow with every run, the words for them do not.
+        """
+        mix = self.mix or tuple(Weighted(FileText(path)) for path in self.files)
+        sources = [[one.weight, None if one.source is None else one.source.identity()] for one in mix]
+        return [sources, bool(self.mix), self.seed if self.needs_model else None, self.withhold]
 
     def describe(self) -> tuple[str, ...]:
         """Its sources, in words."""

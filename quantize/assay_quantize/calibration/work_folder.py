@@ -2,6 +2,7 @@
 
     calibration.jsonl           one line about the run, then one for every layer that is finished
     tokens.npy                  int32 [sequences, length]
+    text.json                   what the tokens were made of; written before them
     layer-00003.safetensors     a finished layer (`checkpoint/calibrated_layers.py`)
     state-00004-0.npy           what goes into the next layer: hidden states [sequences, length, columns], in FP32; `-1` and
                                 so on for what some models pass on beside them
@@ -23,18 +24,21 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.atomic_files import naming, replacing
 from assay.errors import QuantizeError
 from assay.records.base import sha256_of_file
+from assay.records.calibration import TextTaken
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles, layer_digest, layer_file, parts_of
 from assay_quantize.checkpoint.shard_files import fsync_folder
 
 JOURNAL = "calibration.jsonl"
 TOKENS = "tokens.npy"
+TEXT = "text.json"
 
 
 class WorkFolder:
@@ -50,8 +54,18 @@ class WorkFolder:
         path = self.path / TOKENS
         return np.load(path, allow_pickle=False) if path.is_file() else None
 
-    def keep_tokens(self, sequences: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    def text(self) -> TextTaken:
+        """What they were made of; nothing is known of tokens from before it was kept."""
+        path = self.path / TEXT
+        try:
+            return TextTaken.model_validate_json(path.read_bytes()) if path.is_file() else TextTaken()
+        except ValidationError:
+            raise QuantizeError(f"{path}: is damaged; delete {self.path} and run again") from None
+
+    def keep_tokens(self, sequences: Sequence[Sequence[int]], taken: TextTaken) -> NDArray[np.int32]:
         made = np.array(sequences, np.int32)
+        with replacing(self.path / TEXT) as partial:
+            partial.write_text(taken.model_dump_json(), encoding="utf-8")
         with replacing(self.path / TOKENS) as partial, partial.open("wb") as file:
             np.save(file, made, allow_pickle=False)
         return made

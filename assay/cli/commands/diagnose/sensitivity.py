@@ -7,8 +7,8 @@ from typing import Annotated, get_args
 
 import typer
 
-from assay.cli.commands.diagnose.sensitivity_found import Asked, Proxy, check_asked, find_sensitivity
 from assay.cli.commands.diagnose.sensitivity_shown import show
+from assay.cli.deploying.sensitivity_found import Asked, Proxy, check_asked, find_sensitivity
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import (
     JsonOption,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay.cli.calibrating.shown import show
-from assay.cli.options import RunsOption, refuse_unused, several
+from assay.cli.options import TEXT_HELP, RunsOption, WithholdOption, refuse_unused, several
 from assay.cli.terminal import emit, results, say
 from assay.records.calibration import record_of
 
@@ -21,25 +22,9 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", help="File to write, for `assay quantize --importance`.")],
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            "--text",
-            metavar="SOURCE[@WEIGHT],...",
-            callback=several,
-            help="Where text comes from: plain text, .jsonl or .parquet (text, prompt or messages), hub:OWNER/NAME[:PATTERN] "
-            "(a data set), RUN (what its reference replied), own (what the model samples at temperature 1), or MIX.yaml. "
-            "Several are mixed by weight, in tokens. Default: own.",
-        ),
+        typer.Option("--text", metavar="SOURCE[@WEIGHT],...", callback=several, help=f"{TEXT_HELP} Default: own."),
     ] = None,
-    withhold: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--withhold",
-            metavar="SUITE|RUN,...",
-            callback=several,
-            help="No text with an item of these is taken; data sets are downloaded for it. Default: every shipped suite, as "
-            "far as its data sets are on this machine, and the runs of this model in --runs.",
-        ),
-    ] = None,
+    withhold: WithholdOption = None,
     runs: RunsOption = Path("runs"),
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="Tokens that go through the model; the most, with --tokens-per-expert.")
@@ -68,21 +53,20 @@ def calibrate(
     It must fit into memory. `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
-    from assay.cli.calibrating.texts import text_sources, withheld_items
+    from assay.cli.calibrating.texts import calibration_text
     from assay.cli.stages import device_of
     from assay.cli.targets import local_checkpoint, resolve_target
     from assay_quantize.calibration.calibrate import calibrate as run
-    from assay_quantize.calibration.text import Text
 
-    mix = text_sources(text or ())
-    if mix and all(one.source is not None for one in mix):
-        refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
     where, aim = device_of(device), resolve_target(target)
-    withheld = withheld_items(withhold, runs, aim.recipe.name, text or ())
+    words = None if withhold is None else tuple(withhold)
+    found, items = calibration_text(tuple(text or ()), words, runs, aim.recipe.name, seed)
+    if not found.needs_model:
+        refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
     made = run(
         local_checkpoint(aim.location),
         out,
-        Text(seed=seed, mix=mix, withheld=withheld),
+        replace(found, withheld=items()),
         model_name=aim.recipe.name,
         num_tokens=tokens,
         length=length,

@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.deploying.hardware_plan import plan_for_hardware, print_hardware_plan, tokens_of
 from assay.cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
-from assay.cli.stages import estimate_for, plans_for
+from assay.cli.stages import estimate_for, plan_for, source_for
 from assay.cli.terminal import emit, results
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
@@ -79,7 +79,8 @@ def plan(
         raise AssayError(
             f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
         )
-    (made,) = plans_for(resolve_target(target), [load_recipe(PrecisionRecipe, precision)])
+    aim = resolve_target(target)
+    made = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
     estimate = None if hardware is None else estimate_for(made, hardware)
     if as_json:
         emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})

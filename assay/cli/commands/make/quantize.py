@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.calibrating.in_run import alone, with_files
 from assay.cli.options import (
+    AUTOMATIC_HELP,
+    ImportanceOption,
     JsonOption,
     NameOption,
     PrecisionsOption,
@@ -15,18 +18,23 @@ from assay.cli.options import (
     RunsOption,
     StreamOption,
     TargetArgument,
+    TextOption,
+    TextOptions,
+    WithholdOption,
     WorkersOption,
+    completes,
     named,
+    precision_or_automatic,
     recipe_option,
     refuse_unused,
-    several,
 )
-from assay.cli.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, with_importance
+from assay.cli.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, source_for
 from assay.cli.terminal import emit, results
 from assay.cli.whole_run import quantize_in_run
 from assay.errors import PlanError
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
 
 
 def quantize(
@@ -34,11 +42,14 @@ def quantize(
     target: TargetArgument,
     precision: Annotated[
         str | None,
-        recipe_option(
+        typer.Option(
             "--precision",
             "-p",
-            "precisions",
-            help=f"One precision, without the reference. {named('precisions')} With --out, the checkpoint goes there.",
+            metavar="NAME|FILE",
+            callback=precision_or_automatic,
+            autocompletion=completes("precisions"),
+            help=f"One precision, without the reference. {named('precisions')} {AUTOMATIC_HELP} With --out, the "
+            "checkpoint goes there.",
         ),
     ] = None,
     precisions: PrecisionsOption = None,
@@ -72,19 +83,9 @@ def quantize(
             "--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB, with cuda-untested 8GiB."
         ),
     ] = None,
-    importance: Annotated[
-        Path | None, typer.Option("--importance", help="Channel weights for precisions that search scales (observer: mse).")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--text",
-            metavar="FILE,...",
-            callback=several,
-            help="For calibrated precisions: plain text, or .jsonl with text, prompt or messages. Default: text that the model "
-            "samples at temperature 1, for which it must fit into memory whole.",
-        ),
-    ] = None,
+    importance: ImportanceOption = None,
+    text: TextOption = None,
+    withhold: WithholdOption = None,
     allow_not_finite: Annotated[
         bool,
         typer.Option(
@@ -100,9 +101,9 @@ def quantize(
 
     if out is not None:
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
+    said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
     options = quantize_options(
-        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite,
-        text=text or (),
+        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=said
     )  # fmt: skip
     aim = resolve_target(target)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
@@ -111,15 +112,18 @@ def quantize(
     recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None)
     if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
+    checkpoint = source_for(aim)
     # Every plan is made before the first byte is written: what cannot work fails at once.
-    plans = [with_importance(made, importance) for made in plans_for(aim, recipes.values())]
+    wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
+    plans = [one for one in wanted if isinstance(one, Plan)]
     if chosen is not None:
         check_plans_served(plans, aim, chosen)
     shown = results(as_json=as_json)
     if out is not None:
-        records = [quantize_one(aim, plans[0], out, options, shown, in_run=False)]
+        plan, how = alone(aim, wanted[0], options)
+        records = [quantize_one(aim, plan, out, how, shown, in_run=False)]
     else:
-        records = quantize_in_run(aim, plans, options, runs, name, shown)
+        records = quantize_in_run(aim, checkpoint, wanted, options, runs, name, shown, chosen)
     if as_json:
         emit([record.model_dump(mode="json") for record in records])
     if not all(record.passed for record in records):

@@ -9,12 +9,13 @@ import typer
 
 from assay.cli.commands.make.plan import MAX_USERS
 from assay.cli.deploying.hardware_plan import tokens_of
-from assay.cli.deploying.mixing import budget_of, check_out, propose_for, replayed, write
+from assay.cli.deploying.mixing import check_out, propose_for, replayed, write
 from assay.cli.deploying.mixing_shown import print_mix
 from assay.cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
 from assay.cli.terminal import emit, results, say
 from assay.errors import AssayError
 from assay.foreign_text import safe_name, shown
+from assay.recipes.automatic import budget_of
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
 
 

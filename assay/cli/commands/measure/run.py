@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.calibrating.in_run import with_files
 from assay.cli.commands.measure.speed import measure_speed
 from assay.cli.options import (
     GatesOption,
+    ImportanceOption,
     JsonOption,
     NameOption,
     PrecisionsOption,
@@ -20,6 +22,9 @@ from assay.cli.options import (
     StreamOption,
     SuiteOption,
     TargetArgument,
+    TextOption,
+    TextOptions,
+    WithholdOption,
     WorkersOption,
 )
 from assay.cli.stages import check_plans_served, load_report, quantize_options, require_hardware, write_again
@@ -42,6 +47,9 @@ def run(
     memory: Annotated[
         str | None, typer.Option("--memory", help="Most memory the quantizer may use, e.g. 1.5GiB or 800MB. Default: 2GiB.")
     ] = None,
+    importance: ImportanceOption = None,
+    text: TextOption = None,
+    withhold: WithholdOption = None,
     stream_from: StreamOption = None,
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Begin without `assay preflight`, which stops what would fail.")
@@ -61,7 +69,8 @@ def run(
     from assay_evaluate.serving.server import interpreter_for
 
     # What cannot work fails before the first byte is written.
-    options = quantize_options("auto", runner, workers, memory, stream_from=stream_from)
+    said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
+    options = quantize_options("auto", runner, workers, memory, importance, stream_from, text=said)
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
         here=True,
@@ -88,13 +97,13 @@ def run(
     for one in planned.checkpoints:
         if one.problem is not None:
             raise PlanError(one.problem)
-    aim, plans = planned.aim, planned.plans
-    check_plans_served(plans, aim, planned.profile)
+    aim, wanted = planned.aim, with_files(planned.aim, planned.wanted, options)
+    check_plans_served(planned.plans, aim, planned.profile)
     for note in planned.source.notes:
         say(f"note: {note}")
     if planned.why_suite is not None:
         say(planned.why_suite)
-    made = quantize_in_run(aim, plans, options, runs, name, out)
+    made = quantize_in_run(aim, planned.source, wanted, options, runs, name, out, planned.profile)
     if not all(record.passed for record in made):
         say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)

@@ -16,6 +16,7 @@ from assay.cli.stages import profile_for
 from assay.cli.targets import Target, resolve_target, source_label
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
+from assay.recipes.automatic import is_automatic
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
@@ -223,7 +224,8 @@ def predict_in_run(
     reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
     before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
     there = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
-    wanted = labels or list(there) or list(dict.fromkeys((*reference, *recipe.precisions)))
+    own = [one for one in recipe.precisions if not is_automatic(one)]  # a mix has no kernel of its own to predict
+    wanted = labels or list(there) or list(dict.fromkeys((*reference, *own)))
     schemes = {label: there.get(label) or scheme_of_precision(label) for label in wanted}
     acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
     model = place.aim.location.path or place.aim.location.hub

@@ -1,0 +1,153 @@
+"""The calibration file of a run: which precisions take one, and how a run makes it in its folder where none was given.
+
+RUN/calibration/HASH.safetensors     what `assay calibrate` writes, and its record beside it; named after what was asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.cli.calibrating.layers import check_texts, text_asked
+from assay.cli.calibrating.shown import lines
+from assay.cli.terminal import say
+from assay.errors import PlanError
+from assay.recipes.automatic import Automatic
+from assay.recipes.calibration_text import CalibrationData
+from assay.records.base import sha256_of, sha256_of_file
+from assay.records.calibration import Calibration, record_of
+from assay.records.plan import Plan
+from assay.records.run import source_of
+
+if TYPE_CHECKING:
+    from assay.cli.options import QuantizeOptions
+    from assay.cli.targets import Target
+
+FOLDER = "calibration"
+
+
+def with_importance(made: Plan, path: Path | None) -> Plan:
+    """The plan with the identity of the calibration file it will use. PlanError: it needs one and there is none, or the
+    reverse; a file that does not have what it needs."""
+    from assay_quantize.plan.slabs import observer_of
+    from assay_quantize.plan.static_scales import needs_calibration, static_scales, without_calibration
+
+    if path is None:
+        if needs_calibration(made):
+            raise PlanError(without_calibration(made))
+        return made
+    from assay_quantize.checkpoint.importance import load_importance
+
+    if observer_of(made) == "minmax" and not needs_calibration(made):
+        raise PlanError(
+            f"--importance: precision {made.precision} searches no scales, so it uses no channel weights; take one with "
+            "`observer: mse`, or leave the option out"
+        )
+    loaded = load_importance(path)
+    if observer_of(made) != "minmax":
+        say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
+    if needs_calibration(made):
+        scales = static_scales(made, loaded)
+        say(f"{path.name}: {len(scales):,} static scales, headroom {made.precision_recipe.get('headroom', 1.0):g}")
+    return made.model_copy(update={"importance_sha256": loaded.sha256})
+
+
+def uses_file(made: Plan) -> bool:
+    """Whether a calibration file changes what the plan makes."""
+    from assay_quantize.plan.slabs import observer_of
+    from assay_quantize.plan.static_scales import needs_calibration
+
+    return needs_calibration(made) or observer_of(made) != "minmax"
+
+
+def given_file(aim: Target, options: QuantizeOptions) -> Path | None:
+    """The file that the command line or the model's recipe names."""
+    if options.importance is not None:
+        return options.importance
+    data = aim.recipe.calibration
+    return None if data is None or data.file is None else Path(data.file)
+
+
+def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: QuantizeOptions) -> list[Plan | Automatic]:
+    """What is to be made, plans that take the calibration file that is there with its identity.
+
+    AssayError, before the first byte is written: nothing takes --importance or --text; a file or a text is not there.
+    """
+    plans, file = [one for one in wanted if isinstance(one, Plan)], given_file(aim, options)
+    check_texts(aim, plans, options)
+    if file is None:
+        for made in plans:
+            if options.stream_from is not None and _makes_file(aim, made):
+                raise PlanError(
+                    f"precision {made.precision}: is calibrated on this machine, with a source that is there whole; leave out "
+                    "--stream-from, or give --importance FILE"
+                )
+        if options.stream_from is not None and len(plans) < len(wanted):
+            raise PlanError("auto-BUDGET is chosen on this machine, with a source that is there whole; leave out --stream-from")
+        return list(wanted)
+    if options.importance is not None and len(plans) == len(wanted) and not any(map(uses_file, plans)):
+        with_importance(plans[-1], file)  # says why
+    return [with_importance(one, file) if isinstance(one, Plan) and uses_file(one) else one for one in wanted]
+
+
+def alone(aim: Target, wanted: Plan | Automatic, options: QuantizeOptions) -> tuple[Plan, QuantizeOptions]:
+    """The plan of a checkpoint outside runs, and what it is made with. PlanError: only a run can make it."""
+    if isinstance(wanted, Automatic):
+        raise PlanError(
+            f"--out: {wanted.name} is chosen in the folder of a run; leave --out out, or choose it by `assay sensitivity` and "
+            "`assay recipe --out FILE.yaml`"
+        )
+    if wanted.importance_sha256 is None:
+        return with_importance(wanted, None), replace(options, importance=None)
+    return wanted, replace(options, importance=given_file(aim, options))
+
+
+def _makes_file(aim: Target, made: Plan) -> bool:
+    """Whether a run makes a file for it: it cannot do without, or the model's recipe says what to calibrate with."""
+    from assay_quantize.plan.static_scales import needs_calibration
+
+    return needs_calibration(made) or (aim.recipe.calibration is not None and uses_file(made))
+
+
+def file_in_run(aim: Target, made: Plan, run_dir: Path, options: QuantizeOptions) -> tuple[Plan, Path | None]:
+    """The plan as it is made in a run, and the calibration file it takes; the file is made first if it is not there."""
+    if made.importance_sha256 is not None:
+        return made, given_file(aim, options)
+    if not _makes_file(aim, made):
+        return made, None
+    file = _made(aim, made, run_dir / FOLDER, options)
+    return with_importance(made, file), file
+
+
+def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Path:
+    """AssayError: the model cannot be calibrated here."""
+    data = aim.recipe.calibration or CalibrationData()
+    text, withheld = text_asked(aim, (), data.seed, options)
+    how = data.model_dump(include={"tokens", "tokens_per_expert", "length", "min_tokens"})
+    asked = sha256_of({"text": text.identity(), "source": source_of(plan).files, **how})
+    file = folder / f"{asked[:12]}.safetensors"
+    before = Calibration.load_if_there(record_of(file))
+    if before is not None and file.is_file() and sha256_of_file(file) == before.file_sha256:
+        return file
+    from assay.cli.targets import local_checkpoint
+    from assay_quantize.calibration.calibrate import calibrate
+
+    say(f"{plan.precision}: is calibrated first, for all precisions of the run that need it: {file}")
+    made = calibrate(
+        local_checkpoint(aim.location, source_of(plan)),
+        file,
+        replace(text, withheld=withheld()),
+        model_name=aim.recipe.name,
+        num_tokens=data.tokens,
+        length=data.length,
+        min_tokens=data.min_tokens,
+        tokens_per_expert=data.tokens_per_expert,
+        device=options.device,
+        report=say,
+    )
+    made.model_copy(update={"asked_sha256": asked}).save(record_of(file))
+    for line in lines(made):
+        say(line)
+    return file

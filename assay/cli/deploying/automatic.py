@@ -1,0 +1,137 @@
+"""`auto-BUDGET` in a run: damages are measured, schemes chosen, and the recipe is written into the run's folder.
+
+RUN/automatic/sensitivity/               what is measured of each part; a run that is stopped goes on from there
+RUN/automatic/sensitivity-HASH.json      the record, named after what was asked for; all budgets share it
+RUN/automatic/auto-4.5bpw.yaml           the recipe, written last, with .json (the record) and .svg (the frontier)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.cli.deploying.mixing import propose_for, replayed
+from assay.cli.interrupted import says_what_is_kept
+from assay.cli.terminal import say
+from assay.errors import AssayError
+from assay.recipes.load import parse_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.base import sha256_of, write_text_atomically
+from assay.records.choice.mix import Mix
+from assay.records.diagnosis.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    from assay.cli.targets import Target
+    from assay.recipes.automatic import Automatic
+
+FOLDER = "automatic"
+USERS, CONTEXT = 32, 32_768
+"""As `assay recipe` asks of hardware by default."""
+
+
+def chosen_in(folders: Iterable[Path], wanted: Automatic) -> PrecisionRecipe | None:
+    """The recipe that a run has chosen; None: none of these has."""
+    files = (folder / FOLDER / f"{wanted.name}.yaml" for folder in folders)
+    found = next((file for file in files if file.is_file()), None)
+    return None if found is None else parse_recipe(PrecisionRecipe, found)
+
+
+def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
+    """The recipe of a run, chosen before or now.
+
+    AssayError: it was chosen in another way before; the model cannot be measured here; nothing is within the budget.
+    """
+    folder = run_dir / FOLDER
+    file, record = folder / f"{wanted.name}.yaml", _record(aim, folder)
+    if file.is_file():
+        _check_chosen(aim, wanted, file, record)
+        return parse_recipe(PrecisionRecipe, file)
+    how = aim.recipe.automatic
+    folder.mkdir(parents=True, exist_ok=True)
+    sensitivity = _measured(aim, record)
+    made, known = propose_for(
+        aim,
+        sensitivity,
+        record,
+        budget=wanted.budget,
+        hardware=how.hardware,
+        base=how.base,
+        schemes=None,
+        users=USERS,
+        context=CONTEXT,
+        run=None,
+        name=wanted.name,
+        slack=how.slack,
+    )
+    said, is_taken = replayed(aim, known, made, how.hardware)
+    if not is_taken:
+        raise AssayError(f"{wanted.name}: vLLM's loaders would not take the mix that was chosen: {said}")
+    from assay_quantize.mixing.build import with_replay
+    from assay_reports.page.frontier import frontier_svg
+
+    made = with_replay(made, said)
+    made.mix.save(file.with_suffix(".json"))
+    write_text_atomically(file.with_suffix(".svg"), str(frontier_svg(made.mix)))
+    write_text_atomically(file, made.text)
+    again = parse_recipe(PrecisionRecipe, file)
+    assert again.sha256 == made.recipe.sha256, "the file does not say what was chosen"
+    kind = "a mix" if made.mix.proposes == "mix" else "the uniform recipe of its control"
+    say(f"{wanted.name}: {kind}, {made.mix.point.bits_per_weight:.2f} bits per weight: {file}")
+    say(f"{wanted.name}: {made.mix.reason}")
+    return again
+
+
+def _record(aim: Target, folder: Path) -> Path:
+    """Where the sensitivities lie that the model's recipe asks for."""
+    asked = aim.recipe.automatic.model_dump(mode="json", include={"proxy", "schemes", "tokens", "length", "seed"})
+    return folder / f"sensitivity-{sha256_of([asked, _observer(aim)])[:12]}.json"
+
+
+def _observer(aim: Target) -> str:
+    from assay.recipes.load import load_recipe
+
+    base = aim.recipe.automatic.base
+    return "minmax" if base is None else load_recipe(PrecisionRecipe, base).observer
+
+
+def _check_chosen(aim: Target, wanted: Automatic, file: Path, record: Path) -> None:
+    """AssayError: the recipe that is there was chosen from other sensitivities, or under other limits."""
+    from assay.recipes.load import load_recipe
+    from assay.recipes.profile import ProfileRecipe
+
+    how, mix = aim.recipe.automatic, Mix.load_if_there(file.with_suffix(".json"))
+    sensitivity = Sensitivity.load_if_there(record)
+    hardware = None if how.hardware is None else load_recipe(ProfileRecipe, how.hardware).name
+    is_same = (
+        mix is not None
+        and sensitivity is not None
+        and mix.sensitivity_sha256 == sha256_of(sensitivity.model_dump(mode="json"))
+        and (mix.budget, mix.hardware) == (wanted.budget.text, hardware)
+        and how.base in (None, mix.base)
+    )
+    if not is_same:
+        raise AssayError(
+            f"{file}: was chosen from other sensitivities or within other limits than `automatic` of the model's recipe says "
+            f"now; delete it, and {file.parent.parent / wanted.name} with its checkpoint, to have it chosen anew"
+        )
+
+
+def _measured(aim: Target, record: Path) -> Sensitivity:
+    """The sensitivities, measured before or now."""
+    from assay.cli.deploying.sensitivity_found import Asked, find_sensitivity
+
+    if (before := Sensitivity.load_if_there(record)) is not None:
+        return before
+    how, keep = aim.recipe.automatic, record.parent / "sensitivity"
+    observer = _observer(aim)
+    asked = Asked(
+        aim=aim, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
+        run=None, text=(), num_tokens=how.tokens, length=how.length, served=0, profile=None, scores=(), seed=how.seed,
+        keep=keep, only_estimate=False,
+    )  # fmt: skip
+    with says_what_is_kept(lambda: f"what was measured is kept in {keep}; the same command goes on from there"):
+        found = find_sensitivity(asked)
+    assert found is not None, "more than the estimate was asked for"
+    found.save(record)
+    return found
