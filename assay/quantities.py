@@ -6,6 +6,11 @@ so that a sentence and the table beside it read alike.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
+from assay.errors import AssayError
+
 
 def percent(share: float) -> str:
     """0.975 -> 97.5 %. A share below 0.1 % that is not zero keeps one significant digit."""
@@ -94,3 +99,30 @@ def size(num_bytes: float) -> str:
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.3g} {unit}" if num_bytes < 1000 * scale else f"{num_bytes / scale:,.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+_BUDGET = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(bpw|[KMGT]i?B|B)", re.IGNORECASE)
+_POWERS = {"B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """As it was asked for: bytes of the whole checkpoint, or bits for each weight that the choice is about."""
+
+    text: str
+    num_bytes: int | None = None
+    bits: float | None = None
+
+
+def budget_of(text: str, said: str) -> Budget:
+    """`405GB` (10^9), `377GiB` (2^30), `6270000B`, `4.5bpw`. AssayError: it is neither. said: how errors name it."""
+    found = _BUDGET.fullmatch(text.strip())
+    amount = 0.0 if found is None else float(found[1])
+    if found is None or amount <= 0:
+        raise AssayError(f"{said}: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
+    if found[2].lower() == "bpw":
+        if not 1 <= amount <= 32:
+            raise AssayError(f"{said}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB")
+        return Budget(text.strip(), bits=amount)
+    unit = found[2].upper()
+    return Budget(text.strip(), num_bytes=int(amount * (1024 if "I" in unit else 1000) ** _POWERS[unit[0]]))

@@ -16,8 +16,8 @@ import typer
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
-from assay.recipes.automatic import automatic_of, is_automatic
 from assay.recipes.load import KINDS, recipe_file, recipe_names
+from assay.recipes.model import automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.run import RUN_RECORD
 

@@ -20,10 +20,9 @@ from assay.cli.options import Device, QuantizeOptions, TextOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.quantities import size
-from assay.recipes.automatic import Automatic, automatic_of, is_automatic
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe, PublishedScore, Serving
+from assay.recipes.model import Automatic, ModelRecipe, PublishedScore, Serving, automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe

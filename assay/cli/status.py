@@ -14,9 +14,8 @@ from pydantic import Field
 from assay.cli.run_folders import find_run, read_run
 from assay.cli.run_lock import LOCK
 from assay.errors import AssayError
-from assay.recipes.automatic import is_automatic
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe
+from assay.recipes.model import ModelRecipe, is_automatic
 from assay.records.base import Part, Record
 from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.deployment.record import load_deployments

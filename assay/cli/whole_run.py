@@ -16,7 +16,7 @@ from assay.cli.run_folders import open_run
 from assay.cli.stages import check_plans_served, choices_of, judge_and_write, load_measurements, plan_for, quantize_one
 from assay.cli.terminal import say
 from assay.errors import AssayError
-from assay.recipes.automatic import Automatic
+from assay.recipes.model import Automatic
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RunRecord, SourceData, SuiteIdentity

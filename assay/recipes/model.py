@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
-from assay.errors import RecipeError
-from assay.recipes.automatic import AutomaticMix, automatic_of, is_automatic
+from assay.errors import AssayError, RecipeError
+from assay.foreign_text import shown
+from assay.quantities import Budget, budget_of
 from assay.recipes.base import Recipe, Section, beside, recipe_names
-from assay.recipes.calibration_text import CalibrationData
+from assay.recipes.precision import SchemeName, TextNames, text_beside
 from assay.secret_text import secrets_in
 
 
@@ -144,6 +146,94 @@ class SpeedPoints(Section):
         """Those that are said, under the names of a ladder's fields; numbers each once and in order."""
         told = {"num_requests" if name == "requests" else name: value for name, value in self if value is not None}
         return told | {name: tuple(sorted(set(told[name]))) for name in ("concurrency", "speculation") if name in told}
+
+
+PREFIX = "auto-"
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """A precision that is not there yet. name: also of the recipe that is chosen, and of its checkpoint."""
+
+    name: str
+    budget: Budget
+
+
+def is_automatic(name: str) -> bool:
+    """Whether it is no recipe's name or file, but that of a mix to be chosen."""
+    return name.startswith(PREFIX) and not name.endswith((".yaml", ".yml"))
+
+
+def automatic_of(name: str) -> Automatic:
+    """RecipeError: what stands behind `auto-` is no budget."""
+    try:
+        return Automatic(name, budget_of(name.removeprefix(PREFIX), f"precision {shown(name)}"))
+    except AssayError as problem:
+        raise RecipeError(f"{problem}: {PREFIX}405GB, {PREFIX}4.5bpw") from None
+
+
+class AutomaticMix(Section):
+    """`automatic:` of a model's recipe: how `auto-BUDGET` is chosen (`assay sensitivity`, then `assay recipe`).
+
+    proxy: kl: the divergence itself, part by part; fisher: an estimate from one backward pass. schemes: that are measured and
+    chosen from. base: the precision that says which roles are chosen for and what is kept; None: w4a16. hardware: profile of
+    the GPUs it must run on; None: a choice by bytes alone. tokens, length: of the model's own replies to
+    generated questions, on which damages are measured: not those of a suite. slack: as of `assay recipe`.
+    """
+
+    proxy: Literal["kl", "fisher"] = "kl"
+    schemes: tuple[SchemeName, ...] = Field(default=("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block"), min_length=1)
+    base: str | None = None
+    hardware: str | None = None
+    tokens: int = Field(default=16_384, ge=64)
+    length: int = Field(default=256, ge=8)
+    seed: int = Field(default=0, ge=0)
+    slack: float = Field(default=0.02, ge=0, le=0.5)
+
+    def _contradictions(self) -> Iterator[str]:
+        if "fp8_static" in self.schemes:
+            yield "schemes: fp8_static needs a calibration file and has the weights of fp8_channel; name that"
+
+    def found_from(self, folder: Path) -> Self:
+        """With the files that it names relative to the working directory. folder: of the recipe."""
+        return self.model_copy(
+            update={
+                "base": None if self.base is None else beside(folder, self.base),
+                "hardware": None if self.hardware is None else beside(folder, self.hardware),
+            }
+        )
+
+
+class CalibrationData(Section):
+    """`calibration:` of a model's recipe: what precisions that need to know what enters weights are made with.
+
+    file: what `assay calibrate` made; None: a run makes it in its folder, for the precisions that cannot do without. text: of
+    GPTQ and AWQ as well, where the precision names none. withhold: suites and runs whose items no text may hold; None: as
+    `assay calibrate` does by default. tokens: the most, where `tokens_per_expert` says when every expert saw enough.
+    """
+
+    file: str | None = None
+    text: TextNames = ()
+    withhold: tuple[str, ...] | None = None
+    tokens: int = Field(default=65_536, ge=1)
+    tokens_per_expert: int | None = Field(default=None, ge=1)
+    length: int = Field(default=512, ge=8)
+    min_tokens: int = Field(default=64, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+    def _contradictions(self) -> Iterator[str]:
+        made = {"tokens", "tokens_per_expert", "length", "min_tokens", "seed"} & self.model_fields_set
+        if self.file is not None and made:
+            yield f"{', '.join(sorted(made))}: of a file that is made, and `file` names one that is there; say one of them"
+
+    def found_from(self, folder: Path) -> Self:
+        """With its files relative to the working directory. folder: of the recipe."""
+        more: dict[str, Any] = {"text": tuple(text_beside(folder, one) for one in self.text)}
+        if self.file is not None:
+            more["file"] = str(folder / self.file)
+        if self.withhold is not None:
+            more["withhold"] = tuple(beside(folder, one) for one in self.withhold)
+        return self.model_copy(update=more)
 
 
 class ModelRecipe(Recipe):

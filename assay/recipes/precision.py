@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, WrapValidator
 
 from assay.recipes.base import Recipe, Section
-from assay.recipes.calibration_text import TextNames, text_beside, without_folders
 from assay.recipes.defaults import EXTENDS
 from assay.records.base import sha256_of
 from assay.records.plan import Role
@@ -29,6 +28,39 @@ STATIC_SCHEMES = frozenset({"nvfp4", "fp8_static"})
 _BY_ROLE: TypeAdapter[dict[Role, SchemeName]] = TypeAdapter(dict[Role, SchemeName])
 _ONE_SCHEME: TypeAdapter[tuple[Role, ...]] = TypeAdapter(tuple[Role, ...])
 _LAYERS = re.compile(r"\d{1,5}(-\d{1,5})?(, *\d{1,5}(-\d{1,5})?)*")
+
+
+_ELSEWHERE = re.compile(r"own(@.*)?|hub:.*")
+"""Sources that are no files."""
+
+
+def _listed(value: Any) -> Any:
+    """One source needs no list."""
+    return [value] if isinstance(value, str) else value
+
+
+def _not_empty(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(one.strip() for one in value):
+        raise ValueError("names nothing; say files, hub:OWNER/NAME, own or MIX.yaml, each with @WEIGHT if it has one")
+    return value
+
+
+TextNames = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_not_empty)]
+"""`SOURCE[@WEIGHT]`, as `--text` takes them."""
+
+
+def text_beside(folder: Path, named: str) -> str:
+    """The source that a recipe in `folder` calls `named`: a file is relative to `folder`."""
+    return named if _ELSEWHERE.fullmatch(named) else str(folder / named)
+
+
+def without_folders(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A precision's content with files of text by their names: the same recipe, from whichever folder it is named."""
+    made, calibration = dict(recipe), recipe.get("calibration")
+    if isinstance(calibration, Mapping) and calibration.get("text"):
+        names = [one if _ELSEWHERE.fullmatch(one) else Path(one).name for one in calibration["text"]]
+        made["calibration"] = {**calibration, "text": names}
+    return made
 
 
 def _quantize(value: Any, _: object) -> Any:

@@ -17,11 +17,12 @@ from assay.errors import AssayError
 from assay.records.base import write_text_atomically
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
+from assay.records.plan import Plan
 from assay.records.run import CARD
 from assay_reports.cards import columns, metadata, serving, words
 from assay_reports.cards.licence import find_licence
 from assay_reports.limits import find_limits
-from assay_reports.numbers import build_report, plan_numbers, verification_numbers
+from assay_reports.numbers import build_report, calibrated_in_words, plan_numbers, verification_numbers
 from assay_reports.report import environment, why_none
 from assay_reports.run import Run, load_checkpoint, load_run
 from assay_reports.schema import Limit
@@ -113,6 +114,14 @@ class Card(NamedTuple):
     eval_results: str | None
 
 
+def _calibration(run: Run, label: str, plan: Plan) -> str:
+    """What text had a part in the weights or in stored scales."""
+    seen = run.calibrations.get(label)
+    of_scales = None if seen is None else f"scales on {seen.num_tokens:,} tokens of text"
+    said = [one for one in (calibrated_in_words(plan), of_scales) if one is not None]
+    return "; ".join(said) or str(plan.precision_recipe.get("calibration") or "unknown")
+
+
 def render_card(run: Run, label: str, checkpoint: Path) -> str:
     """The text of the card. `checkpoint` is looked at for a licence file only."""
     return render(run, label, checkpoint).text
@@ -147,6 +156,7 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
             numbers=numbers,
             treated=words.what_was_kept(plan, numbers),
             manifest=manifest,
+            calibration=_calibration(run, label, plan),
             row=row,
             measured=measured,
             report=report,

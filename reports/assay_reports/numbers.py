@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.quantities import points
+from assay.recipes.families import split_layer
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.plan import Plan
@@ -234,6 +235,8 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
         scheme=schemes_in_words(plan),
         bytes_in=plan.bytes_in,
         bytes_out=plan.bytes_out,
+        calibrated=calibrated_in_words(plan),
+        mixed=mixed_in_words(plan),
         roles=tuple(
             RoleNumbers(role=role, what=what, num_tensors=group[0], bytes_in=group[1], bytes_out=group[2])
             for (role, what), group in sorted(groups.items(), key=lambda entry: (-entry[1][2], entry[0]))
@@ -244,6 +247,37 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
 def schemes_in_words(plan: Plan) -> str:
     """`w4a16`, or `fp8_block + nvfp4` of a mix."""
     return " + ".join(sorted({tensor.scheme for tensor in plan.tensors if tensor.scheme is not None}))
+
+
+def calibrated_in_words(plan: Plan) -> str | None:
+    """`gptq on 65,536 tokens of text, which was held against the items of 12 tasks (3 texts left out)`."""
+    if (made := plan.calibrated) is None:
+        return None
+    known = [one for one in made.withheld if one.num_items is not None]
+    dropped = sum(one.num_dropped for one in made.sources)
+    held = f", held against the items of {len(known)} tasks ({dropped:,} texts left out)" if known else ""
+    return f"{made.method} on {made.num_tokens:,} tokens of text{held}"
+
+
+def mixed_in_words(plan: Plan) -> str | None:
+    """`attention fp8_block in 1 of 4 layers, w4a16_g32 in 3; dense_mlp w4a16`; None where one scheme, or none, is used."""
+    layers: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for tensor in plan.tensors:
+        at = split_layer(tensor.name)
+        if at is not None and tensor.role != "mtp" and tensor.scheme is not None:
+            layers[tensor.role][tensor.scheme].add(at.layer)
+    if len({scheme for schemes in layers.values() for scheme in schemes}) < 2:
+        return None
+    return "; ".join(f"{role} {_of_layers(schemes)}" for role, schemes in layers.items())
+
+
+def _of_layers(schemes: dict[str, set[int]]) -> str:
+    """schemes: -> layers."""
+    total = len(set[int]().union(*schemes.values()))
+    if len(schemes) == 1:
+        return next(iter(schemes))
+    (first, of_first), *others = sorted(schemes.items(), key=lambda one: (len(one[1]), one[0]))
+    return ", ".join([f"{first} in {len(of_first)} of {total} layers", *(f"{name} in {len(of)}" for name, of in others)])
 
 
 def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:

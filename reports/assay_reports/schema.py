@@ -140,6 +140,10 @@ class PlanNumbers(Part):
     bytes_in: int
     bytes_out: int
     roles: tuple[RoleNumbers, ...]
+    calibrated: str | None = Field(default=None, exclude_if=lambda said: said is None)
+    """How text that went through the model took part in rounding weights. None: it did not."""
+    mixed: str | None = Field(default=None, exclude_if=lambda said: said is None)
+    """Which roles have which scheme, in which layers. None: all have one."""
 
 
 class VerificationNumbers(Part):

@@ -14,8 +14,7 @@ from assay.cli.calibrating.layers import check_texts, text_asked
 from assay.cli.calibrating.shown import lines
 from assay.cli.terminal import say
 from assay.errors import PlanError
-from assay.recipes.automatic import Automatic
-from assay.recipes.calibration_text import CalibrationData
+from assay.recipes.model import Automatic, CalibrationData
 from assay.records.base import sha256_of, sha256_of_file
 from assay.records.calibration import Calibration, record_of
 from assay.records.plan import Plan

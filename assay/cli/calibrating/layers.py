@@ -10,7 +10,7 @@ from assay.cli.calibrating.shown import text_lines
 from assay.cli.calibrating.texts import calibration_text
 from assay.cli.terminal import say
 from assay.errors import PlanError
-from assay.recipes.calibration_text import CalibrationData
+from assay.recipes.model import CalibrationData
 from assay.records.calibration import Calibration, record_of
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan

@@ -15,9 +15,8 @@ from assay.cli.stages import precisions_for
 from assay.cli.targets import Target, local_checkpoint, source_label
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
-from assay.recipes.automatic import Automatic, automatic_of, is_automatic
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe
+from assay.recipes.model import Automatic, ModelRecipe, automatic_of, is_automatic
 from assay.recipes.mtp import mtp_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import GivenServer

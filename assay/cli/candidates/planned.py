@@ -18,11 +18,10 @@ from assay.cli.run_folders import choose_run
 from assay.cli.stages import plan_for, precisions_for, stand_in
 from assay.cli.targets import Target, open_released, open_source, resolve_target, source_label
 from assay.errors import AssayError, PlanError
-from assay.recipes.automatic import Automatic
 from assay.recipes.families import family_of
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
-from assay.recipes.model import Location
+from assay.recipes.model import Automatic, Location
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe

@@ -23,7 +23,7 @@ from assay.records.diagnosis.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
-    from assay.recipes.automatic import Automatic
+    from assay.recipes.model import Automatic
 
 FOLDER = "automatic"
 USERS, CONTEXT = 32, 32_768

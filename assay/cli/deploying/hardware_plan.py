@@ -13,10 +13,9 @@ from assay.cli.terminal import escape, print_rows, say
 from assay.errors import AssayError, PlanError
 from assay.foreign_text import one_line, shown
 from assay.quantities import tokens_short
-from assay.recipes.automatic import is_automatic
 from assay.recipes.families import family_of
 from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
+from assay.recipes.model import Serving, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.hardware import HardwarePlan, PrecisionOnHardware, StepRead

@@ -11,7 +11,7 @@ from assay.cli.targets import Target
 from assay.cli.terminal import say
 from assay.errors import AssayError, RecipeError, did_you_mean
 from assay.foreign_text import one_line, safe_name, shown
-from assay.recipes.automatic import Budget
+from assay.quantities import Budget
 from assay.recipes.families import split_layer
 from assay.recipes.load import load_recipe, parse_recipe, recipe_names
 from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe

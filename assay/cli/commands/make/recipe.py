@@ -15,7 +15,7 @@ from assay.cli.options import JsonOption, RunOption, TargetArgument, named, reci
 from assay.cli.terminal import emit, results, say
 from assay.errors import AssayError
 from assay.foreign_text import safe_name, shown
-from assay.recipes.automatic import budget_of
+from assay.quantities import budget_of
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
 
 
@@ -96,7 +96,7 @@ def recipe(
         raise AssayError("say --budget SIZE, such as 405GB or 4.5bpw, or --hardware NAME for what fits there")
     if hardware is None:
         refuse_unused(ctx, "without --hardware", "users", "context", "replay")
-    length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget)
+    length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
     check_out(out)
     aim = resolve_target(target)
     folder = run if run is not None else Path("runs") / safe_name(aim.recipe.name)

@@ -16,9 +16,8 @@ from assay.cli.stages import profile_for
 from assay.cli.targets import Target, resolve_target, source_label
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
-from assay.recipes.automatic import is_automatic
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe
+from assay.recipes.model import ModelRecipe, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
