@@ -177,14 +177,16 @@ class AutomaticMix(Section):
 
     proxy: kl: the divergence itself, part by part; fisher: an estimate from one backward pass. schemes: that are measured and
     chosen from. base: the precision that says which roles are chosen for and what is kept; None: w4a16. hardware: profile of
-    the GPUs it must run on; None: a choice by bytes alone. tokens, length: of the model's own replies to
-    generated questions, on which damages are measured: not those of a suite. slack: as of `assay recipe`.
+    the GPUs it must run on; None: a choice by bytes alone. texts: that damages are measured on, replies: the model's to
+    generated questions, which are none of a suite's; own: what it samples by itself, as calibrations do. tokens, length: of
+    these. slack: as of `assay recipe`.
     """
 
     proxy: Literal["kl", "fisher"] = "kl"
     schemes: tuple[SchemeName, ...] = Field(default=("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block"), min_length=1)
     base: str | None = None
     hardware: str | None = None
+    texts: Literal["replies", "own"] = "replies"
     tokens: int = Field(default=16_384, ge=64)
     length: int = Field(default=256, ge=8)
     seed: int = Field(default=0, ge=0)

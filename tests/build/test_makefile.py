@@ -68,6 +68,12 @@ def test_streaming_is_passed_on(stubbed: Path) -> None:
     assert make(stubbed, "quantize", "STREAM=hub")[1] == "assay quantize tiny-glm --stream-from hub --runs runs\n"
 
 
+def test_what_precisions_are_calibrated_with_is_passed_on(stubbed: Path) -> None:
+    assert make(stubbed, "quantize", "TEXT=a.jsonl@0.7 own@0.3", "IMPORTANCE=seen.safetensors")[1] == (
+        "assay quantize tiny-glm --importance seen.safetensors --text a.jsonl@0.7 --text own@0.3 --runs runs\n"
+    )
+
+
 def test_what_is_published_is_one_precision_of_the_model(stubbed: Path) -> None:
     assert make(stubbed, "publish", "REPO=me/x", "PRECISIONS=w4a16")[1] == "assay publish tiny-glm/w4a16 me/x --runs runs\n"
     assert make(stubbed, "publish", "REPO=me/x")[1] == "assay publish tiny-glm me/x --runs runs\n"
@@ -90,7 +96,7 @@ def test_only_docs_and_test_build_the_environment_of_the_site(stubbed: Path) -> 
 def test_a_misspelt_variable_is_an_error(bare: Path) -> None:
     code, out, err = make(bare, "quantize", "MODLE=glm-5", "PRECISIONS=w4a16 fp8")
     assert (code, out) == (2, "")
-    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY STREAM RUNS PREFLIGHT REPO PYTHON"
+    known = "MODEL PRECISIONS PROFILE SUITE WORKERS MEMORY IMPORTANCE TEXT STREAM RUNS PREFLIGHT REPO PYTHON"
     assert err.partition(" *** ")[2] == f"MODLE: no such variable; known: {known}.  Stop.\n"
 
 

@@ -84,7 +84,7 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
 
 def _record(aim: Target, folder: Path) -> Path:
     """Where the sensitivities lie that the model's recipe asks for."""
-    asked = aim.recipe.automatic.model_dump(mode="json", include={"proxy", "schemes", "tokens", "length", "seed"})
+    asked = aim.recipe.automatic.model_dump(mode="json", include={"proxy", "schemes", "texts", "tokens", "length", "seed"})
     return folder / f"sensitivity-{sha256_of([asked, _observer(aim)])[:12]}.json"
 
 
@@ -128,7 +128,7 @@ def _measured(aim: Target, record: Path) -> Sensitivity:
     asked = Asked(
         aim=aim, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
         run=None, text=(), num_tokens=how.tokens, length=how.length, served=0, profile=None, scores=(), seed=how.seed,
-        keep=keep, only_estimate=False,
+        keep=keep, only_estimate=False, own=how.texts == "own",
     )  # fmt: skip
     with says_what_is_kept(lambda: f"what was measured is kept in {keep}; the same command goes on from there"):
         found = find_sensitivity(asked)

@@ -61,6 +61,8 @@ class Asked:
     seed: int
     keep: Path
     only_estimate: bool
+    own: bool = False
+    """Texts that the model samples by itself, instead of its replies."""
 
 
 @dataclass
@@ -244,11 +246,11 @@ def _texts(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document], 
     if asked.run is not None:
         chosen = _some(texts_of_run(asked.run), asked.num_tokens, asked.seed)
         return chosen, f"texts of the reference of {asked.run}"
-    if not asked.text:
+    if not asked.text and not asked.own:
         return _replies(
             asked, model, folder
         ), f"the model's replies to our questions, sampled at temperature 1, seed {asked.seed}"
-    source = Text(asked.text)
+    source = Text(asked.text, asked.seed)
     sequences = source.sequences(model, folder, asked.num_tokens, asked.length, say)
     # nothing predicts a text's first token
     made = [Document(f"{i}", "", tuple(one[:1]), tuple(one[1:]), "held_out") for i, one in enumerate(sequences)]

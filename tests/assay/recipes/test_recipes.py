@@ -19,7 +19,7 @@ from assay.recipes.base import Recipe
 from assay.recipes.families import family_of
 from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
 from assay.recipes.load import KINDS, load_recipe, parse_recipe, recipe_names, recipes_dir
-from assay.recipes.model import ModelRecipe
+from assay.recipes.model import ModelRecipe, automatic_of, is_automatic
 from assay.recipes.precision import HOW_TO_MIX, PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
@@ -86,10 +86,10 @@ def test_every_scheme_has_a_precision_that_ships() -> None:
 def test_every_model_names_recipes_that_exist(name: str) -> None:
     recipe = load_recipe(ModelRecipe, name)
     for precision in recipe.precisions:
-        load_recipe(PrecisionRecipe, precision)
+        automatic_of(precision) if is_automatic(precision) else load_recipe(PrecisionRecipe, precision)
     for profile in (*recipe.profiles, *recipe.deployment_profiles):
         load_recipe(ProfileRecipe, profile)
-        for precision in recipe.on_profile(profile).precisions:
+        for precision in recipe.precisions_on.get(profile, ()):
             load_recipe(PrecisionRecipe, precision)
     if recipe.reference.precision is not None:
         load_recipe(PrecisionRecipe, recipe.reference.precision)
@@ -176,9 +176,9 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
     ("kind", "name", "path", "wrong", "message"),
     [
         ("models", "glm-5", ["source"], "sourse",
-         "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
-         "include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, schema, "
-         "serving, source, speed, suite"),
+         "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, calibration, deployment_profiles, description, "
+         "family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, "
+         "schema, serving, source, speed, suite"),
         ("models", "glm-5", ["source", "hub"], "hubb",
          "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
         ("models", "glm-5", ["reference", "release", "hub"], "hbu",
@@ -264,9 +264,9 @@ EVERYTHING_WRONG = {
         "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
         "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
         [
-            "unknown key 'sourse'; did you mean 'source'? Allowed: deployment_profiles, description, family, gates, "
-            "include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, schema, "
-            "serving, source, speed, suite",
+            "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, calibration, deployment_profiles, description, "
+            "family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, reference, "
+            "sampling, schema, serving, source, speed, suite",
             "schema: Input should be 1 (got '2')",
             f"family: Input should be {', '.join(map(repr, recipe_names('families')))} (got 'glm4')",
             "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",

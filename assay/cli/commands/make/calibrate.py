@@ -53,16 +53,15 @@ def calibrate(
     It must fit into memory. `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
-    from assay.cli.calibrating.texts import calibration_text
+    from assay.cli.calibrating.texts import calibration_text, text_sources
     from assay.cli.stages import device_of
     from assay.cli.targets import local_checkpoint, resolve_target
     from assay_quantize.calibration.calibrate import calibrate as run
 
-    where, aim = device_of(device), resolve_target(target)
-    words = None if withhold is None else tuple(withhold)
-    found, items = calibration_text(tuple(text or ()), words, runs, aim.recipe.name, seed)
-    if not found.needs_model:
+    if text and all(one.source is not None for one in text_sources(text)):
         refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
+    where, aim = device_of(device), resolve_target(target)
+    found, items = calibration_text(text or (), withhold, runs, aim.recipe.name, seed)
     made = run(
         local_checkpoint(aim.location),
         out,

@@ -1,0 +1,144 @@
+"""A run makes what its precisions need: a calibration file, calibrated layers of a mix of texts, a mix of schemes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.calibration import Calibration, record_of
+from assay.records.choice.mix import Mix
+from assay.records.diagnosis.sensitivity import Sensitivity
+from assay.records.manifest import Manifest
+from assay.records.plan import Plan
+from assay_reports.numbers import plan_numbers
+
+TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
+PLAIN = "The small cat sits in the park and looks at the red ball of the old woman. " * 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's recipe, texts beside it, and a suite of generated sums whose items are withheld."""
+    Path("texts").mkdir()
+    rows = [{"text": f"{sum_of_the_suite()} {PLAIN}"}, {"text": PLAIN}]
+    (tmp_path / "texts/chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "texts/plain.txt").write_text(PLAIN)
+    (tmp_path / "sums.yaml").write_text(
+        "schema: 1\nname: sums\nseed: eval-sums\nacceptance: false\n"
+        "tasks: [{kind: arithmetic, name: sums, num_items: 4, num_steps: [5], max_tokens: 32}]\n"
+    )
+    (tmp_path / "short.yaml").write_text(
+        "schema: 1\nname: short\nextends: w4a16-gptq\n"
+        "calibration: {method: gptq, tokens: 256, length: 32, text: [texts/chats.jsonl@3, texts/plain.txt@1]}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        f"schema: 1\nname: mine\nsource: {{path: {TRAINED}}}\nfamily: glm4_moe\nreference: {{precision: fp8}}\n"
+        "precisions: [nvfp4-calibrated, short.yaml, auto-4.5bpw]\n"
+        "calibration: {text: [texts/plain.txt], tokens: 512, length: 32, min_tokens: 1, withhold: [sums.yaml]}\n"
+        "automatic: {texts: own, schemes: [w4a16, fp8_block], tokens: 640, length: 32}\n"
+    )
+    return tmp_path
+
+
+def sum_of_the_suite() -> str:
+    """The question of one of its items."""
+    from assay.recipes.suite import SuiteRecipe
+    from assay_evaluate.tasks.item_texts import item_texts
+
+    data = {"kind": "arithmetic", "name": "sums", "num_items": 4, "num_steps": [5], "max_tokens": 32}
+    suite = SuiteRecipe.model_validate({"schema": 1, "name": "sums", "seed": "eval-sums", "acceptance": False, "tasks": [data]})
+    (task,) = item_texts(suite, may_download=False)
+    assert task.texts is not None
+    return next(iter(task.texts))
+
+
+def stamps(*paths: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in paths}
+
+
+@pytest.mark.slow
+def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = ("quantize", "mine.yaml")
+    with monkeypatch.context() as patch:
+        stop_after(patch, "assay_quantize.calibration.calibrate.write_importance", 0)
+        assert run(*again)[0] != 0
+    made = Path("runs/mine")
+    assert (made / "fp8/verify.json").is_file() and not list((made / "calibration").glob("*.safetensors"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, "assay_quantize.sensitivity.direct.Direct._save", 5)
+        code, _, said = run(*again)
+        assert code != 0 and "the same command goes on from there" in said
+    (file,) = (made / "calibration").glob("*.safetensors")
+    measured = sorted((made / "automatic/sensitivity").rglob("*.safetensors"))
+    assert len(measured) == 5 and not list((made / "automatic").glob("*.yaml"))
+    before = stamps(file, made / "short/checkpoint/assay_manifest.json", *measured)
+    code, out, said = run(*again)
+    assert code == 0, said
+    assert stamps(*map(Path, before)) == before, "what was finished is not made again"
+
+    of_file, plan = Calibration.load(record_of(file)), Plan.load(made / "nvfp4-calibrated/plan.json")
+    assert plan.importance_sha256 == of_file.file_sha256 and of_file.num_tokens == 512
+    assert Calibration.load(made / "nvfp4-calibrated/calibration.json") == of_file
+    calibrated = Manifest.load(made / "short/checkpoint/assay_manifest.json").calibrated
+    assert calibrated is not None and [one.weight for one in calibrated.sources] == [0.75, 0.25]
+    assert [one.num_dropped for one in calibrated.sources] == [1, 0], "the text with an item of the suite"
+    assert [(one.suite, one.task, one.num_items, one.dropped) for one in calibrated.withheld] == [("sums", "sums", 8, 1)]
+
+    recipe = load_recipe(PrecisionRecipe, str(made / "automatic/auto-4.5bpw.yaml"))
+    mix = Mix.load(made / "automatic/auto-4.5bpw.json")
+    (record,) = (made / "automatic").glob("sensitivity-*.json")
+    assert {part.scheme for part in Sensitivity.load(record).parts} == {"bf16", "w4a16", "fp8_block"}
+    assert Manifest.load(made / "auto-4.5bpw/checkpoint/assay_manifest.json").recipe_sha256 == recipe.sha256
+    assert mix.point.bits_per_weight <= 4.5 and mix.reason in said
+
+    short, chosen = (plan_numbers(Plan.load(made / name / "plan.json")) for name in ("short", "auto-4.5bpw"))
+    assert short.calibrated == "gptq on 256 tokens of text, held against the items of 1 tasks (1 texts left out)"
+    assert short.mixed is None and chosen.calibrated is None
+    assert (chosen.mixed is None) == (mix.proposes == "uniform")
+    code, out, _ = run(*again)
+    assert code == 0 and out.count("done before and verified") == 4 and out.count("\n") == 4
+
+    limits = folder / "mine.yaml"
+    limits.write_text(limits.read_text().replace("tokens: 640", "tokens: 704"))
+    assert "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in one_error(run(*again))
+
+
+def stop_after(patch: pytest.MonkeyPatch, name: str, calls: int) -> None:
+    """The function works for so many calls; the next one is interrupted."""
+    module, _, attribute = name.rpartition(".")
+    owner: Any = __import__("pkgutil").resolve_name(module)
+    real, left = getattr(owner, attribute), [calls]
+
+    def stopped(*args: Any, **named: Any) -> Any:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(*args, **named)
+
+    patch.setattr(owner, attribute, stopped)
+
+
+def test_what_nothing_can_be_done_with_is_said_before_anything_is_made(run: Run, folder: Path) -> None:
+    for words, said in {
+        ("-p", "auto-4.5bpw", "--out", "made"):
+            "--out: auto-4.5bpw is chosen in the folder of a run; leave --out out, or choose it by `assay sensitivity` and "
+            "`assay recipe --out FILE.yaml`",
+        ("-p", "nvfp4-calibrated", "--out", "made"):
+            "precision nvfp4-calibrated: its scales of activations or of the KV cache come from a calibration file, and none "
+            "was given; make one with `assay calibrate TARGET --out FILE`, then say --importance FILE",
+        ("-p", "short.yaml", "--text", "none.jsonl"): "--text none.jsonl: cannot be read: No such file or directory",
+        ("-p", "short.yaml", "--withhold", "quik"): "no suite recipe called 'quik'; did you mean quick?",
+        ("-p", "auto-4.5", "--out", "made"): "precision auto-4.5: is no size",
+        ("-p", "w4a16", "--importance", "texts/plain.txt"): "--importance: precision w4a16 searches no scales",
+    }.items():  # fmt: skip
+        assert one_error(run("quantize", "mine.yaml", *words)).startswith(said)
+    assert not Path("runs").exists() and not Path("made").exists()
