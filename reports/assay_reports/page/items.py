@@ -1,7 +1,8 @@
 """Items for the browser in the page: outcomes in columns, prompts and replies in chunks, each compressed by itself.
 
 The page holds them as base64 of zlib in script elements that no browser runs, and unpacks one when it is looked at. Prompts and
-replies come from `journal.db`, opened read-only; without it the page has the outcomes and says so.
+replies come from `journal.db`, opened read-only, trajectories of SWE-bench from `swe/`; without them the page has the outcomes
+and says so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.records.measurement import ItemResult, Measurement
 from assay.secret_text import hide_secrets
+from assay_reports.page import trajectories
+from assay_reports.page.trajectories import clipped
 from assay_reports.run import Run
 
 JOURNAL = "journal.db"
@@ -95,8 +98,9 @@ def browser(run: Run, run_dir: Path, *, most_text: int = MOST_TEXT) -> Browser |
         rows.sample.append(item.sample)
         rows.flags.append(flags)
         rows.question.append(questions.setdefault(key, len(questions)))
-    chosen = _chosen(run, questions, urgent, most_text)
-    texts, why = _texts(run, run_dir / JOURNAL, chosen)
+    agents = {task.task for m in run.measurements for task in m.tasks if task.kind == "swe"}
+    chosen = _chosen(run, questions, urgent, agents, most_text)
+    texts, why = _all_texts(run, run_dir, chosen, agents)
     chunks, starts = _chunks(questions, texts, [reference.label, *labels])
     titles = {task.task: task.title or task.task for m in run.measurements for task in m.tasks}
     index = {
@@ -110,7 +114,7 @@ def browser(run: Run, run_dir: Path, *, most_text: int = MOST_TEXT) -> Browser |
         index=packed(index),
         chunks=tuple(chunks),
         why_no_texts=why,
-        num_left_out=0 if why else len(questions) - len(chosen),
+        num_left_out=len(questions) - len(chosen) if texts else 0,
     )
 
 
@@ -136,13 +140,14 @@ def _flags(item: ItemResult, other: ItemResult) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ what fits
-def _chosen(run: Run, questions: dict[Key, int], urgent: set[Key], most_text: int) -> set[Key]:
+def _chosen(run: Run, questions: dict[Key, int], urgent: set[Key], agents: set[str], most_text: int) -> set[Key]:
     """Questions whose texts fit: those that flipped or were cut off first, then the others in their order."""
     sizes: dict[Key, int] = defaultdict(int)
     for measurement in (run.reference, *run.candidates):
         for key, item in _by_key(measurement).items() if measurement is not None else ():
             prompt = 0 if key in sizes else CHARACTERS_A_TOKEN * (item.prompt_tokens or 0)
-            sizes[key] += min(MOST_CHARACTERS, prompt) + min(MOST_CHARACTERS, CHARACTERS_A_TOKEN * (item.output_tokens or 0))
+            reply = min(MOST_CHARACTERS, CHARACTERS_A_TOKEN * (item.output_tokens or 0))
+            sizes[key] += min(MOST_CHARACTERS, prompt) + (trajectories.MOST_CHARACTERS if key[0] in agents else reply)
     chosen, room = set(), most_text
     for key in [*(key for key in questions if key in urgent), *(key for key in questions if key not in urgent)]:
         room -= sizes[key]
@@ -153,8 +158,36 @@ def _chosen(run: Run, questions: dict[Key, int], urgent: set[Key], most_text: in
 
 
 # ------------------------------------------------------------------------------------------------ texts
-Texts = dict[Key, dict[str, str]]
-"""Question -> `""` for the prompt, labels for replies -> text."""
+Texts = dict[Key, dict[str, Any]]
+"""Question -> `""` for the prompt, labels for replies -> text; of a trajectory what `told_side_by_side` makes of it."""
+
+
+def _all_texts(run: Run, run_dir: Path, chosen: set[Key], agents: set[str]) -> tuple[Texts, str | None]:
+    """Texts of these questions, and of what kind there are none, and why."""
+    found: Texts = {}
+    reasons = []
+    if asked := {key for key in chosen if key[0] not in agents}:
+        found, why = _texts(run, run_dir / JOURNAL, asked)
+        reasons += [why] if why else []
+    if worked_on := {key for key in chosen if key[0] in agents}:
+        steps = _trajectories(run, run_dir, worked_on)
+        found = found | steps
+        why = f"{trajectories.FOLDER}/ of the run's folder holds no trajectory of SWE-bench that was graded"
+        reasons += [] if steps else [f"{why}, so of it there are outcomes only"]
+    return found, "; ".join(reasons) or None
+
+
+def _trajectories(run: Run, run_dir: Path, chosen: set[Key]) -> Texts:
+    """The problem statement and what the page shows of each side. One question is read at a time: files may be large."""
+    measured = [measurement for measurement in (run.reference, *run.candidates) if measurement is not None]
+    finders = {measurement.label: trajectories.Finder(run_dir, measurement) for measurement in measured}
+    told: Texts = {}
+    for key in sorted(chosen):
+        sides = {label: steps for label, finder in finders.items() if (steps := finder.find(key)) is not None}
+        if sides:
+            prompt = clipped(next(iter(sides.values())).prompt, MOST_CHARACTERS)
+            told[key] = {"": prompt} | trajectories.told_side_by_side(sides, measured[0].label)
+    return told
 
 
 def _texts(run: Run, journal: Path, chosen: set[Key]) -> tuple[Texts, str | None]:
@@ -187,8 +220,8 @@ def _add_replies(found: Texts, db: sqlite3.Connection, measurement: Measurement,
         key, item = asked
         if num_tokens == item.output_tokens:
             matched.add(key)
-        found[key].setdefault("", _clipped(prompt_of(_unpacked(body))))
-        found[key][measurement.label] = _clipped(reply_of(_unpacked(reply)))
+        found[key].setdefault("", clipped(prompt_of(_unpacked(body)), MOST_CHARACTERS))
+        found[key][measurement.label] = clipped(reply_of(_unpacked(reply)), MOST_CHARACTERS)
 
 
 def _journal_item(key: Key) -> tuple[str, str]:
@@ -232,15 +265,6 @@ def reply_of(reply: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _clipped(text: str) -> str:
-    """Without secrets, and without the middle of what is too long."""
-    safe = hide_secrets(text)
-    if len(safe) <= MOST_CHARACTERS:
-        return safe
-    half = MOST_CHARACTERS // 2
-    return f"{safe[:half]}\n[... {len(safe) - 2 * half:,} characters left out ...]\n{safe[-half:]}"
-
-
 # ------------------------------------------------------------------------------------------------ packing
 def _chunks(questions: dict[Key, int], texts: Texts, labels: list[str]) -> tuple[list[str], list[int]]:
     """Chunks of [prompt, reply of each label or null] in order of questions, and the first question of each chunk."""
@@ -254,13 +278,13 @@ def _chunks(questions: dict[Key, int], texts: Texts, labels: list[str]) -> tuple
     return chunks, starts
 
 
-def _groups(questions: dict[Key, int], texts: Texts, labels: list[str]) -> Iterator[tuple[int, list[list[str | None]]]]:
+def _groups(questions: dict[Key, int], texts: Texts, labels: list[str]) -> Iterator[tuple[int, list[list[Any]]]]:
     first, size = 0, 0
-    entries: list[list[str | None]] = []
+    entries: list[list[Any]] = []
     for key, number in questions.items():
         said = texts.get(key, {})
         entry = [said.get(name) for name in ("", *labels)]
-        more = sum(len(text) for text in entry if text)
+        more = sum(len(one) if isinstance(one, str) else trajectories.num_characters(one) for one in entry if one)
         if entries and size + more > CHUNK_CHARACTERS:
             yield first, entries
             first, size, entries = number, 0, []

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, find_chromium
 from journals import write_journal
+from swe_run import make_swe_run
 from synthetic_run import make_run
 
 from assay_reports.report import write_report
@@ -156,3 +157,46 @@ def test_markup_in_a_reply_is_shown_as_text(browser: Browser, tmp_path: Path) ->
     browser.wait_for("document.getElementById('item-prompt').textContent !== ''")
     assert text(browser, "item-prompt") == text(browser, "item-reply") == HOSTILE
     assert browser.run("document.title") == "assay: tiny-glm" and browser.run("document.querySelectorAll('img').length") == 0
+
+
+def test_trajectories_stand_side_by_side_and_their_markup_is_text(browser: Browser, tmp_path: Path) -> None:
+    """Steps of both sides in rows, the first that differs marked and open, gaps said, patches below; a phone's width."""
+    theirs = [(f"Step {i}: {HOSTILE}", f"echo {i} {HOSTILE}", f"{i}\u202e\u2028\x1b[31m{HOSTILE}") for i in range(60)]
+    ours = [*theirs[:2], ("Something else.", "rm -r .", HOSTILE), *theirs[3:59]]
+    problem = f"</pr_description>{HOSTILE}"
+    told = {"fp8": {"a__a-1": (theirs, HOSTILE + "x"), "b__b-1": (theirs[:1], "")}, "w4a16": {"a__a-1": (ours, HOSTILE + "y")}}
+    told["w4a16"]["b__b-1"] = (theirs[:1], "")
+    browser.look(width=1280, height=800)
+    browser.console.clear()
+    browser.open(write_report(make_swe_run(tmp_path, told, problem)))
+    load_items(browser)
+    browser.run("document.getElementById('item-name').value = 'a__a-1'; filter()")
+    browser.wait_for("document.querySelectorAll('.step').length > 0")
+    assert text(browser, "item-prompt") == problem
+    assert text(browser, "item-where") == "The trajectories differ from step 3 on (marked)."
+    assert text(browser, "item-reference") == "fp8: resolved (Submitted after 60 steps). Patch:"
+    assert text(browser, "item-other") == "w4a16: resolved (Submitted after 59 steps). Patch:"
+    heads, *rows = browser.run("[...document.querySelectorAll('#item-steps > *')].map(one => one.textContent.slice(0, 8))")
+    assert heads == "fp8w4a16" and rows[:3] == ["Step 1$ ", "Step 2$ ", "Step 3$ "]
+    assert rows[30] == "Steps 31" and len(rows) == 30 + 1 + 9
+    gap = browser.run("document.querySelector('#item-steps > p').textContent")
+    assert gap == "Steps 31 to 51 are left out of this page."
+    assert browser.run("[...document.querySelectorAll('.step')].map(one => one.open).indexOf(true)") == 2
+    summary = browser.run(
+        "[...document.querySelectorAll('.step[open] > summary > *')].map(one => one.tagName + one.textContent)"
+    )
+    assert summary == ["MARKStep 3", f"SPAN$ echo 2 {HOSTILE}", "SPAN$ rm -r ."]
+    last = browser.run("[...document.querySelectorAll('.step:last-child pre')].map(one => one.textContent)")
+    assert last == [f"Step 59: {HOSTILE}\n\n$ echo 59 {HOSTILE}\n\n59\u202e\u2028\x1b[31m{HOSTILE}", "It had ended."]
+    assert [text(browser, "item-reply"), text(browser, "item-reply-other")] == [HOSTILE + "x", HOSTILE + "y"]
+    assert browser.run("[...document.querySelectorAll('.replies > div > pre mark')].map(one => one.textContent)") == ["x", "y"]
+    browser.look(width=320, height=800)
+    assert browser.run("document.documentElement.scrollWidth") <= 320
+    browser.run("document.getElementById('item-name').value = 'b__b-1'; filter()")
+    browser.wait_for("document.getElementById('item-where').textContent === 'Both sides say and do the same in all steps.'")
+    assert text(browser, "item-reply") == "No patch." and browser.run("document.querySelectorAll('.step').length") == 1
+    browser.run("document.getElementById('item-name').value = 'arithmetic'; filter()")
+    browser.wait_for("document.getElementById('item-steps').hidden")
+    assert text(browser, "item-reply") == "Not in this page."
+    assert browser.run("document.title") == "assay: tiny-glm" and browser.run("document.querySelectorAll('img').length") == 0
+    assert browser.console == []

@@ -142,5 +142,5 @@ def test_prompts_and_replies_of_every_kind_are_text() -> None:
 
 
 def test_a_long_text_loses_its_middle_and_says_how_much() -> None:
-    told = items._clipped("a" * 6_500 + "b" * 6_500)
+    told = items.clipped("a" * 6_500 + "b" * 6_500, items.MOST_CHARACTERS)
     assert told == "a" * 6_000 + "\n[... 1,000 characters left out ...]\n" + "b" * 6_000
