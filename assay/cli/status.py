@@ -185,7 +185,7 @@ def _speed(folder: Path) -> SpeedStatus | None:
 def _choice(folder: Path, model: str, gates: GateReport | None) -> ChoiceStatus | None:
     if (record := Choice.load_if_there(folder / CHOICE_RECORD)) is None:
         return None
-    why = record.why_outdated(model, judged_bytes(folder), {} if gates is None else gates.overall)
+    why = record.why_outdated(model, judged_bytes(folder), None if gates is None else gates.overall)
     return ChoiceStatus(recommendation=record.recommendation, outdated=why)
 
 

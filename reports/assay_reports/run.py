@@ -129,7 +129,7 @@ def _with_choice(run: Run, path: Path) -> Run:
     """With the choice, if it is of the checkpoints and verdicts that are reported."""
     if (record := Choice.load_if_there(path)) is None:
         return run
-    if (why := record.why_outdated(run.model, _hashes(run), {} if run.gates is None else run.gates.overall)) is not None:
+    if (why := record.why_outdated(run.model, _hashes(run), None if run.gates is None else run.gates.overall)) is not None:
         return replace(run, choice_outdated=why)
     found = run.gates.verdicts if run.gates is not None else ()
     undecided = {one.candidate for one in found if one.status == "UNDERPOWERED" and one.has_say}

@@ -6,6 +6,9 @@ from assay.records.speed import SpeedRow
 from assay_reports.choice import and_
 from assay_reports.run import Run
 
+NO_SPEED = "nothing here says which checkpoint is faster, or what its tokens cost"
+CHOSEN_BY = "speed.json has no row, and those of the recommendation stand in choice.json alone"
+
 
 def speed_unmeasured(run: Run) -> str | None:
     """Of everybody, or of those that have no row that may be compared."""
@@ -17,7 +20,7 @@ def speed_unmeasured(run: Run) -> str | None:
     if not missing:
         return None
     if not known:
-        return "Speed was not measured: nothing here says which checkpoint is faster, or what its tokens cost."
+        return f"Speed was not measured: {NO_SPEED if run.choice is None else CHOSEN_BY}."
     reasons = {} if run.speed is None else {one.checkpoint: one.reason for one in run.speed.not_measured}
     grouped: dict[str, list[str]] = {}
     for label in missing:

@@ -162,18 +162,24 @@ class Choice(Record):
     seed: int
     num_draws: int
 
-    def why_outdated(self, model: str, hashes: Mapping[str, str], overall: Mapping[str, Status]) -> str | None:
+    def why_outdated(self, model: str, hashes: Mapping[str, str], overall: Mapping[str, Status] | None) -> str | None:
         """Why it is not about this run as it is now, in a clause; None: it is.
 
-        hashes: label -> `checkpoint_sha256` now. overall: label -> verdict now. Of labels that are in neither nothing is known.
+        hashes: label -> `checkpoint_sha256` now; of others nothing is known. overall: label -> verdict now; None: nothing is
+        judged.
         """
         if self.model is not None and self.model != model:
             return f"it is of {self.model}"
         changed = [label for label, sha256 in self.checkpoint_sha256.items() if hashes.get(label, sha256) != sha256]
         if changed:
             return f"{', '.join(changed)} {'was' if len(changed) == 1 else 'were'} made again since"
+        if self.quality_assumed:
+            return None
+        if overall is None:
+            return "there are no verdicts now"
         words = [one for one in self.quality if one.word in get_args(Status)]
-        judged = [one for one in words if overall.get(one.checkpoint, one.word) != one.word]
+        judged = [one for one in words if overall.get(one.checkpoint, "NOT MEASURED") != one.word]
         if judged:
-            return "; ".join(f"{one.checkpoint} was {one.word} then and is {overall[one.checkpoint]} now" for one in judged)
+            now = {one.checkpoint: overall.get(one.checkpoint, "not judged") for one in judged}
+            return "; ".join(f"{one.checkpoint} was {one.word} then and is {now[one.checkpoint]} now" for one in judged)
         return None

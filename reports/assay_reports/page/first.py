@@ -9,6 +9,7 @@ from assay.quantities import capital, percent_short, size
 from assay.records.verdict import Verdict
 from assay_reports.page.findings import and_, candidates, name_of, unmeasured_tasks
 from assay_reports.schema import Report, Row
+from assay_reports.speed_limits import CHOSEN_BY
 
 COUNTS = re.compile(r"; \d+ gates? (passed|failed|underpowered|not measured).*$")
 """How many gates passed stands at the end of a reason; the first screen leaves it to the table of gates."""
@@ -106,7 +107,8 @@ def unknown(report: Report) -> list[str]:
         by_reason.setdefault(_why_none(report, name), []).append(name)
     found += [capital(f"{and_(names)}: no result{f', {why}' if why else ''}") for why, names in by_reason.items()]
     if report.speed is None or not any(row.is_comparable for row in report.speed.rows):
-        found.append("Speed: not measured, so nothing here says which is faster or cheaper")
+        none = "not measured, so nothing here says which is faster or cheaper"
+        found.append(f"Speed: {none if report.choice is None else CHOSEN_BY}")
     if emulated := [row.label for row in candidates(report) if row.emulated]:
         found.append(f"Kernels: {and_(emulated)} ran emulated; these are scores of the format")
     if not report.probes:

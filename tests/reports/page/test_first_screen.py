@@ -273,6 +273,8 @@ OUTDATED = "What `assay choose` recommended is left out: {}; run it again"
         ({"checkpoint_sha256": {"w4a16": "0" * 64}}, "w4a16 was made again since"),
         ({"quality": (Quality(checkpoint="bf16", word="FAIL", may_be_chosen=False, detail="d"),)},
          "bf16 was FAIL then and is PASS now"),
+        ({"quality": (Quality(checkpoint="int4", word="PASS", may_be_chosen=True, detail="d"),)},
+         "int4 was PASS then and is not judged now"),
     ],
 )  # fmt: skip
 def test_a_choice_of_other_checkpoints_or_verdicts_is_left_out(judged: Path, changes: dict[str, Any], why: str) -> None:

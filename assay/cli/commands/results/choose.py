@@ -143,6 +143,13 @@ def _gates(run_dir: Path) -> GateReport:
         raise AssayError(
             f"{run_dir}: nothing was judged yet; run `assay gate {shown(str(run_dir))}` first, or say --quality assumed"
         )
+    measured = {path.stem for path in (run_dir / "measurements").glob("*.json")}
+    gone = [label for label in (gates.reference, *gates.overall) if label not in measured]
+    if gone:
+        raise AssayError(
+            f"{run_dir}: its verdicts are about {', '.join(map(shown, gone))} as well, whose measurement is gone; run `assay gate "
+            f"{shown(str(run_dir))}` again, or say --quality assumed"
+        )
     return gates
 
 

@@ -67,6 +67,43 @@ def test_speeds_of_other_bytes_are_not_chosen_by(run: Run, with_speeds: Path) ->
     assert run("choose", with_speeds, "--speed", copy)[1] == out, "given as a file it is no different"
 
 
+REMOVED: dict[str, tuple[int, str]] = {
+    "speed.json": (2, "error: no speeds to choose by: there are no rows; measure with `assay speed`"),
+    "gates.json": (2, "error: runs/tiny-glm: nothing was judged yet; run `assay gate runs/tiny-glm` first"),
+    **{
+        f"measurements/{label}.json": (
+            2, f"error: runs/tiny-glm: its verdicts are about {label} as well, whose measurement is gone; run `assay gate "
+            "runs/tiny-glm` again, or say --quality assumed",
+        )
+        for label in ("bf16", "fp8", "fp8-repeat", "nvfp4a16", "w4a16")
+    },
+}  # fmt: skip
+"""Record -> how `assay choose` ends without it, and its only or first line."""
+
+
+def test_every_record_of_a_run_is_taken_away_once(run: Run, with_speeds: Path) -> None:
+    """Verdicts and speeds are what a choice rests on; without any other record it is the same."""
+    whole = run("choose", with_speeds)
+    assert whole[0] == 0
+    (with_speeds / "choice.json").unlink()
+    records = {path.relative_to(with_speeds).as_posix() for path in with_speeds.rglob("*.json")}
+    assert records - REMOVED.keys() == {"gates.registered.json"} | {
+        f"{label}/{name}" for label in ("fp8", "w4a16", "nvfp4a16")
+        for name in ("plan.json", "verify.json", "checkpoint/assay_manifest.json")
+    }  # fmt: skip
+    for record in sorted(records):
+        path, kept = with_speeds / record, (with_speeds / record).read_bytes()
+        path.unlink()
+        if record in REMOVED:
+            code, out, err = run("choose", with_speeds)
+            assert (code, out, err.splitlines()[-1][: len(REMOVED[record][1])]) == (REMOVED[record][0], "", REMOVED[record][1])
+            assert not (with_speeds / "choice.json").exists()
+        else:
+            assert run("choose", with_speeds) == whole, record
+            (with_speeds / "choice.json").unlink()
+        path.write_bytes(kept)
+
+
 def test_the_published_table_alone(run: Run, table: str) -> None:
     code, out, err = run("choose", "--speed", table, "--quality", "assumed", "--model", "glm-5.2", "--price", "3.5")
     assert (code, err) == (0, "")
