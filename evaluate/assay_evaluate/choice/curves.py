@@ -82,10 +82,11 @@ def envelope(
     draws = num_draws + 1
     if not curves:
         return Envelope(streams, np.full((1, len(streams)), NOBODY), noisy=False)
-    scores = np.full((len(curves), draws, len(streams)), -np.inf)
+    top = np.full((draws, len(streams)), -np.inf)
+    best = np.full((draws, len(streams)), NOBODY)
     failed: dict[str, npt.NDArray[np.bool_]] = {}
     noisy = False
-    for number, whole in enumerate(curves):
+    for number, whole in enumerate(curves):  # one at a time: of 200 curves all scores together would take gigabytes
         curve = replace(whole, rows=tuple(row for row in whole.rows if objective.keys() <= row.limits.keys()))
         if not curve.rows:
             continue
@@ -98,10 +99,11 @@ def envelope(
         noisy |= bool(noise.any()) or curve.chance_of_failing > 0
         if curve.checkpoint not in failed:
             failed[curve.checkpoint] = np.concatenate([[False], rng.random(num_draws) < curve.chance_of_failing])
-        scores[number] = _scores(curve, streams, noise, objective)
-        scores[number, failed[curve.checkpoint]] = -np.inf
-    best = scores.argmax(axis=0)
-    best[np.isneginf(scores.max(axis=0))] = NOBODY
+        scores = _scores(curve, streams, noise, objective)
+        scores[failed[curve.checkpoint]] = -np.inf
+        better = scores > top
+        best[better] = number
+        np.maximum(top, scores, out=top)
     return Envelope(streams, best, noisy)
 
 
@@ -110,8 +112,8 @@ def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, 
     at = np.log([row.concurrency for row in curve.rows])
     where = np.log(streams)
     logs = np.array([row.log for row in curve.rows])
-    found = np.stack([_between(where, at, logs + one) for one in noise])
-    moved = np.stack([_between(where, at, one) for one in noise])
+    found = _between(where, at, logs + noise)
+    moved = _between(where, at, noise) if "tpot_s" in objective else np.zeros_like(found)
     for name, most in objective.items():
         taken = _between(where, at, np.log([max(row.limits[name], 1e-9) for row in curve.rows]))
         slower = moved if name == "tpot_s" else np.zeros_like(moved)  # what writes faster takes less time a token
@@ -120,8 +122,13 @@ def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, 
 
 
 def _between(where: Array, at: Array, values: Array) -> Array:
-    """Linear interpolation; -inf beyond the ends."""
-    return np.interp(where, at, values, left=-np.inf, right=-np.inf)
+    """Linear interpolation along the last axis of `values`; -inf beyond the ends."""
+    right = np.clip(np.searchsorted(at, where), 1, max(1, len(at) - 1))
+    left = right - 1
+    right = np.minimum(right, len(at) - 1)  # of one row both ends are the same
+    share = (where - at[left]) / np.where(at[right] > at[left], at[right] - at[left], 1.0)
+    found = values[..., left] * (1 - share) + values[..., right] * share
+    return np.where((where >= at[0]) & (where <= at[-1]), found, -np.inf)
 
 
 @dataclass(frozen=True)
@@ -137,14 +144,19 @@ class Turn:
 
 
 def turns(found: Envelope) -> list[Turn]:
-    """Of draw 0; with the range over those draws in which the same change happens, the nearest where it does twice."""
+    """Of draw 0; with the range over those draws in which the same change happens, the nearest where it does twice.
+
+    Where draw 0 itself has a change twice, one of another draw is of the turn that it is nearer to.
+    """
     made = []
-    for at in _changes(found.best[0]):
-        before, after = int(found.best[0, at]), int(found.best[0, at + 1])
-        place = _middle(found.streams, at)
+    changes = [
+        (int(found.best[0, at]), int(found.best[0, at + 1]), _middle(found.streams, at)) for at in _changes(found.best[0])
+    ]
+    for before, after, place in changes:
         low = high = chance = None
         if found.noisy:
-            places = _same_change(found, before, after, place)
+            rivals = [other for *same, other in changes if same == [before, after] and other != place]
+            places = _same_change(found, before, after, place, rivals)
             chance = len(places) / (len(found.best) - 1)
             if places:
                 low, high = (float(np.quantile(places, q)) for q in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
@@ -160,10 +172,16 @@ def _middle(streams: Array, at: int) -> float:
     return float(math.sqrt(streams[at] * streams[at + 1]))
 
 
-def _same_change(found: Envelope, before: int, after: int, place: float) -> list[float]:
+def _same_change(found: Envelope, before: int, after: int, place: float, rivals: Sequence[float]) -> list[float]:
+    """Of every draw that has it the nearest, unless that is nearer to one of `rivals`."""
     places = []
     for draw in found.best[1:]:
-        there = np.flatnonzero((draw[:-1] == before) & (draw[1:] == after))
-        if len(there):
-            places.append(min((_middle(found.streams, int(at)) for at in there), key=lambda one: abs(math.log(one / place))))
+        there = (_middle(found.streams, int(at)) for at in np.flatnonzero((draw[:-1] == before) & (draw[1:] == after)))
+        mine = [one for one in there if all(_apart(one, place) <= _apart(one, rival) for rival in rivals)]
+        if mine:
+            places.append(min(mine, key=lambda one: _apart(one, place)))
     return places
+
+
+def _apart(one: float, other: float) -> float:
+    return abs(math.log(one / other))

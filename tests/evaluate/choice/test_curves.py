@@ -75,6 +75,19 @@ def test_quality_that_may_fail_makes_a_flip_uncertain() -> None:
     assert (found.at(32)[1:] == 1).mean() == pytest.approx(0.75, abs=0.03)
 
 
+def test_a_change_that_happens_twice_has_two_ranges() -> None:
+    """a, b, a, b: repeats leave the first lead of b in doubt; draws without it do not lend it the second, ten times higher."""
+    a = curve(
+        "a", {1: (120.0, 121.0, 122.0), 4: (290.0, 295.0, 300.0), 16: (820.0, 821.0, 822.0), 64: (1500.0, 1501.0, 1502.0)}
+    )
+    b = curve("b", {1: (90.0, 91.0, 92.0), 4: (297.0, 300.0, 303.0), 16: (700.0, 702.0, 704.0), 64: (1900.0, 1905.0, 1910.0)})
+    first, back, second = turns(envelope([a, b], (1, 4, 16, 64), {}, num_draws=1000, seed=0))
+    assert (first.before, first.after) == (second.before, second.after) == (0, 1) == (back.after, back.before)
+    assert first.low is not None and first.high is not None and second.low is not None and second.high is not None
+    assert 1 < first.low < first.at < first.high < 6 < 20 < second.low < second.at < second.high < 40
+    assert first.chance is not None and 0.6 < first.chance < 0.95 and second.chance == 1.0
+
+
 def test_a_prediction_may_be_wrong_by_its_spread() -> None:
     """Both may be wrong by a factor of 1.7: a lead of 12 % is none."""
     curves = [Curve(one.setup, one.setup, one.rows, spread=1.73) for one in (curve("w4a16", W4), curve("nvfp4", NV))]

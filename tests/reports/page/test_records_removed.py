@@ -45,7 +45,8 @@ def sensitivity() -> Sensitivity:
 
 def calibration() -> Calibration:
     inputs = Nvfp4Inputs(
-        num_groups=10, num_cut_off=0, num_coarse=1, num_zeroed=0, largest=12.0, largest_at="a", most_zeroed=0.0, most_zeroed_at="a"
+        num_groups=10, num_cut_off=0, num_coarse=1, num_zeroed=0, largest=12.0, largest_at="a", most_zeroed=0.0,
+        most_zeroed_at="a",
     )  # fmt: skip
     return Calibration(
         model=MODEL, source="s", text=("chats.jsonl",), num_tokens=1024, length=64, min_tokens=1, weights=9, starved={},
@@ -82,7 +83,8 @@ def page_of(run_dir: Path) -> str:
 
 
 JUDGED = (
-    DEPLOY, "At 1 stream: w4a16", "bf16 (PASS) could be deployed too", "w4a16 PASS 6.3 MB", "nvfp4a16 UNDERPOWERED 6.7 MB", "bf16 PASS 14.6 MB",
+    DEPLOY, "At 1 stream: w4a16", "bf16 (PASS) could be deployed too", "w4a16 PASS 6.3 MB",
+    "nvfp4a16 UNDERPOWERED 6.7 MB", "bf16 PASS 14.6 MB",
     "Noise floor (fp8 against its own repeat): PASS", "To decide nvfp4a16, ask more of needle",
     "divergence kl_mean PASS",
 )  # fmt: skip
@@ -94,7 +96,9 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "measurements/nvfp4a16.json": (*JUDGED, "nvfp4a16, needle", "arithmetic nvfp4a16"),
     "measurements/bf16.json": (*JUDGED, "bf16, needle", "arithmetic bf16"),
     "measurements/fp8-repeat.json": (*JUDGED, "51.2x"),
-    "speed.json": ("Speed nvfp4a16 is fastest at 1 stream (470.0 tokens/s)", "w4a16, 8 in flight: 3,296.0 tokens/s", "Speed is of 8xH200"),
+    "speed.json": (
+        "Speed nvfp4a16 is fastest at 1 stream (470.0 tokens/s)", "w4a16, 8 in flight: 3,296.0 tokens/s", "Speed is of 8xH200",
+    ),
     "deployment/4xh200/w4a16.json": ("Candidates on other hardware than they were judged on", "w4a16 on 4xh200 PASS"),
     "probes/w4a16.json": ("2 probes of w4a16, no alarm", "0 of 4,000 requests"),
     "sensitivity.json": ("attention of layer 0 in w4a16, 0.001 nats a token",),

@@ -147,8 +147,8 @@ def _gates(run_dir: Path) -> GateReport:
     gone = [label for label in (gates.reference, *gates.overall) if label not in measured]
     if gone:
         raise AssayError(
-            f"{run_dir}: its verdicts are about {', '.join(map(shown, gone))} as well, whose measurement is gone; run `assay gate "
-            f"{shown(str(run_dir))}` again, or say --quality assumed"
+            f"{run_dir}: its verdicts are about {', '.join(map(shown, gone))} as well, whose measurement is gone; run "
+            f"`assay gate {shown(str(run_dir))}` again, or say --quality assumed"
         )
     return gates
 
