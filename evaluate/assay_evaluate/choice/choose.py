@@ -140,7 +140,7 @@ def _without_rows(
             continue
         for at in points:
             rows = [row for row in found.others if (row.checkpoint, row.concurrency) == (label, at)]
-            guess = next((row for row in rows if row.origin == "predicted"), None)
+            guess = max((row for row in rows if row.origin == "predicted"), key=_tokens_s, default=None)
             speed = None if guess is None else mean_of(guess, output_tokens_s)
             tpot = None if guess is None else latencies(guess)[0].get("tpot_s")
             made[(label, 0, ()), at] = Cell(
@@ -151,9 +151,18 @@ def _without_rows(
                 output_tokens_s=speed.value if speed else None,
                 tokens_s_user=speed.value / at if speed else None,
                 tpot_s=tpot,
-                source=guess.source if guess else None,
+                source=_guessed_by(guess) if guess else None,
             )
     return made
+
+
+def _tokens_s(row: SpeedRow) -> float:
+    speed = mean_of(row, output_tokens_s)
+    return speed.value if speed else 0.0
+
+
+def _guessed_by(row: SpeedRow) -> str:
+    return f"{row.source}, {row.speculation} tokens drafted a step" if row.speculation else row.source
 
 
 def _judged_labels(gates: GateReport | None, known: Sequence[str]) -> list[str]:

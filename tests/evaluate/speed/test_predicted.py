@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_aiconfigurator import LATENCIES, fake_aiconfigurator
 
 from assay.errors import MeasureError
 from assay.recipes.load import load_recipe
@@ -20,31 +20,10 @@ from assay_evaluate.speed.predicted import NO_ACCEPTANCE, WRONG_SIGN, acceptance
 PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
 PROFILE = load_recipe(ProfileRecipe, "8xh200")
 LADDER = Ladder(concurrency=(1, 32), speculation=(0, 5), prompt_tokens=1024, output_tokens=512)
-LATENCIES = {(1, 0): (186.3, 11422.2), (32, 0): (3702.1, 19502.9), (1, 5): (186.3, 13155.1), (32, 5): (3702.1, 32627.6)}
-"""(concurrency, drafts) -> ms of prompts and of replies: what aiconfigurator-core 0.12.0 says for zai-org/GLM-5.2-FP8."""
-FAKE = f"""#!{sys.executable}
-import json, sys
-asked = json.load(sys.stdin)
-assert sys.argv[1:] == ["-I", {str(Path(__file__).parents[3] / "evaluate/assay_evaluate/speed/_predictor.py")!r}]
-open({{place!r}}, "w").write(json.dumps(asked))
-found = {{latencies!r}}
-points = [found.get((c, drafts)) for c, drafts, _, _ in asked["points"]]
-print("a warning of a library")
-no = {{{{"error": "MissingSystemFlopsError: no"}}}}
-told = [{{{{"prefill_ms": p[0], "decode_ms": p[1]}}}} if p else no for p in points]
-print(json.dumps({{{{"version": "0.12.0", "points": told}}}}))
-"""
-
-
-def fake(folder: Path, latencies: Any = LATENCIES) -> Path:
-    path = folder / "python"
-    path.write_text(FAKE.format(place=str(folder / "asked.json"), latencies=latencies))
-    path.chmod(0o755)
-    return path
 
 
 def test_rows_of_a_wave_of_requests(tmp_path: Path) -> None:
-    rows, left_out = predict({"fp8": "fp8"}, "zai-org/GLM-5.2-FP8", PROFILE, LADDER, fake(tmp_path), {5: 2.4})
+    rows, left_out = predict({"fp8": "fp8"}, "zai-org/GLM-5.2-FP8", PROFILE, LADDER, fake_aiconfigurator(tmp_path), {5: 2.4})
     assert left_out == [] and [(row.speculation, row.concurrency) for row in rows] == [(0, 1), (0, 32), (5, 1), (5, 32)]
     seconds = (3702.1 + 32627.6 / 2.4) / 1000
     tpot = 32627.6 / 2.4 / 511 / 1000
@@ -74,7 +53,7 @@ def test_rows_of_a_wave_of_requests(tmp_path: Path) -> None:
 
 
 def test_what_is_asked(tmp_path: Path) -> None:
-    predict({"nvfp4": "nvfp4"}, "here", PROFILE, LADDER, fake(tmp_path), {})
+    predict({"nvfp4": "nvfp4"}, "here", PROFILE, LADDER, fake_aiconfigurator(tmp_path), {})
     import json
 
     assert json.loads((tmp_path / "asked.json").read_text()) == {
@@ -96,15 +75,15 @@ def test_what_is_never_predicted(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out(tmp_path: Path) -> None:
-    rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake(tmp_path), {})
+    rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake_aiconfigurator(tmp_path), {})
     assert {row.speculation for row in rows} == {0}
     assert left_out == [NotMeasured(checkpoint="fp8", speculation=5, reason=f"not predicted: {NO_ACCEPTANCE}")]
-    rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake(tmp_path, {}), {5: 2.4})
+    rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake_aiconfigurator(tmp_path, {}), {5: 2.4})
     assert (rows, left_out) == (
         [], [NotMeasured(checkpoint="fp8", reason="not predicted: AIConfigurator: MissingSystemFlopsError: no")]
     )  # fmt: skip
     some = {point: told for point, told in LATENCIES.items() if point != (32, 5)}
-    rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake(tmp_path, some), {5: 2.4})
+    rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake_aiconfigurator(tmp_path, some), {5: 2.4})
     assert len(rows) == 3 and [(one.speculation, one.concurrency) for one in left_out] == [(5, 32)]
 
 
