@@ -4,6 +4,7 @@ one_line(text)        on a terminal, in a comment: what does not print is writte
 shown(told)           the same, and not longer than a line of a message
 safe_name(told)       as the name of a file or folder
 in_markdown(text)     in a heading, list or table of Markdown
+in_page(html)         of a whole page of HTML, already escaped: control codes and bidirectional marks are written out
 in_rich(text)         for rich to print: neither markup nor control codes
 check_label(label)    a name that the user chose: refused, not changed
 """
@@ -18,6 +19,9 @@ from assay.errors import AssayError
 
 MOST_NAME_BYTES = 100
 """Of a file's name; file systems allow 255, and suffixes are added to it."""
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 MOST_SHOWN = 200
 """Characters of a message."""
 
@@ -64,6 +68,14 @@ def in_markdown(text: object) -> str:
     flat = one_line(" ".join(str(text).split()))
     flat = flat.replace("\\", "\\\\").replace("|", "\\|").replace("](", "]\\(")
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", flat)
+
+
+def in_page(html: str) -> str:
+    """A page without what is not seen in it: ESC and other control codes, marks that turn or join text, lone surrogates.
+
+    They are written as in JSON, so that a name cannot show itself as another. Line ends and tabs stay.
+    """
+    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], html)
 
 
 def in_rich(text: str) -> str:

@@ -33,9 +33,13 @@ def say(line: str) -> None:
     console.print(escape(line))
 
 
+_LONG_WORD = re.compile(r"\S{1000,}")
+
+
 def say_error(text: str) -> None:
     """An error's own further lines (a server's last words of its log) are indented; other line breaks, in a path or in somebody
-    else's words, begin none."""
+    else's words, begin none. Of a word of thousands of letters, which somebody gave as a name, only its ends are repeated."""
+    text = _LONG_WORD.sub(lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
     console.print("[bold red]error:[/] " + "\n".join(map(escape, re.split(r"\n(?=  )", text))))
 
 

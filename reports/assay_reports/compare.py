@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
+from assay.foreign_text import in_page
 from assay.quantities import change
 from assay.records.base import Interval, write_text_atomically
 from assay_reports.numbers import build_report
@@ -74,16 +75,15 @@ def _interval(told: Any) -> Interval | None:
 
 
 def reports_of(folders: Sequence[Path]) -> list[tuple[str, Report]]:
-    """Each run's report under a name of its own: the folder's, with its parent's where two are called alike."""
-    names = [folder.name for folder in folders]
+    """Each run's report under a name of its own: the folder's, with as many parents as tell it from the others."""
+    paths = [folder.absolute().parts for folder in folders]
     found = []
-    for folder in folders:
+    for folder, parts in zip(folders, paths, strict=True):
         run = load_run(folder)
         if run.reference is None:
             raise AssayError(f"{folder}: the reference was not measured; `assay evaluate` measures it first")
-        whole = folder.absolute()
-        name = folder.name if names.count(folder.name) == 1 else f"{whole.parent.name}/{folder.name}"
-        found.append((name, build_report(run)))
+        alike = (n for n in range(1, len(parts)) if sum(other[-n:] == parts[-n:] for other in paths) == 1)
+        found.append(("/".join(parts[-next(alike, len(parts)) :]), build_report(run)))
     return found
 
 
@@ -102,9 +102,10 @@ def render_comparison(runs: Sequence[tuple[str, Report]], others: Sequence[Besid
         css = f"s{number % SERIES}"
         for point in charts.points_of(report):
             points.append(replace(point, name=f"{name}: {point.name}", css=css if point.use is not None else "sref"))
-    return made.get_template("compare.html.j2").render(
+    page = made.get_template("compare.html.j2").render(
         runs=[(name, report, answer(report), tasks(report), f"s{i % SERIES}") for i, (name, report) in enumerate(runs)],
         rows=[(name, row, charts.worst_of(report, row)) for name, report in runs for row in candidates(report)],
         others=others, picture=charts.quality_and_size(points), name_of=name_of, words=WORDS, used=[],
         models=list(dict.fromkeys(report.model for _, report in runs)), **document_parts(made),
     )  # fmt: skip
+    return in_page(page)

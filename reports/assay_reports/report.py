@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from assay.errors import AssayError
-from assay.foreign_text import in_markdown
+from assay.foreign_text import in_markdown, in_page
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
 from assay_reports.page import charts, courses, findings, sensitivity
@@ -80,7 +80,7 @@ def render_html(report: Report, items: Browser | None = None) -> str:
         "floor_unseen": floor is not None and floor.divergence is not None and not _is_drawn(floor),
         "contents": [entry for entry in SECTIONS if entry[0] not in MAY_LACK or getattr(report, MAY_LACK[entry[0]])],
     }
-    return made.get_template("report.html.j2").render(told, **mine, **document_parts(made))
+    return in_page(made.get_template("report.html.j2").render(told, **mine, **document_parts(made)))
 
 
 def document_parts(made: Environment) -> dict[str, str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from assay_evaluate.roofline.weights import StepWeights
     from assay_quantize.plan.stored import StoredModel
 
-_COUNT = re.compile(r"\d{1,6}")
+_COUNT = re.compile(r"[0-9]{1,6}")
 
 
 def numbers_of(option: str, text: str) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "end_to_end_s", "e2el": "en
 VLLM_NAMES = {"ttft_s": "ttft", "tpot_s": "tpot", "end_to_end_s": "e2el"}
 """As `vllm bench serve --goodput` calls them, in milliseconds."""
 _SECONDS = {"ms": 1e-3, "s": 1.0}
-_LIMIT = re.compile(r"([a-z0-9]+)\s*(?:<|:)\s*(\d+(?:\.\d+)?)\s*(ms|s)")
+_LIMIT = re.compile(r"([a-z0-9]+)\s*(?:<|:)\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)")
+_LEAST_S, _MOST_S = 1e-9, 1e9
 
 
 def parse_objective(text: str) -> dict[str, float]:
@@ -19,7 +20,7 @@ def parse_objective(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in re.sub(r"\s*([<:])\s*", r"\1", text.replace(",", " ")).split():
         limit = _LIMIT.fullmatch(part)
-        if limit is None or limit[1] not in FIELDS or float(limit[2]) == 0:
+        if limit is None or limit[1] not in FIELDS or not _LEAST_S <= float(limit[2]) * _SECONDS[limit[3]] <= _MOST_S:
             raise AssayError(
                 f"--objective {shown(repr(text))}: {shown(repr(part))} is no limit; write `ttft<2s tpot<25ms`, with ttft, tpot "
                 "or e2e, and s or ms"

@@ -8,6 +8,7 @@ command that was killed is started again, and what the hub's storage already has
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from assay_reports.publish.files import LocalFile
 from assay_reports.publish.hub_refusals import publish_error
 from assay_reports.publish.refusals import WEIGHT_SUFFIXES
 
+_BRANCH = re.compile(r"[A-Za-z0-9_./-]{1,200}")
 FILES_AT_ONCE = 4
 """Uploaded side by side; a group that is whole is not sent again after an interruption."""
 SMALL_BYTES = 8 << 20
@@ -61,6 +63,17 @@ def check_repository(repository: str) -> None:
         known = "/" in repository
     if not known:
         raise AssayError(f"{repository}: is no repository of the hub; write it like zai-org/GLM-5, its owner first")
+
+
+def check_branch(revision: str) -> None:
+    """AssayError if git would not take this as the name of a branch, or if it has other letters than most names."""
+    parts = revision.split("/")
+    odd = any(one[:1] in ("", ".", "-") or one.endswith((".", ".lock")) for one in parts)
+    if odd or not _BRANCH.fullmatch(revision) or ".." in revision:
+        raise AssayError(
+            f"--revision {shown(repr(revision))}: is no name of a branch, which has letters, digits, `.`, `_`, `-`, / "
+            "between them, at most 200 in all: write main, or v1.0"
+        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from assay.records.verdict import Status
 from assay.records.verification import is_as_verified
 from assay_reports.cards.serving import recipe_of
 from assay_reports.publish.files import find_files
-from assay_reports.publish.hub_upload import check_repository, hub_session, upload
+from assay_reports.publish.hub_upload import check_branch, check_repository, hub_session, upload
 from assay_reports.publish.read_back import read_back
 from assay_reports.publish.record import Publication, PublishedFile
 from assay_reports.publish.refusals import check_label, notes, refusals, status_of
@@ -29,9 +29,11 @@ def publish(
 ) -> Publication:
     """Publish the checkpoint `label` of a run. dry_run, or something refused: nothing is sent to the hub, or asked of it.
 
-    AssayError: no such checkpoint or no name of a repository; the hub refuses, breaks off, or does not answer when read back.
+    AssayError: no such checkpoint, no name of a repository or branch; the hub refuses, breaks off, or does not answer when read
+    back.
     """
     check_repository(repository)
+    check_branch(revision)
     run = load_run(run_dir)
     check_label(run, label, run_dir)
     files = find_files(run, label, repository)

@@ -1,4 +1,4 @@
-"""Rows that AIConfigurator predicts in a choice: they fill what nobody measured, are never chosen over it, and say what they are."""
+"""Rows that AIConfigurator predicts, in a choice: they fill what nobody measured, are not chosen over it, and say so."""
 
 from __future__ import annotations
 

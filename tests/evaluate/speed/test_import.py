@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,23 @@ def test_rows_of_one_source_replace_each_other(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     more.save(path)
     assert SpeedRecord.load(path) == more
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "said"),
+    [
+        ("checkpoint", "x" * 201, "201 characters; at most 200 are read"),
+        ("hardware", "8x\u202eH200", "'8x\\u202eH200' holds what cannot be printed"),
+        ("engine", "a\u2028b", "'a\\u2028b' holds what cannot be printed"),
+        ("prompts", "\x1b[31mred", "'\\u001b[31mred' holds what cannot be printed"),
+        ("source", "a\nb", "'a\\nb' holds what cannot be printed"),
+        ("scheme", "\0", "'\\u0000' holds what cannot be printed"),
+    ],
+)
+def test_names_are_short_and_printable(tmp_path: Path, field: str, name: str, said: str) -> None:
+    """They become names of lines, columns and marks; of 10,000 letters a page would be made of one."""
+    path = tmp_path / "t.json"
+    row = {"checkpoint": "a", "hardware": "8xH200", "prompts": "chat", "concurrency": 1, "output_tokens_s": 1.0, field: name}
+    path.write_text(json.dumps({"tables": [{"rows": [row | {"num_gpus": 8}]}]}))
+    with pytest.raises(AssayError, match=r"^t\.json: " + re.escape(f"{field}: {said}")):
+        read_imported(path, None, Stated())

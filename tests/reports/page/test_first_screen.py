@@ -284,6 +284,27 @@ def test_a_choice_of_other_checkpoints_or_verdicts_is_left_out(judged: Path, cha
     assert OUTDATED.format(why) in items_of(page)
 
 
+HOSTILE = ("<img src=x onerror=alert(1)>", "**b** [x](http://e) | c", "\x1b[31mred", "a\u2028b", "\u202egnp.exe", "[/red]")
+
+
+def test_names_in_records_are_text(judged: Path) -> None:
+    """Of speeds and a choice that others wrote: no markup, no link, nothing that is not seen, on the page and in Markdown."""
+    rows = [
+        speed_row(name, at, 10.0 * at, hardware=f"8x{name}", prompts=name, engine=name) for name in HOSTILE for at in (1, 8)
+    ]
+    SpeedRecord(rows=tuple(rows)).save(judged / "speed.json")
+    cells = tuple(Cell(setup=name, concurrency=8, state="missing", why=name) for name in HOSTILE)
+    picks = tuple(Pick(concurrency=8, setup=None, why_none=name) for name in HOSTILE)
+    a_choice(recommendation=" ".join(HOSTILE), cells=cells, picks=picks, refused=HOSTILE).save(judged / "choice.json")
+    page = write_report(judged).read_text(encoding="utf-8")
+    markdown = (judged / "report" / "report.md").read_text(encoding="utf-8")
+    for text in (page, markdown):
+        assert "<img" not in text and not [c for c in text if not c.isprintable() and c != "\n"]
+        assert "\\u202egnp.exe" in text and "\\u001b[31mred" in text
+    assert "a\\u2028b" in page
+    assert "](http" not in markdown and "&lt;img src=x onerror=alert(1)&gt;" in page
+
+
 def test_a_choice_that_is_no_record_is_one_line(judged: Path) -> None:
     for text in ("[1]", '{"recommendation": "fp8"}', "{", a_choice().as_text().replace('"imported"', '"guessed"', 1)):
         (judged / "choice.json").write_text(text)

@@ -244,6 +244,23 @@ def test_names_that_cannot_be_meant(run_dir: Path, run: Run) -> None:
     assert one_error(run("publish", f"{run_dir}/w4a16", REPO, "--despite", "FIAL")) == (
         "--despite FIAL: no such verdict; did you mean FAIL? allowed: FAIL, UNDERPOWERED, NOT-MEASURED"
     )
+    for branch in (
+        "a b",
+        "<b>",
+        "\x1b[31m",
+        "a\u2028b",
+        "\u202ea",
+        "x" * 10_000,
+        "..",
+        "a/../b",
+        "-f",
+        "a.lock",
+        "/a",
+        "a//b",
+        "\ud800",
+    ):
+        said = one_error(run("publish", f"{run_dir}/w4a16", REPO, "--dry-run", "--revision", branch))
+        assert said.startswith("--revision ") and "is no name of a branch" in said and said.isprintable() and len(said) < 500
     assert "no run of that name" in one_error(run("publish", "nothing/w4a16", REPO, "--runs", run_dir.parent))
     assert run("publish", "tiny-glm/w4a16", REPO, "--dry-run", "--runs", run_dir.parent)[0] == 0
 

@@ -57,7 +57,8 @@ def choose(
         str | None, typer.Option("--concurrency", metavar="N,...", help="Numbers of streams. Default: all that were measured.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option("--price", min=0.0, help="Dollars for an hour of one GPU (of the machine, on a CPU).")
+        float | None,
+        typer.Option("--price", min=0.0, max=1e6, help="Dollars for an hour of one GPU (of the machine, on a CPU)."),
     ] = None,
     speed: Annotated[
         list[Path] | None,

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from assay.errors import AssayError
-from assay.foreign_text import one_line
+from assay.foreign_text import one_line, shown
 from assay.records.speed import SpeedRow
 from assay.safe_files import read_record
 from assay.safe_yaml import NotPlainYaml, read_yaml
@@ -30,6 +30,8 @@ READERS: Mapping[Format, tuple[Callable[[Any], bool], Callable[[Any, Stated, str
 }
 """Format -> (whether a file looks like it, reader)."""
 _YAML = {".yaml", ".yml"}
+_NAMES = ("checkpoint", "scheme", "source", "hardware", "prompts", "engine")
+MOST_NAME = 200
 MOST_BYTES = 500_000_000
 """Longest file that is read; guidellm keeps every request."""
 
@@ -40,7 +42,7 @@ def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow
     for name, (fits, read) in READERS.items():
         if form == name or (form is None and fits(found)):
             try:
-                return _together(read(found, stated, where))
+                return _together(_checked(read(found, stated, where), where))
             except ValidationError as error:  # a number beyond what a row can be
                 first = error.errors()[0]
                 raise wrong(where, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -61,6 +63,18 @@ def _parsed(path: Path) -> Any:
         raise AssayError(f"{path}: {error}") from None
     except NotJson as error:
         raise AssayError(f"{path}: {one_line(str(error))}; give JSON, or YAML in a file that ends in .yaml") from None
+
+
+def _checked(rows: list[SpeedRow], where: str) -> list[SpeedRow]:
+    """The rows. AssayError: a name that would be no name of a line, a column or a mark."""
+    for row in rows:
+        for field in _NAMES:
+            name = getattr(row, field)
+            if name is not None and len(name) > MOST_NAME:
+                raise wrong(where, f"{field}: {len(name):,} characters; at most {MOST_NAME} are read")
+            if name is not None and not name.isprintable():
+                raise wrong(where, f"{field}: '{shown(name)}' holds what cannot be printed; write it in plain letters")
+    return rows
 
 
 def _together(rows: Sequence[SpeedRow]) -> list[SpeedRow]:

@@ -199,11 +199,19 @@ TABLE = ("--speed", "published.yaml", "--quality", "assumed")
         ((*TABLE, "--hardware", "8xh20"), "--hardware 8xh20: did you mean 8xH200? there are speeds on 8xH200"),
         ((*TABLE, "--prompts", "chat"), "--prompts chat: there are speeds for not stated, random 1024/512"),
         ((*TABLE, "--price", "-1"), "assay choose: invalid value for '--price'"),
+        ((*TABLE, "--price", "inf"), "assay choose: invalid value for '--price'"),
+        ((*TABLE, "--price", "1e308"), "assay choose: invalid value for '--price'"),
+        ((*TABLE, "--slo", f"ttft<{'9' * 400}s"), "--slo 'ttft<9999"),
+        ((*TABLE, "--slo", f"tpot<0.{'0' * 400}1ms"), "--slo 'tpot<0.000"),
+        ((*TABLE, "--concurrency", "\N{ARABIC-INDIC DIGIT THREE}"), "--concurrency \N{ARABIC-INDIC DIGIT THREE}: is no list"),
+        (("x" * 10_000,), "xxxxxxxxxx"),
+        ((*TABLE, "--model", "x" * 10_000), "xxxxxxxxxx"),
         ((*TABLE, "--model", "glm-5.9"), "glm-5.9: no such folder, and no model recipe of that name"),
     ],
 )
 def test_wrong_input_is_one_line(run: Run, table: str, words: tuple[str, ...], said: str) -> None:
-    assert one_error(run("choose", *words)).startswith(said)
+    line = one_error(run("choose", *words))
+    assert line.startswith(said) and len(line) < 700, "a name of 10,000 letters is not repeated"
 
 
 def test_a_run_without_verdicts_or_speeds(run: Run) -> None:
