@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from assay.foreign_text import one_line
 from assay.quantities import size
 from assay.records.plan import Plan
 
@@ -25,7 +26,7 @@ class ByteProgress:
     """
 
     def __init__(self, console: Console, label: str, total_bytes: int) -> None:
-        self._console, self._label, self._total_bytes = console, label, total_bytes
+        self._console, self._label, self._total_bytes = console, one_line(label), total_bytes
         self._done_bytes = self._before_bytes = 0
         self._next_line_s = LOG_INTERVAL_S
         self._started: float | None = None
@@ -35,11 +36,11 @@ class ByteProgress:
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description:10}"),
+                TextColumn("{task.description:10}", markup=False),
                 BarColumn(),
                 DownloadColumn(),
                 TextColumn("{task.fields[speed]}"),
-                TextColumn("{task.fields[tensor]}"),
+                TextColumn("{task.fields[tensor]}", markup=False),
                 console=self._console,
                 transient=True,
             )
@@ -56,12 +57,12 @@ class ByteProgress:
                 self._before_bytes += num_bytes
             elapsed_s = time.monotonic() - self._started
             if self._bar is not None:
-                self._bar.update(self._task, completed=self._done_bytes, tensor=tensor, speed=self._speed(elapsed_s))
+                self._bar.update(self._task, completed=self._done_bytes, tensor=one_line(tensor), speed=self._speed(elapsed_s))
             elif elapsed_s >= self._next_line_s:
                 self._next_line_s = elapsed_s + LOG_INTERVAL_S
                 self._console.print(
                     f"{self._label:10} {size(self._done_bytes)} of {size(self._total_bytes)}, "
-                    f"{self._speed(elapsed_s)}, {tensor}",
+                    f"{self._speed(elapsed_s)}, {one_line(tensor)}",
                     markup=False,
                 )
 

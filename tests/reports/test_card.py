@@ -184,6 +184,20 @@ def test_why_something_was_kept(whole: Path) -> None:
     assert "| vectors, or weights that vLLM cannot hold quantized |" in card
 
 
+def test_a_recipes_description_is_text(whole: Path) -> None:
+    """Somebody else's precision: no markup, no link, no code that turns text around, and no end of the metadata."""
+    run = load_run(whole)
+    plan = run.plans[LABEL]
+    said = "<img src=x> [x](http://e) \x1b[31m \u202egnp.exe a\u2028b\n---\nlicense: other\n# Heading | cell"
+    odd = plan.model_copy(update={"precision_recipe": {**plan.precision_recipe, "description": said + "x" * 10_000}})
+    card = render_card(replace(run, plans={**run.plans, LABEL: odd}), LABEL, whole)
+    assert "<img" not in card and "](http://e" not in card and not [c for c in card if not c.isprintable() and c != "\n"]
+    assert ModelCard(card).data.to_dict() == ModelCard(card_of(whole)).data.to_dict()
+    assert [line for line in card.splitlines() if line.startswith("#")] == [
+        line for line in card_of(whole).splitlines() if line.startswith("#")
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ memory and speed
 def lines_of(card: str) -> dict[str, list[str]]:
     """Title -> cells, of the table at the top."""

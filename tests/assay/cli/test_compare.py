@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,16 @@ def test_three_runs_stand_on_one_page(run: Run, runs: tuple[Path, Path]) -> None
     assert max(table.columns for table in page.tables) == 8
     [picture] = page.pictures
     assert picture.count("before/tiny-glm: w4a16, 6.3 MB: ") == 1 and picture.count(": fp8, 9.1 MB: ") == 3
+
+
+def test_runs_whose_parents_are_called_alike_too_keep_apart(run: Run, runs: tuple[Path, Path]) -> None:
+    """a/before/tiny-glm and b/before/tiny-glm: their names on the page have as many folders as tell them apart."""
+    for name in ("a", "b"):
+        shutil.copytree(runs[0], Path(name) / "before" / "tiny-glm")
+    assert run("compare", "a/before/tiny-glm", "b/before/tiny-glm", runs[1], "--out", "page.html")[0] == 0
+    page = Page(Path("page.html").read_text(encoding="utf-8"))
+    names = [row[0] for row in page.table("Checkpoints of all runs").rows[1:]]
+    assert list(dict.fromkeys(names)) == ["a/before/tiny-glm", "b/before/tiny-glm", "after/tiny-glm"]
 
 
 def test_pages_that_cannot_be_written(run: Run, runs: tuple[Path, Path]) -> None:
