@@ -19,6 +19,7 @@ from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import Device, QuantizeOptions, TextOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
+from assay.foreign_text import shown
 from assay.quantities import size
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
@@ -410,11 +411,14 @@ def judge_and_write(
 
 
 def write_again(run_dir: Path) -> None:
-    """Report and cards, from the records that are there."""
+    """Report and cards, from the records that are there. AssayError, after all others are written, for a card that the disk did
+    not take: the one that lies there may say what is no longer true. A folder that is read-only keeps its card."""
     from assay_reports.report import write_report
 
-    write_cards(run_dir)
     write_report(run_dir)
+    cards = write_cards(run_dir)
+    if cards.failed:
+        raise AssayError(f"{'; '.join(cards.failed)}; run `assay card {shown(str(run_dir))}` when it can be")
 
 
 def _published_before(run_dir: Path, model: str) -> Mapping[str, PublishedScore]:
@@ -431,11 +435,11 @@ def load_report(run_dir: Path) -> Report:
 
 
 def write_cards(run_dir: Path) -> Cards:
-    """Cards of the run's checkpoints; of those that were not written it is said why."""
+    """Cards of the run's checkpoints; of those that were left as they are it is said why, but for `failed`."""
     from assay_reports import card
 
     cards = card.write_cards(run_dir)
-    for line in (*cards.left, *cards.failed):
+    for line in (*cards.left, *cards.refused):
         say(line)
     return cards
 

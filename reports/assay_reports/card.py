@@ -8,6 +8,7 @@ missing. The same records give the same bytes.
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +50,17 @@ def write_first_card(checkpoint: Path) -> None:
         _write(run, checkpoint.name)
 
 
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Whoever may not write into the folder of a checkpoint has left its card to somebody else."""
+
+
 class Cards(NamedTuple):
-    """Of a run: paths written, and a line for each card that was left as it is, and for each that could not be written."""
+    """Of a run: paths written, and a line for each card that was left as it is: because it is about a later measurement,
+    because nobody may write there, because writing failed."""
 
     written: list[Path]
     left: list[str]
+    refused: list[str]
     failed: list[str]
 
 
@@ -63,7 +70,7 @@ def write_cards(run_dir: Path) -> Cards:
     A checkpoint that another run measured later keeps that run's card.
     """
     run = load_run(run_dir)
-    cards = Cards([], [], [])
+    cards = Cards([], [], [], [])
     for label in sorted(run.plans.keys() & run.manifests.keys()):
         path, manifest = run.checkpoints[label] / CARD, run.manifests[label]
         there = measured_in(run.checkpoints[label], manifest.checkpoint_sha256)
@@ -74,7 +81,8 @@ def write_cards(run_dir: Path) -> Cards:
         try:
             cards.written.append(_write(run, label))
         except OSError as error:
-            cards.failed.append(f"{path}: cannot be written: {error.strerror}")
+            lines = cards.refused if error.errno in READ_ONLY else cards.failed
+            lines.append(f"{path}: cannot be written: {error.strerror}")
     return cards
 
 

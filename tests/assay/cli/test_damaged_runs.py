@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -124,6 +125,29 @@ def test_a_card_that_cannot_be_written_is_no_success(run: Run, base: Path, as_js
     code, out, err = run("card", "runs/tiny-glm", *as_json)
     assert (code, err) == (2, f"{place}: cannot be written: Is a directory\n")
     assert "fp8/checkpoint/README.md" in out and "nvfp4a16/checkpoint/README.md" in out
+
+
+def test_a_card_that_the_disk_does_not_take_is_no_verdict(run: Run, base: Path) -> None:
+    """The card that lies there may say what is no longer true; report and verdicts are written all the same."""
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+    place, report = Path("runs/tiny-glm/w4a16/checkpoint/README.md"), Path("runs/tiny-glm/report/index.html")
+    place.mkdir()
+    report.unlink(missing_ok=True)
+    assert one_error(run("gate", "runs/tiny-glm")) == (
+        f"{place}: cannot be written: Is a directory; run `assay card runs/tiny-glm` when it can be"
+    )
+    assert report.is_file() and (place.parents[2] / "fp8/checkpoint/README.md").is_file()
+
+
+def test_a_card_that_nobody_may_write_is_left(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(base, ".", dirs_exist_ok=True)
+
+    def refuse(made: object, label: str) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("assay_reports.card._write", refuse)
+    code, _, err = run("gate", "runs/tiny-glm")
+    assert code != 2 and "runs/tiny-glm/w4a16/checkpoint/README.md: cannot be written: Read-only file system" in err
 
 
 def test_a_run_that_was_only_begun_is_a_run(run: Run) -> None:

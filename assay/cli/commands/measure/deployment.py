@@ -13,7 +13,7 @@ from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import JsonOption, ProfileOption, RunArgument, RunsOption, several
 from assay.cli.run_folders import named_run
 from assay.cli.run_lock import locked_run
-from assay.cli.stages import check_folder_served, load_measurements, profile_named, write_cards
+from assay.cli.stages import check_folder_served, load_measurements, profile_named, write_again
 from assay.cli.summary import COLOURS
 from assay.cli.terminal import emit, escape, print_rows, results, say
 from assay.cli.whole_run import replies_kept
@@ -52,7 +52,6 @@ def deployment(
     from assay.records.probe import find_probes, load_probes
     from assay_evaluate.client.journal import Journal
     from assay_evaluate.run.deployment import check_deployable, deploy, serving_of
-    from assay_reports.report import write_report
 
     run_dir = named_run(ctx, run, runs)
     measurements = load_measurements(run_dir)
@@ -76,8 +75,7 @@ def deployment(
                     on_progress=say,
                 )
             )  # fmt: skip
-    write_cards(run_dir)
-    write_report(run_dir)
+    write_again(run_dir)
     if as_json:
         emit([record.model_dump(mode="json") for record in found])
     else:

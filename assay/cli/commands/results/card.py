@@ -10,7 +10,7 @@ from assay.cli.gate_choice import registered_gates
 from assay.cli.options import JsonOption, RunArgument, RunsOption
 from assay.cli.run_folders import named_run
 from assay.cli.stages import write_cards
-from assay.cli.terminal import emit, escape, results
+from assay.cli.terminal import emit, escape, results, say
 
 
 def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
@@ -22,9 +22,11 @@ def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), 
     registered_gates(run_dir)  # what `assay gate` refuses is not shown either
     cards = write_cards(run_dir)
     if as_json:
-        emit({"written": [str(path) for path in cards.written], "left": [*cards.left, *cards.failed]})
+        emit({"written": [str(path) for path in cards.written], "left": [*cards.left, *cards.refused, *cards.failed]})
     else:
         for path in cards.written:
             results().print(escape(str(path)))
-    if cards.failed:
+    for line in cards.failed:
+        say(line)
+    if cards.refused or cards.failed:
         raise typer.Exit(2)
