@@ -3,10 +3,10 @@
     tokens -> embedded -> layer 0: filled from the source, watched, rounded, written -> its outputs -> layer 1 ...
 
 Each layer runs twice over all sequences, as in llm-compressor's `SequentialPipeline`: with the weights of the source, every
-expert seeing every token, so that the method sees its inputs; then with the rounded weights and the real routing, for the
-inputs of the next layer, which so know of the errors before it. What is left is a file for each layer and a `CalibratedLayers`
-record; the engine takes its tensors from there and everything else (MTP, router, norms, embedding, head) from the source, by
-the plan.
+expert seeing every token, so that the method sees its inputs; then with the weights that the method leaves and the real
+routing, for the inputs of the next layer: under GPTQ the rounded ones, so that it knows of the errors before it. What is left
+is a file for each layer and a `CalibratedLayers` record; the engine takes its tensors from there and everything else (MTP,
+router, norms, embedding, head) from the source, by the plan.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class Method:
     def finish(self, model: Any, layer: nn.Module) -> LayerResult:
         """Round the weights. They are rounded as the source has them: in its dtype, which is that of the scales.
 
-        Afterwards the layer's weights are what the checkpoint will give, in the dtype that they had.
+        Afterwards the layer's weights are those that llm-compressor passes inputs of the next layer through, in the dtype that
+        they had: under GPTQ what the checkpoint will give, under AWQ the scaled ones before they are rounded.
         """
         from llmcompressor.utils.helpers import DisableQuantization
 
@@ -167,7 +168,8 @@ class Method:
             given["weight_zero_point"] = module.weight_zero_point.data
         compressor = BaseCompressor.get_value_from_registry(str(scheme.format.value))
         made = compressor.compress(given, scheme)
-        module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
+        if isinstance(self._rounding, SharedGPTQ):
+            module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
         prefix = module_of(tensor.name)
         parts = {f"{prefix}.{part}": value.contiguous() for part, value in made.items()}
         return {output.name: parts[output.name] for output in tensor.outputs}

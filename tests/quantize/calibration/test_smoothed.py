@@ -1,0 +1,81 @@
+"""Norms and routers that AWQ changes: nothing else is, and verification undoes the scales."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from calibrating import load_all, made_and_verified
+
+from assay_quantize.verify.verify import verify
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def smoothed(tmp_path_factory: pytest.TempPathFactory, source: Path, words: Path) -> Path:
+    folder = tmp_path_factory.mktemp("smoothed")
+    plan, result = made_and_verified(source, words, folder, "w4a16-awq", grid=3)
+    assert result.damages == () and result.checks["calibrated"] == 3
+    # in every layer two norms; where there are experts, the router as well
+    names = [f"model.layers.{layer}.{norm}_layernorm.weight" for layer in range(3) for norm in ("input", "post_attention")]
+    names += [f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2)]
+    assert plan.calibrated is not None and sorted(plan.calibrated.smoothed) == sorted(names)
+    # 45 weights, 6 norms and 2 routers
+    assert result.checks["smoothed"] == 45 + 6 + 2
+    return folder / "made"
+
+
+def test_awq_changes_norms_and_routers_and_nothing_else_that_is_kept(smoothed: Path, source: Path) -> None:
+    stored = load_all(smoothed)
+    original = load_all(source)
+    changed = {name for name in stored.keys() & original.keys() if not torch.equal(stored[name], original[name])}
+    assert {re.sub(r"\d+", "N", name) for name in changed} == {
+        "model.layers.N.input_layernorm.weight", "model.layers.N.post_attention_layernorm.weight",
+        "model.layers.N.mlp.gate.weight",
+    }  # fmt: skip
+    scale_I = (
+        original["model.layers.1.post_attention_layernorm.weight"] / stored["model.layers.1.post_attention_layernorm.weight"]
+    )
+    router = original["model.layers.1.mlp.gate.weight"].float() * scale_I.float()
+    torch.testing.assert_close(stored["model.layers.1.mlp.gate.weight"].float(), router, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, check",
+    [
+        ("model.layers.1.post_attention_layernorm.weight", "smoothed"),
+        ("model.layers.1.mlp.gate.weight", "smoothed"),
+        ("model.layers.1.mlp.experts.0.up_proj.weight_packed", "error"),
+        ("model.layers.1.mlp.experts.1.down_proj.weight_packed", "error"),
+    ],
+)
+def test_another_layers_tensor_is_a_damage_under_awq(
+    smoothed: Path, source: Path, tmp_path: Path, name: str, check: str
+) -> None:  # fmt: skip
+    """Even where the manifest is made to fit: hashes of files and digests of layers."""
+    import shutil
+
+    from assay.records.base import sha256_of_file
+    from assay.records.manifest import MANIFEST
+    from assay_quantize.checkpoint.headers import read_shard_header
+
+    folder = tmp_path / "bad"
+    shutil.copytree(smoothed, folder)
+    headers = {n: h for path in sorted(folder.glob("*.safetensors")) for n, h in read_shard_header(folder, path.name).items()}
+    here, there = headers[name], headers[name.replace(".layers.1.", ".layers.2.")]
+    with (folder / there.shard).open("rb") as file:
+        file.seek(there.begin)
+        data = file.read(there.num_bytes)
+    with (folder / here.shard).open("r+b") as file:
+        file.seek(here.begin)
+        file.write(data)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for one in manifest["shards"]:
+        one["sha256"] = sha256_of_file(folder / one["name"])
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    found = {damage.check for damage in verify(folder, source=source).damages}
+    assert {check, "calibrated"} <= found
