@@ -14,7 +14,8 @@ from assay.errors import AssayError, RecipeError
 from assay.foreign_text import shown
 from assay.quantities import Budget, budget_of
 from assay.recipes.base import Recipe, Section, beside, recipe_names
-from assay.recipes.precision import SchemeName, TextNames, text_beside
+from assay.recipes.calibrated.texts import TextNames, text_beside
+from assay.recipes.precision import SchemeName
 from assay.secret_text import secrets_in
 
 

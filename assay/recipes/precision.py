@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, WrapValidator
+from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
 
-from assay.recipes.base import Recipe, Section
+from assay.recipes.base import Recipe
+from assay.recipes.calibrated.methods import CALIBRATES, Calibrated, parsed
+from assay.recipes.calibrated.texts import text_beside, without_folders
 from assay.recipes.defaults import EXTENDS
 from assay.records.base import sha256_of
 from assay.records.plan import Role
@@ -30,94 +32,9 @@ _ONE_SCHEME: TypeAdapter[tuple[Role, ...]] = TypeAdapter(tuple[Role, ...])
 _LAYERS = re.compile(r"\d{1,5}(-\d{1,5})?(, *\d{1,5}(-\d{1,5})?)*")
 
 
-_ELSEWHERE = re.compile(r"own(@.*)?|hub:.*")
-"""Sources that are no files."""
-
-
-def _listed(value: Any) -> Any:
-    """One source needs no list."""
-    return [value] if isinstance(value, str) else value
-
-
-def _not_empty(value: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(one.strip() for one in value):
-        raise ValueError("names nothing; say files, hub:OWNER/NAME, own or MIX.yaml, each with @WEIGHT if it has one")
-    return value
-
-
-TextNames = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_not_empty)]
-"""`SOURCE[@WEIGHT]`, as `--text` takes them."""
-
-
-def text_beside(folder: Path, named: str) -> str:
-    """The source that a recipe in `folder` calls `named`: a file is relative to `folder`."""
-    return named if _ELSEWHERE.fullmatch(named) else str(folder / named)
-
-
-def without_folders(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A precision's content with files of text by their names: the same recipe, from whichever folder it is named."""
-    made, calibration = dict(recipe), recipe.get("calibration")
-    if isinstance(calibration, Mapping) and calibration.get("text"):
-        names = [one if _ELSEWHERE.fullmatch(one) else Path(one).name for one in calibration["text"]]
-        made["calibration"] = {**calibration, "text": names}
-    return made
-
-
 def _quantize(value: Any, _: object) -> Any:
     """A union would put the names of its branches into every error."""
     return (_BY_ROLE if isinstance(value, Mapping) else _ONE_SCHEME).validate_python(value)
-
-
-class GptqCalibration(Section):
-    """Weights rounded by GPTQ (arXiv 2210.17323), through llm-compressor; INT4 only.
-
-    tokens: of the text that goes through the model, which every expert sees. length: of its sequences. seed: of text that the
-    model writes itself. text: where it comes from, as `--text` says it; empty: what the command or the model's recipe says.
-    block_size: columns whose errors are passed on together. dampening: added to the diagonal of the Hessian, as a share of
-    its mean. activation_order: static: columns with the largest inputs first, groups as they are stored.
-    """
-
-    method: Literal["gptq"]
-    tokens: int = Field(default=65_536, ge=1)
-    length: int = Field(default=512, ge=8)
-    seed: int = Field(default=0, ge=0)
-    text: TextNames = Field(default=(), exclude_if=lambda text: not text)
-    block_size: int = Field(default=128, ge=1)
-    dampening: float = Field(default=0.01, gt=0, le=1)
-    activation_order: Literal["static", "none"] = "static"
-
-
-class AwqCalibration(Section):
-    """Inputs scaled by AWQ (arXiv 2306.00978), through llm-compressor, before weights are rounded; INT4 only.
-
-    tokens, length, seed, text: as for GPTQ; the search keeps inputs in memory, so fewer tokens.
-    grid: candidates of the search for scales. duo_scaling: scales from weights and inputs; false: from inputs alone.
-    """
-
-    method: Literal["awq"]
-    tokens: int = Field(default=16_384, ge=1)
-    length: int = Field(default=512, ge=8)
-    seed: int = Field(default=0, ge=0)
-    text: TextNames = Field(default=(), exclude_if=lambda text: not text)
-    grid: int = Field(default=20, ge=3)
-    duo_scaling: bool = True
-
-
-Calibrated = GptqCalibration | AwqCalibration
-_METHODS: dict[str, type[GptqCalibration] | type[AwqCalibration]] = {"gptq": GptqCalibration, "awq": AwqCalibration}
-INTEGERS = ("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym")
-"""Schemes whose weights can be calibrated."""
-
-
-def _calibration(value: Any, _: object) -> Any:
-    """As `_quantize`: one error for what was meant."""
-    if not isinstance(value, Mapping):
-        if isinstance(value, Calibrated) or value == "none":
-            return value
-        raise ValueError("say `none`, or a method and its options: `calibration: {method: gptq, tokens: 65536}`")
-    if value.get("method") not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)} (got {str(value.get('method'))[:40]!r})")
-    return _METHODS[value["method"]].model_validate(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -167,9 +84,9 @@ class PrecisionRecipe(Recipe):
     mtp: Literal["keep", "quantize", "drop"] = "keep"
     """keep: in the dtype role `mtp` has under `keep`. quantize: inside the block like outside, `eh_proj` exempt.
     drop: the block is removed and the config rewritten."""
-    calibration: Annotated[Literal["none"] | GptqCalibration | AwqCalibration, WrapValidator(_calibration)] = "none"
-    """none: every scheme is computed from the weights alone. Else how text that goes through the model changes what INT4
-    weights are rounded to; other schemes and the MTP block are rounded without."""
+    calibration: Annotated[Literal["none"] | Calibrated, WrapValidator(parsed)] = "none"
+    """none: every scheme is computed from the weights alone. Else how text that goes through the model changes what weights of
+    the method's schemes become; other schemes, and without `mtp: true` the MTP block, are rounded without."""
     observer: Literal["minmax", "mse"] = "minmax"
     """How scales are found. minmax: from the largest weight of the group. mse: searched for the least squared error, weighted
     by what a calibration file says of each input channel where one is given."""
@@ -204,10 +121,20 @@ class PrecisionRecipe(Recipe):
         for never in sorted({"norm", "router", "router_bias", "embedding", "mtp"} & set(self.quantize)):
             hint = "say `mtp: quantize`" if never == "mtp" else "vLLM loads it only unquantized; move it to `keep`"
             yield f"role {never} cannot be under `quantize`: {hint}"
-        if self.calibration != "none" and not set(INTEGERS) & set(self.schemes):
-            yield f"calibration is for INT4 schemes ({', '.join(INTEGERS)}); name one of them, or say `calibration: none`"
+        yield from self._contradictions_of_calibration()
         if "router_bias" in self.keep.get("bf16", ()):
             yield "router_bias must be kept in fp32: in BF16 it changes the chosen experts of most tokens"
+
+    def _contradictions_of_calibration(self) -> Iterator[str]:
+        """It has weights to calibrate."""
+        if self.calibration == "none":
+            return
+        method = self.calibration.method
+        if not set(CALIBRATES[method]) & set(self.schemes):
+            which = ", ".join(CALIBRATES[method])
+            yield f"calibration by {method} is for schemes {which}; name one of them, or say `calibration: none`"
+        if self.calibration.mtp and self.mtp != "quantize":
+            yield "calibration: mtp calibrates an MTP block that is quantized; say `mtp: quantize`, or leave it out"
 
     def _contradictions_of_schemes(self) -> Iterator[str]:
         """Every quantized role has one scheme; `layers` names layers, and each role of a layer once."""

@@ -29,8 +29,9 @@ from torch import Tensor
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.file_data import data_of_files, hashes_of_files, other_data
+from assay.recipes.calibrated.methods import Calibrated
 from assay.recipes.families import num_hidden_layers
-from assay.recipes.precision import Calibrated, PrecisionRecipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
@@ -41,7 +42,7 @@ from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.calibration.work_folder import WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.plan.calibrated import calibrated_tensors, is_calibrated
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors
 from assay_quantize.plan.identity import plan_sha256
 
 BATCH_TOKENS = 2048
@@ -78,7 +79,7 @@ def calibrate_layers(
     started, say = time.monotonic(), report or (lambda line: None)
     options = _options(plan)
     layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())
-    layers |= calibrated_tensors(plan)
+    layers |= calibrated_tensors(plan)  # and the one of the MTP block behind them
     asked = asked_sha256(plan, text)
     checkpoint = open_checkpoint(source)
     _check_source(plan, source)
@@ -110,7 +111,7 @@ def calibrate_layers(
                 length=int(tokens.shape[1]),
                 tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(),
                 layers={layer: lines[layer]["digest"] for layer, tensors in layers.items() if tensors},
-                smoothed=tuple(t.name for tensors in layers.values() for t in tensors if not is_calibrated(plan, t)),
+                smoothed=tuple(t.name for tensors in layers.values() for t in tensors if t.action != "quantize"),
                 fell_back=tuple(sorted(name for line in lines.values() for name in line["fell_back"])),
                 versions=_versions(),
                 sources=told.sources,
@@ -135,12 +136,14 @@ def _do(
     say: Say,
 ) -> None:
     """The layers that are missing, one after the other."""
+    from assay_quantize.calibration.mtp import MtpInput
     from assay_quantize.calibration.skeleton import Skeleton
 
     observer = str(plan.precision_recipe.get("observer", "minmax"))
     begun, size = time.monotonic(), max(1, batch_tokens // tokens.shape[1])
     with quiet(), SourceReader(checkpoint) as reader:
-        skeleton = Skeleton(source, plan, torch.float32)
+        mtp = calibrated_mtp_layer(plan)
+        skeleton = Skeleton(source, plan, torch.float32, has_mtp=mtp is not None)
         check_memory(plan, layers, tokens.shape, size, memory_bytes, source)
         if todo[0] == 0:
             skeleton.use_embedding(reader, torch.from_numpy(tokens).long())
@@ -149,8 +152,13 @@ def _do(
         for number, layer in enumerate(todo):
             left = (time.monotonic() - begun) / number * (len(todo) - number) if number else None
             name = f"layer {layer} of {len(layers)}"
+            name = f"{name}, the MTP block" if layer == mtp else name
             say(f"{options.method}: {name}{'' if left is None else f', {_clock(left)} left'}")
-            line = _one(skeleton, reader, folder, layer, layers, tokens, size, options, observer, _Slowly(say, name))
+            becomes = None
+            if layer + 1 == mtp:
+                becomes = MtpInput(skeleton, reader, plan, mtp, torch.from_numpy(tokens).long())
+            given = tokens[:, :-1] if layer == mtp else tokens
+            line = _one(skeleton, reader, folder, layer, layers, given, size, options, observer, becomes, _Slowly(say, name))
             folder.add(layer, line)
             _give_back()
 
@@ -165,9 +173,11 @@ def _one(
     size: int,
     options: Calibrated,
     observer: str,
+    becomes: Any,
     say: Say,
 ) -> dict[str, Any]:
-    """One layer: its file, the states behind it, and its line of the journal."""
+    """One layer: its file, the states behind it, and its line of the journal. becomes: what the next layer gets instead of
+    what this one puts out, of it and its tokens; None: the same."""
     from assay_quantize.calibration.methods import Method, plain_forward
 
     started, tensors = time.monotonic(), layers[layer]
@@ -183,10 +193,11 @@ def _one(
     with skeleton.filled(layer, reader) as whole:
         if tensors:
             method = Method(options, observer, tensors)
-            with method.watching(skeleton.model):
-                for begin in range(0, len(tokens), size):
-                    run(begin)
-                    say(f"watching, {begin} of {len(tokens)} sequences")
+            for watch in method.watches(skeleton.model):
+                with watch:
+                    for begin in range(0, len(tokens), size):
+                        run(begin)
+                        say(f"watching, {begin} of {len(tokens)} sequences")
             say("rounding")
             result = method.finish(skeleton.model, whole)
             digest, fell_back = folder.write_layer(layer, tensors, result.tensors), result.fell_back
@@ -194,7 +205,10 @@ def _one(
         if not is_last:
             with plain_forward(skeleton.model), folder.writing_state(layer + 1, len(tokens)) as states:
                 for begin in range(0, len(tokens), size):
-                    states.append(run(begin))
+                    state = run(begin)
+                    if becomes is not None:
+                        state = (becomes(state[0], torch.from_numpy(tokens[begin : begin + size]).long()),)
+                    states.append(state)
                     say(f"passing on, {begin} of {len(tokens)} sequences")
     return {
         "digest": digest,

@@ -13,6 +13,7 @@ from assay.quantities import size
 from assay.recipes.families import split_layer, text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.resident import cached_bytes, resident_bytes
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of
 
 FLOAT_BYTES = 4
 EXPERT_INPUTS = ("gate_proj", "up_proj")
@@ -42,11 +43,15 @@ def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: t
     """The most that a layer takes: weights in FP32 and once more as they are stored, Hessians, what one weight's rounding
     needs, and the activations of a batch. shape: sequences and their length. batch: sequences at once."""
     weights: defaultdict[int, int] = defaultdict(int)
+    mtp, config = calibrated_mtp_layer(plan), text_of(plan.config)
     for tensor in plan.tensors:
         at = split_layer(tensor.name)
-        if at is not None and at.layer in layers and tensor.role != "mtp":
+        if at is not None and at.layer in layers and (tensor.role != "mtp" or at.layer == mtp):
             weights[at.layer] += math.prod(tensor.shape)
-    config, is_awq = text_of(plan.config), plan.precision_recipe["calibration"]["method"] == "awq"
+    if mtp is not None:  # what makes its inputs: the embeddings of all tokens, eh_proj
+        hidden = int(config.get("hidden_size", 1))
+        weights[mtp - 1] += hidden * (min(math.prod(shape), int(config.get("vocab_size", 1))) + 2 * hidden)
+    method = method_of(plan)
     heads, tokens = int(config.get("num_attention_heads", 1)), batch * shape[1]
     most = 0
     for layer, tensors in layers.items():
@@ -56,7 +61,9 @@ def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: t
         scores = 3 * batch * heads * shape[1] ** 2
         moving = max(rounding, scores + 12 * tokens * widest)
         packed = sum(output.num_bytes for t in tensors for output in t.outputs)
-        seen = awq_numbers(rounded, math.prod(shape)) if is_awq else hessian_numbers(rounded)
+        seen = hessian_numbers(rounded) if method in ("gptq", "awq+gptq") else 0
+        if method in ("awq", "awq+gptq"):  # one after the other
+            seen = max(seen, awq_numbers(rounded, math.prod(shape)))
         most = max(most, FLOAT_BYTES * (weights[layer] + seen + moving) + packed)
     return most
 

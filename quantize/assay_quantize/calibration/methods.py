@@ -9,7 +9,7 @@ result against `oneshot`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -19,11 +19,18 @@ from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, make_empty_hessian
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
-from assay.recipes.precision import AwqCalibration, Calibrated, GptqCalibration
+from assay.recipes.calibrated.methods import (
+    AwqCalibration,
+    AwqGptqCalibration,
+    Calibrated,
+    GptqCalibration,
+    SmoothQuantCalibration,
+)
 from assay.records.plan import TensorPlan
 from assay_quantize.calibration.memory import weights_at_once
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
@@ -88,7 +95,7 @@ class LayerResult:
 
 
 class Method:
-    """One layer's calibration: `watching` while inputs pass, then `finish`."""
+    """One layer's calibration: inputs pass in each of its `watches`, then `finish`."""
 
     def __init__(self, options: Calibrated, observer: str, tensors: Sequence[TensorPlan]) -> None:
         """tensors: those of the layer that are calibrated."""
@@ -102,47 +109,61 @@ class Method:
             made.targets = [name for name, tensor in self._tensors.items() if tensor.scheme == scheme]
             made.weights.observer = OBSERVERS[observer]
             groups[f"group_{number}"] = self._schemes[scheme] = made
-        self._before: list[Any] = []
-        """Modifiers that change weights before they are rounded, by that of the rounding."""
-        if isinstance(options, AwqCalibration):
-            self._before = [_awq(options, smoothings(rounded, self._smoothed))]
         self._rounding: Any = _rounding(options, groups, weights_at_once(rounded))
+        self._scaling: Any = None
+        """What scales weights before they are rounded."""
+        found = smoothings(options.method, rounded, self._smoothed)
+        if isinstance(options, SmoothQuantCalibration):
+            self._scaling = _smoothquant(options, found)
+        elif isinstance(options, AwqCalibration | AwqGptqCalibration):
+            self._scaling = _awq(options, found)
 
-    @contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
-        """Inputs that pass meanwhile are what the method sees."""
+    def watches(self, model: Any) -> Iterator[AbstractContextManager[None]]:
+        """One for each time that all inputs have to pass: what passes inside it is what the method sees. GPTQ after AWQ has to
+        see inputs as AWQ scaled them, so they pass twice."""
         from llmcompressor.core import active_session
-        from llmcompressor.modeling.moe.context import moe_calibration_context
-        from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
 
         self._state = state = active_session().state
         state.model, state.loss_masks, state.sequential_prefetch = model, None, False
-        for modifier in (*self._before, self._rounding):
+        self._scaled = self._scaling is None
+        state.data.calib = ()  # SmoothQuant asks whether there is any
+        modifiers = [self._rounding] if self._scaling is None else [self._scaling, self._rounding]
+        for modifier in modifiers:
             modifier.on_initialize(state)
-        for modifier in (*self._before, self._rounding):
-            modifier.on_calibration_start(state, None)
-        with calibration_forward_context(model), DisableQuantization(model), moe_calibration_context():
-            yield
+        if self._scaling is not None and isinstance(self._rounding, SharedGPTQ):
+            yield _watched(model, [self._scaling], state)
+            self._scale(model)
+            modifiers = [self._rounding]
+        yield _watched(model, modifiers, state)
+
+    def _scale(self, model: Any) -> None:
+        """Afterwards norms and routers are what is stored, in the dtype that they had."""
+        from llmcompressor.utils.helpers import DisableQuantization
+
+        with torch.no_grad(), DisableQuantization(model), _unpinned():
+            self._scaling.on_sequential_epoch_end(self._state, None)
+        self._scaling.on_calibration_end(self._state, None)
+        for tensor in self._smoothed:
+            parameter = model.get_parameter(tensor.name)
+            parameter.data = parameter.data.to(TORCH_DTYPES[tensor.outputs[0].dtype]).to(parameter.dtype)
+        self._scaled = True
 
     def finish(self, model: Any, layer: nn.Module) -> LayerResult:
         """Round the weights. They are rounded as the source has them: in its dtype, which is that of the scales.
 
         Afterwards the layer's weights are those that llm-compressor passes inputs of the next layer through, in the dtype that
-        they had: under GPTQ what the checkpoint will give, under AWQ the scaled ones before they are rounded.
+        they had: under GPTQ what the checkpoint will give, else the scaled ones before they are rounded.
         """
         from llmcompressor.utils.helpers import DisableQuantization
 
+        if not self._scaled:
+            self._scale(model)
         modules = {name: model.get_submodule(name) for name in self._tensors}
         dtype = next(iter(modules.values())).weight.dtype
         tensors: dict[str, Tensor] = {}
-        with torch.no_grad(), DisableQuantization(model), _unpinned():
-            for modifier in self._before:
-                modifier.on_sequential_epoch_end(self._state, None)
         for tensor in self._smoothed:
             (output,) = tensor.outputs
-            parameter = model.get_parameter(tensor.name)
-            tensors[output.name] = parameter.data.to(TORCH_DTYPES[output.dtype])
-            parameter.data = tensors[output.name].to(parameter.dtype)
+            tensors[output.name] = model.get_parameter(tensor.name).data.to(TORCH_DTYPES[output.dtype])
         for name, module in modules.items():
             module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
         with torch.no_grad(), DisableQuantization(model):
@@ -150,8 +171,7 @@ class Method:
         fell_back = tuple(self._rounding._rtn_fallback_module_names) if isinstance(self._rounding, SharedGPTQ) else ()
         for name, module in modules.items():
             tensors |= self._packed(self._tensors[name], module)
-        for modifier in (*self._before, self._rounding):
-            modifier.on_calibration_end(self._state, None)
+        self._rounding.on_calibration_end(self._state, None)
         for module in modules.values():
             module.weight.data = module.weight.data.to(dtype)
         self._state.model = None
@@ -177,7 +197,7 @@ class Method:
 
 def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
     """What rounds weights: GPTQ, or to the nearest."""
-    if isinstance(options, GptqCalibration):
+    if isinstance(options, GptqCalibration | AwqGptqCalibration):
         order = None if options.activation_order == "none" else options.activation_order
         return SharedGPTQ(
             config_groups=dict(groups),
@@ -189,9 +209,26 @@ def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> A
     return QuantizationModifier(config_groups=dict(groups))
 
 
-def _awq(options: AwqCalibration, found: Sequence[Smoothing]) -> Any:
+def _awq(options: AwqCalibration | AwqGptqCalibration, found: Sequence[Smoothing]) -> Any:
     mappings = [AWQMapping(one.smooth, list(one.balance)) for one in found]
     return AWQModifier(mappings=mappings, n_grid=options.grid, duo_scaling=options.duo_scaling, offload_device=None)
+
+
+def _smoothquant(options: SmoothQuantCalibration, found: Sequence[Smoothing]) -> Any:
+    mappings: list[tuple[Any, ...] | list[Any]] = [[list(one.balance), one.smooth] for one in found]
+    return SmoothQuantModifier(smoothing_strength=options.strength, mappings=mappings)
+
+
+@contextmanager
+def _watched(model: Any, modifiers: Sequence[Any], state: Any) -> Iterator[None]:
+    """Every expert sees every token."""
+    from llmcompressor.modeling.moe.context import moe_calibration_context
+    from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
+
+    for modifier in modifiers:
+        modifier.on_calibration_start(state, None)
+    with calibration_forward_context(model), DisableQuantization(model), moe_calibration_context():
+        yield
 
 
 @contextmanager

@@ -46,14 +46,17 @@ class _Embedded(nn.Module):
         self.ids, self.rows_VH = ids, rows_VH
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.rows_VH[torch.searchsorted(self.ids, tokens).clamp_max(len(self.ids) - 1)]
+        return self.rows_VH[torch.searchsorted(self.ids, tokens.contiguous()).clamp_max(len(self.ids) - 1)]
 
 
 class Skeleton:
-    """The model of a source. dtype: in which it is run. Raises QuantizeError: transformers does not build such a model, or
-    calls its tensors otherwise than the source."""
+    """The model of a source. dtype: in which it is run. has_mtp: behind its layers stands the one of its MTP block, which is
+    one like the last. Raises QuantizeError: transformers does not build such a model, or calls its tensors otherwise than the
+    source."""
 
-    def __init__(self, folder: Path, plan: Plan, dtype: torch.dtype, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: Path, plan: Plan, dtype: torch.dtype, device: str = "cpu", *, has_mtp: bool = False
+    ) -> None:  # fmt: skip
         from transformers import AutoConfig, AutoModelForCausalLM
 
         by_config: Any = AutoModelForCausalLM
@@ -77,7 +80,15 @@ class Skeleton:
         if len(lists) != 1 or getattr(self.base, "layers", None) is not lists[0][1]:
             raise self._unknown(f"it has {len(lists)} lists of decoder layers, one is needed")
         self.prefix, self._layers = lists[0][0], list(lists[0][1])
+        if has_mtp:
+            kind: Any = type(self._layers[-1])
+            config = self.base.config
+            with torch.device("meta"):
+                self._layers.append(kind(config, len(self._layers)).to(dtype).eval())
+            config.num_hidden_layers = len(self._layers)
         self._passing = _Passing()
+        wanted = self.model.get_input_embeddings()
+        self._embedding = next(name for name, module in self.model.named_modules() if module is wanted)
         self._restore_buffers()
         self.base.norm = nn.Identity()
 
@@ -100,7 +111,11 @@ class Skeleton:
     # -------------------------------------------------------------------------------------------- running
     def use_embedding(self, reader: SourceReader, tokens: Tensor) -> None:
         """Have the model know the embeddings of `tokens`, in its dtype."""
-        tensor = self._tensor(f"{self._embedding_name()}.weight")
+        self.model.set_input_embeddings(self.embedded(reader, tokens))
+
+    def embedded(self, reader: SourceReader, tokens: Tensor) -> nn.Module:
+        """Tokens [B, T], of those in `tokens`, to their embeddings [B, T, H]."""
+        tensor = self._tensor(f"{self._embedding}.weight")
         ids = torch.unique(tokens)
         found = torch.empty(len(ids), tensor.shape[1], dtype=self.dtype)
         for begin in range(0, tensor.shape[0], EMBEDDING_ROWS):
@@ -108,17 +123,13 @@ class Skeleton:
             here = (ids >= begin) & (ids < end)
             if here.any():
                 found[here] = self._rows(reader, tensor, begin, end)[ids[here] - begin].to(self.dtype)
-        self.model.set_input_embeddings(_Embedded(ids.to(self.device), found.to(self.device)))
+        return _Embedded(ids.to(self.device), found.to(self.device))
 
     def pass_embedding(self) -> None:
         """The first layer is done: nobody looks at embeddings, but the model asks for them."""
-        columns = int(self._tensor(f"{self._embedding_name()}.weight").shape[1])
+        columns = int(self._tensor(f"{self._embedding}.weight").shape[1])
         nothing = torch.zeros(1, columns, dtype=self.dtype)
         self.model.set_input_embeddings(_Embedded(torch.zeros(1, dtype=torch.long), nothing))
-
-    def _embedding_name(self) -> str:
-        wanted = self.model.get_input_embeddings()
-        return str(next(name for name, module in self.model.named_modules() if module is wanted))
 
     def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
         """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
@@ -170,6 +181,10 @@ class Skeleton:
             made: Any = LinearExperts2D.get_linear_experts_cls(type(module))  # type: ignore[arg-type]
             with torch.device("meta"):
                 layer.set_submodule(name, made(config).to(self.dtype))
+
+    def value(self, reader: SourceReader, name: str) -> Tensor:
+        """A tensor of the source, in the model's dtype."""
+        return self._value(reader, name, tuple(self._tensor(name).shape)).to(self.device, self.dtype)
 
     def _value(self, reader: SourceReader, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensor(name)

@@ -31,6 +31,7 @@ from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped
 from assay_quantize.engine.slab_work import ChannelWeights, OnSlab, ShardWork
 from assay_quantize.kernels.rows import Kernels
+from assay_quantize.plan.calibrated import scales_inputs
 from assay_quantize.plan.slabs import SLAB_BYTES, Slab, amax_members, observer_of, slabs_of
 from assay_quantize.plan.static_scales import needs_calibration, static_scales
 from assay_quantize.storage.buffers import Pools, new_pools
@@ -198,7 +199,7 @@ def _calibrated(plan: Plan, folder: Path | None) -> CalibratedFiles | None:
     if plan.calibrated is None:
         return None
     assert folder is not None, "`quantize` checks it"
-    return CalibratedFiles(folder, plan.calibrated.layers, is_smoothed=bool(plan.calibrated.smoothed))
+    return CalibratedFiles(folder, plan.calibrated.layers, is_smoothed=scales_inputs(plan))
 
 
 def _importance(path: Path | None) -> ChannelWeights | None:

@@ -1,7 +1,7 @@
 """Which tensors of a plan a calibration changes: weights that are rounded to integers, in decoder layers.
 
-The MTP block is none of these layers: transformers does not build it, so no text goes through it. What is not named here
-is made from the source as in any other precision.
+The MTP block is one of these layers only where the recipe asks (`calibration: {mtp: true}`): transformers does not build it.
+What is not named here is made from the source as in any other precision.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from assay.errors import PlanError
+from assay.recipes.calibrated.methods import CALIBRATES, SCALES_INPUTS
 from assay.recipes.families import split_layer
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.formats.schemes import SCHEMES
 
 
 def is_asked(plan: Plan) -> bool:
@@ -20,20 +21,31 @@ def is_asked(plan: Plan) -> bool:
     return bool(plan.precision_recipe.get("calibration", "none") != "none")
 
 
-def is_calibrated(plan: Plan, tensor: TensorPlan) -> bool:
-    """Whether a calibration, and not the weight alone, says what the tensor becomes."""
-    return (
-        is_asked(plan)
-        and tensor.action == "quantize"
-        and tensor.role != "mtp"
-        and tensor.scheme is not None
-        and SCHEMES[tensor.scheme].layout == "int4"
-        and split_layer(tensor.name) is not None
-    )
+def method_of(plan: Plan) -> str | None:
+    """None: weights are rounded without text."""
+    return str(plan.precision_recipe["calibration"]["method"]) if is_asked(plan) else None
+
+
+def scales_inputs(plan: Plan) -> bool:
+    """Whether weights are scaled before they are rounded."""
+    return method_of(plan) in SCALES_INPUTS
+
+
+def calibrated_mtp_layer(plan: Plan) -> int | None:
+    """The layer of the MTP block, where it is calibrated. PlanError: it is none that follows the decoder layers."""
+    if not is_asked(plan) or not plan.precision_recipe["calibration"].get("mtp"):
+        return None
+    block = [tensor for tensor in plan.tensors if tensor.role == "mtp"]
+    if block and len(plan.mtp_layers) != 1:
+        raise PlanError(
+            f"precision {plan.precision}: calibration.mtp is for an MTP block of one layer behind the decoder layers, as "
+            f"GLM-4.5 and DeepSeek-V3 have it; {plan.source} has {len(plan.mtp_layers)} such layers: leave it out"
+        )
+    return plan.mtp_layers[0] if block else None
 
 
 class Smoothing(NamedTuple):
-    """By the names of modules: what AWQ divides, and the linears that read its output, which are multiplied in turn."""
+    """By the names of modules: what is divided, and the linears that read its output, which are multiplied in turn."""
 
     smooth: str
     balance: tuple[str, ...]
@@ -44,27 +56,31 @@ ATTENTION_INPUTS = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"q_a_p
 
 
 def calibrated_tensors(plan: Plan) -> dict[int, list[TensorPlan]]:
-    """Layer -> its tensors that a calibration makes, layers in order: weights that are rounded, what AWQ changes besides."""
+    """Layer -> its tensors that a calibration makes, layers in order: weights that are rounded, what is scaled besides."""
     rounded: defaultdict[int, list[TensorPlan]] = defaultdict(list)
     others: defaultdict[int, list[TensorPlan]] = defaultdict(list)
+    method, mtp = method_of(plan), calibrated_mtp_layer(plan)
+    if method is None:
+        return {}
     for tensor in plan.tensors:
         at = split_layer(tensor.name)
-        if at is not None and tensor.role != "mtp":
-            (rounded if is_calibrated(plan, tensor) else others)[at.layer].append(tensor)
-    if is_asked(plan) and plan.precision_recipe["calibration"]["method"] == "awq":
+        if at is not None and (tensor.role != "mtp" or at.layer == mtp):
+            is_rounded = tensor.action == "quantize" and tensor.scheme in CALIBRATES[method]
+            (rounded if is_rounded else others)[at.layer].append(tensor)
+    if method in SCALES_INPUTS:
         for layer, tensors in rounded.items():
-            changed = {m for one in smoothings(tensors, others[layer]) for m in (one.smooth, *one.balance)}
+            changed = {m for one in smoothings(method, tensors, others[layer]) for m in (one.smooth, *one.balance)}
             rounded[layer] = tensors + [t for t in others[layer] if t.module in changed and t.name.endswith(".weight")]
     return dict(sorted(rounded.items()))
 
 
-def smoothings(rounded: Iterable[TensorPlan], others: Sequence[TensorPlan]) -> list[Smoothing]:
-    """What AWQ scales in one layer: norms before attention and before the MLP or the experts, where all that reads them is
-    known, and each up projection before its down projection.
+def smoothings(method: str, rounded: Iterable[TensorPlan], others: Sequence[TensorPlan]) -> list[Smoothing]:
+    """What is scaled in one layer: norms before attention and before the MLP or the experts, where all that reads them is
+    known; by AWQ each up projection before its down projection, too.
 
-    The mappings are llm-compressor's (`modifiers/transform/awq/mappings.py`) with the shared experts, which read the same norm.
-    Of a layer with an indexer the norm before attention stays: other linears read it. Biases of what is divided would change as
-    well: an up projection that has one stays.
+    The mappings are llm-compressor's (`modifiers/transform/awq/mappings.py`, `.../smoothquant/utils.py`) with the shared
+    experts, which read the same norm. Of a layer with an indexer the norm before attention stays: other linears read it. Biases
+    of what is divided would change as well: an up projection that has one stays.
     """
     modules = {tensor.module: tensor for tensor in rounded}
     kept = {tensor.module: tensor for tensor in others if tensor.name.endswith(".weight")}
@@ -77,7 +93,7 @@ def smoothings(rounded: Iterable[TensorPlan], others: Sequence[TensorPlan]) -> l
         name = next((module for module in kept if module.endswith(f".{norm}")), None)
         if name is not None and inputs:
             found.append(Smoothing(name, inputs))
-    for module in modules:
+    for module in modules if method != "smoothquant" else ():
         down = module.removesuffix("up_proj") + "down_proj"
         if module.endswith(".up_proj") and down in modules and module not in biased:
             found.append(Smoothing(module, (down,)))

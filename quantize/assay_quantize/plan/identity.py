@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.recipes.precision import without_folders
+from assay.recipes.calibrated.texts import without_folders
 from assay.records.base import sha256_of
 from assay.records.plan import Plan
 

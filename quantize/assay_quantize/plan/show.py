@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.table import Table
 
 from assay.foreign_text import in_rich
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, method_of
 from assay_quantize.plan.fits import KV_TOKENS, WORKSPACE_BYTES, Fit, fits
 from assay_quantize.plan.planner import bytes_by_role
 from assay_quantize.plan.stored import stored_by
+
+METHOD_NAMES = {"gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -46,24 +51,42 @@ def _role_table(plan: Plan) -> Table:
     by_role: dict[str, list[TensorPlan]] = defaultdict(list)
     for tensor in plan.tensors:
         by_role[tensor.role].append(tensor)
+    changed = _changed_by(plan)
     for role, (count, bytes_in, bytes_out) in bytes_by_role(plan).items():
-        table.add_row(role, f"{count:,}", gigabytes(bytes_in), gigabytes(bytes_out), what_happens(by_role[role]))
+        what = what_happens(by_role[role], changed)
+        table.add_row(role, f"{count:,}", gigabytes(bytes_in), gigabytes(bytes_out), what)
     table.add_section()
     table.add_row("all", f"{len(plan.tensors):,}", gigabytes(plan.bytes_in), gigabytes(plan.bytes_out), "")
     return table
 
 
-def what_happens(tensors: list[TensorPlan]) -> str:
-    """ "w4a16 225, BF16 as is 150, F32 to BF16 3": each action with the number of tensors, most frequent first."""
-    counts = Counter(_treatment(tensor) for tensor in tensors)
+def _changed_by(plan: Plan) -> dict[str, str]:
+    """Tensor -> how a calibration changes it: `by GPTQ`, `scaled by AWQ`."""
+    method = method_of(plan)
+    if method is None:
+        return {}
+    scales, *_ = rounds = [METHOD_NAMES[part] for part in method.split("+")]
+    return {
+        tensor.name: f"by {' and '.join(rounds)}" if tensor.action == "quantize" else f"scaled by {scales}"
+        for tensors in calibrated_tensors(plan).values()
+        for tensor in tensors
+    }
+
+
+def what_happens(tensors: list[TensorPlan], changed: Mapping[str, str] = MappingProxyType({})) -> str:
+    """ "w4a16 225, BF16 as is 150, F32 to BF16 3": each action with the number of tensors, most frequent first.
+
+    changed: tensor -> how a calibration changes it.
+    """
+    counts = Counter(_treatment(tensor, changed.get(tensor.name)) for tensor in tensors)
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
 
 
-def _treatment(tensor: TensorPlan) -> str:
+def _treatment(tensor: TensorPlan, changed: str | None) -> str:
     if tensor.action == "quantize":
-        return str(tensor.scheme)
+        return f"{tensor.scheme} {changed or ''}".strip()
     if tensor.action == "drop":
         return "dropped"
     if tensor.action == "add":
@@ -71,8 +94,10 @@ def _treatment(tensor: TensorPlan) -> str:
     if tensor.action == "consume":
         return "scales folded in"
     if tensor.action == "keep":
-        return f"{tensor.scheme or ('scales' if tensor.outputs[0].name != tensor.name else tensor.dtype)} as is"
-    return f"{tensor.dtype} to {tensor.outputs[0].dtype}"
+        kept = tensor.scheme or ("scales" if tensor.outputs[0].name != tensor.name else tensor.dtype)
+        return f"{kept} {changed or 'as is'}"
+    cast = f"{tensor.dtype} to {tensor.outputs[0].dtype}"
+    return cast if changed is None else f"{cast}, {changed}"
 
 
 def mtp_line(plan: Plan) -> str:
@@ -85,7 +110,10 @@ def mtp_line(plan: Plan) -> str:
     if not plan.keeps_mtp:
         return f"{where} ({len(block):,} tensors, {size}) is dropped; config.json will declare none"
     if any(tensor.scheme is not None for tensor in block):
-        return f"{where} ({len(block):,} tensors, {size}) is quantized like the layers; its input projection and head are not"
+        method, is_calibrated = method_of(plan), calibrated_mtp_layer(plan) is not None
+        text = "" if method is None else f"; {'calibrated, too' if is_calibrated else 'rounded without text'}"
+        what = f"is quantized like the layers; its input projection and head are not{text}"
+        return f"{where} ({len(block):,} tensors, {size}) {what}"
     return f"{where} ({len(block):,} tensors, {size}) is kept, {what_happens(block)}"
 
 

@@ -17,7 +17,7 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.importance import Importance, load_importance
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.formats.schemes import SOURCE_DTYPES
-from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.plan.calibrated import calibrated_tensors, scales_inputs
 from assay_quantize.plan.slabs import observer_of
 from assay_quantize.verify.amax import GroupAmax
 from assay_quantize.verify.files import StoredReader
@@ -82,6 +82,6 @@ def open_original(source: Checkpoint, headers: dict[str, TensorHeader], plan: Pl
         # scales of activations come from the file as well, and no byte of a weight with them
         recomputes=observer_of(plan) != "mse" or plan.importance_sha256 == (None if loaded is None else loaded.sha256),
         calibrated=frozenset(tensor.name for found in calibrated_tensors(plan).values() for tensor in found),
-        is_smoothed=plan.calibrated is not None and bool(plan.calibrated.smoothed),
+        is_smoothed=scales_inputs(plan),
         has_own_scales=plan.calibrated is not None and (plan.calibrated.method != "gptq" or observer_of(plan) != "minmax"),
     )

@@ -12,7 +12,8 @@ from calibrating import LENGTH, SEQUENCES, layer_tensors, load_all, plan_of
 from safetensors.torch import load_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.recipes.precision import GptqCalibration, PrecisionRecipe
+from assay.recipes.calibrated.methods import AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
+from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.work_folder import TOKENS
@@ -43,14 +44,15 @@ def by_oneshot(
     for name, module in model.named_modules():
         if (scheme := getattr(module, "quantization_scheme", None)) is not None:
             given = {"weight": module.weight.data, "weight_scale": module.weight_scale.data}
-            parts = BaseCompressor.get_value_from_registry("pack-quantized").compress(given, scheme)
-            made |= {f"{name}.{part}": parts[part] for part in ("weight_packed", "weight_scale")}
+            form = "pack-quantized" if scheme.weights.num_bits == 4 else "int-quantized"
+            parts = BaseCompressor.get_value_from_registry(form).compress(given, scheme)
+            made |= {f"{name}.{part}": parts[part] for part in parts if part != "weight_shape"}
         elif (weight := getattr(module, "weight", None)) is not None:
             made[f"{name}.weight"] = weight.data
     return made
 
 
-def gptq_of(options: GptqCalibration) -> Any:
+def gptq_of(options: GptqCalibration | AwqGptqCalibration) -> Any:
     from llmcompressor.modifiers.gptq import GPTQModifier
 
     return GPTQModifier(
@@ -59,21 +61,23 @@ def gptq_of(options: GptqCalibration) -> Any:
     )  # fmt: skip
 
 
-def awq_of(num_layers: int, experts: int) -> Any:
-    """AWQ with the mappings that a GLM-4-MoE of which the first layer is dense needs, written out."""
+def scaled(num_layers: int, experts: int, first_dense: int = 1) -> dict[str, list[str]]:
+    """What a GLM-4-MoE has scaled, and what reads it, written out."""
+    found = {}
+    for layer in range(num_layers):
+        at, is_dense = f"model.layers.{layer}", layer < first_dense
+        mlps = [f"{at}.mlp"] if is_dense else [f"{at}.mlp.experts.{n}" for n in range(experts)] + [f"{at}.mlp.shared_experts"]
+        readers = [f"{mlp}.{part}_proj" for mlp in mlps for part in ("gate", "up")]
+        found[f"{at}.input_layernorm"] = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
+        found[f"{at}.post_attention_layernorm"] = readers if is_dense else [f"{at}.mlp.gate", *readers]
+        found |= {f"{mlp}.up_proj": [f"{mlp}.down_proj"] for mlp in mlps}
+    return found
+
+
+def awq_of(found: dict[str, list[str]]) -> Any:
     from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
 
-    mappings = []
-    for layer in range(num_layers):
-        at = f"model.layers.{layer}"
-        mlps = [f"{at}.mlp.experts.{n}" for n in range(experts)] + [f"{at}.mlp.shared_experts"] if layer else [f"{at}.mlp"]
-        readers = [f"{mlp}.{part}_proj" for mlp in mlps for part in ("gate", "up")]
-        mappings += [
-            AWQMapping(f"{at}.input_layernorm", [f"{at}.self_attn.{part}_proj" for part in "qkv"]),
-            AWQMapping(f"{at}.post_attention_layernorm", [f"{at}.mlp.gate", *readers] if layer else readers),
-            *(AWQMapping(f"{mlp}.up_proj", [f"{mlp}.down_proj"]) for mlp in mlps),
-        ]
-    return AWQModifier(mappings=mappings, offload_device=None)
+    return AWQModifier(mappings=[AWQMapping(*one) for one in found.items()], offload_device=None)
 
 
 def of_both(
@@ -119,10 +123,48 @@ def test_layers_are_those_of_oneshot_under_awq(tmp_path: Path, words: Path, monk
     folder = make_tiny_glm4_moe(tmp_path / "model", dtype="fp32", num_layers=2, hidden=128, num_heads=2, num_kv_heads=1)
     (tmp_path / "whole.yaml").write_text(WHOLE.format(extends="w4a16-awq"))
     rounding = QuantizationModifier(scheme="W4A16", targets=["Linear"], ignore=["lm_head"])
-    recipe = str(tmp_path / "whole.yaml")
-    got, expected = of_both(folder, recipe, words, tmp_path / "work", lambda _options: [awq_of(2, 4), rounding], monkeypatch)
+    recipe, modifiers = str(tmp_path / "whole.yaml"), [awq_of(scaled(2, 4)), rounding]
+    got, expected = of_both(folder, recipe, words, tmp_path / "work", lambda _options: modifiers, monkeypatch)
     assert len(got) == 2 * (2 * 4 + 3 + 5 * 3) + 2 * 2 + 1 and got.keys() <= expected.keys()
     assert [name for name in got if not torch.equal(got[name], expected[name])] == []
     source = load_all(folder)
     changed = [name for name in got if name in source]
     assert len(changed) == 5 and not any(torch.equal(got[name], source[name]) for name in changed)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_awq_then_gptq_is_oneshots(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer: `oneshot` scales the whole model first and rounds it then, we go on to the next layer when one is rounded."""
+    folder = make_tiny_glm4_moe(
+        tmp_path / "model", dtype="fp32", num_layers=1, first_dense=0, hidden=128, num_heads=2, num_kv_heads=1
+    )
+    (tmp_path / "whole.yaml").write_text(WHOLE.format(extends="w4a16") + "calibration: {method: awq+gptq, grid: 4}\n")
+
+    def modifiers(options: AwqGptqCalibration) -> list[Any]:
+        awq = awq_of(scaled(1, 4, first_dense=0))
+        awq.n_grid = options.grid
+        return [awq, gptq_of(options)]
+
+    recipe = str(tmp_path / "whole.yaml")
+    got, expected = of_both(folder, recipe, words, tmp_path / "work", modifiers, monkeypatch)
+    assert len(got) == 2 * (4 + 5 * 3) + 3 and got.keys() <= expected.keys()
+    assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_layers_are_those_of_oneshot_under_smoothquant(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    folder = make_tiny_glm4_moe(tmp_path / "model", dtype="fp32", num_layers=2, hidden=128, num_heads=2, num_kv_heads=1)
+    (tmp_path / "whole.yaml").write_text(WHOLE.format(extends="w8a8") + "calibration: {method: smoothquant, strength: 0.6}\n")
+    norms = [[readers, norm] for norm, readers in scaled(2, 4).items() if norm.endswith("layernorm")]
+
+    def modifiers(options: SmoothQuantCalibration) -> list[Any]:
+        smoothing = SmoothQuantModifier(smoothing_strength=options.strength, mappings=norms)
+        return [smoothing, QuantizationModifier(scheme="W8A8", targets=["Linear"], ignore=["lm_head"])]
+
+    recipe = str(tmp_path / "whole.yaml")
+    got, expected = of_both(folder, recipe, words, tmp_path / "work", modifiers, monkeypatch)
+    assert len(got) == 2 * (2 * 4 + 3 + 5 * 3) + 2 * 2 + 1 and got.keys() <= expected.keys()
+    assert [name for name in got if not torch.equal(got[name], expected[name])] == []

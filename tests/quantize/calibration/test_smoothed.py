@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from calibrating import load_all, made_and_verified
+from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay_quantize.verify.verify import verify
 
 pytestmark = pytest.mark.slow
+
+EXPERTS = """quantize: [routed_expert]
+keep:
+  source: [norm]
+  bf16: [mtp, lm_head, embedding, router, indexer, attention, dense_mlp, shared_expert]
+  fp32: [router_bias]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +87,29 @@ def test_another_layers_tensor_is_a_damage_under_awq(
     (folder / MANIFEST).write_text(json.dumps(manifest))
     found = {damage.check for damage in verify(folder, source=source).damages}
     assert {check, "calibrated"} <= found
+
+
+@pytest.mark.parametrize(
+    ("extends", "quantize", "calibration", "changed"),
+    [
+        ("w4a16", "", "{method: awq+gptq, grid: 3}", {"input_layernorm", "post_attention_layernorm", "gate"}),
+        ("w8a8", "", "{method: smoothquant}", {"input_layernorm", "post_attention_layernorm", "gate"}),
+        # the shared experts read the norm and are not quantized: only up and down projections are scaled
+        ("w4a16", EXPERTS, "{method: awq, grid: 3}", set()),
+    ],
+    ids=["awq+gptq", "smoothquant", "experts"],
+)
+def test_whatever_is_scaled_is_verified(
+    tmp_path: Path, words: Path, extends: str, quantize: str, calibration: str, changed: set[str]
+) -> None:
+    source = make_tiny_glm4_moe(tmp_path / "model", num_layers=2, hidden=128, num_heads=2, num_kv_heads=1, num_experts=2)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"schema: 1\nname: recipe\nextends: {extends}\n{quantize}calibration: {calibration}\n")
+    _, result = made_and_verified(source, words, tmp_path, str(recipe))
+    assert result.damages == () and result.checks["smoothed"] >= 6
+    stored, original = load_all(tmp_path / "made"), load_all(source)
+    kept = {name for name in stored.keys() & original.keys() if stored[name].dtype == original[name].dtype}
+    others = {name for name in kept if not torch.equal(stored[name], original[name])}
+    kinds = {name.split(".")[-2] for name in others}
+    assert kinds <= changed and bool(kinds) is bool(changed)  # the best scales of a norm may be ones
+    assert not any(".layers.2." in name for name in others)  # the MTP block

@@ -238,6 +238,37 @@ def test_what_is_printed(tiny_glm: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("extends", "calibration", "rows", "block"),
+    [
+        (
+            "w4a16", "{method: awq+gptq, mtp: true}",
+            {
+                "attention": "12 w4a16 by AWQ and GPTQ", "norm": "6 BF16 scaled by AWQ", "router": "BF16 scaled by AWQ",
+                "mtp": "19 w4a16 by AWQ and GPTQ, 11 BF16 as is, 3 BF16 scaled by AWQ",
+            },
+            "calibrated, too",
+        ),
+        (
+            "w8a8", "{method: smoothquant}",
+            {"routed_expert": "w8a8 by SmoothQuant", "norm": "6 BF16 scaled by SmoothQuant"}, "rounded without text",
+        ),
+        ("w4a16", "{method: gptq}", {"attention": "12 w4a16 by GPTQ", "norm": "BF16 as is"}, "rounded without text"),
+    ],
+)  # fmt: skip
+def test_what_text_changes_is_said(
+    tmp_path: Path, tiny_glm: Path, extends: str, calibration: str, rows: dict[str, str], block: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"schema: 1\nname: recipe\nextends: {extends}\nmtp: quantize\ncalibration: {calibration}\n")
+    console = Console(width=140, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
+    print_plan(plan_of(tiny_glm, str(path)), console)
+    text = console.export_text()
+    for role, what in rows.items():
+        assert re.search(rf"│ {role} .*{re.escape(what)}", text), text
+    assert f"its input projection and head are not; {block}" in text
+
+
+@pytest.mark.parametrize(
     ("num_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (4096, "4.10 kB"), (6_243_376, "6.24 MB"), (1_506_700_000_000, "1,506.7 GB")],
 )

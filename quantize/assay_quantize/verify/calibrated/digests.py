@@ -20,7 +20,7 @@ from assay_quantize.checkpoint.calibrated_layers import PIECE_BYTES, layer_diges
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.plan.calibrated import calibrated_tensors, scales_inputs
 from assay_quantize.verify.calibrated.smoothed import check_smoothed
 from assay_quantize.verify.contents import in_order
 from assay_quantize.verify.files import StoredReader
@@ -35,7 +35,7 @@ def check_calibrated(
     findings: Findings,
     workers: int,
 ) -> None:
-    """Every calibrated layer has the digest that the manifest gives; what AWQ scaled is the source's, scaled. stored: None:
+    """Every calibrated layer has the digest that the manifest gives; what was scaled is the source's, scaled. stored: None:
     contents were not asked for.
 
     A layer of which a tensor is missing or is not as planned is passed over: that is a damage already.
@@ -65,7 +65,7 @@ def check_calibrated(
                     f"layer {layer}",
                     f"its calibrated weights have digest {found[:12]}...; its calibration left {str(said)[:12]}...",
                 )
-        if source is not None and plan.calibrated.smoothed:
+        if source is not None and scales_inputs(plan):
             with SourceReader(source) as original:
                 for layer, tensors in whole.items():
                     check_smoothed(plan, layer, tensors, reader, original, findings)

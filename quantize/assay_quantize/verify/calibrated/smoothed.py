@@ -1,9 +1,9 @@
-"""Layers that AWQ scaled: the scales are not stored, but the source and what is stored say what they were.
+"""Layers that AWQ or SmoothQuant scaled: the scales are not stored, but the source and what is stored say what they were.
 
-AWQ divides a norm by s and multiplies the columns of the linears that read it by s; it divides the rows of an up projection
+Both divide a norm by s and multiply the columns of the linears that read it by s; AWQ divides the rows of an up projection
 by t and multiplies the columns of its down projection by t. So s is the source's norm over the stored one; the t of a row is
 fitted to the stored up projection; and with them undone each weight must be as near to the source's as any that was rounded to
-4 bits. The router is not rounded: its columns times s, in the dtype in which it is stored.
+its bits. The router is not rounded: its columns times s, in the dtype in which it is stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme, module_of
-from assay_quantize.plan.calibrated import smoothings
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of, smoothings
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.judge import relative_error
@@ -37,11 +37,13 @@ def check_smoothed(
 ) -> None:
     """Every calibrated tensor of a layer against the source's. All of them must be stored as planned."""
     rounded = {module_of(t.name): t for t in tensors if t.action == "quantize"}
-    others = [t for t in plan.tensors if (at := split_layer(t.name)) and at.layer == layer and t.role != "mtp"]
+    is_mtp, method = layer == calibrated_mtp_layer(plan), str(method_of(plan))
+    others = [t for t in plan.tensors if (at := split_layer(t.name)) and at.layer == layer and (t.role == "mtp") is is_mtp]
     kept = {t.module: t for t in others if t.action != "quantize" and t.name.endswith(".weight")}
     columns: dict[str, Tensor] = {}
     with torch.no_grad():
-        found = smoothings(rounded.values(), [t for t in others if t.module not in rounded or not t.name.endswith(".weight")])
+        kept_too = [t for t in others if t.module not in rounded or not t.name.endswith(".weight")]
+        found = smoothings(method, rounded.values(), kept_too)
         for one in found:
             if one.smooth not in kept:
                 continue

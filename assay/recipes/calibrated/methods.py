@@ -1,0 +1,96 @@
+"""Methods by which text changes what weights are rounded to, with their options; and the schemes that each is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from assay.recipes.base import Section
+from assay.recipes.calibrated.texts import TextNames
+
+
+class OnText(Section):
+    """What all methods have. tokens: of the text that goes through the model, which every expert sees. length: of its
+    sequences. seed: of text that the model writes itself. text: where it comes from, as `--text` says it; empty: what the
+    command or the model's recipe says. mtp: the MTP block is calibrated as well, under `mtp: quantize`; else it is rounded
+    without."""
+
+    tokens: int = Field(default=65_536, ge=1)
+    length: int = Field(default=512, ge=8)
+    seed: int = Field(default=0, ge=0)
+    text: TextNames = Field(default=(), exclude_if=lambda text: not text)
+    mtp: bool = Field(default=False, exclude_if=lambda asked: not asked)
+
+
+class _Corrected(Section):
+    """Options of GPTQ. block_size: columns whose errors are passed on together. dampening: added to the diagonal of the
+    Hessian, as a share of its mean. activation_order: static: columns with the largest inputs first, groups as they are
+    stored."""
+
+    block_size: int = Field(default=128, ge=1)
+    dampening: float = Field(default=0.01, gt=0, le=1)
+    activation_order: Literal["static", "none"] = "static"
+
+
+class _Scaled(Section):
+    """Options of AWQ. grid: candidates of the search for scales. duo_scaling: scales from weights and inputs; false: from
+    inputs alone."""
+
+    tokens: int = Field(default=16_384, ge=1)
+    grid: int = Field(default=20, ge=3)
+    duo_scaling: bool = True
+
+
+class GptqCalibration(_Corrected, OnText):
+    """Weights rounded by GPTQ (arXiv 2210.17323), through llm-compressor; INT4 only."""
+
+    method: Literal["gptq"]
+
+
+class AwqCalibration(_Scaled, OnText):
+    """Inputs scaled by AWQ (arXiv 2306.00978), through llm-compressor, before weights are rounded; INT4 only.
+
+    tokens: fewer than for GPTQ, as the search keeps inputs in memory.
+    """
+
+    method: Literal["awq"]
+
+
+class AwqGptqCalibration(_Scaled, _Corrected, OnText):
+    """AWQ's scales first, then the scaled weights rounded by GPTQ; with the options of both. Each layer is watched twice."""
+
+    method: Literal["awq+gptq"]
+
+
+class SmoothQuantCalibration(OnText):
+    """Inputs scaled by SmoothQuant (arXiv 2211.10438), through llm-compressor, so that they lose less in INT8; W8A8 only.
+
+    strength: how much of the range goes from inputs to weights; 0: nothing that depends on the inputs.
+    """
+
+    method: Literal["smoothquant"]
+    strength: float = Field(default=0.5, ge=0, le=1)
+
+
+Calibrated = GptqCalibration | AwqCalibration | AwqGptqCalibration | SmoothQuantCalibration
+METHODS: dict[str, type[Calibrated]] = {
+    "gptq": GptqCalibration, "awq": AwqCalibration, "awq+gptq": AwqGptqCalibration, "smoothquant": SmoothQuantCalibration,
+}  # fmt: skip
+INTEGERS = ("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym")
+CALIBRATES: dict[str, tuple[str, ...]] = {**dict.fromkeys(METHODS, INTEGERS), "smoothquant": ("w8a8",)}
+"""Method -> schemes whose weights it changes."""
+SCALES_INPUTS = frozenset({"awq", "awq+gptq", "smoothquant"})
+"""Methods that scale weights before they are rounded, and put the inverse into norms, routers or other weights."""
+
+
+def parsed(value: Any, _: object) -> Any:
+    """A union would put the names of its branches into every error."""
+    if not isinstance(value, Mapping):
+        if isinstance(value, Calibrated) or value == "none":
+            return value
+        raise ValueError("say `none`, or a method and its options: `calibration: {method: gptq, tokens: 65536}`")
+    if value.get("method") not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)} (got {str(value.get('method'))[:40]!r})")
+    return METHODS[value["method"]].model_validate(value)
