@@ -35,8 +35,11 @@ MODELS = {"glm-5": 8, "glm-4.7": 4, "deepseek-v3": 8, "qwen3-30b-a3b": 2, "qwen3
 CALIBRATED = [
     ("glm-4.7", "fp8-kv", "8xh200"), ("qwen3-next-80b-a3b", "fp8-kv", "8xh200"), ("glm-4.7", "fp8-static", "8xh200"),
     ("glm-5", "fp8-static", "8xh200"), ("glm-4.7", "nvfp4-calibrated", "8xb200"), ("glm-5", "nvfp4-calibrated", "8xb200"),
+    ("glm-4.7", "w4a16-gptq", "8xh200"), ("deepseek-v3", "w4a16-awq", "8xh200"), ("glm-5", "w4a16-fp8-attention", "8xh200"),
+    ("glm-4.7", "nvfp4-fp8-attention", "8xb200"), ("glm-4.7", "w4a16-mtp", "8xh200"),
 ]  # fmt: skip
-"""(model, precision, profile): with scales of activations or of the KV cache."""
+"""(model, precision, profile): with scales of activations or of the KV cache, weights that text decides, mixes, and a quantized
+MTP block."""
 MTP_EXPERT = "model.layers.4.mlp.experts.2.down_proj.weight"
 
 MORE = {"stray": "model.layers.1.stray.weight", "one expert more": "model.layers.1.mlp.experts.4.gate_proj.weight_packed"}
@@ -153,7 +156,7 @@ def test_a_model_of_each_family_loads_on_every_rank(said: dict[str, Replay], mod
 
 
 @pytest.mark.parametrize(("model", "precision", "_"), CALIBRATED)
-def test_calibrated_scales_are_taken(said: dict[str, Replay], model: str, precision: str, _: str) -> None:
+def test_calibrated_and_mixed_precisions_are_taken(said: dict[str, Replay], model: str, precision: str, _: str) -> None:
     record = said[f"{model} {precision}"]
     assert (findings(record), record.outcome) == ([], "PASS")
 

@@ -38,8 +38,10 @@ def smoothed(tmp_path_factory: pytest.TempPathFactory, source: Path, words: Path
 
 
 def test_awq_changes_norms_and_routers_and_nothing_else_that_is_kept(smoothed: Path, source: Path) -> None:
-    stored = load_all(smoothed)
-    original = load_all(source)
+    stored, original = load_all(smoothed), load_all(source)
+    assert {name for name in original if ".layers.3." in name} <= stored.keys()  # the MTP block
+    assert {stored[n].dtype for n in original if n.endswith("e_score_correction_bias")} == {torch.float32}
+    assert all(stored[name].dtype == original[name].dtype for name in stored.keys() & original.keys())
     changed = {name for name in stored.keys() & original.keys() if not torch.equal(stored[name], original[name])}
     assert {re.sub(r"\d+", "N", name) for name in changed} == {
         "model.layers.N.input_layernorm.weight", "model.layers.N.post_attention_layernorm.weight",
