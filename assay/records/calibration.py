@@ -147,10 +147,11 @@ def record_of(file: Path) -> Path:
 class CalibratedLayers(Part):
     """Layers whose weights were rounded with the help of text: what their bytes are, and what they were made with.
 
-    method: `gptq` or `awq`. asked_sha256: identity of what was asked for, plan, text and options; who asks the same gets the
-    same. text: as in `Calibration`. tokens_sha256: of the token numbers. layers: layer -> digest of its calibrated tensors
-    (`checkpoint/calibrated_layers.py`). smoothed: tensors that are not quantized, and are not those of the source either, since
-    AWQ moved scales into them. fell_back: weights that were rounded to the nearest, as GPTQ's Hessian could not be inverted.
+    method: of the recipe (`gptq`, `awq`, ...). asked_sha256: identity of what was asked for, plan, text and options; who asks
+    the same gets the same. text: as in `Calibration`. tokens_sha256: of the token numbers. layers: layer -> digest of its
+    calibrated tensors (`checkpoint/calibrated_layers.py`). smoothed: tensors that are not quantized, and are not those of the
+    source either, since AWQ or SmoothQuant moved scales into them. fell_back: weights that were rounded to the nearest, as
+    GPTQ's Hessian could not be inverted.
     sources, withheld: as in `Calibration`; empty in records from before them.
     """
 
