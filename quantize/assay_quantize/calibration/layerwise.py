@@ -34,7 +34,7 @@ from assay.recipes.precision import Calibrated, PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.calibration.memory import check_memory
+from assay_quantize.calibration.memory import BATCH_TOKENS, check_memory
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
@@ -44,8 +44,6 @@ from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.plan.calibrated import calibrated_tensors, is_calibrated
 from assay_quantize.plan.identity import plan_sha256
 
-BATCH_TOKENS = 2048
-"""Tokens that go through a layer at once. Part of the method: with another number the last bits of sums differ."""
 SAID_EVERY_S = 10.0
 
 

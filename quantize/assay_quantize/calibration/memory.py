@@ -14,6 +14,8 @@ from assay.recipes.families import split_layer, text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.resident import cached_bytes, resident_bytes
 
+BATCH_TOKENS = 2048
+"""Tokens that go through a layer at once. Part of the method: with another number the last bits of sums differ."""
 FLOAT_BYTES = 4
 EXPERT_INPUTS = ("gate_proj", "up_proj")
 """Weights of a layer's experts that all have one input, since every expert sees every token."""
