@@ -13,8 +13,8 @@ from assay.foreign_text import one_line
 from assay.records.plan import Plan
 
 if TYPE_CHECKING:
-    from assay_quantize.estimate.calibration_time import CalibrationEstimate
-    from assay_quantize.estimate.hardware_time import Estimate
+    from assay_quantize.estimate.calibration_time import CalibrationEstimate, TorchRates
+    from assay_quantize.estimate.hardware_time import CoreRates, Estimate, Machine
 
 
 def with_shapes(aim: Target) -> Target:
@@ -34,30 +34,33 @@ def with_shapes(aim: Target) -> Target:
         return replace(aim, opened=shipped.checkpoint)
 
 
+def machine_for(made: Plan, hardware: str, *, with_torch: bool) -> tuple[Machine, CoreRates, TorchRates]:
+    """The machine that is named, and the rates of its cores; `this`: measured, on the disk of the working directory.
+
+    with_torch: whether those of torch are needed; else they are what was measured elsewhere.
+    """
+    from assay_quantize.estimate.calibration_time import MEASURED_CALIBRATION
+    from assay_quantize.estimate.hardware_time import measured_rates, parse_hardware
+
+    if hardware.split(",")[0].strip() != "this":
+        return parse_hardware(hardware), measured_rates(made), MEASURED_CALIBRATION
+    from assay_quantize.estimate.measure_machine import calibrate
+    from assay_quantize.estimate.measure_torch import measured_torch
+
+    here, rates = calibrate(made, Path.cwd())
+    return parse_hardware(hardware, here), rates, measured_torch(made) if with_torch else MEASURED_CALIBRATION
+
+
 def estimate_for(made: Plan, hardware: str) -> tuple[Estimate, tuple[CalibrationEstimate, ...]]:
-    """Time, disk and memory on the hardware that is named; `this` measures this machine and the working directory's disk.
+    """Time, disk and memory on the hardware that is named.
 
     Of a calibrated precision also what its calibration takes: on a GPU where the machine has one, and on its cores.
     """
-    from assay_quantize.estimate.calibration_time import MEASURED_CALIBRATION, estimate_calibration
-    from assay_quantize.estimate.hardware_time import estimate, measured_rates, parse_hardware
+    from assay_quantize.estimate.calibration_time import estimate_calibration
+    from assay_quantize.estimate.hardware_time import estimate
     from assay_quantize.plan.calibrated import is_asked
 
-    is_here = hardware.split(",")[0].strip() == "this"
-    if is_here:
-        from assay_quantize.estimate.measure_machine import calibrate
-
-        here, rates = calibrate(made, Path.cwd())
-        machine = parse_hardware(hardware, here)
-    else:
-        machine, rates = parse_hardware(hardware), measured_rates(made)
+    machine, rates, of_torch = machine_for(made, hardware, with_torch=is_asked(made))
     whole = estimate(made, machine, rates)
-    if not is_asked(made):
-        return whole, ()
-    of_torch = MEASURED_CALIBRATION
-    if is_here:
-        from assay_quantize.estimate.measure_torch import measured_torch
-
-        of_torch = measured_torch(made)
-    where = (True, False) if machine.gpu is not None else (False,)
+    where = () if not is_asked(made) else (False,) if machine.gpu is None else (True, False)
     return whole, tuple(estimate_calibration(made, machine, rates, of_torch, gpu=gpu) for gpu in where)

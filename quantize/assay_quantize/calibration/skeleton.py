@@ -79,6 +79,7 @@ class Skeleton:
         self.prefix, self._layers = lists[0][0], list(lists[0][1])
         self._passing = _Passing()
         self._restore_buffers()
+        self._norm = self.base.norm
         self.base.norm = nn.Identity()
 
     @property
@@ -135,7 +136,27 @@ class Skeleton:
         output = seen[0]
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
+    def head(self, reader: SourceReader) -> nn.Module:
+        """What makes logits of the last layer's hidden states: the last norm and the output head, filled."""
+        name = next(name for name, module in self.model.named_modules() if module is self.model.get_output_embeddings())
+        if getattr(self.base.config, "tie_word_embeddings", False) and f"{name}.weight" not in self._tensors:
+            name = self._embedding_name()
+        norm = f"{self.prefix.rpartition('.')[0]}.norm"
+        for leaf, parameter in list(self._norm.named_parameters()):
+            value = self._value(reader, f"{norm}.{leaf}", tuple(parameter.shape)).to(self.dtype)
+            self._norm._parameters[leaf] = nn.Parameter(value.to(self.device), requires_grad=False)
+        weight_VH = self._tensor(f"{name}.weight")
+        rows = self._rows(reader, weight_VH, 0, weight_VH.shape[0]).to(self.device).to(self.dtype)
+        linear = nn.Linear(weight_VH.shape[1], weight_VH.shape[0], bias=False, device="meta")
+        linear.weight = nn.Parameter(rows, requires_grad=False)
+        return nn.Sequential(self._norm, linear)
+
     # -------------------------------------------------------------------------------------------- one layer
+    def plain(self, reader: SourceReader, name: str) -> Tensor:
+        """A weight as the source has it, in the model's dtype."""
+        tensor = self._tensor(name)
+        return self._rows(reader, tensor, 0, tensor.shape[0]).to(self.dtype)
+
     @contextmanager
     def filled(self, layer: int, reader: SourceReader) -> Iterator[nn.Module]:
         """The model with the weights of one layer; all others pass on their input. Afterwards the layer is gone."""

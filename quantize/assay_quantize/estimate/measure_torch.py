@@ -34,6 +34,8 @@ def measured_torch(plan: Plan) -> TorchRates:
 
         layers = calibrated_tensors(plan).values()
         rounded = [(t, weights_at_once(tensors)) for tensors in layers for t in tensors if t.action == "quantize"]
+        if not rounded:  # of `assay sensitivity`, which rounds nothing by GPTQ
+            rounded = [(t, 1) for t in plan.tensors if t.action == "quantize"]
         shapes = Counter((t.shape[0], t.shape[1], at_once) for t, at_once in rounded).most_common(2)
         scheme = compressed_tensors_scheme(str(rounded[0][0].scheme)).weights
         threads = torch.get_num_threads()
@@ -105,7 +107,7 @@ def _searched_s() -> float:
         step = scaled.view(1024, 8, 128).abs().amax(-1, keepdim=True) / 7.5
         (scaled.view(1024, 8, 128) / step).clamp(-8, 7).round().mul(step).view(1024, 1024).div(1.1).to(w_OI.dtype)
 
-    return _seconds(search) / w_OI.numel()
+    return _seconds(search) / int(w_OI.numel())
 
 
 def _random(*shape: int) -> Any:

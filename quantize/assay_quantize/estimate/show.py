@@ -6,6 +6,7 @@ from rich.console import Console
 
 from assay_quantize.estimate.calibration_time import CalibrationEstimate
 from assay_quantize.estimate.hardware_time import Estimate
+from assay_quantize.estimate.sensitivity_time import SensitivityEstimate
 from assay_quantize.plan.show import gigabytes
 
 
@@ -64,6 +65,17 @@ def print_calibration(made: CalibrationEstimate, console: Console) -> None:
         console.print("  one GPU computes, others of the machine wait; not run on a GPU by us (--device cuda-untested)")
     if made.problem is not None:
         console.print(f"  [red]does not fit[/]: {made.problem}", soft_wrap=True)
+
+
+def print_sensitivity(made: SensitivityEstimate, console: Console) -> None:
+    """A line for each step, with the figures that it rests on."""
+    console.print(f"[bold]proxy {made.proxy}, extrapolated, not measured[/], on the cores of {made.machine}:", soft_wrap=True)
+    for line in made.lines:
+        seconds = "" if line.seconds is None else duration(line.seconds)
+        console.print(f"  {line.name:<11} {seconds:>7}   {line.text}", soft_wrap=True)
+    console.print(f"  {'together':<11} {duration(made.total_s):>7}   one step after the other")
+    console.print(f"  {'disk':<11} {gigabytes(made.disk_bytes):>7}   states, beside the source")
+    console.print(f"  {'memory':<11} {gigabytes(made.memory_bytes):>7}")
 
 
 def duration(seconds: float) -> str:
