@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
-    from assay_quantize.estimate.hardware_time import Estimate
     from assay_quantize.verify.finished import FinishedShards
     from assay_reports.card import Cards
     from assay_reports.schema import Report
@@ -120,18 +119,6 @@ def plan_for(aim: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) -> Pl
         return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
     except PlanError as problem:
         raise with_what_fits(problem, checkpoint, recipe.name) from None
-
-
-def estimate_for(made: Plan, hardware: str) -> Estimate:
-    """Time, disk and memory on the hardware that is named; `this` measures this machine and the working directory's disk."""
-    from assay_quantize.estimate.hardware_time import estimate, measured_rates, parse_hardware
-
-    if hardware.split(",")[0].strip() != "this":
-        return estimate(made, parse_hardware(hardware), measured_rates(made))
-    from assay_quantize.estimate.measure_machine import calibrate
-
-    here, rates = calibrate(made, Path.cwd())
-    return estimate(made, parse_hardware(hardware, here), rates)
 
 
 def quantize_options(

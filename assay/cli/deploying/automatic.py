@@ -119,7 +119,8 @@ def _check_chosen(aim: Target, wanted: Automatic, file: Path, record: Path) -> N
 
 def _measured(aim: Target, record: Path) -> Sensitivity:
     """The sensitivities, measured before or now."""
-    from assay.cli.deploying.sensitivity_found import Asked, find_sensitivity
+    from assay.cli.deploying.sensitivity_asked import Asked
+    from assay.cli.deploying.sensitivity_found import find_sensitivity
 
     if (before := Sensitivity.load_if_there(record)) is not None:
         return before

@@ -2,87 +2,51 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from assay.cli.deploying.sensitivity_asked import (
+    Asked,
+    Figures,
+    Pair,
+    by_weights,
+    measure,
+    scored,
+    served_folder,
+    take_found,
+    texts_for,
+)
 from assay.cli.terminal import say
-from assay.errors import AssayError
 from assay.quantities import size
-from assay.records.base import Interval, sha256_of
+from assay.records.base import sha256_of
 from assay.records.diagnosis.sensitivity import (
-    LayerRouting,
     MtpAcceptance,
     RankCorrelation,
     Sensitivity,
     SensitivityPart,
-    UniformDamage,
-    WorstTensor,
 )
 
 if TYPE_CHECKING:
-    from assay.cli.targets import Target
-    from assay.recipes.profile import ProfileRecipe
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
     from assay_quantize.sensitivity.direct import Direct
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import Rounder
 
-Proxy = Literal["kl", "fisher", "weights"]
-Pair = tuple["Key", str]
-
 IN_WORDS = {
     "kl": "the divergence itself, in transformers",
     "fisher": "a second-order estimate from one backward pass",
+    "hidden": "the relative squared error of the states behind a part's layer",
     "weights": "the relative squared error of the weights",
 }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says. served: how many parts are also served; 0: none. keep: folder of what may be gone on with."""
-
-    aim: Target
-    schemes: tuple[str, ...]
-    proxy: Proxy
-    observer: Literal["minmax", "mse"]
-    run: Path | None
-    text: tuple[Path, ...]
-    num_tokens: int
-    length: int
-    served: int
-    profile: ProfileRecipe | None
-    scores: tuple[Path, ...]
-    seed: int
-    keep: Path
-    only_estimate: bool
-    own: bool = False
-    """Texts that the model samples by itself, instead of its replies."""
-
-
-@dataclass
-class _Figures:
-    """What is known of each part, by method."""
-
-    damage: dict[str, dict[Pair, float]] = field(default_factory=dict)
-    """Method -> pair -> figure."""
-    intervals: dict[Pair, Interval | None] = field(default_factory=dict)
-    by_kind: dict[Pair, Any] = field(default_factory=dict)
-    routing: dict[Pair, LayerRouting | None] = field(default_factory=dict)
-    worst: dict[Pair, tuple[WorstTensor, ...]] = field(default_factory=dict)
-    uniform: list[UniformDamage] = field(default_factory=list)
-    served: dict[Pair, Interval] = field(default_factory=dict)
-    noise: float | None = None
-    not_measured: dict[str, str] = field(default_factory=dict)
-
-
 def find_sensitivity(asked: Asked) -> Sensitivity | None:
     """The record; None if only the cost was asked for."""
+    from assay.cli.deploying.sensitivity_by_layer import is_by_layer, run_by_layer
     from assay.cli.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.source_reader import SourceReader
@@ -99,7 +63,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
         f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
         f"({IN_WORDS[asked.proxy]})" + (f", {asked.served} of them served" if asked.served else "")
     )
-    figures = _Figures()
+    figures = Figures()
     documents: Sequence[Document] = ()
     told = ""
     with SourceReader(checkpoint) as reader:
@@ -108,8 +72,13 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
             if asked.only_estimate:
                 _say_cost_of_rounding(layout)
                 return None
-            _by_weights(layout, rounder, figures)
+            by_weights(layout, rounder, figures)
             figures.not_measured["divergence"] = "proxy weights runs no model"
+        elif is_by_layer(asked, layout):
+            by_layer = run_by_layer(asked, layout, rounder, reader, figures)
+            if by_layer is None:
+                return None
+            documents, told = by_layer
         else:
             found = _in_transformers(asked, layout, rounder, folder, figures)
             if found is None:
@@ -127,16 +96,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
 
 
 # ------------------------------------------------------------------------------------------------ without a model
-def _by_weights(layout: Layout, rounder: Rounder, figures: _Figures) -> None:
-    from assay_quantize.sensitivity.weights import relative_error
-
-    pairs = layout.pairs()
-    figures.damage["proxy:weights"] = {}
-    for number, pair in enumerate(pairs, 1):
-        figures.damage["proxy:weights"][pair], worst = relative_error(rounder.weights(*pair))
-        figures.worst.setdefault(pair, worst)
-        if number % 50 == 0 or number == len(pairs):
-            say(f"weights: {number} of {len(pairs)} parts and schemes")
 
 
 def _say_cost_of_rounding(layout: Layout) -> None:
@@ -146,7 +105,7 @@ def _say_cost_of_rounding(layout: Layout) -> None:
 
 # ------------------------------------------------------------------------------------------------ the model in transformers
 def _in_transformers(
-    asked: Asked, layout: Layout, rounder: Rounder, folder: Path, figures: _Figures
+    asked: Asked, layout: Layout, rounder: Rounder, folder: Path, figures: Figures
 ) -> tuple[Sequence[Document], str] | None:
     """The texts and what they are in words; None if only the cost was asked for."""
     from assay_evaluate.sensitivity.damage import positions_of
@@ -157,8 +116,8 @@ def _in_transformers(
     from assay_quantize.sensitivity.texts import batched
 
     model = load_model(layout.checkpoint, folder, "cpu")
-    documents, told = _texts(asked, model, folder)
-    texts = _scored(documents)
+    documents, told = texts_for(asked, model, folder)
+    texts = scored(documents)
     say(f"{len(texts)} texts, {sum(one.num_scored for one in texts):,} scored tokens: {told}")
     runner = Runner(model, batched(texts, BATCH_TOKENS))
     if asked.proxy == "kl":
@@ -189,39 +148,13 @@ def _say_cost(direct: Direct, layout: Layout, asked: Asked) -> bool:
     return not asked.only_estimate
 
 
-def _directly(direct: Direct, layout: Layout, positions: Positions, figures: _Figures) -> None:
-    from assay_evaluate.sensitivity.damage import damage_of
-    from assay_quantize.sensitivity.direct import mean_other_experts
-
+def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Figures) -> None:
     whole = dict(direct.uniform())
-    figures.damage["proxy:kl"] = {}
-    for key, scheme, found in direct.parts(layout.pairs()):
-        made = damage_of(found.kl_N, positions)
-        pair = key, scheme
-        figures.damage["proxy:kl"][pair] = made.mean
-        figures.intervals[pair], figures.by_kind[pair] = made.interval, made.by_kind
-        worst = mean_other_experts(found.other_experts)
-        figures.routing[pair] = None if worst is None else LayerRouting(layer=worst[0], other_experts=worst[1])
-    for scheme, found in whole.items():
-        made = damage_of(found.kl_N, positions)
-        keys = [key for key, sizes in layout.sizes.items() if key.role != "mtp" and scheme in sizes]
-        saved = sum(layout.sizes[key]["bf16"] - layout.sizes[key][scheme] for key in keys)
-        figures.uniform.append(
-            UniformDamage(
-                scheme=scheme,
-                bytes=layout.other_bytes + sum(sizes["bf16"] for sizes in layout.sizes.values()) - saved,
-                damage_nats=made.mean,
-                interval=made.interval,
-                sum_of_parts_nats=sum(v for (_, s), v in figures.damage["proxy:kl"].items() if s == scheme),
-                routing=tuple(LayerRouting(layer=at, other_experts=share) for at, share in sorted(found.other_experts.items())),
-            )
-        )
-    if not any(found.other_experts for found in whole.values()):
-        figures.not_measured["routers"] = "no module of the model is given every token's experts"
+    take_found(whole, direct.parts(layout.pairs()), layout, positions, figures)
     figures.noise = direct.noise()
 
 
-def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: _Figures) -> None:
+def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures) -> None:
     from assay_quantize.sensitivity import fisher, weights
     from assay_quantize.sensitivity.texts import batched
 
@@ -235,108 +168,19 @@ def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figure
 
 
 # ------------------------------------------------------------------------------------------------ texts
-def _texts(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document], str]:
-    from assay_evaluate.divergence.documents import Document
-    from assay_evaluate.sensitivity.served import texts_of_run
-    from assay_quantize.calibration.text import Text
-
-    if asked.served:
-        written = texts_of_run(_served_folder(asked, write=True))
-        return written, "replies that the served source wrote"
-    if asked.run is not None:
-        chosen = _some(texts_of_run(asked.run), asked.num_tokens, asked.seed)
-        return chosen, f"texts of the reference of {asked.run}"
-    if not asked.text and not asked.own:
-        return _replies(
-            asked, model, folder
-        ), f"the model's replies to our questions, sampled at temperature 1, seed {asked.seed}"
-    source = Text(asked.text, asked.seed)
-    sequences = source.sequences(model, folder, asked.num_tokens, asked.length, say)
-    # nothing predicts a text's first token
-    made = [Document(f"{i}", "", tuple(one[:1]), tuple(one[1:]), "held_out") for i, one in enumerate(sequences)]
-    return made, ", ".join(source.describe())
-
-
-def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
-    """To the questions that a suite's divergence has, answered in transformers."""
-    from assay_evaluate.divergence.documents import Document, document_items
-    from assay_quantize.sensitivity.texts import sample_replies
-
-    suite = _suite(asked)
-    items = document_items(suite.divergence, suite.seed)
-    texts = sample_replies(
-        model, folder, [item.prompt for item in items], max_tokens=asked.length, seed=asked.seed, say=say
-    )  # fmt: skip
-    return [
-        Document(item.id, item.language, text.ids[: text.first], text.ids[text.first :], "replies", item.kind)
-        for item, text in zip(items, texts, strict=True)
-    ]
-
-
-def _some(documents: Sequence[Document], num_tokens: int, seed: int) -> Sequence[Document]:
-    """Texts of the run, drawn by their names, until there are enough tokens; in the run's order."""
-    drawn = sorted(documents, key=lambda one: hashlib.sha256(f"{seed}:{one.texts}:{one.item}".encode()).digest())
-    taken, total = set(), 0
-    for one in drawn:
-        if total >= num_tokens:
-            break
-        taken.add(id(one))
-        total += len(one.reply_ids)
-    return [one for one in documents if id(one) in taken]
-
-
-def _scored(documents: Sequence[Document]) -> Any:
-    from assay_quantize.sensitivity.texts import ScoredText
-
-    return [ScoredText(tuple(one.ids), len(one.prompt_ids)) for one in documents]
 
 
 # ------------------------------------------------------------------------------------------------ servers
-def _suite(asked: Asked) -> Any:
-    from assay_evaluate.sensitivity.served import suite_of
-
-    num_texts = max(20, asked.num_tokens // asked.length)
-    return suite_of(num_texts=num_texts, max_tokens=asked.length, seed=f"sensitivity-{asked.seed}")
 
 
-def _served_folder(asked: Asked, *, write: bool = False) -> Path:
-    """Folder of all servers on this source and suite. write: the reference has written its texts there."""
-    from assay.cli.targets import local_checkpoint
-    from assay_quantize.checkpoint.checkpoint import open_checkpoint
-
-    source = local_checkpoint(asked.aim.location)
-    suite = _suite(asked)
-    made_from = [
-        dict(open_checkpoint(source).data),
-        suite.sha256,
-        asked.profile.sha256 if asked.profile else None,
-        asked.observer,
-    ]
-    folder = asked.keep / f"served-{sha256_of(made_from)[:16]}"
-    if write:
-        _measure(asked, source, {}, folder)
-    return folder
-
-
-def _measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path) -> Mapping[str, Interval]:
-    from assay_evaluate.sensitivity.served import kl_of, measure_served
-
-    assert asked.profile is not None
-    found = measure_served(
-        asked.aim.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
-        serving=asked.aim.recipe.serving, folder=folder, on_progress=say,
-    )  # fmt: skip
-    return {one.label: kl_of(one) for one in found if one.label in mixes}
-
-
-def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Document], figures: _Figures) -> None:
+def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Document], figures: Figures) -> None:
     """One checkpoint and one server after the other; a checkpoint goes once it is measured."""
     from assay.records.measurement import Measurement
     from assay_evaluate.sensitivity.served import kl_of
     from assay_quantize.engine.quantize import quantize
     from assay_quantize.plan.planner import make_plan
 
-    folder = _served_folder(asked)
+    folder = served_folder(asked)
     order = figures.damage[f"proxy:{asked.proxy}"]
     chosen = spread(order, asked.served)
     say(
@@ -351,7 +195,7 @@ def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Docum
             plan = make_plan(layout.checkpoint, recipe, model=asked.aim.recipe.name, family=layout.family)
             made = folder / label / "checkpoint"
             quantize(plan, source, made)
-            _measure(asked, source, {label: made}, folder)
+            measure(asked, source, {label: made}, folder)
             shutil.rmtree(made.parent)
         figures.served[pair] = kl_of(Measurement.load(done))
         say(f"served {number} of {len(chosen)}: {key}, {scheme}: {figures.served[pair].value:.3g} nats")
@@ -370,7 +214,7 @@ def spread(order: Mapping[Pair, float], count: int) -> list[Pair]:
 
 # ------------------------------------------------------------------------------------------------ the record
 def _record(
-    asked: Asked, layout: Layout, figures: _Figures, documents: Sequence[Document], told: str, cpu_seconds: float
+    asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], told: str, cpu_seconds: float
 ) -> Sensitivity:
     from assay_quantize.sensitivity.texts import texts_sha256
 
@@ -389,10 +233,10 @@ def _record(
         source_revision=plan.source_revision,
         data_sha256=sha256_of(plan.source_files),
         method=method,
-        in_nats=asked.proxy != "weights",
+        in_nats=asked.proxy not in ("weights", "hidden"),
         observer=asked.observer,
         texts=told,
-        texts_sha256=texts_sha256(_scored(documents)),
+        texts_sha256=texts_sha256(scored(documents)),
         num_texts=len(documents),
         num_tokens=sum(len(one.reply_ids) for one in documents),
         seed=str(asked.seed),
@@ -415,7 +259,7 @@ def _record(
     )  # fmt: skip
 
 
-def _part(layout: Layout, figures: _Figures, damage: Mapping[Pair, float], key: Key, scheme: str) -> SensitivityPart:
+def _part(layout: Layout, figures: Figures, damage: Mapping[Pair, float], key: Key, scheme: str) -> SensitivityPart:
     pair = key, scheme
     return SensitivityPart(
         layer=key.layer,
@@ -432,7 +276,7 @@ def _part(layout: Layout, figures: _Figures, damage: Mapping[Pair, float], key: 
     )
 
 
-def _correlations(asked: Asked, figures: _Figures) -> tuple[RankCorrelation, ...]:
+def _correlations(asked: Asked, figures: Figures) -> tuple[RankCorrelation, ...]:
     """Every method beside what was served, and every other one beside the method of the record."""
     from assay_evaluate.sensitivity.ranks import rank_correlation
 
@@ -450,12 +294,3 @@ def _drafts(run: Path | None) -> tuple[MtpAcceptance, ...]:
     from assay_evaluate.sensitivity.drafts import mtp_acceptance
 
     return () if run is None else mtp_acceptance(run)
-
-
-def check_asked(asked: Asked) -> None:
-    """AssayError: options that do not go together."""
-    if asked.text and asked.run is not None:
-        raise AssayError("--text gives other texts than --run has: say one of them; --out names a folder for the record")
-    if asked.served and (asked.text or asked.proxy == "weights"):
-        what = "--text" if asked.text else "--proxy weights"
-        raise AssayError(f"--served measures on replies that the served source writes, and {what} does without: leave one out")

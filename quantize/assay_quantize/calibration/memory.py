@@ -15,6 +15,8 @@ from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.resident import cached_bytes, resident_bytes
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of
 
+BATCH_TOKENS = 2048
+"""Tokens that go through a layer at once. Part of the method: with another number the last bits of sums differ."""
 FLOAT_BYTES = 4
 EXPERT_INPUTS = ("gate_proj", "up_proj")
 """Weights of a layer's experts that all have one input, since every expert sees every token."""
@@ -109,4 +111,16 @@ def check_memory(
         raise QuantizeError(
             f"{source}: calibrating its largest layer takes {size(needed)}, of {where} {size(max(0, free))} are left; at least "
             f"{size(needed + resident_bytes())} are needed in all, or a precision without `calibration`"
+        )
+
+
+def check_gpu_memory(
+    plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int, free_bytes: int, source: Path
+) -> None:
+    """QuantizeError: a layer does not fit into what a GPU has free."""
+    needed = layer_bytes(plan, layers, shape, batch) + SPARE_BYTES
+    if needed > free_bytes:
+        raise QuantizeError(
+            f"{source}: calibrating its largest layer takes {size(needed)} of the GPU's memory, {size(free_bytes)} are free; "
+            "say --device cpu, or take a precision without `calibration`"
         )

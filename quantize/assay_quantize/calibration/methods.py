@@ -88,7 +88,8 @@ class SharedGPTQ(GPTQModifier):
 
 @dataclass(frozen=True)
 class LayerResult:
-    """tensors: output of the plan -> its value. fell_back: weights that GPTQ could only round to the nearest."""
+    """tensors: output of the plan -> its value, in the memory of the CPU. fell_back: weights that GPTQ could only round to the
+    nearest."""
 
     tensors: dict[str, Tensor]
     fell_back: tuple[str, ...]
@@ -163,7 +164,7 @@ class Method:
         tensors: dict[str, Tensor] = {}
         for tensor in self._smoothed:
             (output,) = tensor.outputs
-            tensors[output.name] = model.get_parameter(tensor.name).data.to(TORCH_DTYPES[output.dtype])
+            tensors[output.name] = model.get_parameter(tensor.name).data.to(TORCH_DTYPES[output.dtype]).to("cpu")
         for name, module in modules.items():
             module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
         with torch.no_grad(), DisableQuantization(model):
@@ -191,7 +192,7 @@ class Method:
         if isinstance(self._rounding, SharedGPTQ):
             module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
         prefix = module_of(tensor.name)
-        parts = {f"{prefix}.{part}": value.contiguous() for part, value in made.items()}
+        parts = {f"{prefix}.{part}": value.to("cpu").contiguous() for part, value in made.items()}
         return {output.name: parts[output.name] for output in tensor.outputs}
 
 

@@ -50,9 +50,9 @@ class _Embedded(nn.Module):
 
 
 class Skeleton:
-    """The model of a source. dtype: in which it is run. has_mtp: behind its layers stands the one of its MTP block, which is
-    one like the last. Raises QuantizeError: transformers does not build such a model, or calls its tensors otherwise than the
-    source."""
+    """The model of a source. dtype, device: in which and where it is run. has_mtp: behind its layers stands the one of its MTP
+    block, which is one like the last. Raises QuantizeError: transformers does not build such a model, or calls its tensors
+    otherwise than the source."""
 
     def __init__(
         self, folder: Path, plan: Plan, dtype: torch.dtype, device: str = "cpu", *, has_mtp: bool = False
@@ -90,6 +90,7 @@ class Skeleton:
         wanted = self.model.get_input_embeddings()
         self._embedding = next(name for name, module in self.model.named_modules() if module is wanted)
         self._restore_buffers()
+        self._norm = self.base.norm
         self.base.norm = nn.Identity()
 
     @property
@@ -128,12 +129,16 @@ class Skeleton:
     def pass_embedding(self) -> None:
         """The first layer is done: nobody looks at embeddings, but the model asks for them."""
         columns = int(self._tensor(f"{self._embedding}.weight").shape[1])
-        nothing = torch.zeros(1, columns, dtype=self.dtype)
-        self.model.set_input_embeddings(_Embedded(torch.zeros(1, dtype=torch.long), nothing))
+        nothing = torch.zeros(1, columns, dtype=self.dtype, device=self.device)
+        self.model.set_input_embeddings(_Embedded(torch.zeros(1, dtype=torch.long, device=self.device), nothing))
 
     def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
-        """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
+        """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled.
+
+        Both may lie anywhere, the result is on the device."""
         seen: list[Any] = []
+        tokens = tokens.to(self.device)
+        state = None if state is None else tuple(part.to(self.device) for part in state)
         handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
         self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
         try:
@@ -146,7 +151,27 @@ class Skeleton:
         output = seen[0]
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
+    def head(self, reader: SourceReader) -> nn.Module:
+        """What makes logits of the last layer's hidden states: the last norm and the output head, filled."""
+        name = next(name for name, module in self.model.named_modules() if module is self.model.get_output_embeddings())
+        if getattr(self.base.config, "tie_word_embeddings", False) and f"{name}.weight" not in self._tensors:
+            name = self._embedding
+        norm = f"{self.prefix.rpartition('.')[0]}.norm"
+        for leaf, parameter in list(self._norm.named_parameters()):
+            value = self._value(reader, f"{norm}.{leaf}", tuple(parameter.shape)).to(self.dtype)
+            self._norm._parameters[leaf] = nn.Parameter(value.to(self.device), requires_grad=False)
+        weight_VH = self._tensor(f"{name}.weight")
+        rows = self._rows(reader, weight_VH, 0, weight_VH.shape[0]).to(self.device).to(self.dtype)
+        linear = nn.Linear(weight_VH.shape[1], weight_VH.shape[0], bias=False, device="meta")
+        linear.weight = nn.Parameter(rows, requires_grad=False)
+        return nn.Sequential(self._norm, linear)
+
     # -------------------------------------------------------------------------------------------- one layer
+    def plain(self, reader: SourceReader, name: str) -> Tensor:
+        """A weight as the source has it, in the model's dtype."""
+        tensor = self._tensor(name)
+        return self._rows(reader, tensor, 0, tensor.shape[0]).to(self.dtype)
+
     @contextmanager
     def filled(self, layer: int, reader: SourceReader) -> Iterator[nn.Module]:
         """The model with the weights of one layer; all others pass on their input. Afterwards the layer is gone."""
@@ -154,8 +179,9 @@ class Skeleton:
         self._linearize(whole)
         for name, parameter in list(whole.named_parameters()):
             module, leaf = _parent(whole, name)
-            value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(parameter.shape)).to(self.dtype)
-            module._parameters[leaf] = nn.Parameter(value.to(self.device), requires_grad=False)
+            value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(parameter.shape))
+            # to the device as it is stored: half the bytes
+            module._parameters[leaf] = nn.Parameter(value.to(self.device).to(self.dtype), requires_grad=False)
         for name, buffer in list(whole.named_buffers()):
             module, leaf = _parent(whole, name)
             if leaf in module._non_persistent_buffers_set:

@@ -46,8 +46,22 @@ class CoreRates:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """A GPU as its maker publishes it; only calibration uses one. fp32: TFLOP per second outside tensor cores. memory: TB per
+    second. bus: GB per second from the host, one way."""
+
+    name: str
+    memory_bytes: int
+    fp32: float
+    memory: float
+    bus: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Machine:
-    """A machine by its rates, in GB per second. network: None: not known. source: where the figures come from."""
+    """A machine by its rates, in GB per second. network: None: not known. source: where the figures come from. gpu: None: none,
+    or it does not count."""
 
     name: str
     cores: int
@@ -56,20 +70,27 @@ class Machine:
     network: float | None
     source: str
     memory_bytes: int = DEFAULT_MEMORY_BYTES["cpu"]
+    gpu: Gpu | None = None
 
 
 _DRIVE = "one drive of PCIe 4.0 x4 (the link carries 7.9 GB/s; such drives are sold with about 7 GB/s read, 5 written)"
 _DGX = "data drives of 8 x 3.84 TB as RAID 0, counted at a quarter of the drives' own rates; the way to the hub is not known"
 _CENTRE = "64 cores, two data-centre drives of PCIe 4.0 (7 GB/s read, 4 written each), 10 Gbit/s"
 _CLOUD = "32 cores, a network volume of 1 GB/s (what an AWS gp3 volume gives), 12.5 Gbit/s"
+_ONE_OF_EIGHT = "an eighth of the cores of an NVIDIA DGX H200, one drive of PCIe 4.0 x4 (7 GB/s read, 5 written)"
+H200 = Gpu("NVIDIA H200", 141_000_000_000, 67.0, 4.8, 64.0, "NVIDIA's data sheet of the H200 (SXM); PCIe 5.0 x16")
+B200 = Gpu(
+    "NVIDIA B200", 180_000_000_000, 75.0, 7.7, 64.0, "NVIDIA's data sheet of the HGX B200, an eighth of it; PCIe 5.0 x16"
+)
 MACHINES: dict[str, Machine] = {
     "workstation": Machine("workstation", 16, 7.0, 5.0, 0.12, f"16 cores, {_DRIVE}, 1 Gbit/s"),
     "server": Machine("server", 64, 14.0, 8.0, 1.2, _CENTRE),
     "cloud": Machine("cloud", 32, 1.0, 1.0, 1.5, _CLOUD),
-    "8xh200": Machine("8xh200", 112, 12.0, 8.0, None, f"NVIDIA DGX H200: 2 x 56 cores (Xeon 8480C), {_DGX}"),
-    "8xb200": Machine("8xb200", 112, 12.0, 8.0, None, f"NVIDIA DGX B200: 2 x 56 cores (Xeon 8570), {_DGX}"),
+    "8xh200": Machine("8xh200", 112, 12.0, 8.0, None, f"NVIDIA DGX H200: 2 x 56 cores (Xeon 8480C), {_DGX}", gpu=H200),
+    "8xb200": Machine("8xb200", 112, 12.0, 8.0, None, f"NVIDIA DGX B200: 2 x 56 cores (Xeon 8570), {_DGX}", gpu=B200),
+    "1xh200": Machine("1xh200", 14, 7.0, 5.0, None, _ONE_OF_EIGHT, gpu=H200),
 }
-"""Name for `--hardware` -> machine. GPUs do not count: the fused kernels run on the CPU."""
+"""Name for `--hardware` -> machine. GPUs count for calibration only: the fused kernels run on the CPU."""
 
 MEASURED_ON = "one core of a two-core virtual machine, AMD EPYC (Zen 4, AVX-512, 2.6 GHz), 2026-11-21, CPU time of single slabs"
 MEASURED: dict[str, tuple[float, float]] = {

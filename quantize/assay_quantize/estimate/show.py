@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from assay_quantize.estimate.calibration_time import CalibrationEstimate
 from assay_quantize.estimate.hardware_time import Estimate
+from assay_quantize.estimate.sensitivity_time import SensitivityEstimate
 from assay_quantize.plan.show import gigabytes
 
 
@@ -39,6 +41,41 @@ def print_estimate(made: Estimate, console: Console) -> None:
     )
     console.print(f"  memory    {gigabytes(made.memory_bytes):>9}   at the most (--memory), whatever the size of shards")
     console.print(f"  rates of a core: {rates.source}", soft_wrap=True)
+
+
+def print_calibration(made: CalibrationEstimate, console: Console) -> None:
+    """What comes before the checkpoint is written: a line for each step, with the figures that it rests on."""
+    console.print(
+        f"[bold]calibration before that, extrapolated, not measured[/], on {made.device} of {made.machine}:", soft_wrap=True
+    )
+    for line in made.lines:
+        seconds = "" if line.seconds is None else duration(line.seconds)
+        console.print(f"  {line.name:<11} {seconds:>7}   {line.text}", soft_wrap=True)
+    console.print(f"  {'together':<11} {duration(made.total_s):>7}   one step after the other; the start is not in it")
+    console.print(
+        f"  {'disk':<11} {gigabytes(made.disk_bytes):>7}   layers and states, beside source and result, until it is done"
+    )
+    if made.device_bytes is not None:
+        what = "the largest layer in FP32, its statistics, a batch"
+        console.print(f"  {'GPU memory':<11} {gigabytes(made.device_bytes):>7}   {what}")
+    what = "without the layer, which is on the GPU" if made.device_bytes is not None else "the largest layer in FP32 among it"
+    console.print(f"  {'memory':<11} {gigabytes(made.host_bytes):>7}   {what}")
+    console.print(f"  rates: {made.rates.source}", soft_wrap=True)
+    if made.device_bytes is not None:
+        console.print("  one GPU computes, others of the machine wait; not run on a GPU by us (--device cuda-untested)")
+    if made.problem is not None:
+        console.print(f"  [red]does not fit[/]: {made.problem}", soft_wrap=True)
+
+
+def print_sensitivity(made: SensitivityEstimate, console: Console) -> None:
+    """A line for each step, with the figures that it rests on."""
+    console.print(f"[bold]proxy {made.proxy}, extrapolated, not measured[/], on the cores of {made.machine}:", soft_wrap=True)
+    for line in made.lines:
+        seconds = "" if line.seconds is None else duration(line.seconds)
+        console.print(f"  {line.name:<11} {seconds:>7}   {line.text}", soft_wrap=True)
+    console.print(f"  {'together':<11} {duration(made.total_s):>7}   one step after the other")
+    console.print(f"  {'disk':<11} {gigabytes(made.disk_bytes):>7}   states, beside the source")
+    console.print(f"  {'memory':<11} {gigabytes(made.memory_bytes):>7}")
 
 
 def duration(seconds: float) -> str:

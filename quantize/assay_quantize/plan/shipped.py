@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.recipes.base import recipes_dir
-from assay.recipes.families import form_of, num_experts, text_of
+from assay.recipes.families import family_of, form_of, num_experts, text_of
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -21,6 +21,8 @@ from assay_quantize.formats.schemes import DTYPE_BYTES
 from assay_quantize.plan.stored import StoredModel
 
 PLANNED_EXPERTS = 2
+SHARD_BYTES = 5_300_000_000
+"""About what a file of a large release has."""
 _EXPERT, _LAYER = "{expert}", "{layer}"
 _EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _SHARD = "shapes"
@@ -57,26 +59,34 @@ class ShippedModel:
         return replace(stored, weights=weights, config=self.config)
 
 
-def shipped_model(model: str) -> ShippedModel:
-    """The model of a recipe; its file must be there (`has_shapes`)."""
+def shipped_model(model: str, *, every_expert: bool = False) -> ShippedModel:
+    """The model of a recipe; its file must be there (`has_shapes`). every_expert: all of them are planned, not two a layer, in
+    files of about `SHARD_BYTES`, tensors by name: how the release cuts them is not known."""
     data = read_json_object(shapes_dir(), f"{model}.json")
     config = data["config"]
-    planned = _with_experts(config, PLANNED_EXPERTS)
+    number = max(1, num_experts(family_of(config), config)) if every_expert else PLANNED_EXPERTS
+    named = [
+        (name, dtype, tuple(shape), math.prod(shape) * DTYPE_BYTES[dtype])
+        for template, (dtype, shape, layers) in data["tensors"].items()
+        for name in _names(template, layers, number)
+    ]
     tensors: dict[str, TensorHeader] = {}
-    position = 0
-    for template, (dtype, shape, layers) in data["tensors"].items():
-        size = math.prod(shape) * DTYPE_BYTES[dtype]
-        for name in _names(template, layers):
-            tensors[name] = TensorHeader(name, dtype, tuple(shape), _SHARD, position, position + size)
-            position += size
-    checkpoint = Checkpoint(f"{data['source']} (shapes as shipped)", None, planned, tensors, {_SHARD: position}, ())
+    shards, shard = {_SHARD: 0}, _SHARD
+    for name, dtype, shape, size in sorted(named) if every_expert else named:
+        if every_expert and shards[shard] >= SHARD_BYTES:
+            shard = f"{_SHARD}-{len(shards):05d}"
+            shards[shard] = 0
+        tensors[name] = TensorHeader(name, dtype, shape, shard, shards[shard], shards[shard] + size)
+        shards[shard] += size
+    planned = config if every_expert else _with_experts(config, PLANNED_EXPERTS)
+    checkpoint = Checkpoint(f"{data['source']} (shapes as shipped)", None, planned, tensors, shards, ())
     return ShippedModel(model, data["source"], as_source(checkpoint), config)
 
 
-def _names(template: str, layers: str) -> Iterator[str]:
+def _names(template: str, layers: str, experts: int) -> Iterator[str]:
     """Of `model.layers.{layer}.mlp.experts.{expert}.up_proj.weight` and `3-77`: one for each layer and planned expert."""
     for layer in _numbers(layers) if layers else ("",):
-        for expert in range(PLANNED_EXPERTS if _EXPERT in template else 1):
+        for expert in range(experts if _EXPERT in template else 1):
             yield template.replace(_LAYER, str(layer)).replace(_EXPERT, str(expert))
 
 

@@ -25,7 +25,7 @@ from assay.records.base import sha256_of
 from assay_quantize.sensitivity.parts import Key, Layout
 from assay_quantize.sensitivity.rounded import Rounder, RoundInputs, input_args
 from assay_quantize.sensitivity.running import Passed, Runner, other_experts
-from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
+from assay_quantize.sensitivity.texts import Batch, ScoredText, texts_sha256
 
 NOISE = "noise"
 
@@ -62,6 +62,42 @@ def identity(layout: Layout, texts: Sequence[ScoredText]) -> str:
     return sha256_of(made_from)[:16]
 
 
+class Kept:
+    """What was found of each part, a file each. folder: None: nothing is kept."""
+
+    def __init__(self, folder: Path | None, num_positions: int) -> None:
+        self.folder, self._num_positions = folder, num_positions
+
+    def _path(self, name: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"{name}.safetensors"
+
+    def load(self, name: str) -> Found | None:
+        """None: not measured yet, or the file is not whole."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._path(name)
+        if path is None or not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                told = json.loads((file.metadata() or {})["found"])
+                kl_N = file.get_tensor("kl")
+        except (SafetensorError, KeyError, ValueError, OSError):
+            return None
+        if kl_N.shape != (self._num_positions,):
+            return None
+        return Found(kl_N, {int(layer): float(share) for layer, share in told["other_experts"].items()})
+
+    def save(self, name: str, found: Found) -> None:
+        from safetensors.numpy import save_file
+
+        if (path := self._path(name)) is None:
+            return
+        told = {key: value for key, value in asdict(found).items() if key != "kl_N"}
+        with replacing(path) as partial:
+            save_file({"kl": found.kl_N}, partial, {"found": json.dumps(told, sort_keys=True)})
+
+
 class Direct:
     """All parts of a checkpoint on some texts. keep: folder of what is found; None: nothing is kept."""
 
@@ -69,8 +105,8 @@ class Direct:
         self, layout: Layout, rounder: Rounder, runner: Runner, texts: Sequence[ScoredText], keep: Path | None, say: Say
     ) -> None:
         self._layout, self._rounder, self._runner, self._say = layout, rounder, runner, say
-        self._keep = None if keep is None else keep / identity(layout, texts)
-        self._places = _places(runner, texts)
+        self._places = places(runner.batches, texts)
+        self._kept = Kept(None if keep is None else keep / identity(layout, texts), len(self._places))
         started = _cpu_seconds()
         self._reference: Passed = runner.run()
         self._pass_s = _cpu_seconds() - started
@@ -85,8 +121,8 @@ class Direct:
     def cost(self, pairs: Sequence[tuple[Key, str]]) -> Cost:
         """What is not there yet, in passes of the whole model."""
         layers = len(self._runner.layers)
-        left = [key for key, scheme in pairs if self._load(_name(key, scheme)) is None]
-        uniform = [s for s in self._layout.plans if self._load(_name(None, s)) is None]
+        left = [key for key, scheme in pairs if self._kept.load(part_name(key, scheme)) is None]
+        uniform = [s for s in self._layout.plans if self._kept.load(part_name(None, s)) is None]
         passes = sum(1 - (key.layer or 0) / layers for key in left) + len(uniform) + 1
         return Cost(passes, passes * self._pass_s, 4 * len(self._reference.states_NH) * len(left))
 
@@ -100,26 +136,26 @@ class Direct:
         """Every scheme in all parts that it fits. Call it first: the model is run from its first layer."""
         assert self._runner.layer == 0
         for scheme in self._layout.plans:
-            name = _name(None, scheme)
-            if (found := self._load(name)) is None:
+            name = part_name(None, scheme)
+            if (found := self._kept.load(name)) is None:
                 self._say(f"{scheme} in every part")
                 keys = [key for key, sizes in self._layout.sizes.items() if key.role != "mtp" and scheme in sizes]
                 with self._rounded(keys, scheme):
                     found = self._measure()
-                self._save(name, found)
+                self._kept.save(name, found)
             yield scheme, found
 
     def parts(self, pairs: Sequence[tuple[Key, str]]) -> Iterator[tuple[Key, str, Found]]:
         """Of each pair, layer after layer: pairs must be sorted by layer."""
         for number, (key, scheme) in enumerate(pairs, 1):
-            name = _name(key, scheme)
-            if (found := self._load(name)) is None:
+            name = part_name(key, scheme)
+            if (found := self._kept.load(name)) is None:
                 assert key.layer is not None and self._runner.layer <= key.layer, "pairs are sorted by layer"
                 while self._runner.layer < key.layer:
                     self._runner.advance()
                 with self._rounded([key], scheme):
                     found = self._measure()
-                self._save(name, found)
+                self._kept.save(name, found)
                 self._say(f"{number} of {len(pairs)}: {key}, {scheme}: {found.kl_N.mean(dtype=np.float64):.3g} nats")
             yield key, scheme, found
 
@@ -155,38 +191,8 @@ class Direct:
             raise QuantizeError(f"{self._layout.checkpoint.location}: a part gives infinite divergence; leave its scheme out")
         return Found(kl_N[self._places], other_experts(self._reference.experts, passed.experts))
 
-    # -------------------------------------------------------------------------------------------- what is kept
-    def _path(self, name: str) -> Path | None:
-        return None if self._keep is None else self._keep / f"{name}.safetensors"
 
-    def _load(self, name: str) -> Found | None:
-        """None: not measured yet, or the file is not whole."""
-        from safetensors import SafetensorError, safe_open
-
-        path = self._path(name)
-        if path is None or not path.is_file():
-            return None
-        try:
-            with safe_open(path, framework="np") as file:
-                told = json.loads((file.metadata() or {})["found"])
-                kl_N = file.get_tensor("kl")
-        except (SafetensorError, KeyError, ValueError, OSError):
-            return None
-        if kl_N.shape != self._places.shape:
-            return None
-        return Found(kl_N, {int(layer): float(share) for layer, share in told["other_experts"].items()})
-
-    def _save(self, name: str, found: Found) -> None:
-        from safetensors.numpy import save_file
-
-        if (path := self._path(name)) is None:
-            return
-        told = {key: value for key, value in asdict(found).items() if key != "kl_N"}
-        with replacing(path) as partial:
-            save_file({"kl": found.kl_N}, partial, {"found": json.dumps(told, sort_keys=True)})
-
-
-def _name(key: Key | None, scheme: str) -> str:
+def part_name(key: Key | None, scheme: str) -> str:
     return f"all-{scheme}" if key is None else f"layer-{key.layer:05d}-{key.role}-{scheme}"
 
 
@@ -195,11 +201,11 @@ def _mtp(layout: Layout) -> tuple[str, ...]:
     return layout.weights.get(Key(None, "mtp"), ())
 
 
-def _places(runner: Runner, texts: Sequence[ScoredText]) -> npt.NDArray[np.intp]:
+def places(batches: Sequence[Batch], texts: Sequence[ScoredText]) -> npt.NDArray[np.intp]:
     """Where each text's positions stand in a pass, in the order of `texts`: batches are sorted by length."""
     begins = np.zeros(len(texts), np.intp)
     at = 0
-    for batch in runner.batches:
+    for batch in batches:
         for text in batch.texts:
             begins[text] = at
             at += texts[text].num_scored

@@ -119,8 +119,8 @@ def test_hardware_in_words() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("laptop", "--hardware laptop: say workstation, server, cloud, 8xh200, 8xb200, this, or cores=64,read=6.5,write=3,"
-         "network=1.2 (GB/s)"),
+        ("laptop", "--hardware laptop: say workstation, server, cloud, 8xh200, 8xb200, 1xh200, this, or cores=64,read=6.5,"
+         "write=3,network=1.2 (GB/s)"),
         ("cores=64,read=6", "--hardware cores=64,read=6: write is missing; say cores=64,read=6.5,write=3 (rates in GB per "
          "second)"),
         *((f"server,{setting}", f"--hardware {setting}: say cores, read, write or network = a number above 0 (rates in GB per "

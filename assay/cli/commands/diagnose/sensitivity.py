@@ -8,7 +8,9 @@ from typing import Annotated, get_args
 import typer
 
 from assay.cli.commands.diagnose.sensitivity_shown import show
-from assay.cli.deploying.sensitivity_found import Asked, Proxy, check_asked, find_sensitivity
+from assay.cli.deploying.sensitivity_asked import Asked, Proxy, check_asked
+from assay.cli.deploying.sensitivity_by_layer import say_hours
+from assay.cli.deploying.sensitivity_found import find_sensitivity
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.options import (
     JsonOption,
@@ -49,7 +51,8 @@ def sensitivity(
             metavar="|".join(get_args(Proxy)),
             callback=choice(*get_args(Proxy)),
             help="kl: the divergence itself, part by part, in transformers; fisher: an estimate from one backward pass; "
-            "weights: relative squared error, without running a model, for one that does not fit into memory.",
+            "hidden: relative squared error of the states behind the part's layer, one layer in memory at a time; weights: "
+            "relative squared error of the weights, without running a model.",
         ),
     ] = "kl",
     observer: Annotated[
@@ -105,6 +108,22 @@ def sensitivity(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampled text, drawn texts and intervals.")] = 0,
+    by_layer: Annotated[
+        bool | None,
+        typer.Option(
+            "--by-layer/--whole",
+            help="Proxy kl: hold one layer in memory at a time, with states on the disk, or the whole model; the same figures. "
+            "Default: by layer where the model does not fit.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="Memory of the process, such as 6GiB. Default: what is free."),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", help="With --estimate: hours on a machine, named as for `assay plan`; no weight is read."),
+    ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only say what it would cost.")] = False,
     run: RunOption = None,
     out: OutFolderOption = None,
@@ -112,10 +131,11 @@ def sensitivity(
 ) -> None:
     """Measure what it costs to quantize each layer's attention, experts and MLPs by themselves, in nats and in bytes.
 
-    The model runs in transformers and must fit into memory, but for --proxy weights. What is stopped goes on where it was.
+    The model runs in transformers, whole or one layer at a time, but for --proxy weights. What is stopped goes on where it was.
     """
     from assay.cli.stages import profile_for
     from assay.cli.targets import resolve_target
+    from assay_quantize.engine.budget import parse_memory
 
     check_places(run, out)
     chosen = tuple(schemes or DEFAULT_SCHEMES)
@@ -130,9 +150,13 @@ def sensitivity(
         observer=observer,  # type: ignore[arg-type]  # likewise
         run=run, text=tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
         profile=profile_for(aim, profile) if served else None, scores=tuple(map(Path, scores or ())),
-        seed=seed, keep=place.records / "sensitivity", only_estimate=estimate,
+        seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
+        memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
     )  # fmt: skip
     check_asked(asked)
+    if hardware is not None:
+        say_hours(asked)
+        return
     with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
         found = find_sensitivity(asked)
     if found is None:

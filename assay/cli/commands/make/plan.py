@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.deploying.estimates import estimate_for, with_shapes
 from assay.cli.deploying.hardware_plan import plan_for_hardware, print_hardware_plan, tokens_of
 from assay.cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
-from assay.cli.stages import estimate_for, plan_for, source_for
+from assay.cli.stages import plan_for, source_for
 from assay.cli.terminal import emit, results
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
@@ -35,8 +36,9 @@ def plan(
         str | None,
         typer.Option(
             "--hardware",
-            help="Estimate hours and bytes of quantizing on a machine: workstation, server, cloud, 8xh200, 8xb200, `this` "
-            "(measured for two seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB per second).",
+            help="Estimate hours and bytes of quantizing, and of calibrating, on a machine: workstation, server, cloud, "
+            "8xh200, 8xb200, 1xh200, `this` (measured for some seconds), or cores=64,read=6.5,write=3,network=1.2 (rates in GB "
+            "per second).",
         ),
     ] = None,
     profile: Annotated[
@@ -57,8 +59,8 @@ def plan(
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
 
-    With --profile: one row per precision, of models that have recipes without asking the hub. With --json and --hardware: an
-    object with the keys `plan` and `estimate`.
+    With --profile: one row per precision, of models that have recipes without asking the hub. With --hardware, a model whose
+    shapes ship with assay needs no hub either; with --json, an object with the keys `plan`, `estimate` and `calibration`.
     """
     from assay.cli.targets import resolve_target
     from assay_quantize.plan.show import print_plan
@@ -80,14 +82,23 @@ def plan(
             f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
         )
     aim = resolve_target(target)
+    aim = aim if hardware is None else with_shapes(aim)
     made = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
-    estimate = None if hardware is None else estimate_for(made, hardware)
-    if as_json:
-        emit(made if estimate is None else {"plan": made.model_dump(mode="json"), "estimate": asdict(estimate)})
+    if hardware is None:
+        if as_json:
+            emit(made)
+        else:
+            print_plan(made, results())
         return
+    estimate, calibration = estimate_for(made, hardware)
+    if as_json:
+        of_calibration = [asdict(one) for one in calibration]
+        emit({"plan": made.model_dump(mode="json"), "estimate": asdict(estimate), "calibration": of_calibration})
+        return
+    from assay_quantize.estimate.show import print_calibration, print_estimate
+
     out = results()
     print_plan(made, out)
-    if estimate is not None:
-        from assay_quantize.estimate.show import print_estimate
-
-        print_estimate(estimate, out)
+    print_estimate(estimate, out)
+    for one in calibration:
+        print_calibration(one, out)

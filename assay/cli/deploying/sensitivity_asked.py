@@ -1,0 +1,219 @@
+"""What `assay sensitivity` was asked, what it finds, and the texts it is measured on; for every proxy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from assay.cli.terminal import say
+from assay.errors import AssayError
+from assay.records.base import Interval, sha256_of
+from assay.records.diagnosis.sensitivity import LayerRouting, UniformDamage, WorstTensor
+
+if TYPE_CHECKING:
+    from assay.cli.targets import Target
+    from assay.recipes.profile import ProfileRecipe
+    from assay_evaluate.divergence.documents import Document
+    from assay_evaluate.sensitivity.damage import Positions
+    from assay_quantize.sensitivity.parts import Key, Layout
+    from assay_quantize.sensitivity.rounded import Rounder
+
+Proxy = Literal["kl", "fisher", "hidden", "weights"]
+Pair = tuple["Key", str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says. served: how many parts are also served; 0: none. keep: folder of what may be gone on with."""
+
+    aim: Target
+    schemes: tuple[str, ...]
+    proxy: Proxy
+    observer: Literal["minmax", "mse"]
+    run: Path | None
+    text: tuple[Path, ...]
+    num_tokens: int
+    length: int
+    served: int
+    profile: ProfileRecipe | None
+    scores: tuple[Path, ...]
+    seed: int
+    keep: Path
+    only_estimate: bool
+    by_layer: bool | None = None
+    """One layer in memory at a time; None: where the model does not fit."""
+    memory_bytes: int | None = None
+    hardware: str | None = None
+    """With `only_estimate`: on which machine."""
+    own: bool = False
+    """Texts that the model samples by itself, instead of its replies."""
+
+
+@dataclass
+class Figures:
+    """What is known of each part, by method."""
+
+    damage: dict[str, dict[Pair, float]] = field(default_factory=dict)
+    """Method -> pair -> figure."""
+    intervals: dict[Pair, Interval | None] = field(default_factory=dict)
+    by_kind: dict[Pair, Any] = field(default_factory=dict)
+    routing: dict[Pair, LayerRouting | None] = field(default_factory=dict)
+    worst: dict[Pair, tuple[WorstTensor, ...]] = field(default_factory=dict)
+    uniform: list[UniformDamage] = field(default_factory=list)
+    served: dict[Pair, Interval] = field(default_factory=dict)
+    noise: float | None = None
+    not_measured: dict[str, str] = field(default_factory=dict)
+
+
+def by_weights(layout: Layout, rounder: Rounder, figures: Figures) -> None:
+    from assay_quantize.sensitivity.weights import relative_error
+
+    pairs = layout.pairs()
+    figures.damage["proxy:weights"] = {}
+    for number, pair in enumerate(pairs, 1):
+        figures.damage["proxy:weights"][pair], worst = relative_error(rounder.weights(*pair))
+        figures.worst.setdefault(pair, worst)
+        if number % 50 == 0 or number == len(pairs):
+            say(f"weights: {number} of {len(pairs)} parts and schemes")
+
+
+def take_found(
+    whole: Mapping[str, Any], parts: Iterable[tuple[Key, str, Any]], layout: Layout, positions: Positions, figures: Figures
+) -> None:
+    """What proxy `kl` found. whole: scheme -> of every part at once."""
+    from assay_evaluate.sensitivity.damage import damage_of
+    from assay_quantize.sensitivity.direct import mean_other_experts
+
+    figures.damage["proxy:kl"] = {}
+    for key, scheme, found in parts:
+        made = damage_of(found.kl_N, positions)
+        pair = key, scheme
+        figures.damage["proxy:kl"][pair] = made.mean
+        figures.intervals[pair], figures.by_kind[pair] = made.interval, made.by_kind
+        worst = mean_other_experts(found.other_experts)
+        figures.routing[pair] = None if worst is None else LayerRouting(layer=worst[0], other_experts=worst[1])
+    for scheme, found in whole.items():
+        made = damage_of(found.kl_N, positions)
+        keys = [key for key, sizes in layout.sizes.items() if key.role != "mtp" and scheme in sizes]
+        saved = sum(layout.sizes[key]["bf16"] - layout.sizes[key][scheme] for key in keys)
+        figures.uniform.append(
+            UniformDamage(
+                scheme=scheme,
+                bytes=layout.other_bytes + sum(sizes["bf16"] for sizes in layout.sizes.values()) - saved,
+                damage_nats=made.mean,
+                interval=made.interval,
+                sum_of_parts_nats=sum(v for (_, s), v in figures.damage["proxy:kl"].items() if s == scheme),
+                routing=tuple(LayerRouting(layer=at, other_experts=share) for at, share in sorted(found.other_experts.items())),
+            )
+        )
+    if not any(found.other_experts for found in whole.values()):
+        figures.not_measured["routers"] = "no module of the model is given every token's experts"
+
+
+def texts_for(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document], str]:
+    from assay_evaluate.divergence.documents import Document
+    from assay_evaluate.sensitivity.served import texts_of_run
+    from assay_quantize.calibration.text import Text
+
+    if asked.served:
+        written = texts_of_run(served_folder(asked, write=True))
+        return written, "replies that the served source wrote"
+    if asked.run is not None:
+        chosen = _some(texts_of_run(asked.run), asked.num_tokens, asked.seed)
+        return chosen, f"texts of the reference of {asked.run}"
+    if not asked.text and not asked.own:
+        return _replies(
+            asked, model, folder
+        ), f"the model's replies to our questions, sampled at temperature 1, seed {asked.seed}"
+    source = Text(asked.text, asked.seed)
+    sequences = source.sequences(model, folder, asked.num_tokens, asked.length, say)
+    # nothing predicts a text's first token
+    made = [Document(f"{i}", "", tuple(one[:1]), tuple(one[1:]), "held_out") for i, one in enumerate(sequences)]
+    return made, ", ".join(source.describe())
+
+
+def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
+    """To the questions that a suite's divergence has, answered in transformers."""
+    from assay_evaluate.divergence.documents import Document, document_items
+    from assay_quantize.sensitivity.texts import sample_replies
+
+    suite = _suite(asked)
+    items = document_items(suite.divergence, suite.seed)
+    texts = sample_replies(
+        model, folder, [item.prompt for item in items], max_tokens=asked.length, seed=asked.seed, say=say
+    )  # fmt: skip
+    return [
+        Document(item.id, item.language, text.ids[: text.first], text.ids[text.first :], "replies", item.kind)
+        for item, text in zip(items, texts, strict=True)
+    ]
+
+
+def _some(documents: Sequence[Document], num_tokens: int, seed: int) -> Sequence[Document]:
+    """Texts of the run, drawn by their names, until there are enough tokens; in the run's order."""
+    drawn = sorted(documents, key=lambda one: hashlib.sha256(f"{seed}:{one.texts}:{one.item}".encode()).digest())
+    taken, total = set(), 0
+    for one in drawn:
+        if total >= num_tokens:
+            break
+        taken.add(id(one))
+        total += len(one.reply_ids)
+    return [one for one in documents if id(one) in taken]
+
+
+def scored(documents: Sequence[Document]) -> Any:
+    from assay_quantize.sensitivity.texts import ScoredText
+
+    return [ScoredText(tuple(one.ids), len(one.prompt_ids)) for one in documents]
+
+
+def _suite(asked: Asked) -> Any:
+    from assay_evaluate.sensitivity.served import suite_of
+
+    num_texts = max(20, asked.num_tokens // asked.length)
+    return suite_of(num_texts=num_texts, max_tokens=asked.length, seed=f"sensitivity-{asked.seed}")
+
+
+def served_folder(asked: Asked, *, write: bool = False) -> Path:
+    """Folder of all servers on this source and suite. write: the reference has written its texts there."""
+    from assay.cli.targets import local_checkpoint
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+    source = local_checkpoint(asked.aim.location)
+    suite = _suite(asked)
+    made_from = [
+        dict(open_checkpoint(source).data),
+        suite.sha256,
+        asked.profile.sha256 if asked.profile else None,
+        asked.observer,
+    ]
+    folder = asked.keep / f"served-{sha256_of(made_from)[:16]}"
+    if write:
+        measure(asked, source, {}, folder)
+    return folder
+
+
+def measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path) -> Mapping[str, Interval]:
+    from assay_evaluate.sensitivity.served import kl_of, measure_served
+
+    assert asked.profile is not None
+    found = measure_served(
+        asked.aim.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
+        serving=asked.aim.recipe.serving, folder=folder, on_progress=say,
+    )  # fmt: skip
+    return {one.label: kl_of(one) for one in found if one.label in mixes}
+
+
+def check_asked(asked: Asked) -> None:
+    """AssayError: options that do not go together."""
+    if asked.text and asked.run is not None:
+        raise AssayError("--text gives other texts than --run has: say one of them; --out names a folder for the record")
+    if asked.hardware is not None and not asked.only_estimate:
+        raise AssayError("--hardware says what another machine would take: say --estimate as well")
+    if asked.by_layer and asked.proxy not in ("kl", "hidden"):
+        raise AssayError(f"--by-layer is for --proxy kl and hidden; --proxy {asked.proxy} does without")
+    if asked.served and (asked.text or asked.proxy in ("weights", "hidden")):
+        what = "--text" if asked.text else f"--proxy {asked.proxy}"
+        raise AssayError(f"--served measures on replies that the served source writes, and {what} does without: leave one out")
