@@ -10,6 +10,7 @@ from assay.cli.calibrating.shown import text_lines
 from assay.cli.calibrating.texts import calibration_text
 from assay.cli.terminal import say
 from assay.errors import PlanError
+from assay.quantities import size
 from assay.recipes.model import CalibrationData
 from assay.records.calibration import Calibration, record_of
 from assay.records.manifest import load_manifest
@@ -47,10 +48,15 @@ def calibrated_before(aim: Target, made: Plan, folder: Path, options: QuantizeOp
 
     if not is_asked(made):
         return made
-    if options.stream_from is not None or options.runner != "local":
+    if options.runner != "local":
         raise PlanError(
-            f"precision {made.precision}: layers are calibrated on this machine, from a source that is there whole; leave out "
-            "--runner and --stream-from"
+            f"precision {made.precision}: layers are calibrated one after the other, each on what the one before it gives, so a "
+            f"cluster has nothing to share: leave out --runner {options.runner}"
+        )
+    if options.stream_from is not None:
+        raise PlanError(
+            f"precision {made.precision}: the source is read twice, by calibration and by what writes the checkpoint, and "
+            f"{size(made.bytes_in)} would be downloaded twice: leave out --stream-from, then it is downloaded once"
         )
     from assay_quantize.calibration.layerwise import asked_sha256
 
@@ -80,6 +86,7 @@ def calibrated_layers(
         text,
         memory_bytes=options.memory_bytes,
         workers=options.workers,
+        device=options.device,
         withheld=withheld,
         report=say,
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from assay.cli.deploying.sensitivity_asked import Asked, Figures, by_weights, scored, take_found, texts_for
+from assay.cli.deploying.sensitivity_asked import Asked, Figures, scored, take_found, texts_for
 from assay.cli.terminal import results, say
 from assay.errors import AssayError
 from assay.quantities import size
@@ -68,7 +68,7 @@ def run_by_layer(
     check_memory(plan, longest, memory, said)
     tokens = sum(len(one.ids) for one in texts)
     say(f"{len(texts)} texts, {tokens:,} tokens: {told}")
-    disk = states_bytes(layout, tokens, to_the_end=to_the_end)
+    disk = states_bytes(layout, tokens, longest, to_the_end=to_the_end)
     say(
         f"estimate: each layer is filled once, {size(needed_bytes(plan, longest))} of memory beside the process, up to "
         f"{size(disk)} of states in {asked.keep}; --hardware MACHINE says hours"
@@ -91,7 +91,8 @@ def run_by_layer(
         figures.not_measured["proxy fisher"] = "it holds the model whole"
     else:
         figures.not_measured["divergence"] = "proxy hidden goes no further than a part's own layer"
-    by_weights(layout, rounder, figures)
+    figures.damage["proxy:weights"] = {pair: error for pair, (error, _) in layered.weights.items()}
+    figures.worst |= {pair: worst for pair, (_, worst) in layered.weights.items()}
     return documents, told
 
 
@@ -123,7 +124,7 @@ def say_hours(asked: Asked) -> None:
         tokens=asked.num_tokens,
         length=asked.length,
         memory_bytes=min(largest, 1 << 30) if is_weights else needed_bytes(plan, asked.length),
-        disk_bytes=0 if is_weights else states_bytes(layout, asked.num_tokens, to_the_end=to_the_end),
+        disk_bytes=0 if is_weights else states_bytes(layout, asked.num_tokens, asked.length, to_the_end=to_the_end),
     )
     print_sensitivity(made, results())
     if not is_weights:

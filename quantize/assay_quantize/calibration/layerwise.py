@@ -34,13 +34,14 @@ from assay.recipes.precision import Calibrated, PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.calibration.memory import BATCH_TOKENS, check_memory
+from assay_quantize.calibration.memory import BATCH_TOKENS, check_gpu_memory, check_memory
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.calibration.work_folder import WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.kernels.devices import check_device
 from assay_quantize.plan.calibrated import calibrated_tensors, is_calibrated
 from assay_quantize.plan.identity import plan_sha256
 
@@ -61,19 +62,22 @@ def calibrate_layers(
     *,
     memory_bytes: int | None = None,
     workers: int | None = None,
+    device: str = "cpu",
     batch_tokens: int = BATCH_TOKENS,
     withheld: Callable[[], Withheld] | None = None,
     report: Say | None = None,
 ) -> CalibratedLayers:
     """Calibrate the layers of `plan` on `text`, with files in the folder `work`; go on where a killed run stopped.
 
-    memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. batch_tokens: at
-    once through a layer; other numbers are for tests. withheld: finds the items that no text may hold, asked when text is read;
-    None: those of `text`. report: told a line for every layer, and every ten seconds between.
+    memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. device: `cpu`, or
+    `cuda` (never run so far): where a layer, its inputs and its statistics are; on a GPU other last bits come out.
+    batch_tokens: at once through a layer; other numbers are for tests. withheld: finds the items that no text may hold, asked
+    when text is read; None: those of `text`. report: told a line for every layer, and every ten seconds between.
     Raises QuantizeError: a model that transformers does not build as it is stored, too little memory or text, a folder that was
     begun otherwise.
     """
     started, say = time.monotonic(), report or (lambda line: None)
+    check_device(device)
     options = _options(plan)
     layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())
     layers |= calibrated_tensors(plan)
@@ -85,6 +89,7 @@ def calibrate_layers(
         "asked_sha256": asked,
         "versions": _versions(),
         "threads": workers or threads,
+        "device": device,
         "batch_tokens": batch_tokens,
         "source": {name: data for name, data in sorted(plan.source_files.items()) if name in checkpoint.shards},
     }
@@ -98,7 +103,7 @@ def calibrate_layers(
             told = folder.text()
             todo = [layer for layer in layers if layer not in folder.finished]
             if todo:
-                _do(plan, source, checkpoint, folder, layers, todo, tokens, options, memory_bytes, batch_tokens, say)
+                _do(plan, source, checkpoint, folder, layers, todo, tokens, options, memory_bytes, batch_tokens, say, device)
             lines = folder.finished
             return CalibratedLayers(
                 method=options.method,
@@ -131,6 +136,7 @@ def _do(
     memory_bytes: int | None,
     batch_tokens: int,
     say: Say,
+    device: str,
 ) -> None:
     """The layers that are missing, one after the other."""
     from assay_quantize.calibration.skeleton import Skeleton
@@ -138,8 +144,11 @@ def _do(
     observer = str(plan.precision_recipe.get("observer", "minmax"))
     begun, size = time.monotonic(), max(1, batch_tokens // tokens.shape[1])
     with quiet(), SourceReader(checkpoint) as reader:
-        skeleton = Skeleton(source, plan, torch.float32)
-        check_memory(plan, layers, tokens.shape, size, memory_bytes, source)
+        skeleton = Skeleton(source, plan, torch.float32, device)
+        if device == "cpu":
+            check_memory(plan, layers, tokens.shape, size, memory_bytes, source)
+        else:
+            check_gpu_memory(plan, layers, tokens.shape, size, torch.cuda.mem_get_info()[0], source)
         if todo[0] == 0:
             skeleton.use_embedding(reader, torch.from_numpy(tokens).long())
         else:

@@ -105,3 +105,15 @@ def check_memory(
             f"{source}: calibrating its largest layer takes {size(needed)}, of {where} {size(max(0, free))} are left; at least "
             f"{size(needed + resident_bytes())} are needed in all, or a precision without `calibration`"
         )
+
+
+def check_gpu_memory(
+    plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int, free_bytes: int, source: Path
+) -> None:
+    """QuantizeError: a layer does not fit into what a GPU has free."""
+    needed = layer_bytes(plan, layers, shape, batch) + SPARE_BYTES
+    if needed > free_bytes:
+        raise QuantizeError(
+            f"{source}: calibrating its largest layer takes {size(needed)} of the GPU's memory, {size(free_bytes)} are free; "
+            "say --device cpu, or take a precision without `calibration`"
+        )

@@ -81,7 +81,8 @@ class SharedGPTQ(GPTQModifier):
 
 @dataclass(frozen=True)
 class LayerResult:
-    """tensors: output of the plan -> its value. fell_back: weights that GPTQ could only round to the nearest."""
+    """tensors: output of the plan -> its value, in the memory of the CPU. fell_back: weights that GPTQ could only round to the
+    nearest."""
 
     tensors: dict[str, Tensor]
     fell_back: tuple[str, ...]
@@ -140,8 +141,9 @@ class Method:
         for tensor in self._smoothed:
             (output,) = tensor.outputs
             parameter = model.get_parameter(tensor.name)
-            tensors[output.name] = parameter.data.to(TORCH_DTYPES[output.dtype])
-            parameter.data = tensors[output.name].to(parameter.dtype)
+            stored = parameter.data.to(TORCH_DTYPES[output.dtype])
+            parameter.data = stored.to(parameter.dtype)
+            tensors[output.name] = stored.to("cpu")
         for name, module in modules.items():
             module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
         with torch.no_grad(), DisableQuantization(model):
@@ -169,7 +171,7 @@ class Method:
         made = compressor.compress(given, scheme)
         module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
         prefix = module_of(tensor.name)
-        parts = {f"{prefix}.{part}": value.contiguous() for part, value in made.items()}
+        parts = {f"{prefix}.{part}": value.to("cpu").contiguous() for part, value in made.items()}
         return {output.name: parts[output.name] for output in tensor.outputs}
 
 

@@ -50,8 +50,8 @@ class _Embedded(nn.Module):
 
 
 class Skeleton:
-    """The model of a source. dtype: in which it is run. Raises QuantizeError: transformers does not build such a model, or
-    calls its tensors otherwise than the source."""
+    """The model of a source. dtype, device: in which and where it is run. Raises QuantizeError: transformers does not build
+    such a model, or calls its tensors otherwise than the source."""
 
     def __init__(self, folder: Path, plan: Plan, dtype: torch.dtype, device: str = "cpu") -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -114,16 +114,20 @@ class Skeleton:
     def pass_embedding(self) -> None:
         """The first layer is done: nobody looks at embeddings, but the model asks for them."""
         columns = int(self._tensor(f"{self._embedding_name()}.weight").shape[1])
-        nothing = torch.zeros(1, columns, dtype=self.dtype)
-        self.model.set_input_embeddings(_Embedded(torch.zeros(1, dtype=torch.long), nothing))
+        nothing = torch.zeros(1, columns, dtype=self.dtype, device=self.device)
+        self.model.set_input_embeddings(_Embedded(torch.zeros(1, dtype=torch.long, device=self.device), nothing))
 
     def _embedding_name(self) -> str:
         wanted = self.model.get_input_embeddings()
         return str(next(name for name, module in self.model.named_modules() if module is wanted))
 
     def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
-        """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
+        """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled.
+
+        Both may lie anywhere, the result is on the device."""
         seen: list[Any] = []
+        tokens = tokens.to(self.device)
+        state = None if state is None else tuple(part.to(self.device) for part in state)
         handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
         self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
         try:
@@ -164,8 +168,9 @@ class Skeleton:
         self._linearize(whole)
         for name, parameter in list(whole.named_parameters()):
             module, leaf = _parent(whole, name)
-            value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(parameter.shape)).to(self.dtype)
-            module._parameters[leaf] = nn.Parameter(value.to(self.device), requires_grad=False)
+            value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(parameter.shape))
+            # to the device as it is stored: half the bytes
+            module._parameters[leaf] = nn.Parameter(value.to(self.device).to(self.dtype), requires_grad=False)
         for name, buffer in list(whole.named_buffers()):
             module, leaf = _parent(whole, name)
             if leaf in module._non_persistent_buffers_set:

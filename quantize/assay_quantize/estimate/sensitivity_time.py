@@ -17,7 +17,7 @@ from assay_quantize.estimate.calibration_time import PROCESS_BYTES, Line, TorchR
 from assay_quantize.estimate.calibration_work import attention_flops, routed_share
 from assay_quantize.estimate.hardware_time import MEASURED, CoreRates, Machine
 
-COMPARED_S = 43e-9
+COMPARED_S = 32e-9
 """Of one core for one weight: made plain again from what a scheme stores, and its error summed in FP64; measured like
 `MEASURED_CALIBRATION`, on a matrix of GLM-5's experts."""
 Proxy = Literal["kl", "hidden", "weights"]
@@ -53,11 +53,15 @@ def estimate_sensitivity(
     plan, layers = next(iter(plans.values())), num_hidden_layers(next(iter(plans.values())).config)
     rates = core_rates(torch_rates, machine.cores)
     weights = sum(count for _, _, count in parts)
-    round_s = sum(2 * count / MEASURED[scheme][0] / 1e9 for _, scheme, count in parts) + weights * COMPARED_S
+    times = 2 if proxy == "kl" else 1  # by itself, and with all others
+    round_s = times * sum(2 * count / MEASURED[scheme][0] / 1e9 for _, scheme, count in parts) + weights * COMPARED_S
     each = f"{1e9 * COMPARED_S:.3g} ns a weight to compare, of one core"
     rounding = Line("round", round_s, f"{len(parts)} parts and schemes, {weights:.3g} weights; {each}")
-    read = sum(2 * count for _, _, count in parts)
-    source = Line("source", read / machine.read / 1e9, f"{size(read)} read, each part once a scheme, {machine.read:.3g} GB/s")
+    read = times * sum(2 * count for _, _, count in parts)
+    often = "twice" if times == 2 else "once"
+    source = Line(
+        "source", read / machine.read / 1e9, f"{size(read)} read, each part {often} a scheme, {machine.read:.3g} GB/s"
+    )
     if proxy == "weights":
         lines = [source, rounding]
     else:

@@ -31,6 +31,7 @@ from assay.errors import QuantizeError
 from assay.quantities import size
 from assay.recipes.families import split_layer, text_of
 from assay.records.base import write_text_atomically
+from assay.records.diagnosis.sensitivity import WorstTensor
 from assay.records.plan import Plan
 from assay_quantize.calibration.memory import SPARE_BYTES
 from assay_quantize.calibration.quiet import quiet
@@ -41,6 +42,7 @@ from assay_quantize.sensitivity.parts import Key, Layout
 from assay_quantize.sensitivity.rounded import Rounder, RoundInputs, input_args
 from assay_quantize.sensitivity.running import HEAD_POSITIONS, other_experts
 from assay_quantize.sensitivity.texts import Batch, ScoredText, batched
+from assay_quantize.sensitivity.weights import relative_error
 
 BATCH_TOKENS = 2048
 REFERENCE = "reference"
@@ -67,6 +69,8 @@ class Layered:
             self._skeleton = Skeleton(layout.checkpoint.folder, self._plan, torch.float32)
         self.hidden: dict[Pair, float] = {}
         """Of each part whose layer was run: squared error of the states behind it over their squared norm, mean over tokens."""
+        self.weights: dict[Pair, tuple[float, tuple[WorstTensor, ...]]] = {}
+        """Of the same: what proxy `weights` says (`weights.relative_error`)."""
         self._others: dict[str, dict[int, float]] = {}
         """Stream -> layer -> tokens with other experts."""
 
@@ -125,7 +129,7 @@ class Layered:
                         self._note(name, layer, chosen, self._through(layer, whole, name, source, partial))
             for key, scheme in mine:
                 name = part_name(key, scheme)
-                with self._rounded(layer, whole, [key], scheme):
+                with self._rounded(layer, whole, [key], scheme, compared=(key, scheme)):
                     seen = self._through(layer, whole, name, before, partial, entering=REFERENCE)
                 self._note(name, layer, chosen, seen)
                 self.hidden[key, scheme] = self._difference(partial, name)
@@ -154,21 +158,33 @@ class Layered:
         return chosen
 
     @contextmanager
-    def _rounded(self, layer: int, whole: nn.Module, keys: Sequence[Key], scheme: str) -> Iterator[None]:
-        """Parts of the layer rounded, and plain again afterwards: read once more, so that no copy is kept."""
+    def _rounded(
+        self, layer: int, whole: nn.Module, keys: Sequence[Key], scheme: str, *, compared: Pair | None = None
+    ) -> Iterator[None]:
+        """Parts of the layer rounded, and plain again afterwards: read once more, so that no copy is kept. compared: the only
+        one, whose `weights` are found on the way."""
         prefix = f"{self._skeleton.prefix}.{layer}."
         parameters = {f"{prefix}{name}": parameter for name, parameter in whole.named_parameters()}
         changed: list[str] = []
+
+        def copied(key: Key) -> Iterator[tuple[str, Tensor, Tensor]]:
+            for name, plain, back in self._rounder.weights(key, scheme):
+                if name not in parameters:
+                    raise QuantizeError(
+                        f"{self._layout.checkpoint.location}: transformers builds no parameter for {name}; use --proxy "
+                        "weights, which reads the checkpoint only"
+                    )
+                changed.append(name)
+                parameters[name].copy_(back)
+                yield name, plain, back
+
         try:
-            for key in keys:
-                for name, _plain, back in self._rounder.weights(key, scheme):
-                    if name not in parameters:
-                        raise QuantizeError(
-                            f"{self._layout.checkpoint.location}: transformers builds no parameter for {name}; use --proxy "
-                            "weights, which reads the checkpoint only"
-                        )
-                    parameters[name].copy_(back)
-                    changed.append(name)
+            if compared is not None:
+                self.weights[compared] = relative_error(copied(compared[0]))
+            else:
+                for key in keys:
+                    for _ in copied(key):
+                        pass
             if input_args(scheme) is None:
                 yield
             else:
@@ -222,11 +238,14 @@ class Layered:
         assert self._kept.folder is not None
         for path in sorted(self._kept.folder.glob("after-*"), reverse=True):
             told = json.loads((path / "told.json").read_text(encoding="utf-8"))
-            if to_the_end and not all((path / _file(part_name(None, one), 0, 0)).is_file() for one in self._layout.plans):
-                continue  # of a run for `hidden`
-            self.hidden = {(Key(layer, role), scheme): value for layer, role, scheme, value in told["hidden"]}
+            done = {*self._layout.pairs()} & {(Key(at, role), scheme) for at, role, scheme, *_ in told["parts"]}
+            wanted = {pair for pair in self._layout.pairs() if pair[0].layer is not None and pair[0].layer <= _layer_of(path)}
+            streams = [part_name(*one) for one in (*((None, s) for s in self._layout.plans), *wanted)] if to_the_end else []
+            if not wanted <= done or not all((path / _file(name, 0, 0)).is_file() for name in streams):
+                continue  # of a run for other schemes, or for `hidden`
+            self._take(told["parts"])
             self._others = {name: {int(at): share for at, share in one.items()} for name, one in told["others"].items()}
-            return path, int(path.name.removeprefix("after-")) + 1
+            return path, _layer_of(path) + 1
         return None, 0
 
     def _forget(self, folder: Path, name: str) -> None:
@@ -237,7 +256,7 @@ class Layered:
         """After the last layer nobody needs the states."""
         assert self._kept.folder is not None
         self._kept.folder.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(self._kept.folder / HIDDEN, json.dumps(self._told()["hidden"]))
+        write_text_atomically(self._kept.folder / HIDDEN, json.dumps(self._told()["parts"]))
         for path in self._kept.folder.glob("*after-*"):
             shutil.rmtree(path)
 
@@ -246,24 +265,39 @@ class Layered:
         path = self._kept.folder / HIDDEN
         if not path.is_file() or (to_the_end and any(self._kept.load(part_name(*one)) is None for one in self._all())):
             return False
-        found = {(Key(at, role), scheme): value for at, role, scheme, value in json.loads(path.read_text(encoding="utf-8"))}
-        self.hidden = {pair: found[pair] for pair in self._layout.pairs() if pair in found}
-        return len(self.hidden) == len(self._layout.pairs())
+        self._take(json.loads(path.read_text(encoding="utf-8")))
+        return all(pair in self.hidden for pair in self._layout.pairs())
 
     def _told(self) -> dict[str, Any]:
-        hidden = [[key.layer, key.role, scheme, value] for (key, scheme), value in self.hidden.items()]
-        return {"hidden": hidden, "others": self._others}
+        rows = []
+        for pair, value in self.hidden.items():
+            error, worst = self.weights[pair]
+            rows.append([pair[0].layer, pair[0].role, pair[1], value, error, [[one.name, one.share] for one in worst]])
+        return {"parts": rows, "others": self._others}
+
+    def _take(self, rows: list[Any]) -> None:
+        """Of schemes that are asked for now."""
+        for layer, role, scheme, value, error, worst in rows:
+            pair = Key(layer, role), scheme
+            self.hidden[pair] = value
+            self.weights[pair] = error, tuple(WorstTensor(name=name, share=share) for name, share in worst)
 
     def _check_disk(self, to_the_end: bool) -> None:
         assert self._kept.folder is not None
         self._kept.folder.mkdir(parents=True, exist_ok=True)
         tokens = sum(batch.ids_BT.numel() for batch in self._batches)
-        needed, free = states_bytes(self._layout, tokens, to_the_end=to_the_end), shutil.disk_usage(self._kept.folder).free
+        longest = max(batch.ids_BT.shape[1] for batch in self._batches)
+        needed = states_bytes(self._layout, tokens, longest, to_the_end=to_the_end)
+        free = shutil.disk_usage(self._kept.folder).free
         if needed > free:
             raise QuantizeError(
                 f"{self._kept.folder}: states take up to {size(needed)}, {size(free)} are free on its disk; fewer --tokens or "
                 "--schemes, or --proxy hidden, which keeps two states"
             )
+
+
+def _layer_of(path: Path) -> int:
+    return int(path.name.removeprefix("after-"))
 
 
 def _file(name: str, batch: int, part: int) -> str:
@@ -342,8 +376,8 @@ def check_memory(plan: Plan, longest: int, free_bytes: int, said: str) -> None:
         )
 
 
-def states_bytes(layout: Layout, num_tokens: int, *, to_the_end: bool) -> int:
+def states_bytes(layout: Layout, num_tokens: int, longest: int, *, to_the_end: bool) -> int:
     """The most that states take on the disk: those in front of a layer and those behind it, for each stream."""
     text = text_of(layout.checkpoint.config)
-    each = num_tokens * (4 * int(text["hidden_size"]) + 8 * int(text.get("index_topk", 0)))
+    each = num_tokens * (4 * int(text["hidden_size"]) + 8 * min(longest, int(text.get("index_topk", 0))))
     return 2 * each * ((1 + len(layout.pairs()) + len(layout.plans)) if to_the_end else 2)

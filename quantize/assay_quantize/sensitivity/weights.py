@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from assay.records.diagnosis.sensitivity import WorstTensor
@@ -18,6 +19,6 @@ def relative_error(rounded: Iterable[tuple[str, Tensor, Tensor]]) -> tuple[float
     """(||rounded - plain||^2 / ||plain||^2 of the whole part, the weights with the largest shares of the error)."""
     errors, norm = {}, 0.0
     for name, plain, back in rounded:
-        errors[name] = float((back - plain).double().square().sum())
-        norm += float(plain.double().square().sum())
+        errors[name] = float(torch.linalg.vector_norm(back - plain, dtype=torch.float64)) ** 2
+        norm += float(torch.linalg.vector_norm(plain, dtype=torch.float64)) ** 2
     return (sum(errors.values()) / norm if norm else 0.0), worst(errors)

@@ -25,10 +25,12 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import GptqCalibration, PrecisionRecipe
 from assay.records.plan import Plan
 from assay_quantize.calibration.layerwise import calibrate_layers
+from assay_quantize.calibration.memory import SPARE_BYTES, check_gpu_memory, layer_bytes
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.work_folder import TOKENS
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
+from assay_quantize.plan.calibrated import calibrated_tensors
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.verify import verify
 
@@ -159,6 +161,7 @@ from assay.records.plan import Plan
 from assay_quantize.calibration.quiet import quiet
 with quiet():
     from assay_quantize.calibration import layerwise, methods, skeleton
+from assay_quantize.calibration.memory import SPARE_BYTES, check_gpu_memory, layer_bytes
 from assay_quantize.calibration.text import Text
 
 plan, source, words = Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
@@ -333,6 +336,48 @@ def test_too_little_memory_is_said_before_anything_is_read(tmp_path: Path, sourc
         calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)), memory_bytes=64 << 20)
 
 
+def test_a_layer_its_inputs_and_its_hessians_are_on_the_device(tmp_path: Path) -> None:
+    """On torch's `meta` device, where a tensor left on the CPU is an error; experts choose by value, so dense layers."""
+    from assay_quantize.calibration.quiet import quiet
+
+    with quiet():
+        from assay_quantize.calibration.methods import Method
+        from assay_quantize.calibration.skeleton import Skeleton
+    from assay_quantize.checkpoint.source_reader import SourceReader
+
+    folder = make_tiny(tmp_path / "model", glm4_moe(first_k_dense_replace=3, num_nextn_predict_layers=0))
+    plan, tokens = plan_of(folder), torch.randint(7, 800, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    skeleton, state = Skeleton(folder, plan, torch.float32, "meta"), None
+    options = load_recipe(PrecisionRecipe, "w4a16-gptq").calibration
+    assert isinstance(options, GptqCalibration)
+    with quiet(), torch.no_grad(), SourceReader(open_checkpoint(folder)) as reader:
+        skeleton.use_embedding(reader, tokens)
+        for layer, tensors in calibrated_tensors(plan).items():
+            with skeleton.filled(layer, reader) as whole:
+                assert {parameter.device.type for parameter in whole.parameters()} == {"meta"}
+                method = Method(options, "minmax", tensors)
+                with method.watching(skeleton.model):
+                    made = skeleton.run(layer, tokens, state)
+                hessians = method._rounding._hessians
+                assert len(hessians) == len(tensors) == 7
+                assert {hessian.device.type for hessian in hessians.values()} == {"meta"}
+            assert [(part.device.type, part.shape) for part in made] == [("meta", (2, LENGTH, 256))]
+            state = tuple(torch.zeros(part.shape) for part in made)  # as it comes from the disk
+
+
+def test_a_gpu_that_is_not_there_or_too_small_is_refused(tmp_path: Path, source: Path, words: Path) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(QuantizeError, match="--device cuda-untested: PyTorch sees no CUDA device here; say --device cpu"):
+            calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)), device="cuda")
+        assert not (tmp_path / "work").exists()
+    plan = plan_of(source)
+    layers, shape = calibrated_tensors(plan), (SEQUENCES, LENGTH)
+    needed = layer_bytes(plan, layers, shape, 1) + SPARE_BYTES
+    check_gpu_memory(plan, layers, shape, 1, needed, source)
+    with pytest.raises(QuantizeError, match=r"of the GPU's memory, .* are free; say --device cpu"):
+        check_gpu_memory(plan, layers, shape, 1, needed - 1, source)
+
+
 def test_another_text_is_refused_in_the_same_folder(tmp_path: Path, source: Path, words: Path) -> None:
     calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)))
     other = tmp_path / "other.txt"
@@ -437,7 +482,9 @@ def test_what_cannot_be_calibrated_is_said_in_a_line(tmp_path: Path, source: Pat
     code, _, said = run("quantize", source, "-p", "w4a16", "--text", words, *out)
     assert code == 2 and "--text: precision w4a16 is not calibrated; take one that is, such as w4a16-gptq" in said
     code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--runner", "ray", *out)
-    assert code == 2 and "precision w4a16-gptq: layers are calibrated on this machine" in said
+    assert code == 2 and "each on what the one before it gives, so a cluster has nothing to share" in said
+    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--stream-from", "hub", *out)
+    assert code == 2 and "would be downloaded twice: leave out --stream-from, then it is downloaded once" in said
     code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", tmp_path / "no.txt", *out)
     assert code == 2 and "no.txt" in said and "Traceback" not in said
     (tmp_path / "fp8.yaml").write_text("schema: 1\nname: fp8\nextends: w4a16\nscheme: fp8_block\ncalibration: {method: gptq}\n")
