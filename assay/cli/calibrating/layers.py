@@ -50,8 +50,8 @@ def calibrated_before(aim: Target, made: Plan, folder: Path, options: QuantizeOp
         return made
     if options.runner != "local":
         raise PlanError(
-            f"precision {made.precision}: layers are calibrated one after the other, each on what the one before it gives, so a "
-            f"cluster has nothing to share: leave out --runner {options.runner}"
+            f"precision {made.precision}: layers are calibrated one after the other, each on what the one before it gives, so "
+            f"a cluster has nothing to share: leave out --runner {options.runner}"
         )
     if options.stream_from is not None:
         raise PlanError(

@@ -147,17 +147,53 @@ def test_the_cost_is_said_before(run: Run, tiny_glm: Path, tmp_path: Path) -> No
     assert not (tmp_path / "found").exists()
 
 
+@pytest.mark.slow
+def test_one_layer_at_a_time_it_is_the_same_order(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(PROMPTS)
+    common = ("--schemes", "w4a16", "--text", tmp_path / "text.jsonl", "--tokens", 320, "--length", 32)
+    code, out, _ = run("sensitivity", tiny_glm, *common, "--by-layer", "--out", tmp_path / "layers")
+    assert code == 0 and "rank correlation of proxy:hidden with proxy:kl: " in out
+    by_layer = Sensitivity.load(tmp_path / "layers" / "sensitivity.json")
+    assert by_layer.method == "proxy:kl" and by_layer.in_nats and by_layer.noise_nats is None
+    code, _, _ = run("sensitivity", tiny_glm, *common, "--whole", "--out", tmp_path / "whole")
+    whole = Sensitivity.load(tmp_path / "whole" / "sensitivity.json")
+    assert [(p.layer, p.role, p.scheme, p.worst) for p in by_layer.parts if p.scheme != "bf16"]
+    for ours, theirs in zip(by_layer.parts, whole.parts, strict=True):
+        assert (ours.layer, ours.role, ours.scheme, ours.bytes) == (theirs.layer, theirs.role, theirs.scheme, theirs.bytes)
+        assert ours.damage_nats == (
+            None if theirs.damage_nats is None else pytest.approx(theirs.damage_nats, rel=1e-3, abs=1e-6)
+        )
+    code, _, _ = run("sensitivity", tiny_glm, *common, "--proxy", "hidden", "--out", tmp_path / "hidden")
+    hidden = Sensitivity.load(tmp_path / "hidden" / "sensitivity.json")
+    assert code == 0 and hidden.method == "proxy:hidden" and not hidden.in_nats
+    assert hidden.not_measured["divergence"] == "proxy hidden goes no further than a part's own layer"
+
+
+def test_hours_elsewhere_are_said_from_shapes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = ("--schemes", "w4a16", "--proxy", "hidden", "--estimate", "--hardware", "server")
+    code, out, told = run("sensitivity", "qwen3-30b-a3b", *arguments)
+    assert code == 0 and "planned from the shapes that ship with assay" in told
+    names = [line.split("  ")[1].strip() for line in out.splitlines()[1:] if line.startswith("  ")]
+    assert out.startswith("proxy hidden, extrapolated, not measured, on the cores of server:")
+    assert names[:9] == ["tokens", "source", "round", "layers", "passes", "states", "together", "disk", "memory"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (("--schemes", "w3a16"), "--schemes w3a16: did you mean w4a16? it takes one of: w4a16, w4a16_g64"),
-        (("--proxy", "hessian"), "--proxy hessian: it takes one of: kl, fisher, weights"),
+        (("--proxy", "hessian"), "--proxy hessian: it takes one of: kl, fisher, hidden, weights"),
         (("--schemes", "w4a16", "--map", "nvfp4"), "--map nvfp4: is not measured; say one of --schemes (w4a16)"),
         (
             ("--served", "2", "--text", "x.txt"),
             "--served measures on replies that the served source writes, and --text does without",
         ),
         (("--served", "2", "--proxy", "weights"), "and --proxy weights does without: leave one out"),
+        (("--hardware", "8xh200"), "--hardware says what another machine would take: say --estimate as well"),
+        (("--by-layer", "--proxy", "fisher"), "--by-layer is for --proxy kl and hidden; --proxy fisher does without"),
+        (("--by-layer",), "cannot write replies; give --text FILE, or --run RUN for those of its reference"),
+        (("--proxy", "fisher", "--memory", "2MiB"), "--proxy fisher holds the model whole, "),
         (("--text", "x.txt", "--run", "r"), "--text gives other texts than --run has: say one of them"),
         (("--import", "scores.pth"), "scores.pth: is a pickle, which could run code and is not read"),
         (("--run", "r", "--out", "o"), "--run puts what is found into a run, --out into any folder: say one of them"),
