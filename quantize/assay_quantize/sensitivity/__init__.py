@@ -5,6 +5,7 @@
     rounded    a part's weights as a scheme stores them, by our own kernels; activations as its kernels round them
     running    the model in transformers, begun anew at any layer
     direct     proxy `kl`: the divergence itself, part by part, kept as it comes
+    layered    proxies `kl` and `hidden`, one layer in memory at a time, for a model that does not fit
     fisher     proxy `fisher`: squared error weighted by inputs and gradients, one forward and backward pass for all parts
     weights    proxy `weights`: relative squared error of the weights; reads the checkpoint, runs nothing, any size
     imported   scores that NVIDIA's AutoQuantize and Intel's AutoScheme have left behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from command_line import Run
@@ -23,7 +24,8 @@ from assay_quantize.estimate.calibration_time import (
     gpu_rates,
 )
 from assay_quantize.estimate.calibration_work import CalibrationWork, calibration_work
-from assay_quantize.estimate.hardware_time import MACHINES, CoreRates, Gpu, Machine
+from assay_quantize.estimate.hardware_time import MACHINES, MEASURED, CoreRates, Gpu, Machine
+from assay_quantize.estimate.sensitivity_time import COMPARED_S, Proxy, estimate_sensitivity
 from assay_quantize.estimate.show import print_calibration
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.shipped import shipped_model
@@ -128,6 +130,45 @@ def test_awq_runs_what_reads_the_scaled_inputs_again_for_each_candidate(glm5: Pl
     gates = DENSE * 2 * HIDDEN * 12288 + MOE * ((EXPERTS + 1) * 2 * HIDDEN * EXPERT + EXPERTS * HIDDEN)
     assert work.searched_numbers == 20 * (down + gates)
     assert (work.hessians, work.factorized, work.columns) == (0.0, 0, 0)
+
+
+def test_sensitivity_is_passes_through_layers_and_the_rounding_of_parts(glm5: Plan) -> None:
+    """Two parts of one scheme: attention of layer 3, experts of layer 77."""
+    machine = Machine("test", 4, read=2.0, write=0.5, network=None, source="made up")
+    attention, experts, tokens = ATTENTION, EXPERTS * ONE_EXPERT, 1024
+    parts = [(3, "w4a16", attention), (77, "w4a16", experts)]
+    made = {}
+    for proxy in get_args(Proxy):
+        made[proxy] = estimate_sensitivity(
+            {"w4a16": glm5}, parts, machine, COPIES, MEASURED_CALIBRATION, proxy=proxy,
+            tokens=tokens, length=256, memory_bytes=5, disk_bytes=7,
+        )  # fmt: skip
+    product = 3.6 * MEASURED_CALIBRATION.product
+    weights, rate = attention + experts, MEASURED["w4a16"][0] * 1e9
+    norms = 2 * HIDDEN + 2048 + 512 + 2 * 128
+    dense = 78 * (ATTENTION + INDEXER) + DENSE * ONE_MLP + MOE * (ONE_EXPERT + EXPERTS * HIDDEN)
+    stored = 2 * (dense + MOE * EXPERTS * ONE_EXPERT + 78 * norms) + 4 * MOE * EXPERTS
+    one = tokens * (2 * (dense + MOE * 8 * ONE_EXPERT) / 78 + 2 * 256 * 64 * 512)
+    state = tokens * (4 * HIDDEN + 8 * 256)
+    through = {"kl": 78 + 78 + (78 - 3) + (78 - 77), "hidden": 78 + 2}
+    wanted = {
+        proxy: {
+            "tokens": None,
+            "source": times * 2 * weights / 2e9,
+            "round": times * 2 * weights / rate + weights * COMPARED_S,
+            "layers": stored / 2e9,
+            "passes": through[proxy] * one / product,
+            "states": through[proxy] * state * (1 / 2e9 + 1 / 0.5e9),
+        }
+        for proxy, times in (("kl", 2), ("hidden", 1))
+    }
+    wanted["kl"]["head"] = 2 * (2 + 1) * 2 * tokens * HIDDEN * 154_880 / product
+    wanted["weights"] = {name: wanted["hidden"][name] for name in ("source", "round")}
+    for proxy, lines in wanted.items():
+        said = {line.name: line.seconds for line in made[proxy].lines}
+        assert said == {name: None if value is None else pytest.approx(value) for name, value in lines.items()}
+        assert made[proxy].total_s == pytest.approx(sum(value for value in lines.values() if value))
+        assert (made[proxy].memory_bytes, made[proxy].disk_bytes) == (PROCESS_BYTES + 5, 7)
 
 
 def test_it_is_printed_line_by_line(glm5: Plan) -> None:
