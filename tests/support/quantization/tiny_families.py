@@ -60,6 +60,14 @@ def deepseek_v3(**changes: Any) -> dict[str, Any]:
     return {**hollow.DEEPSEEK_V3_CONFIG, **small, **own, **changes}
 
 
+def glm_moe_dsa() -> dict[str, Any]:
+    """A config of GLM-5's family: latent attention, every layer with an indexer of its own, and an MTP block."""
+    small = deepseek_v3(qk_rope_head_dim=32)
+    own = {key: value for key, value in hollow.GLM5_CONFIG.items() if key not in small}
+    names = {key: hollow.GLM5_CONFIG[key] for key in ("architectures", "model_type", "n_group", "topk_group")}
+    return {**small, **own, **names, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 16}
+
+
 def qwen3_next() -> dict[str, Any]:
     """A config of Qwen3-Next's family, which says nothing of the MTP block that is stored."""
     own = {
@@ -119,9 +127,13 @@ def _say_a_ring(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> Non
 def _shapes(config: dict[str, Any]) -> hollow.Shapes:
     shapes_of = {
         "deepseek_v3": hollow.glm5_shapes, "glm4_moe": hollow.glm4_shapes, "qwen3_moe": hollow.qwen3_moe_shapes,
-        "qwen3_next": hollow.qwen3_next_shapes,
+        "qwen3_next": hollow.qwen3_next_shapes, "glm_moe_dsa": _with_indexers,
     }  # fmt: skip
     return shapes_of[config["model_type"]](config)
+
+
+def _with_indexers(config: dict[str, Any]) -> hollow.Shapes:
+    return hollow.glm5_shapes(config, set(range(config["num_hidden_layers"])))
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
