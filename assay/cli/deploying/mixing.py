@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from assay_quantize.mixing.choose import Choices
     from assay_quantize.mixing.parts import Machine
 
-_BASES = {"minmax": "w4a16", "mse": "w4a16-mse"}
-"""How the sensitivities' scales were found -> the precision that is extended where none is named."""
+_BASES = {("minmax", "none"): "w4a16", ("mse", "none"): "w4a16-mse", ("minmax", "gptq"): "w4a16-gptq"}
+"""How the sensitivities' scales were found, and INT4 weights rounded -> the precision that is extended where none is named."""
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
@@ -42,13 +42,19 @@ def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
 
 
 def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
-    """AssayError: its scales are found otherwise than those that were measured."""
-    base = load_recipe(PrecisionRecipe, named or _BASES[sensitivity.observer])
-    if base.observer != sensitivity.observer:
-        raise AssayError(
-            f"--base {base.name}: has `observer: {base.observer}`, the sensitivities were measured with "
-            f"{sensitivity.observer}; take {_BASES[sensitivity.observer]} or another base with that"
-        )
+    """AssayError: its scales are found, or its INT4 weights are rounded, otherwise than those that were measured."""
+    method = "none" if sensitivity.calibration is None else str(sensitivity.calibration["method"])
+    usual = _BASES.get((sensitivity.observer, method))
+    if named is None and usual is None:
+        raise AssayError(f"say --base FILE, a precision with `observer: {sensitivity.observer}` and calibration by {method}")
+    base = load_recipe(PrecisionRecipe, named or usual or "")
+    theirs = "none" if base.calibration == "none" else base.calibration.method
+    for key, of_base, measured in (("observer", base.observer, sensitivity.observer), ("calibration", theirs, method)):
+        if of_base != measured:
+            raise AssayError(
+                f"--base {base.name}: has `{key}: {of_base}`, the sensitivities were measured with {measured}; take "
+                f"{usual or 'one'} or another base with that"
+            )
     return base
 
 
@@ -125,7 +131,8 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
             continue
         schemes = _schemes_of(plan, choices)
         picks = choices.picks_of(schemes)
-        alike = (plan.precision_recipe.get("observer"), plan.precision_recipe.get("mtp")) == (base.observer, base.mtp)
+        theirs = [plan.precision_recipe.get(key) for key in ("observer", "mtp", "calibration")]
+        alike = theirs == [base.model_dump(mode="json")[key] for key in ("observer", "mtp", "calibration")]
         if picks is None or not alike:
             why = "its damages are not all known, or it was made in another way"
             say(f"note: {measurement.label} of {run} is not compared: {why}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.quantities import size
+from assay.recipes.precision import INTEGERS, GptqCalibration
 from assay.records.base import Interval, sha256_of
 from assay.records.diagnosis.sensitivity import (
     LayerRouting,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from assay.recipes.profile import ProfileRecipe
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
+    from assay_quantize.sensitivity.calibrated import CalibratedWeights
     from assay_quantize.sensitivity.direct import Direct
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import Rounder
@@ -63,6 +66,8 @@ class Asked:
     only_estimate: bool
     own: bool = False
     """Texts that the model samples by itself, instead of its replies."""
+    method: Literal["none", "gptq"] = "none"
+    """How INT4 weights are rounded: to the nearest, or by a calibration."""
 
 
 @dataclass
@@ -102,8 +107,8 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     figures = _Figures()
     documents: Sequence[Document] = ()
     told = ""
-    with SourceReader(checkpoint) as reader:
-        rounder = Rounder(layout, reader)
+    with SourceReader(checkpoint) as reader, _calibrated(asked, layout, folder) as calibrated:
+        rounder = Rounder(layout, reader, calibrated)
         if asked.proxy == "weights":
             if asked.only_estimate:
                 _say_cost_of_rounding(layout)
@@ -124,6 +129,28 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     ended = os.times()
     spent = ended.user + ended.system - started.user - started.system + ended.children_user - started.children_user
     return _record(asked, layout, figures, documents, told, round(spent, 1))
+
+
+@contextmanager
+def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[CalibratedWeights | None]:
+    """INT4 weights by GPTQ. None: they are rounded to the nearest."""
+    from assay_quantize.sensitivity.calibrated import calibrated_weights
+
+    if asked.method == "none":
+        yield None
+        return
+    if asked.only_estimate:
+        count = len(set(layout.plans) & set(INTEGERS))
+        say(f"estimate: before all else {count} INT4 schemes are calibrated, each as long as `assay quantize` of a precision")
+        yield None
+        return
+    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), say) as found:
+        yield found
+
+
+def calibration_of(asked: Asked) -> GptqCalibration:
+    """As the shipped precisions have it, so that what is measured is what `assay quantize` makes."""
+    return GptqCalibration(method="gptq")
 
 
 # ------------------------------------------------------------------------------------------------ without a model
@@ -391,6 +418,7 @@ def _record(
         method=method,
         in_nats=asked.proxy != "weights",
         observer=asked.observer,
+        calibration=None if asked.method == "none" else calibration_of(asked).model_dump(mode="json"),
         texts=told,
         texts_sha256=texts_sha256(_scored(documents)),
         num_texts=len(documents),
@@ -459,3 +487,19 @@ def check_asked(asked: Asked) -> None:
     if asked.served and (asked.text or asked.proxy == "weights"):
         what = "--text" if asked.text else "--proxy weights"
         raise AssayError(f"--served measures on replies that the served source writes, and {what} does without: leave one out")
+    if asked.method == "none":
+        return
+    if asked.proxy != "kl" or asked.served:
+        what = "--served" if asked.served else f"--proxy {asked.proxy}"
+        raise AssayError(
+            f"--method {asked.method}: {what} says nothing of calibrated weights; measure them with --proxy kl alone"
+        )
+    if not set(asked.schemes) & set(INTEGERS):
+        raise AssayError(
+            f"--method {asked.method}: is for INT4, and --schemes has none of it; name one of {', '.join(INTEGERS)}"
+        )
+    if asked.own and asked.seed == calibration_of(asked).seed:
+        raise AssayError(
+            f"--seed {asked.seed}: the model's own text of this seed is what INT4 weights are calibrated on, and they would "
+            "look better than they are; say another --seed"
+        )
