@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _BASES = {("minmax", "none"): "w4a16", ("mse", "none"): "w4a16-mse", ("minmax", "gptq"): "w4a16-gptq"}
 """How the sensitivities' scales were found, and INT4 weights rounded -> the precision that is extended where none is named."""
 
+ANYWHERE = "4xb200"
+"""Of its profile one GPU is asked for where no hardware is named."""
+
 
 # ------------------------------------------------------------------------------------------------ what is asked
 def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
@@ -204,25 +207,32 @@ def propose_for(
 
 
 def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None) -> tuple[str, bool]:
-    """(what vLLM's own loaders say, whether nothing stands against it)."""
+    """(what vLLM's own loaders say, whether nothing stands against it). hardware: None: one GPU of `ANYWHERE` is asked for, whose
+    kernels compute every scheme and whose memory does not count."""
     from assay.cli.stages import plan_for
     from assay_evaluate.preflight.loading import check_loading
     from assay_evaluate.serving.replay import Candidate, planned
     from assay_quantize.formats.config_groups import config_json
 
-    if hardware is None:
-        return "not asked: no --hardware", True
     if known.shipped is not None:
         return (
             "not asked: the shapes that ship with assay lack most experts; `assay preflight` asks with the model's headers",
             True,
         )
-    profile = load_recipe(ProfileRecipe, hardware)
+    profile = load_recipe(ProfileRecipe, hardware) if hardware is not None else _one_gpu(load_recipe(ProfileRecipe, ANYWHERE))
     plan = plan_for(aim, known.checkpoint, made.recipe)
     candidate = Candidate(made.mix.name, planned(plan, config_json(plan)), profile, aim.recipe.serving)
     checks = list(check_loading([candidate], profile, say))
     said = "; ".join(f"{one.outcome}: {one.detail}" for one in checks)
+    said = said if hardware is not None else f"{said} (asked for one {profile.hardware.gpu}, as no --hardware is said)"
     return one_line(said), not any(one.outcome == "FAIL" for one in checks)
+
+
+def _one_gpu(profile: ProfileRecipe) -> ProfileRecipe:
+    """The profile with one GPU whose memory is not known."""
+    hardware = profile.hardware.model_copy(update={"num_gpus": 1, "memory_bytes_each": None})
+    flags = {name: value for name, value in profile.flags.items() if not name.endswith("-parallel-size")}
+    return profile.model_copy(update={"name": f"one of {profile.name}", "hardware": hardware, "vllm": flags})
 
 
 # ------------------------------------------------------------------------------------------------ files
