@@ -152,9 +152,20 @@ def mean(ours_N: Values) -> str:
     return f"{ours_N.mean():.5f} | {low:.5f} to {high:.5f}"
 
 
+def held_out(model: Any, seed: int, num_tokens: int, keep: Path | None) -> Tensor:
+    """What the source writes by itself with this seed."""
+    kept = None if keep is None else keep / f"tokens-{seed}-{num_tokens}.npy"
+    if kept is not None and kept.is_file():
+        return torch.from_numpy(np.load(kept, allow_pickle=False))
+    tokens_NL = torch.tensor(Text((), seed).sequences(model, SOURCE, num_tokens, LENGTH, lambda line: None))
+    if kept is not None:
+        np.save(kept, tokens_NL.numpy())
+    return tokens_NL
+
+
 def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[Found]:
     model = load_model(open_checkpoint(SOURCE), SOURCE, "cpu")
-    tokens_NL = torch.tensor(Text((), seed).sequences(model, SOURCE, num_tokens, LENGTH, lambda line: None))
+    tokens_NL = held_out(model, seed, num_tokens, keep)
     reference = list(log_probabilities(model, tokens_NL))
     for precision in precisions:
         recipe = load_recipe(PrecisionRecipe, precision)

@@ -207,8 +207,10 @@ def propose_for(
 
 
 def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None) -> tuple[str, bool]:
-    """(what vLLM's own loaders say, whether nothing stands against it). hardware: None: one GPU of `ANYWHERE` is asked for, whose
-    kernels compute every scheme and whose memory does not count."""
+    """(what vLLM's own loaders say, whether nothing stands against it).
+
+    hardware: None: one GPU of `ANYWHERE` is asked for, whose kernels compute every scheme and whose memory does not count.
+    """
     from assay.cli.stages import plan_for
     from assay_evaluate.preflight.loading import check_loading
     from assay_evaluate.serving.replay import Candidate, planned

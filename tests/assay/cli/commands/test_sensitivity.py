@@ -185,7 +185,10 @@ def test_the_cost_is_said_before(run: Run, tiny_glm: Path, tmp_path: Path) -> No
         (("--served", "2", "--proxy", "weights"), "and --proxy weights does without: leave one out"),
         (("--method", "gptq", "--proxy", "fisher"), "--method gptq: --proxy fisher says nothing of calibrated weights"),
         (("--method", "gptq", "--schemes", "nvfp4"), "--method gptq: is for INT4, and --schemes has none of it; name one of"),
-        (("--method", "gptq", "--text", "own"), "--seed 0: the model's own text of this seed is what INT4 weights are calibrated"),
+        (
+            ("--method", "gptq", "--text", "own"),
+            "--seed 0: the model's own text of this seed is what INT4 weights are calibrated",
+        ),
         (("--text", "x.txt", "--run", "r"), "--text gives other texts than --run has: say one of them"),
         (("--import", "scores.pth"), "scores.pth: is a pickle, which could run code and is not read"),
         (("--run", "r", "--out", "o"), "--run puts what is found into a run, --out into any folder: say one of them"),

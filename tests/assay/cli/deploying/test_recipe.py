@@ -66,7 +66,16 @@ def test_without_out_the_recipe_is_printed_and_nothing_written(run: Run, tiny_gl
 
 def test_json_is_the_record(run: Run, tiny_glm: Path, record: Path) -> None:
     code, printed, _ = run(
-        "recipe", tiny_glm, "--budget", "3.7MB", "--sensitivity", record, "--schemes", "w4a16,w4a16_g32", "--json", "--no-replay"
+        "recipe",
+        tiny_glm,
+        "--budget",
+        "3.7MB",
+        "--sensitivity",
+        record,
+        "--schemes",
+        "w4a16,w4a16_g32",
+        "--json",
+        "--no-replay",
     )
     mix = Mix.model_validate_json(printed)
     assert code == 0 and (mix.budget, mix.budget_bytes) == ("3.7MB", 3_700_000)
