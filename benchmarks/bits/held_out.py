@@ -166,7 +166,7 @@ def held_out(model: Any, seed: int, num_tokens: int, keep: Path | None) -> Tenso
 def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[Found]:
     model = load_model(open_checkpoint(SOURCE), SOURCE, "cpu")
     tokens_NL = held_out(model, seed, num_tokens, keep)
-    reference = list(log_probabilities(model, tokens_NL))
+    reference: list[Tensor] = []
     for precision in precisions:
         recipe = load_recipe(PrecisionRecipe, precision)
         kept = None if keep is None else keep / f"{recipe.name}-{sha256_of([recipe.sha256, tokens_NL.tolist()])[:16]}.npz"
@@ -174,6 +174,8 @@ def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path |
             with np.load(kept) as file:
                 yield Found(recipe.name, precision.endswith(".yaml"), int(file["num_bytes"]), file["kl_N"])
             continue
+        if not reference:  # first of all: the model still has the source's weights
+            reference = list(log_probabilities(model, tokens_NL))
         with tempfile.TemporaryDirectory() as folder:
             made = quantized(precision, Path(folder))
             size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
