@@ -482,10 +482,10 @@ def _drafts(run: Path | None) -> tuple[MtpAcceptance, ...]:
 
 def check_asked(asked: Asked) -> None:
     """AssayError: options that do not go together."""
-    if asked.text and asked.run is not None:
+    if (asked.text or asked.own) and asked.run is not None:
         raise AssayError("--text gives other texts than --run has: say one of them; --out names a folder for the record")
-    if asked.served and (asked.text or asked.proxy == "weights"):
-        what = "--text" if asked.text else "--proxy weights"
+    if asked.served and (asked.text or asked.own or asked.proxy == "weights"):
+        what = "--text" if asked.text or asked.own else "--proxy weights"
         raise AssayError(f"--served measures on replies that the served source writes, and {what} does without: leave one out")
     if asked.method == "none":
         return
