@@ -191,13 +191,14 @@ def lines(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | No
     every = list(measured(precisions, seed, num_tokens, keep))
     yield "# KL on held-out text"
     yield ""
-    named = " ".join(Path(one).name for one in precisions)
+    named = " ".join(precisions)
     yield f"`python benchmarks/bits/held_out.py {named} --seed {seed} --tokens {num_tokens}`"
     yield ""
     yield f"tiny-glm, {len(every[0].kl_N)} texts of {LENGTH} tokens that it wrote with seed {seed}, on which nothing was"
     yield "calibrated or chosen; exact KL in FP32, the source first, activations rounded where the precision rounds them; 95 %"
     yield "over texts."
-    yield f"Ratios to {every[0].name}, paired by text. Names with a size are recipes of `assay recipe`."
+    yield f"Ratios to {every[0].name}, paired by text. Bytes are of the files, headers included. `auto-` are recipes of"
+    yield "`assay recipe`, whose first lines say what they were chosen on."
     yield ""
     yield "| precision | bytes | mean KL, nats | 95 % | ratio | 95 % |"
     yield "|---|---|---|---|---|---|"
@@ -206,13 +207,13 @@ def lines(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | No
     if not any(one.is_file for one in every):
         return
     yield ""
-    yield "Each recipe of `assay recipe` beside the best of the other precisions here of at most its bytes (but for 1,000 of"
-    yield "headers), first of all, then of those without calibration:"
+    yield "Each recipe of `assay recipe` beside the best of the other precisions here of at most its bytes, first of all, then"
+    yield "of those without calibration:"
     yield ""
     yield "| recipe | best of at most its bytes | ratio | 95 % | best without calibration | ratio | 95 % |"
     yield "|---|---|---|---|---|---|---|"
     for one in (one for one in every if one.is_file):
-        smaller = [other for other in every if not other.is_file and other.num_bytes <= one.num_bytes + 1_000]
+        smaller = [other for other in every if not other.is_file and other.num_bytes <= one.num_bytes]
         columns = []
         for group in (smaller, [other for other in smaller if not _is_calibrated(other.name)]):
             best = min(group, key=lambda other: float(other.kl_N.mean()), default=None)
