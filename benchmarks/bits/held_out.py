@@ -1,11 +1,12 @@
-"""KL of whole checkpoints on texts that nothing was calibrated or chosen on, beside that of data-free ones.
+"""KL of whole checkpoints on texts that nothing was calibrated or chosen on, beside their bytes.
 
-    python benchmarks/bits/held_out.py w4a16 w4a16-mse w4a16-gptq mix.yaml [--seed 11] [--write benchmarks/bits/held_out.md]
+    python benchmarks/bits/held_out.py w4a16 w4a16-gptq nvfp4 mix.yaml [--seed 11] [--write benchmarks/bits/held_out.md]
 
 Each precision (a shipped one, or a recipe's file) is made and verified by `assay quantize` from tiny-glm, read back with
-compressed-tensors' decompressors, and run in transformers in FP32 on text that the source writes by itself with another seed.
-KL is exact, over the whole vocabulary, source first. Ratios are to the first precision that is named, paired by text. Formats
-with rounded activations are refused: here activations stay in FP32. No server.
+compressed-tensors' decompressors, and run in transformers in FP32 on text that the source writes by itself with another seed;
+activations are rounded as the scheme's kernels round them (`sensitivity/rounded.py`). KL is exact, over the whole vocabulary,
+source first. Ratios are paired by text: to the first precision, and of every recipe's file to the best shipped one of at most
+its bytes. `--keep FOLDER`: what is found of a precision is kept there, and not made again. No server.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +26,88 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.base import sha256_of
 from assay.records.plan import Plan
 from assay.records.run import PLAN_INSIDE
 from assay_quantize.calibration.calibrate import load_model, names_of
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.formats.schemes import module_of
+from assay_quantize.formats.schemes import SCHEMES, module_of
 from assay_quantize.kernels.reference import dequantize_weight
+from assay_quantize.sensitivity.rounded import RoundInputs, input_args, scaled
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
 LENGTH = 256
-WEIGHTS_ONLY = {"w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym", "nvfp4a16"}
 RESAMPLES = 4000
+CALIBRATION_TOKENS = 8192
+"""Of `assay calibrate`, for precisions that take static scales from a file; the model's own text, seed 0."""
 Values = NDArray[np.float64]
 
 
-def quantized(precision: str, out: Path) -> Path:
-    """A checkpoint of this precision, made and verified by the product."""
-    command = [
-        str(Path(sys.executable).with_name("assay")),
-        "quantize",
-        str(SOURCE),
-        "--precision",
-        precision,
-        "--out",
-        str(out),
-    ]
+@dataclass(frozen=True)
+class Made:
+    """weights: name in the source -> what the checkpoint stands for, in FP32. schemes: of weights whose inputs are rounded.
+    global_scales: of their inputs, where NVFP4 stores one."""
+
+    weights: dict[str, Tensor]
+    schemes: dict[str, str]
+    global_scales: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """KL of each text, and what the checkpoint weighs."""
+
+    name: str
+    is_file: bool
+    num_bytes: int
+    kl_N: Values
+
+
+def assay(*arguments: str) -> None:
+    command = [str(Path(sys.executable).with_name("assay")), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def quantized(precision: str, folder: Path) -> Path:
+    """A checkpoint of this precision, made and verified by the product."""
+    out, more = folder / "checkpoint", []
+    if load_recipe(PrecisionRecipe, precision).needs_calibration:
+        file = str(folder / "seen.safetensors")
+        assay("calibrate", str(SOURCE), "--out", file, "--tokens", str(CALIBRATION_TOKENS), "--length", str(LENGTH))
+        more = ["--importance", file]
+    assay("quantize", str(SOURCE), "--precision", precision, "--out", str(out), *more)
     return out
 
 
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    """Name in the source -> what the checkpoint stands for, in FP32."""
+def read_back(folder: Path) -> Made:
     plan = Plan.load(folder / PLAN_INSIDE)
     stored = {name: tensor for shard in folder.glob("*.safetensors") for name, tensor in load_file(shard).items()}
-    found = {}
+    made = Made({}, {}, {})
     for tensor in plan.tensors:
         if tensor.scheme is None:
-            found |= {output.name: stored[output.name].float() for output in tensor.outputs if output.name in stored}
+            made.weights.update({one.name: stored[one.name].float() for one in tensor.outputs if one.name in stored})
             continue
-        if tensor.scheme not in WEIGHTS_ONLY:
-            raise SystemExit(f"{folder.name}: {tensor.name} is {tensor.scheme}, whose activations are rounded too")
+        if tensor.scheme == "fp8_static":
+            raise SystemExit(f"{folder}: {tensor.name} is {tensor.scheme}, whose inputs are not rounded here")
         module = module_of(tensor.name)
         parts = {output.name.removeprefix(f"{module}."): stored[output.name] for output in tensor.outputs}
-        found[tensor.name] = dequantize_weight(parts, tensor.scheme, torch.float32)
-    return found
+        if input_args(tensor.scheme) is not None:
+            made.schemes[tensor.name] = tensor.scheme
+        if (scale := parts.get("input_global_scale")) is not None:
+            made.global_scales[tensor.name] = float(scale)
+        if SCHEMES[tensor.scheme].layout == "plain":  # their kernels do not round value times scale to BF16
+            made.weights[tensor.name] = scaled(parts["weight"], parts["weight_scale"], tensor.scheme)
+        else:
+            made.weights[tensor.name] = dequantize_weight(parts, tensor.scheme, torch.float32)
+    return made
 
 
-def fill(model: Any, weights: dict[str, Tensor]) -> None:
-    """Every matrix that the checkpoint has, and every vector (AWQ changes norms), in the model's parameters."""
-    by_address = names_of(model)
+def fill(model: Any, made: Made) -> RoundInputs:
+    """Every matrix that the checkpoint has, and every vector (AWQ changes norms), in the model; returns what rounds inputs."""
+    by_address, weights = names_of(model), made.weights
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if name in weights:
@@ -82,6 +116,9 @@ def fill(model: Any, weights: dict[str, Tensor]) -> None:
                 for expert in parameter:
                     names = by_address[expert.data_ptr()]
                     expert.copy_(torch.cat([weights[one] for one in names]))
+    first = {at: names[0] for at, names in by_address.items()}
+    schemes = {at: made.schemes[name] for at, name in first.items() if name in made.schemes}
+    return RoundInputs(schemes, {at: made.global_scales[name] for at, name in first.items() if name in made.global_scales})
 
 
 def log_probabilities(model: Any, tokens_NL: Tensor) -> Iterator[Tensor]:
@@ -100,39 +137,93 @@ def kl_by_text(model: Any, reference: Sequence[Tensor], tokens_NL: Tensor) -> Va
     return torch.cat(found).double().numpy()
 
 
-def ratio(ours_N: Values, first_N: Values) -> tuple[float, float, float]:
-    """Of the means, and the 95 % of resampled texts around it."""
+def ratio(ours_N: Values, first_N: Values) -> str:
+    """Of the means, and the 95 % of resampled texts around it, as two columns."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, len(ours_N), (RESAMPLES, len(ours_N)))
     low, high = np.quantile(ours_N[drawn].mean(1) / first_N[drawn].mean(1), [0.025, 0.975])
-    return float(ours_N.mean() / first_N.mean()), float(low), float(high)
+    return f"{ours_N.mean() / first_N.mean():.3f} | {low:.3f} to {high:.3f}"
 
 
-def lines(precisions: Sequence[str], seed: int, num_tokens: int) -> Iterator[str]:
-    model = load_model(open_checkpoint(SOURCE), SOURCE, "cpu")
+def mean(ours_N: Values) -> str:
+    """With the 95 % of resampled texts."""
+    rng = np.random.default_rng(0)
+    low, high = np.quantile(ours_N[rng.integers(0, len(ours_N), (RESAMPLES, len(ours_N)))].mean(1), [0.025, 0.975])
+    return f"{ours_N.mean():.5f} | {low:.5f} to {high:.5f}"
+
+
+def held_out(model: Any, seed: int, num_tokens: int, keep: Path | None) -> Tensor:
+    """What the source writes by itself with this seed."""
+    kept = None if keep is None else keep / f"tokens-{seed}-{num_tokens}.npy"
+    if kept is not None and kept.is_file():
+        return torch.from_numpy(np.load(kept, allow_pickle=False))
     tokens_NL = torch.tensor(Text((), seed).sequences(model, SOURCE, num_tokens, LENGTH, lambda line: None))
-    reference = list(log_probabilities(model, tokens_NL))
+    if kept is not None:
+        np.save(kept, tokens_NL.numpy())
+    return tokens_NL
+
+
+def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[Found]:
+    model = load_model(open_checkpoint(SOURCE), SOURCE, "cpu")
+    tokens_NL = held_out(model, seed, num_tokens, keep)
+    reference: list[Tensor] = []
+    for precision in precisions:
+        recipe = load_recipe(PrecisionRecipe, precision)
+        kept = None if keep is None else keep / f"{recipe.name}-{sha256_of([recipe.sha256, tokens_NL.tolist()])[:16]}.npz"
+        if kept is not None and kept.is_file():
+            with np.load(kept) as file:
+                yield Found(recipe.name, precision.endswith(".yaml"), int(file["num_bytes"]), file["kl_N"])
+            continue
+        if not reference:  # first of all: the model still has the source's weights
+            reference = list(log_probabilities(model, tokens_NL))
+        with tempfile.TemporaryDirectory() as folder:
+            made = quantized(precision, Path(folder))
+            size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
+            with fill(model, read_back(made)):
+                found = kl_by_text(model, reference, tokens_NL)
+        if kept is not None:
+            np.savez(kept, num_bytes=size, kl_N=found)
+        print(f"{recipe.name}: {found.mean():.5f} nats", file=sys.stderr, flush=True)
+        yield Found(recipe.name, precision.endswith(".yaml"), size, found)
+
+
+def lines(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[str]:
+    every = list(measured(precisions, seed, num_tokens, keep))
     yield "# KL on held-out text"
     yield ""
-    named = " ".join(Path(one).name for one in precisions)
+    named = " ".join(precisions)
     yield f"`python benchmarks/bits/held_out.py {named} --seed {seed} --tokens {num_tokens}`"
     yield ""
-    yield f"tiny-glm, {len(tokens_NL)} texts of {LENGTH} tokens that it wrote with seed {seed}; exact KL in FP32, the source"
-    yield f"first; ratios to {precisions[0]}, 95 % over texts, paired."
+    yield f"tiny-glm, {len(every[0].kl_N)} texts of {LENGTH} tokens that it wrote with seed {seed}, on which nothing was"
+    yield "calibrated or chosen; exact KL in FP32, the source first, activations rounded where the precision rounds them; 95 %"
+    yield "over texts."
+    yield f"Ratios to {every[0].name}, paired by text. Bytes are of the files, headers included. `auto-` are recipes of"
+    yield "`assay recipe`, whose first lines say what they were chosen on."
     yield ""
-    yield "| precision | bytes | mean KL, nats | ratio | 95 % |"
-    yield "|---|---|---|---|---|"
-    first: Values | None = None
-    with tempfile.TemporaryDirectory() as folder:
-        for number, precision in enumerate(precisions):
-            made = quantized(precision, Path(folder) / f"{number}")
-            fill(model, weights_of(made))
-            found = kl_by_text(model, reference, tokens_NL)
-            first = found if first is None else first
-            value, low, high = ratio(found, first)
-            size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
-            name = Path(precision).stem if precision.endswith(".yaml") else precision
-            yield f"| {name} | {size:,} | {found.mean():.5f} | {value:.3f} | {low:.3f} to {high:.3f} |"
+    yield "| precision | bytes | mean KL, nats | 95 % | ratio | 95 % |"
+    yield "|---|---|---|---|---|---|"
+    for one in sorted(every, key=lambda one: (one.num_bytes, one.name)):
+        yield f"| {one.name} | {one.num_bytes:,} | {mean(one.kl_N)} | {ratio(one.kl_N, every[0].kl_N)} |"
+    if not any(one.is_file for one in every):
+        return
+    yield ""
+    yield "Each recipe of `assay recipe` beside the best of the other precisions here of at most its bytes, first of all, then"
+    yield "of those without calibration:"
+    yield ""
+    yield "| recipe | best of at most its bytes | ratio | 95 % | best without calibration | ratio | 95 % |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in (one for one in every if one.is_file):
+        smaller = [other for other in every if not other.is_file and other.num_bytes <= one.num_bytes]
+        columns = []
+        for group in (smaller, [other for other in smaller if not _is_calibrated(other.name)]):
+            best = min(group, key=lambda other: float(other.kl_N.mean()), default=None)
+            columns.append("none | |" if best is None else f"{best.name} | {ratio(one.kl_N, best.kl_N)} |")
+        yield f"| {one.name} | {' '.join(columns)}"
+
+
+def _is_calibrated(name: str) -> bool:
+    recipe = load_recipe(PrecisionRecipe, name)
+    return recipe.calibration != "none" or recipe.needs_calibration
 
 
 def main() -> None:
@@ -140,11 +231,14 @@ def main() -> None:
     parser.add_argument("precisions", nargs="+", help="the first is what the others are held against")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--keep", type=Path, help="folder of what is found, so that a further run makes only what is new")
     parser.add_argument("--write", type=Path, help="file of the table")
     args = parser.parse_args()
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     text = ""
-    for line in lines(args.precisions, args.seed, args.tokens):
+    for line in lines(args.precisions, args.seed, args.tokens, args.keep):
         print(line, flush=True)
         text += f"{line}\n"
     if args.write is not None:

@@ -85,14 +85,20 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
 def _record(aim: Target, folder: Path) -> Path:
     """Where the sensitivities lie that the model's recipe asks for."""
     asked = aim.recipe.automatic.model_dump(mode="json", include={"proxy", "schemes", "texts", "tokens", "length", "seed"})
-    return folder / f"sensitivity-{sha256_of([asked, _observer(aim)])[:12]}.json"
+    observer, method = _rounding(aim)
+    return folder / f"sensitivity-{sha256_of([asked, observer, *([] if method == 'none' else [method])])[:12]}.json"
 
 
-def _observer(aim: Target) -> str:
+def _rounding(aim: Target) -> tuple[str, str]:
+    """How the base finds scales, and how it rounds INT4 weights."""
     from assay.recipes.load import load_recipe
 
-    base = aim.recipe.automatic.base
-    return "minmax" if base is None else load_recipe(PrecisionRecipe, base).observer
+    if aim.recipe.automatic.base is None:
+        return "minmax", "none"
+    base = load_recipe(PrecisionRecipe, aim.recipe.automatic.base)
+    if base.calibration != "none" and base.calibration.method != "gptq":
+        raise AssayError(f"automatic.base {base.name}: parts are measured data-free or by gptq; take w4a16 or w4a16-gptq")
+    return base.observer, "none" if base.calibration == "none" else base.calibration.method
 
 
 def _check_chosen(aim: Target, wanted: Automatic, file: Path, record: Path) -> None:
@@ -119,18 +125,20 @@ def _check_chosen(aim: Target, wanted: Automatic, file: Path, record: Path) -> N
 
 def _measured(aim: Target, record: Path) -> Sensitivity:
     """The sensitivities, measured before or now."""
-    from assay.cli.deploying.sensitivity_asked import Asked
+    from assay.cli.deploying.sensitivity_asked import Asked, check_asked
     from assay.cli.deploying.sensitivity_found import find_sensitivity
 
     if (before := Sensitivity.load_if_there(record)) is not None:
         return before
     how, keep = aim.recipe.automatic, record.parent / "sensitivity"
-    observer = _observer(aim)
+    observer, method = _rounding(aim)
     asked = Asked(
         aim=aim, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
         run=None, text=(), num_tokens=how.tokens, length=how.length, served=0, profile=None, scores=(), seed=how.seed,
         keep=keep, only_estimate=False, own=how.texts == "own",
+        method=method,  # type: ignore[arg-type]  # likewise
     )  # fmt: skip
+    check_asked(asked)
     with says_what_is_kept(lambda: f"what was measured is kept in {keep}; the same command goes on from there"):
         found = find_sensitivity(asked)
     assert found is not None, "more than the estimate was asked for"

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from assay_quantize.mixing.choose import Choices
     from assay_quantize.mixing.parts import Machine
 
-_BASES = {"minmax": "w4a16", "mse": "w4a16-mse"}
-"""How the sensitivities' scales were found -> the precision that is extended where none is named."""
+_BASES = {("minmax", "none"): "w4a16", ("mse", "none"): "w4a16-mse", ("minmax", "gptq"): "w4a16-gptq"}
+"""How the sensitivities' scales were found, and INT4 weights rounded -> the precision that is extended where none is named."""
+
+ANYWHERE = "4xb200"
+"""Of its profile one GPU is asked for where no hardware is named."""
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
@@ -42,13 +45,19 @@ def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
 
 
 def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
-    """AssayError: its scales are found otherwise than those that were measured."""
-    base = load_recipe(PrecisionRecipe, named or _BASES[sensitivity.observer])
-    if base.observer != sensitivity.observer:
-        raise AssayError(
-            f"--base {base.name}: has `observer: {base.observer}`, the sensitivities were measured with "
-            f"{sensitivity.observer}; take {_BASES[sensitivity.observer]} or another base with that"
-        )
+    """AssayError: its scales are found, or its INT4 weights are rounded, otherwise than those that were measured."""
+    method = "none" if sensitivity.calibration is None else str(sensitivity.calibration["method"])
+    usual = _BASES.get((sensitivity.observer, method))
+    if named is None and usual is None:
+        raise AssayError(f"say --base FILE, a precision with `observer: {sensitivity.observer}` and calibration by {method}")
+    base = load_recipe(PrecisionRecipe, named or usual or "")
+    theirs = "none" if base.calibration == "none" else base.calibration.method
+    for key, of_base, measured in (("observer", base.observer, sensitivity.observer), ("calibration", theirs, method)):
+        if of_base != measured:
+            raise AssayError(
+                f"--base {base.name}: has `{key}: {of_base}`, the sensitivities were measured with {measured}; take "
+                f"{usual or 'one'} or another base with that"
+            )
     return base
 
 
@@ -125,7 +134,8 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
             continue
         schemes = _schemes_of(plan, choices)
         picks = choices.picks_of(schemes)
-        alike = (plan.precision_recipe.get("observer"), plan.precision_recipe.get("mtp")) == (base.observer, base.mtp)
+        theirs = [plan.precision_recipe.get(key) for key in ("observer", "mtp", "calibration")]
+        alike = theirs == [base.model_dump(mode="json")[key] for key in ("observer", "mtp", "calibration")]
         if picks is None or not alike:
             why = "its damages are not all known, or it was made in another way"
             say(f"note: {measurement.label} of {run} is not compared: {why}")
@@ -197,25 +207,34 @@ def propose_for(
 
 
 def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None) -> tuple[str, bool]:
-    """(what vLLM's own loaders say, whether nothing stands against it)."""
+    """(what vLLM's own loaders say, whether nothing stands against it).
+
+    hardware: None: one GPU of `ANYWHERE` is asked for, whose kernels compute every scheme and whose memory does not count.
+    """
     from assay.cli.stages import plan_for
     from assay_evaluate.preflight.loading import check_loading
     from assay_evaluate.serving.replay import Candidate, planned
     from assay_quantize.formats.config_groups import config_json
 
-    if hardware is None:
-        return "not asked: no --hardware", True
     if known.shipped is not None:
         return (
             "not asked: the shapes that ship with assay lack most experts; `assay preflight` asks with the model's headers",
             True,
         )
-    profile = load_recipe(ProfileRecipe, hardware)
+    profile = load_recipe(ProfileRecipe, hardware) if hardware is not None else _one_gpu(load_recipe(ProfileRecipe, ANYWHERE))
     plan = plan_for(aim, known.checkpoint, made.recipe)
     candidate = Candidate(made.mix.name, planned(plan, config_json(plan)), profile, aim.recipe.serving)
     checks = list(check_loading([candidate], profile, say))
     said = "; ".join(f"{one.outcome}: {one.detail}" for one in checks)
+    said = said if hardware is not None else f"{said} (asked for one {profile.hardware.gpu}, as no --hardware is said)"
     return one_line(said), not any(one.outcome == "FAIL" for one in checks)
+
+
+def _one_gpu(profile: ProfileRecipe) -> ProfileRecipe:
+    """The profile with one GPU whose memory is not known."""
+    hardware = profile.hardware.model_copy(update={"num_gpus": 1, "memory_bytes_each": None})
+    flags = {name: value for name, value in profile.flags.items() if not name.endswith("-parallel-size")}
+    return profile.model_copy(update={"name": f"one of {profile.name}", "hardware": hardware, "vllm": flags})
 
 
 # ------------------------------------------------------------------------------------------------ files

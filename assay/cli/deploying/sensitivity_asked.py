@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from assay.cli.terminal import say
 from assay.errors import AssayError
+from assay.recipes.precision import INTEGERS, GptqCalibration
 from assay.records.base import Interval, sha256_of
 from assay.records.diagnosis.sensitivity import LayerRouting, UniformDamage, WorstTensor
 
@@ -50,6 +51,8 @@ class Asked:
     """With `only_estimate`: on which machine."""
     own: bool = False
     """Texts that the model samples by itself, instead of its replies."""
+    method: Literal["none", "gptq"] = "none"
+    """How INT4 weights are rounded: to the nearest, or by a calibration."""
 
 
 @dataclass
@@ -66,6 +69,11 @@ class Figures:
     served: dict[Pair, Interval] = field(default_factory=dict)
     noise: float | None = None
     not_measured: dict[str, str] = field(default_factory=dict)
+
+
+def calibration_of(asked: Asked) -> GptqCalibration:
+    """As the shipped precisions have it, so that what is measured is what `assay quantize` makes."""
+    return GptqCalibration(method="gptq")
 
 
 def by_weights(layout: Layout, rounder: Rounder, figures: Figures) -> None:
@@ -208,12 +216,28 @@ def measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path)
 
 def check_asked(asked: Asked) -> None:
     """AssayError: options that do not go together."""
-    if asked.text and asked.run is not None:
+    if (asked.text or asked.own) and asked.run is not None:
         raise AssayError("--text gives other texts than --run has: say one of them; --out names a folder for the record")
     if asked.hardware is not None and not asked.only_estimate:
         raise AssayError("--hardware says what another machine would take: say --estimate as well")
     if asked.by_layer and asked.proxy not in ("kl", "hidden"):
         raise AssayError(f"--by-layer is for --proxy kl and hidden; --proxy {asked.proxy} does without")
-    if asked.served and (asked.text or asked.proxy in ("weights", "hidden")):
-        what = "--text" if asked.text else f"--proxy {asked.proxy}"
+    if asked.served and (asked.text or asked.own or asked.proxy in ("weights", "hidden")):
+        what = "--text" if asked.text or asked.own else f"--proxy {asked.proxy}"
         raise AssayError(f"--served measures on replies that the served source writes, and {what} does without: leave one out")
+    if asked.method == "none":
+        return
+    if asked.proxy != "kl" or asked.served:
+        what = "--served" if asked.served else f"--proxy {asked.proxy}"
+        raise AssayError(
+            f"--method {asked.method}: {what} says nothing of calibrated weights; measure them with --proxy kl alone"
+        )
+    if not set(asked.schemes) & set(INTEGERS):
+        raise AssayError(
+            f"--method {asked.method}: is for INT4, and --schemes has none of it; name one of {', '.join(INTEGERS)}"
+        )
+    if asked.own and asked.seed == calibration_of(asked).seed:
+        raise AssayError(
+            f"--seed {asked.seed}: the model's own text of this seed is what INT4 weights are calibrated on, and they would "
+            "look better than they are; say another --seed"
+        )

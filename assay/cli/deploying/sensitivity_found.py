@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from assay.cli.deploying.sensitivity_asked import (
     Figures,
     Pair,
     by_weights,
+    calibration_of,
     measure,
     scored,
     served_folder,
@@ -21,6 +23,7 @@ from assay.cli.deploying.sensitivity_asked import (
 )
 from assay.cli.terminal import say
 from assay.quantities import size
+from assay.recipes.precision import INTEGERS
 from assay.records.base import sha256_of
 from assay.records.diagnosis.sensitivity import (
     MtpAcceptance,
@@ -32,6 +35,7 @@ from assay.records.diagnosis.sensitivity import (
 if TYPE_CHECKING:
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
+    from assay_quantize.sensitivity.calibrated import CalibratedWeights
     from assay_quantize.sensitivity.direct import Direct
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import Rounder
@@ -66,8 +70,8 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     figures = Figures()
     documents: Sequence[Document] = ()
     told = ""
-    with SourceReader(checkpoint) as reader:
-        rounder = Rounder(layout, reader)
+    with SourceReader(checkpoint) as reader, _calibrated(asked, layout, folder) as calibrated:
+        rounder = Rounder(layout, reader, calibrated)
         if asked.proxy == "weights":
             if asked.only_estimate:
                 _say_cost_of_rounding(layout)
@@ -95,9 +99,24 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     return _record(asked, layout, figures, documents, told, round(spent, 1))
 
 
+@contextmanager
+def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[CalibratedWeights | None]:
+    """INT4 weights by GPTQ. None: they are rounded to the nearest."""
+    from assay_quantize.sensitivity.calibrated import calibrated_weights
+
+    if asked.method == "none":
+        yield None
+        return
+    if asked.only_estimate:
+        count = len(set(layout.plans) & set(INTEGERS))
+        say(f"estimate: before all else {count} INT4 schemes are calibrated, each as long as `assay quantize` of a precision")
+        yield None
+        return
+    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), say) as found:
+        yield found
+
+
 # ------------------------------------------------------------------------------------------------ without a model
-
-
 def _say_cost_of_rounding(layout: Layout) -> None:
     read = sum(layout.sizes[key]["bf16"] for key, _ in layout.pairs())
     say(f"estimate: {size(read)} of weights are read and rounded, no model is run; `assay plan --hardware this` says how fast")
@@ -167,12 +186,7 @@ def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figure
         figures.damage["proxy:weights"][pair], _ = weights.relative_error(rounded)
 
 
-# ------------------------------------------------------------------------------------------------ texts
-
-
 # ------------------------------------------------------------------------------------------------ servers
-
-
 def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Document], figures: Figures) -> None:
     """One checkpoint and one server after the other; a checkpoint goes once it is measured."""
     from assay.records.measurement import Measurement
@@ -235,6 +249,7 @@ def _record(
         method=method,
         in_nats=asked.proxy not in ("weights", "hidden"),
         observer=asked.observer,
+        calibration=None if asked.method == "none" else calibration_of(asked).model_dump(mode="json"),
         texts=told,
         texts_sha256=texts_sha256(scored(documents)),
         num_texts=len(documents),

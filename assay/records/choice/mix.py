@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from assay.records.base import Interval, Part, Record
 from assay.records.plan import Role
 
@@ -94,6 +96,8 @@ class Mix(Record):
     name: str
     """Of the recipe that is proposed."""
     sensitivity_sha256: str
+    calibrated_by: str | None = Field(default=None, exclude_if=lambda method: method is None)
+    """The method that rounds INT4 weights, in the damages, the proposal and the controls alike. None: none does."""
     method: str
     """Who says the damages, as in the sensitivity record."""
     texts: str

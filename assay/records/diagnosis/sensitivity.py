@@ -136,6 +136,8 @@ class Sensitivity(Record):
     in_nats: bool = True
     """False: `damage_nats` are figures of another kind (a relative error, another tool's score): only their order counts."""
     observer: Literal["minmax", "mse"] = "minmax"
+    calibration: dict[str, str | int | float] | None = Field(default=None, exclude_if=lambda options: options is None)
+    """How INT4 weights were calibrated, as precision recipes say it. None: all schemes are computed from the weights alone."""
     texts: str
     """Which texts, in words; empty where none were read."""
     texts_sha256: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from assay.recipes.families import asked_of_vllm, split_layer
 from assay.records.plan import TensorPlan
@@ -18,6 +18,9 @@ Rename = Callable[[str], str]
 """A module of the checkpoint -> what vLLM calls it (`FamilyNames.runtime_namer`)."""
 Place = tuple[str, int]
 """What stands in front of a layer's number, and the number: ("model.layers", 3)."""
+
+ELSEWHERE = "elsewhere"
+"""In place of a scheme: modules of this name may have one outside the layers that are looked at."""
 
 
 def targets_by_scheme(tensors: Sequence[TensorPlan], rename: Rename = str) -> dict[str, tuple[str, ...]]:
@@ -30,10 +33,18 @@ def targets_by_scheme(tensors: Sequence[TensorPlan], rename: Rename = str) -> di
     return {scheme: tuple(_patterns(found, scheme)) for scheme, found in of.items()}
 
 
-def kept_in_some_layers(tensors: Iterable[TensorPlan], rename: Rename = str) -> tuple[str, ...]:
-    """Patterns for `ignore`: weights that are kept in some layers and quantized in others; the MTP block has its own."""
-    of_layers = (t for t in tensors if t.role != "mtp" and t.action != "drop" and t.name.endswith(".weight"))
-    places = _places((t for t in of_layers if len(t.shape) == 2), rename)
+def kept_in_some_layers(tensors: Iterable[TensorPlan], rename: Rename = str, roles: Collection[str] = ()) -> tuple[str, ...]:
+    """Patterns for `ignore`: weights that are kept in some layers and quantized in others; the MTP block has its own.
+
+    roles: those that the recipe quantizes. One that it keeps in every layer is named as well, layer by layer, for in the MTP
+    block it may be quantized.
+    """
+    of_layers = [t for t in tensors if t.role != "mtp" and t.action != "drop" and t.name.endswith(".weight")]
+    of_layers = [t for t in of_layers if len(t.shape) == 2]
+    places = _places(of_layers, rename)
+    everywhere = set(roles) - {t.role for t in of_layers if t.scheme is not None}
+    for name in _places((t for t in of_layers if t.role in everywhere), rename):
+        places[name][ELSEWHERE] = set()
     return tuple(_patterns({name: found for name, found in places.items() if len(found) > 1 and None in found}, None))
 
 

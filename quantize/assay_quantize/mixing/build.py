@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from assay.errors import AssayError
 from assay.quantities import size
-from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.precision import INTEGERS, PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.choice.mix import KEPT, Advantage, Mix, MixedPart, MixPoint, NotTaken, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity
@@ -88,6 +88,7 @@ def propose(
         base=base.name,
         name=asked.name,
         sensitivity_sha256=sha256_of(sensitivity.model_dump(mode="json")),
+        calibrated_by=None if sensitivity.calibration is None else str(sensitivity.calibration["method"]),
         method=sensitivity.method,
         texts=sensitivity.texts,
         texts_sha256=sensitivity.texts_sha256,
@@ -167,7 +168,9 @@ def _uniform_wins(
 
 def meaning_of(base: PrecisionRecipe, schemes: Mapping[tuple[int, str], str]) -> str:
     """What a choice and the plan of a checkpoint can be compared by: the scheme of each part, and how scales were found."""
-    return sha256_of([base.observer, base.mtp, [[layer, role, scheme] for (layer, role), scheme in sorted(schemes.items())]])
+    calibration = base.calibration if base.calibration == "none" else base.calibration.model_dump(mode="json")
+    chosen = [[layer, role, scheme] for (layer, role), scheme in sorted(schemes.items())]
+    return sha256_of([base.observer, base.mtp, calibration, chosen])
 
 
 def _mix_wins(
@@ -266,6 +269,13 @@ def _assumptions(sensitivity: Sensitivity, slack: float) -> tuple[str, ...]:
         "damages of one part are drawn towards the squared errors of its schemes, the more the less certain they are",
         "errors of different parts are independent",
     ]
+    if sensitivity.calibration is not None:
+        said.append("INT4 weights lose in the mix what they lost where each scheme was calibrated in every part")
+    elif any(part.scheme in INTEGERS for part in sensitivity.parts):
+        said.append(
+            "INT4 weights are rounded without text in the mix and its controls alike: w4a16-gptq is not among them, and may "
+            "lose less than either (`assay sensitivity --method gptq` measures it)"
+        )
     if sensitivity.method.startswith("proxy"):
         said.append(f"damages are estimates ({sensitivity.method}), not measured while serving")
     if slack:

@@ -114,7 +114,7 @@ def choices_of(stored: StoredParts, sensitivity: Sensitivity, schemes: Sequence[
                 not_taken[part.layer, part.role, scheme] = f"not measured{f': {why}' if why else ''}"
             else:
                 known[scheme] = (row.damage_nats, row.interval)
-        used = damages_used(known)
+        used = damages_used(known, is_calibrated=sensitivity.calibration is not None)
         for scheme, (nats, interval) in known.items():
             sizes = part.num_bytes[scheme], part.rank_bytes[scheme]
             options.append(Option(scheme, *sizes, *used[scheme], nats, interval))
@@ -200,7 +200,7 @@ def controls_of(
             found.setdefault(picks, (f"uniform {scheme}", "uniform"))
     for recipe in shipped:
         settings = ("observer", "mtp", "kv_cache", "calibration", "activations")
-        same = all(getattr(recipe, name) == getattr(base, name) for name in settings)
+        same = all(getattr(recipe, name) == getattr(base, name) for name in settings) and same_mtp(recipe, base)
         if not same or not set(recipe.quantize) <= set(base.quantize):
             continue
         picks = choices.picks_of(
@@ -214,6 +214,13 @@ def controls_of(
         elif before[0].startswith("uniform "):
             found[picks] = (recipe.name, before[1])
     return {name: (kind, picks) for picks, (name, kind) in found.items()}
+
+
+def same_mtp(recipe: PrecisionRecipe, base: PrecisionRecipe) -> bool:
+    """Whether a quantized MTP block, whose schemes are those of no layer, has the same ones."""
+    return base.mtp != "quantize" or [recipe.scheme_of(role, None) for role in base.quantize] == [
+        base.scheme_of(role, None) for role in base.quantize
+    ]
 
 
 def advantage_of(choices: Choices, uniform: str, of_uniform: Sequence[int], picks: Sequence[int]) -> Advantage:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from scipy.special import log_ndtr, ndtri
 
+from assay.recipes.precision import INTEGERS
 from assay.records.base import Interval
 from assay_quantize.formats.schemes import SCHEMES
 
@@ -45,10 +46,13 @@ def not_negative(value: float, error: float) -> float:
     return max(0.0, value + error * density)
 
 
-def damages_used(measured: Mapping[str, tuple[float, Interval | None]]) -> dict[str, tuple[float, float | None]]:
+def damages_used(
+    measured: Mapping[str, tuple[float, Interval | None]], *, is_calibrated: bool = False
+) -> dict[str, tuple[float, float | None]]:
     """Scheme -> (nats that count, their standard error; None: not known), of one part.
 
-    measured: scheme -> its damage and interval. Schemes without an interval stand for themselves, 0 at least.
+    measured: scheme -> its damage and interval. Schemes without an interval stand for themselves, 0 at least. is_calibrated:
+    INT4 weights were rounded by text, so that they are of one kind among themselves only.
     """
     kinds: dict[object, dict[str, tuple[float, float]]] = defaultdict(dict)
     used: dict[str, tuple[float, float | None]] = {}
@@ -57,7 +61,7 @@ def damages_used(measured: Mapping[str, tuple[float, Interval | None]]) -> dict[
         if error is None:
             used[scheme] = (max(0.0, value), None)
         else:
-            kinds[_kind(scheme)][scheme] = (value, error)
+            kinds[_kind(scheme), is_calibrated and scheme in INTEGERS][scheme] = (value, error)
     for alike in kinds.values():
         used |= _drawn(alike)
     return used

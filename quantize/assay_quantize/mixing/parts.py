@@ -16,7 +16,7 @@ from typing import Any
 from assay.errors import PlanError
 from assay.recipes.families import classify, family_of, num_hidden_layers
 from assay.recipes.model import Serving
-from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.precision import INTEGERS, PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.mix import KEPT
 from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -81,15 +81,6 @@ class Machine:
     refused: Mapping[str, str]
 
 
-def check_base(base: PrecisionRecipe) -> None:
-    """PlanError: the recipe treats its MTP block so that no mix can keep it as it is."""
-    if base.mtp == "quantize":
-        raise PlanError(
-            f"--base {base.name}: it quantizes the MTP block, whose scheme is that of most layers and would change with "
-            "the mix; take a base with `mtp: keep` or `mtp: drop`"
-        )
-
-
 def stored_parts(
     checkpoint: Checkpoint, base: PrecisionRecipe, schemes: Sequence[str], *, whole: Whole, machine: Machine | None
 ) -> StoredParts:
@@ -97,7 +88,6 @@ def stored_parts(
 
     PlanError: the GPUs cannot share the model's heads, or hold what is not chosen for.
     """
-    check_base(base)
     family = family_of(checkpoint.config)
     weights = _quantizable(checkpoint, family, frozenset(base.quantize))
     places = {name: where for where, names in weights.items() for name in names}
@@ -138,16 +128,23 @@ def stored_parts(
 
 
 def uniform(base: PrecisionRecipe, scheme: str | None, kept: Iterable[int | Where]) -> PrecisionRecipe:
-    """`base` with one scheme for all roles that it quantizes, and 16 bits in some layers. scheme: None: in all of `kept`."""
+    """`base` with one scheme for all roles that it quantizes, and 16 bits in some layers.
+
+    scheme: None: the base's own, which an MTP block that is quantized has; else that block is kept.
+    """
     layers: dict[str, dict[str, str]] = defaultdict(dict)
     for where in kept:
         layer, roles = (where, list(base.quantize)) if isinstance(where, int) else (where[0], [where[1]])
         layers[str(layer)].update(dict.fromkeys(roles, KEPT))
     data = base.model_dump(mode="json", by_alias=True) | {
         "scheme": None,
-        "quantize": dict.fromkeys(base.quantize, scheme or "w4a16"),
+        "quantize": {role: scheme or base.scheme_of(role, None) for role in base.quantize},
         "layers": dict(layers),
     }
+    if scheme is not None and base.mtp == "quantize":
+        data["mtp"] = "keep"
+    if scheme not in (None, *INTEGERS):
+        data["calibration"] = "none"  # there would be nothing to calibrate
     return PrecisionRecipe.model_validate(data)
 
 

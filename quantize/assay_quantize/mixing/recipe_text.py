@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.foreign_text import one_line
 from assay.quantities import size
-from assay.recipes.precision import PrecisionRecipe, layer_numbers
+from assay.recipes.precision import INTEGERS, PrecisionRecipe, layer_numbers
 from assay.records.choice.mix import KEPT, Mix, MixedPart
 
 _WRITTEN_HERE = frozenset({"schema", "name", "description", "scheme", "quantize", "layers", "keep"})
@@ -43,11 +43,15 @@ def usual_schemes(schemes: Mapping[tuple[int, str], str]) -> dict[str, str]:
 def recipe_data(base: PrecisionRecipe, name: str, description: str, schemes: Mapping[tuple[int, str], str]) -> dict[str, Any]:
     """The recipe as its file says it. Roles that stay in 16 bits everywhere are kept; so is what `base` keeps."""
     usual = usual_schemes(schemes)
+    if base.mtp == "quantize":  # the block takes what stands under `quantize`; layers say how they differ from it
+        usual = {role: base.scheme_of(role, None) or KEPT for role in base.quantize}
     kept = [role for role in base.quantize if usual.get(role, KEPT) == KEPT]
     keep = {dtype: list(roles) for dtype, roles in base.keep.items()}
     if kept:
         keep["bf16"] = [*keep.get("bf16", []), *kept]
     data = base.model_dump(mode="json", by_alias=True)
+    if not set(INTEGERS) & set(schemes.values()):
+        data["calibration"] = "none"  # nothing is left to calibrate
     more = {key: value for key, value in data.items() if key not in _WRITTEN_HERE}
     head = {"schema": 1, "name": name, "description": description}
     quantize = {role: usual[role] for role in base.quantize if role not in kept}
@@ -79,8 +83,9 @@ def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
         f"description: {_yaml(data['description'])}",
     ]
     lines.append("quantize:")
+    also = ", and the MTP block" if data["mtp"] == "quantize" else ""
     for role, scheme in data["quantize"].items():
-        lines.append(f"  {role}: {scheme}   # {_of_role(by_role.get(role, []), scheme)}")
+        lines.append(f"  {role}: {scheme}   # {_of_role(by_role.get(role, []), scheme)}{also}")
     if data.get("layers"):
         lines.append("layers:")
         for text, roles in data["layers"].items():
@@ -101,8 +106,8 @@ def _head(mix: Mix) -> list[str]:
         f"Size: {size(point.bytes)} in all, {point.bits_per_weight:.2f} bits for each of {mix.num_weights:,} weights of the "
         f"roles below. Expected: {point.damage_nats:.4g} nats a token, the sum of what each part loses alone; no choice within "
         f"these limits loses less than {mix.bound_nats:.4g}.",
-        f"Chosen on {texts} ({mix.texts or 'not described'}; sha256 {mix.texts_sha256[:16]}), damages by {mix.method}. Judge "
-        "it on other texts.",
+        f"Chosen on {texts} ({mix.texts or 'not described'}; sha256 {mix.texts_sha256[:16]}), damages by {mix.method}"
+        f"{'' if mix.calibrated_by is None else f', INT4 weights by {mix.calibrated_by}'}. Judge it on other texts.",
     ]
     return [line for text in said for line in _comment(text, "")]
 
@@ -118,6 +123,8 @@ def limits_text(mix: Mix) -> str:
 
 def _of_role(parts: Sequence[MixedPart], scheme: str) -> str:
     here = [part for part in parts if part.scheme == scheme]
+    if not here:  # of a recipe that quantizes the MTP block
+        return "no layer"
     nats = sum(part.damage_nats for part in here)
     return f"{len(here)} of {len(parts)} layers, {size(sum(part.bytes for part in here))}, {nats:.3g} nats"
 

@@ -202,7 +202,7 @@ def _ignore(family: str, recipe: PrecisionRecipe, config: Mapping[str, Any], ten
     patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=numbers)
     modules = sorted(stored | set(map(rename, stored)))
     found = tuple(p for p in patterns if any(re.match(p.removeprefix("re:"), module) for module in modules))
-    return found + kept_in_some_layers(tensors, rename)
+    return found + kept_in_some_layers(tensors, rename, tuple(recipe.quantize))
 
 
 def check_ignore(plan: Plan) -> None:

@@ -48,8 +48,8 @@ class Cost:
     bytes_kept: int
 
 
-def identity(layout: Layout, texts: Sequence[ScoredText]) -> str:
-    """Of what all numbers depend on: the source's data, the texts, how scales are found, the versions that compute."""
+def identity(layout: Layout, texts: Sequence[ScoredText], calibration_sha256: str | None = None) -> str:
+    """Of what all numbers depend on: the source's data, the texts, how weights are rounded, the versions that compute."""
     import transformers
 
     made_from = [
@@ -58,6 +58,7 @@ def identity(layout: Layout, texts: Sequence[ScoredText]) -> str:
         layout.observer,
         torch.__version__,
         transformers.__version__,
+        *([] if calibration_sha256 is None else [calibration_sha256]),
     ]
     return sha256_of(made_from)[:16]
 
@@ -106,7 +107,8 @@ class Direct:
     ) -> None:
         self._layout, self._rounder, self._runner, self._say = layout, rounder, runner, say
         self._places = places(runner.batches, texts)
-        self._kept = Kept(None if keep is None else keep / identity(layout, texts), len(self._places))
+        kept = None if keep is None else keep / identity(layout, texts, rounder.calibration_sha256)
+        self._kept = Kept(kept, len(self._places))
         started = _cpu_seconds()
         self._reference: Passed = runner.run()
         self._pass_s = _cpu_seconds() - started

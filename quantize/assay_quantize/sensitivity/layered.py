@@ -64,7 +64,7 @@ class Layered:
         self._batches = batched(texts, BATCH_TOKENS)
         self._places = places(self._batches, texts)
         self._plan = next(iter(layout.plans.values()))
-        self._kept = Kept(keep / f"{identity(layout, texts)}-by-layer", len(self._places))
+        self._kept = Kept(keep / f"{identity(layout, texts, rounder.calibration_sha256)}-by-layer", len(self._places))
         with quiet():
             self._skeleton = Skeleton(layout.checkpoint.folder, self._plan, torch.float32)
         self.hidden: dict[Pair, float] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme
 from assay_quantize.kernels import amax_rows, quantize_rows
 from assay_quantize.kernels import reference as definition
 from assay_quantize.plan.slabs import amax_key, amax_members
+from assay_quantize.sensitivity.calibrated import CalibratedWeights
 from assay_quantize.sensitivity.parts import Key, Layout
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
@@ -31,9 +32,16 @@ FP8_MAX, FP4_MAX = 448.0, 6.0
 class Rounder:
     """Weights of a checkpoint, plain and rounded. Close `reader` yourself."""
 
-    def __init__(self, layout: Layout, reader: SourceReader) -> None:
+    def __init__(self, layout: Layout, reader: SourceReader, calibrated: CalibratedWeights | None = None) -> None:
+        """calibrated: weights that are not rounded here, but taken from a calibration."""
         self._layout, self._reader = layout, reader
+        self._calibrated = calibrated or CalibratedWeights()
         self._tensors = {scheme: {one.name: one for one in plan.tensors} for scheme, plan in layout.plans.items()}
+
+    @property
+    def calibration_sha256(self) -> str | None:
+        """Identity of the calibrated weights. None: there are none."""
+        return self._calibrated.sha256
 
     def weights(self, key: Key, scheme: str) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name, w_OI as it is, w_OI as `scheme` gives it back), FP32, of every weight of the part.
@@ -49,6 +57,10 @@ class Rounder:
             plain = definition.to_torch(rows, one.logical_dtype).float()
             if one.action != "quantize":
                 yield one.name, plain, plain
+                continue
+            if (by_text := self._calibrated.of(scheme, one.name)) is not None:
+                parts = self._calibrated.files[scheme].rows(by_text, 0, one.shape[0])
+                yield one.name, plain, definition.dequantize_rows(parts, rows, one.logical_dtype, scheme)
                 continue
             amax, dtype = largest.get(amax_key(one) or "", (None, None))
             made = quantize_rows(rows, one.logical_dtype, scheme, amax=amax, amax_dtype=dtype, observer=self._layout.observer)
@@ -73,11 +85,15 @@ def _back(parts: dict[str, Any], rows: Any, dtype: str, scheme: str) -> Tensor:
     if row.layout != "plain":
         return definition.dequantize_rows(parts, rows, dtype, scheme)
     stored = torch.from_numpy(parts["weight"])
-    values = (stored.view(torch.float8_e4m3fn) if row.weight_dtype == "F8_E4M3" else stored).float()
-    scale = definition.to_torch(parts["weight_scale"], dtype).float()
-    columns = values.shape[1] if row.group_size is None else row.group_size
-    wide = scale.repeat_interleave(row.block_rows, 0)[: values.shape[0]].repeat_interleave(columns, 1)[:, : values.shape[1]]
-    return values * wide
+    values = stored.view(torch.float8_e4m3fn) if row.weight_dtype == "F8_E4M3" else stored
+    return scaled(values, definition.to_torch(parts["weight_scale"], dtype), scheme)
+
+
+def scaled(values_OI: Tensor, scale: Tensor, scheme: str) -> Tensor:
+    """Codes of layout `plain` times their scales, in FP32."""
+    row, (rows, columns) = SCHEMES[scheme], values_OI.shape
+    wide = scale.float().repeat_interleave(row.block_rows, 0)[:rows].repeat_interleave(row.group_size or columns, 1)
+    return values_OI.float() * wide[:, :columns]
 
 
 # ------------------------------------------------------------------------------------------------ activations
@@ -87,8 +103,11 @@ def input_args(scheme: str) -> Any:
     return compressed_tensors_scheme(scheme).input_activations
 
 
-def round_inputs(x: Tensor, scheme: str) -> Tensor:
-    """Inputs [..., I] as the kernels of a scheme round them, in FP32; those of a weight-only scheme as they are."""
+def round_inputs(x: Tensor, scheme: str, global_scale: float | None = None) -> Tensor:
+    """Inputs [..., I] as the kernels of a scheme round them, in FP32; those of a weight-only scheme as they are.
+
+    global_scale: what a calibration stored as `input_global_scale` of NVFP4; None: the scheme's constant.
+    """
     args = input_args(scheme)
     if args is None or not x.numel():
         return x
@@ -97,7 +116,7 @@ def round_inputs(x: Tensor, scheme: str) -> Tensor:
         values = values.reshape(*x.shape[:-1], -1, args.group_size)
     amax = values.abs().amax(-1, keepdim=True)
     if layout == "nvfp4":
-        factor = float(SCHEMES[scheme].input_global_scale or 1.0)
+        factor = global_scale or float(SCHEMES[scheme].input_global_scale or 1.0)
         step = _fp8(amax / FP4_MAX * factor) / factor
         rounded = torch.where(step == 0, 0.0, _fp4(values / torch.where(step == 0, 1.0, step)) * step)
     elif layout in ("mxfp4", "mxfp8"):
@@ -127,13 +146,14 @@ def _fp4(x: Tensor) -> Tensor:
 
 
 class RoundInputs(TorchFunctionMode):
-    """While it is entered, inputs of every `linear` whose weight begins at one of `addresses` are rounded."""
+    """While it is entered, inputs of every `linear` whose weight begins at one of the addresses are rounded."""
 
-    def __init__(self, scheme_of: dict[int, str]) -> None:
+    def __init__(self, scheme_of: Mapping[int, str], global_scale_of: Mapping[int, float] | None = None) -> None:
+        """Both by address; the latter as in `round_inputs`."""
         super().__init__()
-        self._scheme_of = scheme_of
+        self._scheme_of, self._global_scale_of = scheme_of, global_scale_of or {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.linear and (scheme := self._scheme_of.get(args[1].data_ptr())) is not None:
-            args = (round_inputs(args[0], scheme), *args[1:])
+            args = (round_inputs(args[0], scheme, self._global_scale_of.get(args[1].data_ptr())), *args[1:])
         return func(*args, **(kwargs or {}))

@@ -179,6 +179,31 @@ def test_what_a_run_measured_decides(checkpoint: Checkpoint) -> None:
     )
 
 
+# ------------------------------------------------------------------------------------------------ calibrated
+def test_a_calibrated_mix_is_held_against_calibrated_recipes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    base = load_recipe(PrecisionRecipe, "w4a16-gptq")
+    stored = stored_parts(checkpoint, base, SCHEMES, whole=lambda model: model, machine=None)
+    found = sensitivity(checkpoint, weak).model_copy(update={"calibration": base.calibration.model_dump(mode="json")})  # type: ignore[union-attr]
+    made_of = choices_of(stored, found, SCHEMES)
+    asked = Asked("tiny", "/models/tiny", "mix", "4.3bpw", made_of.bytes_at(4.3), None)
+    made = propose(asked, base, made_of, found, SHIPPED, SCHEMES, {})
+    assert made.mix.calibrated_by == "gptq" and made.recipe.calibration == base.calibration
+    assert made.mix.advantage is not None and made.mix.advantage.uniform == "w4a16-gptq"
+    assert {one.name for one in made.mix.controls} == {"w4a16-gptq", "w4a16-gptq-g32", "uniform fp8_channel"}
+    assert "what w4a16-gptq (" in made.text.replace("\n# ", " ") and ", INT4 weights by gptq." in made.text.replace("\n# ", " ")
+    (tmp_path / "mix.yaml").write_text(made.text)
+    assert parse_recipe(PrecisionRecipe, tmp_path / "mix.yaml") == made.recipe
+    free = proposed(checkpoint, weak, 4.3)
+    assert free.recipe.calibration == "none" and free.mix.calibrated_by is None
+    assert any("w4a16-gptq is not among them" in said for said in free.mix.assumptions)
+    assert not any("w4a16-gptq is not among them" in said for said in made.mix.assumptions)
+    eight = propose(
+        Asked("tiny", "/models/tiny", "mix", "8.2bpw", made_of.bytes_at(8.2), None), base,
+        choices_of(stored, found, ("fp8_channel",)), found, SHIPPED, ("fp8_channel",), {},
+    )  # fmt: skip
+    assert eight.recipe.calibration == "none", "nothing of it is INT4"
+
+
 # ------------------------------------------------------------------------------------------------ missing is not zero
 def test_a_part_that_nobody_measured_stays_in_16_bits(checkpoint: Checkpoint) -> None:
     made = proposed(checkpoint, lambda layer, role, scheme: None if role == "attention" else by_bits(layer, role, scheme), 9.0)

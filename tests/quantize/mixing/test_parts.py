@@ -115,9 +115,21 @@ def test_heads_that_no_scheme_makes_divisible(tmp_path: Path) -> None:
         stored_parts(open_checkpoint(folder), BASE, ("w4a16_g64",), whole=lambda model: model, machine=machine())
 
 
-def test_a_base_that_quantizes_the_mtp_block_is_refused(tiny_glm: Path) -> None:
-    with pytest.raises(PlanError, match=r"--base w4a16-mtp: it quantizes the MTP block.*take a base with `mtp: keep`"):
-        parts_of(open_checkpoint(tiny_glm), base="w4a16-mtp")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quantized_mtp_block_has_its_bytes_and_the_bases_scheme_in_every_mix(tiny_glm: Path, seed: int) -> None:
+    """Whatever layers take, 16 bits in all of them included: the block's bytes are spent on them."""
+    checkpoint, base = open_checkpoint(tiny_glm), load_recipe(PrecisionRecipe, "w4a16-mtp")
+    stored = parts_of(checkpoint, SCHEMES, base="w4a16-mtp")
+    assert stored.parts == parts_of(checkpoint, SCHEMES).parts
+    schemes = drawn_mix(stored, seed) if seed else {(part.layer, part.role): "bf16" for part in stored.parts}
+    recipe = PrecisionRecipe.model_validate(recipe_data(base, "mix", "", schemes))
+    plan = make_plan(checkpoint, recipe, model="tiny", family=None)
+    for (layer, role), scheme in schemes.items():
+        assert (recipe.scheme_of(role, layer) or "bf16") == scheme
+    assert {tensor.scheme for tensor in plan.tensors if tensor.role == "mtp"} == {None, "w4a16"}
+    chosen = sum(part.num_bytes[schemes[part.layer, part.role]] for part in stored.parts)
+    assert stored.other_bytes + chosen == plan.bytes_out
+    assert stored.other_bytes < parts_of(checkpoint, SCHEMES).other_bytes
 
 
 def test_shapes_as_shipped_have_all_experts() -> None:

@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assay.errors import QuantizeError
-from assay.recipes.precision import SchemeName
+from assay.recipes.precision import GptqCalibration, PrecisionRecipe, SchemeName
+from assay_quantize.calibration.layerwise import calibrate_layers
+from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
+from assay_quantize.sensitivity.calibrated import calibrated_weights
 from assay_quantize.sensitivity.parts import Key, find_parts
 from assay_quantize.sensitivity.rounded import Rounder, input_args, round_inputs
 from assay_vllm.dequantize import Dequantizer
@@ -45,6 +48,38 @@ def test_weights_are_those_that_are_served(tiny_glm: Path, tmp_path: Path, schem
         # of 4-bit floats with quantized activations the emulation leaves out one rounding to BF16
         tolerance = {"rtol": 2**-8, "atol": 1e-9} if scheme == "nvfp4" else {"rtol": 0, "atol": 0}
         torch.testing.assert_close(back, served[name].float(), **tolerance)
+
+
+@pytest.mark.slow
+def test_calibrated_weights_are_those_that_are_served(tiny_glm: Path, tmp_path: Path) -> None:
+    """The checkpoint that the engine makes of the same layers, read by the code that emulates it; other schemes are as ever."""
+    checkpoint, said = open_checkpoint(tiny_glm), list[str]()
+    layout = find_parts(checkpoint, ["w4a16", "w4a16_channel", "nvfp4a16"], model="tiny")
+    options = GptqCalibration(method="gptq", tokens=64, length=32)
+    recipe = layout.plans["w4a16"].precision_recipe | {"calibration": options.model_dump(mode="json")}
+    plan = make_plan(checkpoint, PrecisionRecipe.model_validate(recipe), model="tiny", family=None)
+    with calibrated_weights(layout, tiny_glm, tmp_path, options, said.append) as calibrated:
+        assert sum(line.startswith("gptq of ") for line in said) == 2
+        assert sum("sampled" in line for line in said) < 2, "one text"
+        [work] = tmp_path.glob("gptq-w4a16-*")
+        said.clear()
+        made = calibrate_layers(plan, tiny_glm, work, Text((), options.seed), report=said.append)
+        assert not any("layer" in line for line in said), "nothing is done twice"
+        quantize(plan.model_copy(update={"calibrated": made}), tiny_glm, tmp_path / "made", calibrated=work)
+        config = json.loads((tmp_path / "made" / "config.json").read_text())["quantization_config"]
+        stored = [item for path in sorted((tmp_path / "made").glob("*.safetensors")) for item in load_file(path).items()]
+        served = dict(Dequantizer(config, torch.float32)(stored))
+        with SourceReader(checkpoint) as reader:
+            free, rounder = Rounder(layout, reader), Rounder(layout, reader, calibrated)
+            assert free.calibration_sha256 is None and rounder.calibration_sha256 == calibrated.sha256
+            for key in (Key(0, "attention"), Key(1, "routed_expert")):
+                for scheme in layout.plans:
+                    for (name, plain, back), (_, _, nearest) in zip(
+                        rounder.weights(key, scheme), free.weights(key, scheme), strict=True
+                    ):
+                        assert not torch.equal(back, plain)
+                        assert torch.equal(back, nearest) == (scheme == "nvfp4a16"), (name, scheme)
+                        assert scheme != "w4a16" or torch.equal(back, served[name].float()), name
 
 
 @pytest.mark.parametrize("scheme", [one for one in SCHEMES if input_args(one) is not None])

@@ -64,14 +64,24 @@ def sensitivity(
             help="How scales are found, as in a precision.",
         ),
     ] = "minmax",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            metavar="none|gptq",
+            callback=choice("none", "gptq"),
+            help="How INT4 weights are rounded. gptq: as `w4a16-gptq` does it, by a calibration of each INT4 scheme on the "
+            "model's own text; `assay recipe` then proposes a calibrated recipe.",
+        ),
+    ] = "none",
     text: Annotated[
         list[str] | None,
         typer.Option(
             "--text",
             metavar="FILE,...",
             callback=several,
-            help="Plain text, or .jsonl with text, prompt or messages. Default: the texts of the reference of --run; without, "
-            "the model's own replies to generated questions.",
+            help="Plain text, or .jsonl with text, prompt or messages; own: what the model samples by itself. Default: the "
+            "texts of the reference of --run; without, the model's own replies to generated questions.",
         ),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=64, help="Tokens that are read.")] = 16_384,
@@ -148,10 +158,12 @@ def sensitivity(
         schemes=chosen,
         proxy=proxy,  # type: ignore[arg-type]  # checked by its callback
         observer=observer,  # type: ignore[arg-type]  # likewise
-        run=run, text=tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
+        method=method,  # type: ignore[arg-type]  # likewise
+        run=run, text=() if text == ["own"] else tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
         profile=profile_for(aim, profile) if served else None, scores=tuple(map(Path, scores or ())),
         seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
         memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
+        own=text == ["own"],
     )  # fmt: skip
     check_asked(asked)
     if hardware is not None:

@@ -30,7 +30,7 @@ def show(found: Sensitivity, out: Console, scheme: str | None = None) -> None:
     out.print(escape(_headline(found)))
     _map(found, mapped, out)
     out.print("worst parts" if found.in_nats else "largest relative errors")
-    print_rows(("layer", "role", "scheme", _unit(found), "served", "bytes", "worst tensor"), _worst(found), out)
+    print_rows(("layer", "role", "scheme", _unit(found), "served", "bytes", "worst tensor", "worst router"), _worst(found), out)
     out.print("share of each role in the sum over its parts")
     _shares(found, schemes, out)
     for line in _lines(found):
@@ -92,7 +92,9 @@ def _worst(found: Sensitivity) -> list[tuple[str, ...]]:
         tensor = f"{part.worst[0].name} ({part.worst[0].share:.0%})" if part.worst else ""
         figure = _figure(part.interval) if part.interval else f"{part.damage_nats:.3g}"
         served = _figure(part.served_nats) if part.served_nats else ""
-        rows.append((str(part.layer), part.role, part.scheme, escape(figure), escape(served), size(part.bytes), escape(tensor)))
+        router = f"layer {part.routing.layer}: {part.routing.other_experts:.1%}" if part.routing else ""
+        named = str(part.layer), part.role, part.scheme
+        rows.append((*named, escape(figure), escape(served), size(part.bytes), escape(tensor), router))
     return rows
 
 

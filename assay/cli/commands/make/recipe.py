@@ -74,7 +74,10 @@ def recipe(
         ),
     ] = 0.02,
     replay: Annotated[
-        bool, typer.Option("--replay/--no-replay", help="With --hardware: ask vLLM's own loaders whether they take it.")
+        bool,
+        typer.Option(
+            "--replay/--no-replay", help="Ask vLLM's own loaders whether they take it: for --hardware, else for one B200."
+        ),
     ] = True,
     out: Annotated[
         Path | None,
@@ -95,7 +98,7 @@ def recipe(
     if budget is None and hardware is None:
         raise AssayError("say --budget SIZE, such as 405GB or 4.5bpw, or --hardware NAME for what fits there")
     if hardware is None:
-        refuse_unused(ctx, "without --hardware", "users", "context", "replay")
+        refuse_unused(ctx, "without --hardware", "users", "context")
     length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
     check_out(out)
     aim = resolve_target(target)

@@ -11,6 +11,7 @@ from planted_outliers import plant_outliers
 
 from assay.cli.commands.diagnose.sensitivity_shown import shade_of, shares_by_role, worst_parts
 from assay.cli.deploying.sensitivity_found import spread
+from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.sensitivity.parts import Key
@@ -48,6 +49,30 @@ def test_a_planted_weak_layer_comes_first(run: Run, planted: Path, tmp_path: Pat
         code, _, _ = run("sensitivity", TRAINED, *common, "--out", tmp_path / "plain")
         plain = worst_parts(Sensitivity.load(tmp_path / "plain" / "sensitivity.json"))[0]
         assert (plain.layer, plain.role) != (2, "routed_expert")
+
+
+@pytest.mark.slow
+def test_a_planted_weak_layer_is_first_and_kept_in_more_bits(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    """From the weights to the recipe: a budget with room for one layer's experts in 8 bits gives it to the planted layer."""
+    weak = plant_outliers(tiny_glm, tmp_path / "weak", layer=2)
+    (tmp_path / "text.jsonl").write_text(PROMPTS)
+    code, _, told = run(
+        "sensitivity", weak, "--schemes", "w4a16,fp8_block", "--text", tmp_path / "text.jsonl", "--tokens", 640, "--length", 32,
+        "--out", tmp_path / "found",
+    )  # fmt: skip
+    assert code == 0, told
+    record = tmp_path / "found" / "sensitivity.json"
+    found = Sensitivity.load(record)
+    first = worst_parts(found)[0]
+    assert (first.layer, first.role, first.scheme) == (2, "routed_expert", "w4a16")
+    [uniform] = [one for one in found.uniform if one.scheme == "w4a16"]
+    of_weak = found.by_part[2, "routed_expert"]
+    budget = uniform.bytes + of_weak["fp8_block"].bytes - of_weak["w4a16"].bytes
+    code, out, told = run("recipe", weak, "--budget", f"{budget}B", "--sensitivity", record, "--no-replay", "--json")
+    assert code == 0, told
+    mix = Mix.model_validate_json(out)
+    assert mix.proposes == "mix", mix.reason
+    assert {part.layer: part.scheme for part in mix.parts if part.role == "routed_expert"} == {1: "w4a16", 2: "fp8_block"}
 
 
 @pytest.mark.slow
@@ -194,6 +219,12 @@ def test_hours_elsewhere_are_said_from_shapes(run: Run, monkeypatch: pytest.Monk
         (("--by-layer", "--proxy", "fisher"), "--by-layer is for --proxy kl and hidden; --proxy fisher does without"),
         (("--by-layer",), "cannot write replies; give --text FILE, or --run RUN for those of its reference"),
         (("--proxy", "fisher", "--memory", "2MiB"), "--proxy fisher holds the model whole, "),
+        (("--method", "gptq", "--proxy", "fisher"), "--method gptq: --proxy fisher says nothing of calibrated weights"),
+        (("--method", "gptq", "--schemes", "nvfp4"), "--method gptq: is for INT4, and --schemes has none of it; name one of"),
+        (
+            ("--method", "gptq", "--text", "own"),
+            "--seed 0: the model's own text of this seed is what INT4 weights are calibrated",
+        ),
         (("--text", "x.txt", "--run", "r"), "--text gives other texts than --run has: say one of them"),
         (("--import", "scores.pth"), "scores.pth: is a pickle, which could run code and is not read"),
         (("--run", "r", "--out", "o"), "--run puts what is found into a run, --out into any folder: say one of them"),

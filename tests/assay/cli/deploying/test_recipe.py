@@ -41,7 +41,7 @@ def record(tiny_glm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_recipe_record_and_picture(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.yaml"
-    code, printed, said = run("recipe", tiny_glm, "--budget", "4.4bpw", "--sensitivity", record, "--out", out)
+    code, printed, said = run("recipe", tiny_glm, "--budget", "4.4bpw", "--sensitivity", record, "--no-replay", "--out", out)
     assert code == 0, said
     recipe, mix = parse_recipe(PrecisionRecipe, out), Mix.load(tmp_path / "small.json")
     plan = make_plan(open_checkpoint(tiny_glm), recipe, model="tiny", family=None)
@@ -59,14 +59,23 @@ def test_recipe_record_and_picture(run: Run, tiny_glm: Path, record: Path, tmp_p
 
 
 def test_without_out_the_recipe_is_printed_and_nothing_written(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
-    code, printed, _ = run("recipe", tiny_glm, "--budget", "4.4bpw", "--sensitivity", record)
+    code, printed, _ = run("recipe", tiny_glm, "--budget", "4.4bpw", "--sensitivity", record, "--no-replay")
     assert code == 0 and "\nschema: 1\nname: tiny-glm4-moe-4.4bpw\n" in printed
     assert list(tmp_path.iterdir()) == []
 
 
 def test_json_is_the_record(run: Run, tiny_glm: Path, record: Path) -> None:
     code, printed, _ = run(
-        "recipe", tiny_glm, "--budget", "3.7MB", "--sensitivity", record, "--schemes", "w4a16,w4a16_g32", "--json"
+        "recipe",
+        tiny_glm,
+        "--budget",
+        "3.7MB",
+        "--sensitivity",
+        record,
+        "--schemes",
+        "w4a16,w4a16_g32",
+        "--json",
+        "--no-replay",
     )
     mix = Mix.model_validate_json(printed)
     assert code == 0 and (mix.budget, mix.budget_bytes) == ("3.7MB", 3_700_000)
@@ -111,9 +120,23 @@ def test_vllms_loaders_take_the_mix(run: Run, tiny_glm: Path, record: Path, tmp_
     assert Mix.load(tmp_path / "served.json").replayed.startswith("PASS: ")
 
 
+@pytest.mark.slow
+def test_without_hardware_vllms_loaders_for_one_gpu_are_asked(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
+    """Also of a recipe whose MTP block is quantized, with schemes of its own."""
+    out = tmp_path / "mtp.yaml"
+    asked = ("--budget", "3.5MB", "--base", "w4a16-mtp", "--sensitivity", record, "--out", out)
+    code, _, said = run("recipe", tiny_glm, *asked)
+    assert code == 0, said
+    replayed, mix = Mix.load(tmp_path / "mtp.json").replayed, parse_recipe(PrecisionRecipe, out)
+    assert replayed.startswith("PASS: vLLM 0.32.0 loads target and draft on 1 rank")
+    assert replayed.endswith("(asked for one B200, as no --hardware is said)")
+    assert mix.mtp == "quantize" and mix.layers and set(mix.quantize.values()) == {"w4a16"}  # type: ignore[union-attr]
+
+
 def test_what_a_run_measured_stands_beside_the_sum_and_decides(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
     """The mix and w4a16-g32 as a run measured them: first with w4a16-g32 behind, then ahead."""
-    asked = ("recipe", tiny_glm, "--budget", "5bpw", "--schemes", "w4a16,w4a16_g32,fp8_channel", "--sensitivity", record)
+    schemes = ("--schemes", "w4a16,w4a16_g32,fp8_channel")
+    asked = ("recipe", tiny_glm, "--budget", "5bpw", *schemes, "--sensitivity", record, "--no-replay")
     assert run(*asked, "--out", tmp_path / "mix.yaml")[0] == 0
     first, folder = Mix.load(tmp_path / "mix.json"), tmp_path / "run"
     assert first.proposes == "mix" and first.advantage is not None and first.advantage.uniform == "w4a16-g32"
@@ -157,7 +180,10 @@ WRONG: list[tuple[list[Any], str]] = [
     (["--budget", "4.5bpw", "--hardware", "cpu-emulated"], "--hardware cpu-emulated: says of no GPU how much memory it has"),
     (["--budget", "4.5bpw", "--schemes", "w8a8"], "--schemes w8a8: the sensitivity record has fp8_channel, nvfp4, w4a16, w4a1"),
     (["--budget", "4.5bpw", "--base", "w4a16-mse"], "has `observer: mse`, the sensitivities were measured with minmax"),
-    (["--budget", "4.5bpw", "--base", "w4a16-mtp"], "--base w4a16-mtp: it quantizes the MTP block"),
+    (
+        ["--budget", "4.5bpw", "--base", "w4a16-gptq"],
+        "--base w4a16-gptq: has `calibration: gptq`, the sensitivities were measured with none; take w4a16 or another base",
+    ),
     (["--budget", "4.5bpw", "--out", "x.json"], "--out x.json: is no .yaml file; a recipe is one"),
     (["--budget", "4.5bpw", "--out", "no/x.yaml"], "--out no/x.yaml: there is no folder no; make it, or give another name"),
     (["--budget", "4.5bpw", "--out", "bf16.yaml"], "--out bf16.yaml: bf16 already means something in a run's folder"),
