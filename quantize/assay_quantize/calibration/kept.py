@@ -1,4 +1,4 @@
-"""What a calibration has seen so far, on the disk: one that is killed goes on behind it, and ends with the same file.
+"""What a calibration has seen so far, on the disk: one that is killed goes on behind it, and ends with the same numbers.
 
     tokens.npy          int32 [sequences, length], all that will go through; with a budget by expert there is none, and text is
                         drawn again
