@@ -120,7 +120,8 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
 
     limits = folder / "mine.yaml"
     limits.write_text(limits.read_text().replace("tokens: 640", "tokens: 704"))
-    assert "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in one_error(run(*again))
+    code, _, said = run(*again)
+    assert code == 2 and "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in said
 
 
 def stop_after(patch: pytest.MonkeyPatch, name: str, calls: int) -> None:
