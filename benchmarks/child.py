@@ -26,13 +26,14 @@ IGNORED_BY_LLMCOMPRESSOR = ["lm_head", r"re:.*embed_tokens$", r"re:.*mlp\.gate$"
 # ------------------------------------------------------------------------------------------------ what is measured
 def assay_quantize(source: str, out: str, precision: str, device: str, **options: Any) -> None:
     """The engine behind `assay quantize`, without the verification that the command adds. options: its own, e.g. workers."""
-    from assay.cli.stages import plans_for
+    from assay.cli.stages import plan_for, source_for
     from assay.cli.targets import resolve_target
     from assay.recipes.load import load_recipe
     from assay.recipes.precision import PrecisionRecipe
     from assay_quantize.engine.quantize import quantize
 
-    (plan,) = plans_for(resolve_target(source), [load_recipe(PrecisionRecipe, precision)])
+    aim = resolve_target(source)
+    plan = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
     quantize(plan, Path(source), Path(out), device=device, **options)
 
 

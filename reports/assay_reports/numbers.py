@@ -255,7 +255,8 @@ def calibrated_in_words(plan: Plan) -> str | None:
         return None
     known = [one for one in made.withheld if one.num_items is not None]
     dropped = sum(one.num_dropped for one in made.sources)
-    held = f", held against the items of {len(known)} tasks ({dropped:,} texts left out)" if known else ""
+    tasks, texts = (f"{count:,} {what}{'' if count == 1 else 's'}" for count, what in ((len(known), "task"), (dropped, "text")))
+    held = f", held against the items of {tasks} ({texts} left out)" if known else ""
     return f"{made.method} on {made.num_tokens:,} tokens of text{held}"
 
 

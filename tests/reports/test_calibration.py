@@ -10,7 +10,16 @@ from synthetic_run import make_run
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.records.base import sha256_of_file
-from assay.records.calibration import Calibration, LayerCoverage, Nvfp4Inputs, TextSource, record_of
+from assay.records.calibration import (
+    CalibratedLayers,
+    Calibration,
+    LayerCoverage,
+    Nvfp4Inputs,
+    TextSource,
+    WithheldItems,
+    record_of,
+)
+from assay.records.plan import Plan
 from assay_reports.report import write_report
 
 
@@ -66,3 +75,27 @@ def test_the_record_goes_with_the_checkpoint_if_it_is_about_its_file(run: Run, t
     assert run(*command, "--runs", tmp_path / "runs")[0] == 0
     (kept,) = (tmp_path / "runs").glob("*/fp8-kv/calibration.json")
     assert Calibration.load(kept) == Calibration.load(record_of(file))
+
+
+def test_what_was_rounded_by_text_and_what_is_mixed_is_a_clause(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    plan = Plan.load(run / "w4a16" / "plan.json")
+    one = next(tensor for tensor in plan.tensors if tensor.scheme is not None and tensor.role == "routed_expert")
+    mixed = (*plan.tensors, one._replace(name=one.name.replace(".layers.6.", ".layers.1."), scheme="fp8_block"))
+    items = (
+        WithheldItems(suite="quick", task="sums", num_items=9, dropped=3),
+        WithheldItems(suite="full", task="x", num_items=None),
+    )
+    made = CalibratedLayers(
+        method="gptq", asked_sha256="a", text=("own",), num_tokens=65_536, length=512, tokens_sha256="t", layers={0: "d"},
+        versions={}, seconds=1.0, withheld=items,
+        sources=(TextSource(source="own", weight=1.0, num_texts=5, num_tokens=70_000, num_dropped=3),),
+    )  # fmt: skip
+    plan.model_copy(update={"calibrated": made, "tensors": mixed}).save(run / "w4a16" / "plan.json")
+    write_report(run)
+    said = (run / "report" / "report.md").read_text()
+    assert "; calibrated: gptq on 65,536 tokens of text, held against the items of 1 task (3 texts left out)" in said
+    assert "routed_expert fp8_block in 1 of 2 layers, w4a16 in 1" in said
+    page = (run / "report" / "index.html").read_text()
+    assert "; calibrated: gptq on 65,536 tokens" in page and "; mixed: " in page
+    assert page.count("; mixed: ") == 1, "a precision of one scheme is none"

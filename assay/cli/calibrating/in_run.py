@@ -1,10 +1,12 @@
 """The calibration file of a run: which precisions take one, and how a run makes it in its folder where none was given.
 
+RUN/calibration/HASH/                what a calibration that is stopped goes on from
 RUN/calibration/HASH.safetensors     what `assay calibrate` writes, and its record beside it; named after what was asked for
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +128,7 @@ def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Pa
     text, withheld = text_asked(aim, (), data.seed, options)
     how = data.model_dump(include={"tokens", "tokens_per_expert", "length", "min_tokens"})
     asked = sha256_of({"text": text.identity(), "source": source_of(plan).files, **how})
-    file = folder / f"{asked[:12]}.safetensors"
+    file, keep = folder / f"{asked[:12]}.safetensors", folder / asked[:12]
     before = Calibration.load_if_there(record_of(file))
     if before is not None and file.is_file() and sha256_of_file(file) == before.file_sha256:
         return file
@@ -137,16 +139,19 @@ def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Pa
     made = calibrate(
         local_checkpoint(aim.location, source_of(plan)),
         file,
-        replace(text, withheld=withheld()),
+        text,
         model_name=aim.recipe.name,
         num_tokens=data.tokens,
         length=data.length,
         min_tokens=data.min_tokens,
         tokens_per_expert=data.tokens_per_expert,
         device=options.device,
+        withheld=withheld,
+        keep=keep,
         report=say,
     )
     made.model_copy(update={"asked_sha256": asked}).save(record_of(file))
+    shutil.rmtree(keep, ignore_errors=True)
     for line in lines(made):
         say(line)
     return file

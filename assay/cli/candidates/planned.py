@@ -151,7 +151,7 @@ class PlannedRun:
         if any(one is None or one.suite_sha256 != self.suite.sha256 for one in found.values()):
             return False
         folders = {plan.precision: self.run_dir / plan.precision / "checkpoint" for plan in self.plans}
-        return all(_is_made(plan, folders[plan.precision]) for plan in self.plans)
+        return all(is_made(plan, folders[plan.precision]) for plan in self.plans)
 
     @property
     def gates(self) -> GateRecipe:
@@ -236,7 +236,7 @@ class Planning:
         return self._known["release"]
 
 
-def _is_made(plan: Plan, folder: Path) -> bool:
+def is_made(plan: Plan, folder: Path) -> bool:
     """Whether the checkpoint is there whole, whatever it was calibrated with."""
     from assay_quantize.engine.quantize import is_complete
 

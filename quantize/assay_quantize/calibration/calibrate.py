@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -29,27 +29,19 @@ from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.recipes.families import classify, family_of
 from assay.records.base import sha256_of_file
-from assay.records.calibration import Calibration, Nvfp4Inputs
+from assay.records.calibration import Calibration, Nvfp4Inputs, TextTaken
 from assay_quantize.calibration.coverage import TokensByExpert
-from assay_quantize.calibration.ranges import InputRange
+from assay_quantize.calibration.kept import Kept
+from assay_quantize.calibration.ranges import Moments
 from assay_quantize.calibration.resident import cached_bytes
-from assay_quantize.calibration.text import Text
+from assay_quantize.calibration.text import Stream, Text
+from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""
-
-
-@dataclass
-class Moments:
-    """Of one weight's inputs: sums of squares, FP64 [columns], the tokens they are over, the largest |x|, and their range."""
-
-    squares: Tensor
-    num_tokens: int = 0
-    largest: float = 0.0
-    range: InputRange = field(default_factory=InputRange)
 
 
 class InputWatch(TorchFunctionMode):
@@ -128,6 +120,8 @@ def calibrate(
     min_tokens: int = 64,
     tokens_per_expert: int | None = None,
     device: str = "cpu",
+    withheld: Callable[[], Withheld] | None = None,
+    keep: Path | None = None,
     report: Say | None = None,
 ) -> Calibration:
     """Run the checkpoint in `folder` over `num_tokens` of `text` and write what entered its weights to `out` (safetensors).
@@ -135,7 +129,9 @@ def calibrate(
     text: where tokens come from. length: of the sequences, in tokens. min_tokens: weights that saw fewer get no channel weights
     (and are searched unweighted), since a mean over a few tokens says more about them than about the weight; the largest
     magnitude is kept of all that saw any. tokens_per_expert: end as soon as every routed expert saw so many; `num_tokens` is
-    then the most. device: cpu, or cuda (never run so far). report: told lines of progress. Deterministic on a CPU.
+    then the most. device: cpu, or cuda (never run so far). withheld: finds the items that no text may hold, asked when text is
+    read; None: those of `text`. keep: folder of what one that is killed goes on from, which its caller deletes. report:
+    told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
     started = time.monotonic()
@@ -151,7 +147,6 @@ def calibrate(
             f"{folder}: transformers builds no parameter for {lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''}; "
             "this model cannot be calibrated here: quantize without --importance"
         )
-    stream = text.stream(folder, length, say, model=model)
     watch = InputWatch({address: kept for address, group in names.items() if (kept := tuple(n for n in group if n in wanted))})
     experts = TokensByExpert(wanted)
     count = max(1, num_tokens // length)
@@ -160,7 +155,30 @@ def calibrate(
         if not experts.by_layer:
             raise QuantizeError(f"{folder}: has no routed experts; leave --tokens-per-expert out")
         enough = lambda: experts.least(_tokens(watch)) >= tokens_per_expert  # noqa: E731
-    num_sequences = run_over(model, islice(stream, count), watch, say, count=count, is_enough=enough)
+    store = None if keep is None else Kept(keep)
+    has_tokens = tokens_per_expert is None  # else how many will be needed is not known
+    before = store.tokens() if store is not None and has_tokens else None
+    drawn: Iterable[Sequence[int]] = ()
+    taken: Callable[[], TextTaken] | None = None
+    if before is None:
+        asked = text if withheld is None else replace(text, withheld=withheld())
+        stream = asked.stream(folder, length, say, model=model)
+        drawn, taken = islice(stream, count), lambda: _taken(stream, asked)
+        if store is not None and has_tokens:
+            before = store.keep_tokens(list(drawn), taken())
+    if before is not None:
+        drawn = before[0].tolist()
+    num_sequences = run_over(
+        model,
+        drawn,
+        watch,
+        say,
+        count=count,
+        is_enough=enough,
+        done=0 if store is None else store.load(watch.moments, watch.caches),
+        on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
+    )
+    told = before[1] if before is not None else taken() if taken is not None else TextTaken()
     starved = {name: watch.moments[name].num_tokens if name in watch.moments else 0 for name in wanted}
     starved = {name: seen for name, seen in sorted(starved.items()) if seen < min_tokens}
     if len(starved) == len(wanted):
@@ -183,13 +201,17 @@ def calibrate(
         file=str(out),
         file_sha256=sha256_of_file(out),
         seconds=time.monotonic() - started,
-        sources=stream.used(),
-        withheld=() if text.withheld is None else text.withheld.record(),
+        sources=told.sources,
+        withheld=told.withheld,
         coverage=coverage,
         tokens_per_expert=tokens_per_expert,
         ended="every expert" if enough is not None and enough() else "tokens" if num_sequences == count else "text",
         num_scales=len(scales),
     )
+
+
+def _taken(stream: Stream, text: Text) -> TextTaken:
+    return TextTaken(sources=stream.used(), withheld=() if text.withheld is None else text.withheld.record())
 
 
 def _tokens(watch: InputWatch) -> Callable[[str], int]:
@@ -220,21 +242,25 @@ def run_over(
     *,
     count: int | None = None,
     is_enough: Callable[[], bool] | None = None,
+    done: int = 0,
+    on_batch: Callable[[int], None] | None = None,
 ) -> int:
     """Sequences, of one length each, through the decoder, until it is enough; the head is not needed. How many there were.
 
-    count: the most there are, for whoever waits. is_enough: asked after each batch.
+    count: the most there are, for whoever waits. is_enough: asked after each batch. done: that many `watch` has seen before.
+    on_batch: told how many after each batch.
     """
-    done = 0
     iterator = iter(sequences)
     first = next(iterator)
-    left, size = chain([first], iterator), max(1, BATCH_TOKENS // len(first))
+    left, size = islice(chain([first], iterator), done, None), max(1, BATCH_TOKENS // len(first))
     most = "" if count is None else f" of {'at most ' if is_enough else ''}{count * len(first):,}"
     with torch.no_grad(), watch:
         while some := list(islice(left, size)):
             model.base_model(input_ids=torch.tensor(some, device=model.device), use_cache=False)
             done += len(some)
             say(f"calibrating: {done * len(first):,}{most} tokens")
+            if on_batch is not None:
+                on_batch(done)
             if is_enough is not None and is_enough():
                 break
     return done

@@ -7,7 +7,7 @@ to 0, and the whole group with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -40,3 +40,13 @@ class InputRange:
         self.num_coarse += int((scale < SMALLEST_NORMAL).sum())
         self.num_zeroed += int((scale <= ROUNDED_TO_ZERO).sum())
         self.largest = max(self.largest, float(amax_TG.max()))
+
+
+@dataclass
+class Moments:
+    """Of one weight's inputs: sums of squares, FP64 [columns], the tokens they are over, the largest |x|, and their range."""
+
+    squares: Tensor
+    num_tokens: int = 0
+    largest: float = 0.0
+    range: InputRange = field(default_factory=InputRange)

@@ -94,6 +94,38 @@ def test_means_are_those_of_a_model_written_out_by_hand(tmp_path: Path, words: P
     assert load_importance(tmp_path / "w.safetensors").sha256 == made.file_sha256
 
 
+def test_a_killed_one_goes_on_and_ends_with_the_same_numbers(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever batch it was killed after; what had gone through the model does not go through it again."""
+    monkeypatch.setattr("assay_quantize.calibration.calibrate.BATCH_TOKENS", 64)
+    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+
+    def made(name: str, keep: Path | None, stop: str = "never") -> tuple[list[str], Any]:
+        said: list[str] = []
+
+        def report(line: str) -> None:
+            said.append(line)
+            if line == stop:
+                raise KeyboardInterrupt
+
+        record = calibrate(TRAINED, tmp_path / name, Text((words,)), model_name="tiny", num_tokens=256, length=32, min_tokens=1,
+                           keep=keep, report=report)  # fmt: skip
+        return said, record
+
+    whole, first = made("whole", None)
+    assert whole == [f"calibrating: {done} of 256 tokens" for done in (64, 128, 192, 256)]
+    for stop in (whole[1], whole[3]):
+        with pytest.raises(KeyboardInterrupt):
+            made("again", tmp_path / stop[:-11], stop)
+        said, second = made("again", tmp_path / stop[:-11])
+        assert said == whole[whole.index(stop) :], "what was said before it was kept is said once more"
+        left, right = (load_file(tmp_path / name) for name in ("again", "whole"))
+        assert left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
+        differ = {"file": "", "seconds": 0.0, "file_sha256": ""}  # safetensors writes its metadata in any order
+        assert second.model_copy(update=differ) == first.model_copy(update=differ)
+
+
 @pytest.mark.parametrize("form", ["block", "fused"])
 def test_other_forms_of_a_source_are_calibrated_as_the_weights_they_stand_for(tmp_path: Path, words: Path, form: str) -> None:
     fp8 = store_as_fp8(TRAINED, tmp_path / "fp8")

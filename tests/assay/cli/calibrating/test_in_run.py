@@ -10,6 +10,9 @@ import pytest
 from command_errors import one_error
 from command_line import Run
 
+from assay.cli.candidates.of_target import of_target
+from assay.cli.candidates.planned import is_made, planned_run
+from assay.cli.targets import resolve_target
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration, record_of
@@ -101,15 +104,24 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     assert mix.point.bits_per_weight <= 4.5 and mix.reason in said
 
     short, chosen = (plan_numbers(Plan.load(made / name / "plan.json")) for name in ("short", "auto-4.5bpw"))
-    assert short.calibrated == "gptq on 256 tokens of text, held against the items of 1 tasks (1 texts left out)"
+    assert short.calibrated == "gptq on 256 tokens of text, held against the items of 1 task (1 text left out)"
     assert short.mixed is None and chosen.calibrated is None
     assert (chosen.mixed is None) == (mix.proposes == "uniform")
     code, out, _ = run(*again)
     assert code == 0 and out.count("done before and verified") == 4 and out.count("\n") == 4
 
+    aim = resolve_target("mine.yaml")
+    labels = ["fp8", "nvfp4-calibrated", "short", "auto-4.5bpw"]
+    assert [one.label for one in of_target(aim, Path("runs"), None, None).candidates] == labels
+    planned = planned_run("mine.yaml", profile="cpu-emulated")
+    assert [one.label for one in planned.checkpoints] == labels and planned.checkpoints[-1].is_chosen
+    assert all(is_made(plan, made / plan.precision / "checkpoint") for plan in planned.plans)
+    assert not planned_run("mine.yaml", profile="cpu-emulated", runs=Path("none")).checkpoints[-1].is_chosen
+
     limits = folder / "mine.yaml"
     limits.write_text(limits.read_text().replace("tokens: 640", "tokens: 704"))
-    assert "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in one_error(run(*again))
+    code, _, said = run(*again)
+    assert code == 2 and "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in said
 
 
 def stop_after(patch: pytest.MonkeyPatch, name: str, calls: int) -> None:
