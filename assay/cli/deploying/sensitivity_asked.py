@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from assay.cli.terminal import say
 from assay.errors import AssayError
-from assay.recipes.precision import INTEGERS, GptqCalibration
+from assay.recipes.calibrated.methods import INTEGERS, GptqCalibration
 from assay.records.base import Interval, sha256_of
 from assay.records.diagnosis.sensitivity import LayerRouting, UniformDamage, WorstTensor
 

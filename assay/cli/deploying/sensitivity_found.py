@@ -23,7 +23,7 @@ from assay.cli.deploying.sensitivity_asked import (
 )
 from assay.cli.terminal import say
 from assay.quantities import size
-from assay.recipes.precision import INTEGERS
+from assay.recipes.calibrated.methods import INTEGERS
 from assay.records.base import sha256_of
 from assay.records.diagnosis.sensitivity import (
     MtpAcceptance,

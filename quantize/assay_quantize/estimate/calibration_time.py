@@ -146,7 +146,11 @@ def _lines(plan: Plan, work: CalibrationWork, machine: Machine, cores: CoreRates
         lines.append(_moved("to the GPU", work.prepared // 2, rates.bus, "in 16 bits"))
     every = f"{_flops(work.watched)}: every expert sees every token; FP32, {product}"
     lines.append(Line("watch", work.watched / rates.product, every))
-    if work.method == "gptq":
+    if work.searched:
+        search_s = work.searched / rates.product + work.searched_numbers * rates.searched_number_s
+        numbers = f"{work.searched_numbers:.3g} weights rounded for candidates, {1e9 * rates.searched_number_s:.3g} ns each"
+        lines.append(Line("search", search_s, f"{_flops(work.searched)}, {numbers}"))
+    if work.columns:
         round_s = work.columns * rates.column_s + work.column_numbers * rates.column_number_s
         each = f"{1e6 * rates.column_s:.3g} us a step, {1e9 * rates.column_number_s:.3g} ns a weight"
         who = ", of one core" if rates.bus is None else ""
@@ -157,10 +161,6 @@ def _lines(plan: Plan, work: CalibrationWork, machine: Machine, cores: CoreRates
             Line("round", round_s, f"{work.columns:,} steps of a column, {work.column_numbers:.3g} weights; {each}{who}"),
             Line("update", work.updates / rates.product, f"{_flops(work.updates)}: errors passed on to the blocks behind"),
         ]
-    else:
-        search_s = work.searched / rates.product + work.searched_numbers * rates.searched_number_s
-        numbers = f"{work.searched_numbers:.3g} weights rounded for candidates, {1e9 * rates.searched_number_s:.3g} ns each"
-        lines.append(Line("search", search_s, f"{_flops(work.searched)}, {numbers}"))
     routed = f"{_flops(work.passed_on)}: the real routing, {routed_share(plan):.1%} of the experts' weights a token"
     state_s = work.layers * work.state_bytes * (2 / machine.read + 1 / machine.write + 1 / cores.sha256) / 1e9
     layer_s = work.written * (1 / machine.write + 1 / cores.sha256) / 1e9

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from assay.recipes.calibrated.methods import AwqCalibration, AwqGptqCalibration, GptqCalibration
 from assay.recipes.families import num_experts, num_hidden_layers, split_layer, text_of
-from assay.recipes.precision import AwqCalibration, GptqCalibration, PrecisionRecipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.memory import BATCH_TOKENS, hessian_numbers, layer_bytes, weights_at_once
 from assay_quantize.checkpoint.calibrated_layers import parts_of
-from assay_quantize.plan.calibrated import calibrated_tensors, smoothings
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, smoothings
 
 FLOAT_BYTES = 4
 Layers = Mapping[int, Sequence[TensorPlan]]
@@ -67,25 +68,34 @@ def calibration_work(plan: Plan) -> CalibrationWork:
     length = options.length
     sequences = max(1, options.tokens // length)
     tokens = sequences * length
+    mtp = calibrated_mtp_layer(plan)
     every: dict[int, list[TensorPlan]] = {layer: [] for layer in range(num_hidden_layers(plan.config))}
+    every |= {} if mtp is None else {mtp: []}
     for tensor in plan.tensors:
         at = split_layer(tensor.name)
-        if at is not None and at.layer in every and tensor.role != "mtp" and tensor.action not in ("drop", "consume"):
+        if (
+            at is not None
+            and at.layer in every
+            and (tensor.role != "mtp" or at.layer == mtp)
+            and tensor.action not in ("drop", "consume")
+        ):
             every[at.layer].append(tensor)
-    rounded = calibrated_tensors(plan)
-    layers: Layers = {layer: rounded.get(layer, ()) for layer in every}
+    changed = calibrated_tensors(plan)  # by AWQ and SmoothQuant norms and routers, too
+    rounded: Layers = {layer: [one for one in tensors if one.action == "quantize"] for layer, tensors in changed.items()}
+    layers: Layers = {layer: changed.get(layer, ()) for layer in every}
     batch = max(1, BATCH_TOKENS // length)
     share = routed_share(plan)
     linears = [tensor for tensors in every.values() for tensor in tensors if len(tensor.shape) == 2]
     of_all = float(sum(math.prod(tensor.shape) for tensor in linears if tensor.part != "routed_expert"))
     of_experts = float(sum(math.prod(tensor.shape) for tensor in linears if tensor.part == "routed_expert"))
     scores = attention_flops(plan, length) * len(every) * tokens
-    gptq = [one for tensors in rounded.values() for one in tensors] if isinstance(options, GptqCalibration) else []
+    is_gptq = isinstance(options, GptqCalibration | AwqGptqCalibration)
+    gptq = [one for tensors in rounded.values() for one in tensors] if is_gptq else []
     steps = _steps(rounded) if gptq else Counter[tuple[int, int]]()
     shapes = Counter((tensor.shape[0], tensor.shape[1]) for tensor in gptq)
     search = (
         _search(rounded, every, options, tokens, share, scores / len(every))
-        if isinstance(options, AwqCalibration)
+        if isinstance(options, AwqCalibration | AwqGptqCalibration)
         else (0.0, 0.0)
     )
     return CalibrationWork(
@@ -95,7 +105,7 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         layers=len(every),
         read=sum(tensor.num_bytes for tensors in every.values() for tensor in tensors),
         prepared=sum(FLOAT_BYTES * math.prod(tensor.shape) for tensors in every.values() for tensor in tensors),
-        watched=2 * tokens * (of_all + of_experts) + scores,
+        watched=(2 if isinstance(options, AwqGptqCalibration) else 1) * (2 * tokens * (of_all + of_experts) + scores),
         passed_on=2 * tokens * (of_all + of_experts * share) + scores,
         hessians=2.0 * tokens * _hessian_numbers(rounded) if gptq else 0.0,
         factorized=sum(count * 4 / 3 * columns**3 for (_, columns), count in shapes.items()),
@@ -105,7 +115,7 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         searched=search[0],
         searched_numbers=search[1],
         state_bytes=tokens * _state_bytes(plan, length),
-        written=sum(output.num_bytes for tensors in rounded.values() for tensor in tensors for output in parts_of(tensor)),
+        written=sum(output.num_bytes for tensors in changed.values() for tensor in tensors for output in parts_of(tensor)),
         layer_bytes=layer_bytes(plan, layers, (sequences, length), batch),
         embedding_bytes=min(tokens, int(text_of(plan.config)["vocab_size"])) * int(text_of(plan.config)["hidden_size"]) * 4,
     )
@@ -150,7 +160,7 @@ def _steps(rounded: Layers) -> Counter[tuple[int, int]]:
 
 
 def _search(
-    rounded: Layers, every: Layers, options: AwqCalibration, tokens: int, share: float, scores: float
+    rounded: Layers, every: Layers, options: AwqCalibration | AwqGptqCalibration, tokens: int, share: float, scores: float
 ) -> tuple[float, float]:
     """AWQ: each candidate runs what reads the scaled inputs once more, the experts with their real routing, after rounding it.
 
@@ -161,7 +171,7 @@ def _search(
         weights = [tensor for tensor in tensors if tensor.action == "quantize"]
         kept = [t for t in every[layer] if not any(t.name == one.name for one in weights)]
         sizes = {tensor.module: float(math.prod(tensor.shape)) for tensor in every[layer] if len(tensor.shape) == 2}
-        for one in smoothings(weights, kept):
+        for one in smoothings(options.method, weights, kept):
             balanced = [module for module in one.balance if module in sizes]
             numbers += options.grid * sum(sizes[module] for module in balanced)
             if len(balanced) == 1 and balanced[0].endswith("down_proj"):

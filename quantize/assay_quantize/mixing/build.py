@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from assay.errors import AssayError
 from assay.quantities import size
-from assay.recipes.precision import INTEGERS, PrecisionRecipe
+from assay.recipes.calibrated.methods import INTEGERS
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.choice.mix import KEPT, Advantage, Mix, MixedPart, MixPoint, NotTaken, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity

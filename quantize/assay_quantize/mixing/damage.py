@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from scipy.special import log_ndtr, ndtri
 
-from assay.recipes.precision import INTEGERS
+from assay.recipes.calibrated.methods import INTEGERS
 from assay.records.base import Interval
 from assay_quantize.formats.schemes import SCHEMES
 

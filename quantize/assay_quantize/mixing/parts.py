@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.errors import PlanError
+from assay.recipes.calibrated.methods import INTEGERS
 from assay.recipes.families import classify, family_of, num_hidden_layers
 from assay.recipes.model import Serving
-from assay.recipes.precision import INTEGERS, PrecisionRecipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.mix import KEPT
 from assay_quantize.checkpoint.checkpoint import Checkpoint

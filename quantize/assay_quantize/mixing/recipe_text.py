@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.foreign_text import one_line
 from assay.quantities import size
-from assay.recipes.precision import INTEGERS, PrecisionRecipe, layer_numbers
+from assay.recipes.calibrated.methods import INTEGERS
+from assay.recipes.precision import PrecisionRecipe, layer_numbers
 from assay.records.choice.mix import KEPT, Mix, MixedPart
 
 _WRITTEN_HERE = frozenset({"schema", "name", "description", "scheme", "quantize", "layers", "keep"})

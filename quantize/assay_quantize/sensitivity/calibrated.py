@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.callbacks import Say
-from assay.recipes.precision import INTEGERS, GptqCalibration, PrecisionRecipe
+from assay.recipes.calibrated.methods import INTEGERS, GptqCalibration
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
-from assay_quantize.plan.calibrated import is_calibrated
+from assay_quantize.plan.calibrated import calibrated_tensors
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.sensitivity.parts import Layout
 
@@ -68,7 +69,7 @@ def calibrated_weights(
             first = first or work
             digests.append([scheme, made.layers])
             files[scheme] = CalibratedFiles(work, made.layers)
-            tensors[scheme] = {one.name: one for one in plan.tensors if is_calibrated(plan, one)}
+            tensors[scheme] = {one.name: one for of_layer in calibrated_tensors(plan).values() for one in of_layer}
         yield CalibratedWeights(files, tensors, sha256_of(digests))
     finally:
         for one in files.values():

@@ -10,8 +10,9 @@ import pytest
 from command_line import Run
 from rich.console import Console
 
+from assay.recipes.calibrated.methods import AwqCalibration
 from assay.recipes.load import load_recipe
-from assay.recipes.precision import AwqCalibration, PrecisionRecipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
 from assay_quantize.calibration.memory import SPARE_BYTES
 from assay_quantize.estimate.calibration_time import (

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assay.errors import QuantizeError
-from assay.recipes.precision import GptqCalibration, PrecisionRecipe, SchemeName
+from assay.recipes.calibrated.methods import GptqCalibration
+from assay.recipes.precision import PrecisionRecipe, SchemeName
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
