@@ -61,7 +61,7 @@ filter_list:
     for old, new in (
         ("name: tiny-glm", "name: mine"),
         ("suite: quick", "suite: ../suites/own.yaml"),
-        ("precisions: [fp8, w4a16, nvfp4a16]", "precisions: [../my/attention-kept.yaml]"),
+        ("precisions: [fp8, w4a16, nvfp4a16, w4a16-gptq, auto-4.5bpw]", "precisions: [../my/attention-kept.yaml]"),
         ("include_source: true", "include_source: false"),
     ):
         assert old in shipped

@@ -284,7 +284,7 @@ class HubStream:
         _mark_path(path).unlink(missing_ok=True)
         arriving = self.folder / f".{file}.smaller"
         _write_hollow(arriving, _header_of(path), self._checkpoint.shards[file])
-        with path.open("rb") as old, arriving.open("r+b") as new:
+        with naming(path), path.open("rb") as old, arriving.open("r+b") as new:
             for begin, end in self._wanted_ranges(file):
                 old.seek(begin)
                 new.seek(begin)
@@ -359,12 +359,13 @@ def _header_of(path: Path) -> bytes:
 
 
 def _write_hollow(path: Path, header: bytes, num_bytes: int) -> None:
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(header)
         file.truncate(num_bytes)
 
 
 def _write(path: Path, data: bytes) -> None:
     arriving = path.with_name(f".{path.name}.new")
-    arriving.write_bytes(data)
-    os.replace(arriving, path)
+    with naming(path):
+        arriving.write_bytes(data)
+        os.replace(arriving, path)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -511,3 +512,18 @@ def test_a_local_source_cannot_be_streamed(model: Path, tmp_path: Path) -> None:
     plan = make_plan(open_checkpoint(model), load_recipe(PrecisionRecipe, "w4a16"), model="tiny", family=None)
     with pytest.raises(QuantizeError, match="--stream-from hub needs a model on the hub; give an id such as zai-org/GLM-5"):
         HubStream(plan, tmp_path / "staging")
+
+
+# ------------------------------------------------------------------------------------------------ a disk without room
+@pytest.mark.parametrize(
+    "write", [lambda path: hub_stream._write_hollow(path, bytes(2000), 4000), lambda path: hub_stream._write(path, bytes(2000))]
+)
+def test_a_disk_without_room_is_named(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """Errors of writes and of truncate have no path of their own."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"staged\.safetensors"):
+            write(tmp_path / "staged.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

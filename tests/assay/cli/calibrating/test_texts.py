@@ -11,8 +11,11 @@ from journals import write_journal
 from synthetic_run import make_run
 
 from assay.cli.calibrating.shown import coverage_lines
+from assay.recipes.suite import ArithmeticTask
 from assay.records.calibration import Calibration, LayerCoverage
 from assay.records.run import RunRecord
+from assay_evaluate.tasks.generated import arithmetic_items
+from assay_evaluate.tasks.items import LANGUAGES
 
 TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
 ASK = ("--tokens", 128, "--length", 32, "--min-tokens", 1)
@@ -47,14 +50,28 @@ def test_replies_of_a_run_are_a_source_and_no_text_for_who_is_judged_by_it(run: 
 
 @pytest.mark.slow
 def test_calibration_ends_when_every_expert_has_seen_enough(run: Run, tmp_path: Path) -> None:
-    command = ("calibrate", TRAINED, "--out", tmp_path / "w", "--length", 64, "--withhold", "quick")
-    code, stdout, _ = run(*command, "--tokens", 60_000, "--tokens-per-expert", 1500, "--min-tokens", 1, "--json")
+    sums = ArithmeticTask(kind="arithmetic", name="x", languages=LANGUAGES, num_items=700, num_steps=(3,), max_tokens=64)
+    rows = [{"text": f"{item.prompt} {item.answer}"} for item in arithmetic_items(sums, "calibration-1")]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = (
+        "calibrate",
+        TRAINED,
+        "--out",
+        tmp_path / "w",
+        "--length",
+        64,
+        "--withhold",
+        "quick",
+        "--text",
+        tmp_path / "sums.jsonl",
+    )
+    code, stdout, _ = run(*command, "--tokens", 20_000, "--tokens-per-expert", 600, "--min-tokens", 1, "--json")
     seen = Calibration.model_validate_json(stdout)
-    assert code == 0 and seen.ended == "every expert" and seen.num_tokens < 60_000
-    assert min(min(layer.tokens) for layer in seen.coverage) >= 1500
+    assert code == 0 and seen.ended == "every expert" and seen.num_tokens < 20_000
+    assert min(min(layer.tokens) for layer in seen.coverage) >= 600
     code, stdout, _ = run(*command, "--tokens", seen.num_tokens - 4096, "--min-tokens", 1, "--json")
     without = Calibration.model_validate_json(stdout)
-    assert without.ended == "tokens" and min(min(layer.tokens) for layer in without.coverage) < 1500
+    assert without.ended == "tokens" and min(min(layer.tokens) for layer in without.coverage) < 600
     code, said, _ = run(*command, "--tokens", 128, "--tokens-per-expert", 10_000, "--min-tokens", 1)
     assert code == 0 and "not every expert saw 10,000 tokens" in said and "that were all tokens asked for" in said
     assert "tokens of each expert, by layer" in said
