@@ -190,9 +190,9 @@ def test_a_disk_without_room_is_an_error_of_the_system_with_the_path(tmp_path: P
 
 def test_calibrated_search_is_nearer_to_the_original(tmp_path: Path) -> None:
     """Mean KL to BF16, in FP32, on text the model wrote with another seed; W4A16 in groups of 32."""
-    calibrate(TRAINED, tmp_path / "w.safetensors", Text(seed=0), model_name="tiny", num_tokens=8192, length=128, device="cpu")
+    calibrate(TRAINED, tmp_path / "w.safetensors", Text(seed=0), model_name="tiny", num_tokens=4096, length=128, device="cpu")
     model = load_model(open_checkpoint(TRAINED), TRAINED, "cpu")
-    held_out = torch.tensor(Text(seed=1).sequences(model, TRAINED, 8192, 128, lambda line: None))
+    held_out = torch.tensor(Text(seed=1).sequences(model, TRAINED, 4096, 128, lambda line: None))
     reference = logprobs(model, held_out)
     recipe = load_recipe(PrecisionRecipe, "w4a16-g32").model_copy(update={"observer": "mse"})
     plan = make_plan(open_checkpoint(TRAINED), recipe, model="tiny", family=None)
