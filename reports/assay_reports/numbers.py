@@ -14,7 +14,7 @@ from assay.quantities import points
 from assay.recipes.families import split_layer
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
-from assay.records.plan import Plan
+from assay.records.plan import Plan, TensorPlan
 from assay.records.verdict import Verdict
 from assay.records.verification import Verification
 from assay_evaluate.statistics import swe_difference as swe
@@ -226,7 +226,7 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
     """Bytes and treatment per role (and per treatment, where a role has several)."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for tensor in plan.tensors:
-        group = groups[tensor.role, _treatment(tensor.action, tensor.scheme, [o.dtype for o in tensor.outputs])]
+        group = groups[tensor.role, _treatment(plan, tensor)]
         group[0] += 1
         group[1] += tensor.num_bytes
         group[2] += sum(output.num_bytes for output in tensor.outputs)
@@ -281,8 +281,13 @@ def _of_layers(schemes: dict[str, set[int]]) -> str:
     return ", ".join([f"{first} in {len(of_first)} of {total} layers", *(f"{name} in {len(of)}" for name, of in others)])
 
 
-def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:
+SCALED_BY = {"awq": "AWQ", "awq+gptq": "AWQ", "smoothquant": "SmoothQuant"}
+"""Method -> what divides norms, and multiplies routers, where weights that read the norm are scaled before they are rounded."""
+
+
+def _treatment(plan: Plan, tensor: TensorPlan) -> str:
     """`quantized to w4a16`, `kept in BF16`, `cast to F32`, `dequantized to BF16`, `dropped`..."""
+    action, scheme = tensor.action, tensor.scheme
     if action == "quantize":
         return f"quantized to {scheme}"
     if action == "drop":
@@ -294,7 +299,11 @@ def _treatment(action: str, scheme: str | None, dtypes: list[str]) -> str:
     if scheme is not None:
         return f"kept in {scheme}, as the source has it"
     verb = {"keep": "kept in", "cast": "cast to", "dequantize": "dequantized to"}[action]
-    return f"{verb} {'/'.join(sorted(set(dtypes)))}"
+    scales = (
+        SCALED_BY.get(plan.calibrated.method) if plan.calibrated is not None and tensor.role in ("norm", "router") else None
+    )
+    said = f"{verb} {'/'.join(sorted({output.dtype for output in tensor.outputs}))}"
+    return said if scales is None else f"{said}, some scaled by {scales}"
 
 
 def verification_numbers(name: str, record: Verification, measurement: Measurement | None) -> VerificationNumbers:

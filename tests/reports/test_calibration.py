@@ -20,6 +20,7 @@ from assay.records.calibration import (
     record_of,
 )
 from assay.records.plan import Plan
+from assay_reports.numbers import plan_numbers
 from assay_reports.report import write_report
 
 
@@ -99,3 +100,8 @@ def test_what_was_rounded_by_text_and_what_is_mixed_is_a_clause(tmp_path: Path) 
     page = (run / "report" / "index.html").read_text()
     assert "; calibrated: gptq on 65,536 tokens" in page and "; mixed: " in page
     assert page.count("; mixed: ") == 1, "a precision of one scheme is none"
+
+    smoothed = plan.model_copy(update={"calibrated": made.model_copy(update={"method": "awq+gptq"})})
+    treated = {role.role: role.what for role in plan_numbers(smoothed).roles if role.role in ("norm", "router", "mtp")}
+    assert treated["norm"] == "kept in BF16, some scaled by AWQ" and treated["router"].endswith(", some scaled by AWQ")
+    assert "scaled" not in treated["mtp"]
