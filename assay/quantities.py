@@ -121,7 +121,7 @@ def budget_of(text: str, said: str) -> Budget:
     if found is None or amount <= 0:
         raise AssayError(f"{said}: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
     if found[2].lower() == "bpw":
-        if not 1 <= amount <= 32:
+        if not 4 <= amount <= 16:
             raise AssayError(f"{said}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB")
         return Budget(text.strip(), bits=amount)
     unit = found[2].upper()

@@ -16,7 +16,9 @@ from assay.cli.calibrating.layers import check_texts, text_asked
 from assay.cli.calibrating.shown import lines
 from assay.cli.terminal import say
 from assay.errors import PlanError
+from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic, CalibrationData
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of, sha256_of_file
 from assay.records.calibration import Calibration, record_of
 from assay.records.plan import Plan
@@ -76,6 +78,8 @@ def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: Quantiz
 
     AssayError, before the first byte is written: nothing takes --importance or --text; a file or a text is not there.
     """
+    from assay_quantize.checkpoint.importance import load_importance
+
     plans, file = [one for one in wanted if isinstance(one, Plan)], given_file(aim, options)
     check_texts(aim, plans, options)
     if file is None:
@@ -88,9 +92,22 @@ def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: Quantiz
         if options.stream_from is not None and len(plans) < len(wanted):
             raise PlanError("auto-BUDGET is chosen on this machine, with a source that is there whole; leave out --stream-from")
         return list(wanted)
-    if options.importance is not None and len(plans) == len(wanted) and not any(map(uses_file, plans)):
-        with_importance(plans[-1], file)  # says why
+    if options.importance is not None and not any(map(uses_file, plans)):
+        if len(wanted) == len(plans) == 1:
+            with_importance(plans[0], file)  # says why
+        if len(plans) == len(wanted) or not _mix_searches(aim):
+            names = ", ".join(one.precision if isinstance(one, Plan) else one.name for one in wanted)
+            raise PlanError(
+                f"--importance: none of {names} searches scales (`observer: mse`) or has static ones, so nothing uses channel "
+                "weights; name a precision that does, or leave the option out"
+            )
+        load_importance(file)  # for the mix, later: what is wrong with it is said now
     return [with_importance(one, file) if isinstance(one, Plan) and uses_file(one) else one for one in wanted]
+
+
+def _mix_searches(aim: Target) -> bool:
+    base = aim.recipe.automatic.base
+    return base is not None and load_recipe(PrecisionRecipe, base).observer != "minmax"
 
 
 def alone(aim: Target, wanted: Plan | Automatic, options: QuantizeOptions) -> tuple[Plan, QuantizeOptions]:

@@ -15,7 +15,8 @@ from assay.cli.deploying.mixing import propose_for, replayed
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.terminal import say
 from assay.errors import AssayError
-from assay.recipes.load import parse_recipe
+from assay.quantities import size
+from assay.recipes.load import load_recipe, parse_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of, write_text_atomically
 from assay.records.choice.mix import Mix
@@ -48,6 +49,7 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
         _check_chosen(aim, wanted, file, record)
         return parse_recipe(PrecisionRecipe, file)
     how = aim.recipe.automatic
+    _check_room(aim, wanted)
     folder.mkdir(parents=True, exist_ok=True)
     sensitivity = _measured(aim, record)
     made, known = propose_for(
@@ -82,6 +84,27 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     return again
 
 
+def _check_room(aim: Target, wanted: Automatic) -> None:
+    """AssayError, before anything is measured: no choice among the schemes is so small."""
+    from assay.cli.targets import local_checkpoint
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.sensitivity.parts import find_parts
+
+    checkpoint = open_checkpoint(local_checkpoint(aim.location))
+    layout = find_parts(checkpoint, aim.recipe.automatic.schemes, model=aim.recipe.name)
+    base = aim.recipe.automatic.base
+    has_mtp = base is not None and load_recipe(PrecisionRecipe, base).mtp == "quantize"
+    of_parts = (
+        sizes["bf16"] if key.role == "mtp" and not has_mtp else min(sizes.values()) for key, sizes in layout.sizes.items()
+    )
+    least = layout.other_bytes + sum(of_parts)
+    if wanted.budget.num_bytes is not None and wanted.budget.num_bytes < least:
+        raise AssayError(
+            f"{wanted.name}: the smallest choice among {', '.join(layout.plans)} takes at least {size(least)}; ask for more, or "
+            "name smaller `automatic: {schemes: [...]}` in the model's recipe"
+        )
+
+
 def _record(aim: Target, folder: Path) -> Path:
     """Where the sensitivities lie that the model's recipe asks for."""
     asked = aim.recipe.automatic.model_dump(mode="json", include={"proxy", "schemes", "texts", "tokens", "length", "seed"})
@@ -91,8 +114,6 @@ def _record(aim: Target, folder: Path) -> Path:
 
 def _rounding(aim: Target) -> tuple[str, str]:
     """How the base finds scales, and how it rounds INT4 weights."""
-    from assay.recipes.load import load_recipe
-
     if aim.recipe.automatic.base is None:
         return "minmax", "none"
     base = load_recipe(PrecisionRecipe, aim.recipe.automatic.base)
@@ -103,7 +124,6 @@ def _rounding(aim: Target) -> tuple[str, str]:
 
 def _check_chosen(aim: Target, wanted: Automatic, file: Path, record: Path) -> None:
     """AssayError: the recipe that is there was chosen from other sensitivities, or under other limits."""
-    from assay.recipes.load import load_recipe
     from assay.recipes.profile import ProfileRecipe
 
     how, mix = aim.recipe.automatic, Mix.load_if_there(file.with_suffix(".json"))

@@ -10,6 +10,7 @@ sequences of one length. Only the model's own text needs the model; everything e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -90,6 +91,7 @@ class Text:
         assert model is not None or not self.needs_model, "own text is sampled from the model"
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer.model_max_length = sys.maxsize  # a text is cut into sequences, and no warning is needed for a long one
         except (OSError, ValueError, ImportError) as problem:
             raise QuantizeError(f"{folder}: its tokenizer cannot be loaded: {str(problem).splitlines()[0]}") from None
         mix = self.mix or tuple(Weighted(FileText(path)) for path in self.files) or (Weighted(None),)

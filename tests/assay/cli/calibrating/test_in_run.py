@@ -154,3 +154,19 @@ def test_what_nothing_can_be_done_with_is_said_before_anything_is_made(run: Run,
     }.items():  # fmt: skip
         assert one_error(run("quantize", "mine.yaml", *words)).startswith(said)
     assert not Path("runs").exists() and not Path("made").exists()
+
+
+def test_what_cannot_be_used_or_chosen_is_said_before_anything_is_measured(run: Run, folder: Path) -> None:
+    (folder / "plain.yaml").write_text(
+        f"schema: 1\nname: plain\nsource: {{path: {TRAINED}}}\nfamily: glm4_moe\nreference: {{precision: fp8}}\n"
+        "precisions: [w4a16, auto-5MB]\n"
+    )
+    assert one_error(run("quantize", "plain.yaml", "--importance", "none.safetensors")) == (
+        "--importance: none of fp8, w4a16, auto-5MB searches scales (`observer: mse`) or has static ones, so nothing uses "
+        "channel weights; name a precision that does, or leave the option out"
+    )
+    assert one_error(run("quantize", "plain.yaml", "-p", "auto-5MB")) == (
+        "auto-5MB: the smallest choice among w4a16, w4a16_g32, nvfp4a16, fp8_block takes at least 6.27 MB; ask for more, or "
+        "name smaller `automatic: {schemes: [...]}` in the model's recipe"
+    )
+    assert "write 4.5bpw" in one_error(run("quantize", "plain.yaml", "-p", "auto-1bpw"))
