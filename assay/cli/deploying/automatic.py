@@ -100,8 +100,8 @@ def _check_room(aim: Target, wanted: Automatic) -> None:
     least = layout.other_bytes + sum(of_parts)
     if wanted.budget.num_bytes is not None and wanted.budget.num_bytes < least:
         raise AssayError(
-            f"{wanted.name}: the smallest choice among {', '.join(layout.plans)} takes at least {size(least)}; ask for more, or "
-            "name smaller `automatic: {schemes: [...]}` in the model's recipe"
+            f"{wanted.name}: the smallest choice among {', '.join(layout.plans)} takes at least {size(least)}; ask for more, "
+            "or name smaller `automatic: {schemes: [...]}` in the model's recipe"
         )
 
 
