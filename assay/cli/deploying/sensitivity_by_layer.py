@@ -39,7 +39,7 @@ def is_by_layer(asked: Asked, layout: Layout) -> bool:
 
 def _memory(asked: Asked) -> tuple[int, str]:
     """What is left for the model, and of what."""
-    from assay_quantize.calibration.resident import cached_bytes, resident_bytes
+    from assay_quantize.storage.resident import cached_bytes, resident_bytes
 
     if asked.memory_bytes is not None:
         return max(0, asked.memory_bytes - resident_bytes()), f"--memory {size(asked.memory_bytes)}"

@@ -33,12 +33,12 @@ from assay.records.calibration import Calibration, Nvfp4Inputs, TextTaken
 from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.kept import Kept
 from assay_quantize.calibration.ranges import Moments
-from assay_quantize.calibration.resident import cached_bytes
 from assay_quantize.calibration.text import Stream, Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX
+from assay_quantize.storage.resident import cached_bytes
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""

@@ -12,8 +12,8 @@ from assay.errors import QuantizeError
 from assay.quantities import size
 from assay.recipes.families import split_layer, text_of
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.calibration.resident import cached_bytes, resident_bytes
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of
+from assay_quantize.storage.resident import cached_bytes, resident_bytes
 
 BATCH_TOKENS = 2048
 """Tokens that go through a layer at once. Part of the method: with another number the last bits of sums differ."""

@@ -35,7 +35,6 @@ from assay.records.diagnosis.sensitivity import WorstTensor
 from assay.records.plan import Plan
 from assay_quantize.calibration.memory import SPARE_BYTES
 from assay_quantize.calibration.quiet import quiet
-from assay_quantize.calibration.resident import resident_bytes
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.sensitivity.direct import Found, Kept, identity, part_name, places
 from assay_quantize.sensitivity.parts import Key, Layout
@@ -43,6 +42,7 @@ from assay_quantize.sensitivity.rounded import Rounder, RoundInputs, input_args
 from assay_quantize.sensitivity.running import HEAD_POSITIONS, other_experts
 from assay_quantize.sensitivity.texts import Batch, ScoredText, batched
 from assay_quantize.sensitivity.weights import relative_error
+from assay_quantize.storage.resident import resident_bytes
 
 BATCH_TOKENS = 2048
 REFERENCE = "reference"

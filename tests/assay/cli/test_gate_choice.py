@@ -187,7 +187,8 @@ def test_a_model_names_files_beside_its_own(run: Run) -> None:
     Path("models/mine.yaml").write_text(data.replace("precisions: [fp8, w4a16,", "precisions: [fp8, my-w4.yaml,"))
     recipe = load_recipe(ModelRecipe, "models/mine.yaml")
     assert (recipe.suite, recipe.gates) == ("models/../suites/own.yaml", "models/strict.yaml")
-    assert recipe.precisions == ("fp8", "models/my-w4.yaml", "nvfp4a16") and recipe.reference.precision == "fp8"
+    assert recipe.precisions == ("fp8", "models/my-w4.yaml", "nvfp4a16", "w4a16-gptq", "auto-4.5bpw")
+    assert recipe.reference.precision == "fp8"
 
 
 def test_other_gates_are_not_another_suite(run: Run) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hollow
 import pytest
-from tiny_plans import plan_of
+from engine_sources import plan_of
 
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint

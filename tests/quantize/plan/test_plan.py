@@ -10,10 +10,10 @@ from pathlib import Path
 
 import hollow
 import pytest
+from engine_sources import KEEP, plan_of, precision
 from hollow import write_hollow
 from rich.console import Console
 from tiny_checkpoints import make_tiny_glm4_moe
-from tiny_plans import KEEP, plan_of, precision
 
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe

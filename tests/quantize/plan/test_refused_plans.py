@@ -9,9 +9,9 @@ from typing import Any
 
 import hollow
 import pytest
+from engine_sources import KEEP, plan_of, precision
 from hollow import write_hollow
 from tiny_checkpoints import make_tiny_glm4_moe
-from tiny_plans import KEEP, plan_of, precision
 
 from assay.errors import PlanError
 from assay.recipes.families import family_names, names_of

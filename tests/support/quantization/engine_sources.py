@@ -1,4 +1,4 @@
-"""A small source of two shards for tests of the engine, its plans, and the bytes that came out."""
+"""Plans of small checkpoints, a small source of two shards for tests of the engine, and the bytes that came out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from assay_quantize.plan.planner import make_plan
 
 TINY: dict[str, Any] = {"num_layers": 2, "num_experts": 2, "hidden": 128, "dense_intermediate": 128}
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+KEEP = {"source": ["norm"], "bf16": ["mtp", "lm_head", "embedding", "router", "indexer"], "fp32": ["router_bias"]}
+
+
+def precision(name: str = "w4a16", **changes: Any) -> PrecisionRecipe:
+    """A shipped precision recipe, changed."""
+    return PrecisionRecipe.model_validate({**load_recipe(PrecisionRecipe, name).model_dump(by_alias=True), **changes})
+
+
+def plan_of(folder: Path, recipe: PrecisionRecipe | str = "w4a16") -> Plan:
+    made = load_recipe(PrecisionRecipe, recipe) if isinstance(recipe, str) else recipe
+    return make_plan(open_checkpoint(folder), made, model="m", family=None)
 
 
 def plan_for(source: Path, precision: str, **changes: Any) -> Plan:
