@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.quantities import points
+from assay.recipes.calibrated.methods import SCALED_BY
 from assay.recipes.families import split_layer
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -279,10 +280,6 @@ def _of_layers(schemes: dict[str, set[int]]) -> str:
         return next(iter(schemes))
     (first, of_first), *others = sorted(schemes.items(), key=lambda one: (len(one[1]), one[0]))
     return ", ".join([f"{first} in {len(of_first)} of {total} layers", *(f"{name} in {len(of)}" for name, of in others)])
-
-
-SCALED_BY = {"awq": "AWQ", "awq+gptq": "AWQ", "smoothquant": "SmoothQuant"}
-"""Method -> what divides norms, and multiplies routers, where weights that read the norm are scaled before they are rounded."""
 
 
 def _treatment(plan: Plan, tensor: TensorPlan) -> str:

@@ -81,8 +81,8 @@ METHODS: dict[str, type[Calibrated]] = {
 INTEGERS = ("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym")
 CALIBRATES: dict[str, tuple[str, ...]] = {**dict.fromkeys(METHODS, INTEGERS), "smoothquant": ("w8a8",)}
 """Method -> schemes whose weights it changes."""
-SCALES_INPUTS = frozenset({"awq", "awq+gptq", "smoothquant"})
-"""Methods that scale weights before they are rounded, and put the inverse into norms, routers or other weights."""
+SCALED_BY = {"awq": "AWQ", "awq+gptq": "AWQ", "smoothquant": "SmoothQuant"}
+"""Method -> what scales weights before they are rounded, and puts the inverse into norms, routers or other weights."""
 
 
 def parsed(value: Any, _: object) -> Any:

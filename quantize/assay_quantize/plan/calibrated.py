@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.calibrated.methods import CALIBRATES, SCALES_INPUTS
+from assay.recipes.calibrated.methods import CALIBRATES, SCALED_BY
 from assay.recipes.families import split_layer
 from assay.records.plan import Plan, TensorPlan
 
@@ -28,7 +28,7 @@ def method_of(plan: Plan) -> str | None:
 
 def scales_inputs(plan: Plan) -> bool:
     """Whether weights are scaled before they are rounded."""
-    return method_of(plan) in SCALES_INPUTS
+    return method_of(plan) in SCALED_BY
 
 
 def calibrated_mtp_layer(plan: Plan) -> int | None:
@@ -67,7 +67,7 @@ def calibrated_tensors(plan: Plan) -> dict[int, list[TensorPlan]]:
         if at is not None and (tensor.role != "mtp" or at.layer == mtp):
             is_rounded = tensor.action == "quantize" and tensor.scheme in CALIBRATES[method]
             (rounded if is_rounded else others)[at.layer].append(tensor)
-    if method in SCALES_INPUTS:
+    if method in SCALED_BY:
         for layer, tensors in rounded.items():
             changed = {m for one in smoothings(method, tensors, others[layer]) for m in (one.smooth, *one.balance)}
             rounded[layer] = tensors + [t for t in others[layer] if t.module in changed and t.name.endswith(".weight")]
