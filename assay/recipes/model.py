@@ -179,15 +179,16 @@ class AutomaticMix(Section):
     proxy: kl: the divergence itself, part by part; fisher: an estimate from one backward pass. schemes: that are measured and
     chosen from. base: the precision that says which roles are chosen for and what is kept; None: w4a16. hardware: profile of
     the GPUs it must run on; None: a choice by bytes alone. texts: that damages are measured on, replies: the model's to
-    generated questions, which are none of a suite's; own: what it samples by itself, as calibrations do. tokens, length: of
-    these. slack: as of `assay recipe`.
+    generated questions, which are none of a suite's; own: what it samples by itself, as calibrations do; or files, as for
+    `assay sensitivity --text`, which a model that does not fit into memory needs. tokens, length: of these. slack: as of
+    `assay recipe`.
     """
 
     proxy: Literal["kl", "fisher"] = "kl"
     schemes: tuple[SchemeName, ...] = Field(default=("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block"), min_length=1)
     base: str | None = None
     hardware: str | None = None
-    texts: Literal["replies", "own"] = "replies"
+    texts: Literal["replies", "own"] | Annotated[tuple[str, ...], Field(min_length=1)] = "replies"
     tokens: int = Field(default=16_384, ge=64)
     length: int = Field(default=256, ge=8)
     seed: int = Field(default=0, ge=0)
@@ -203,6 +204,7 @@ class AutomaticMix(Section):
             update={
                 "base": None if self.base is None else beside(folder, self.base),
                 "hardware": None if self.hardware is None else beside(folder, self.hardware),
+                "texts": self.texts if isinstance(self.texts, str) else tuple(str(folder / one) for one in self.texts),
             }
         )
 

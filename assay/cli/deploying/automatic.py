@@ -7,7 +7,7 @@ RUN/automatic/auto-4.5bpw.yaml           the recipe, written last, with .json (t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,14 @@ from assay.errors import AssayError
 from assay.quantities import size
 from assay.recipes.load import load_recipe, parse_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.base import sha256_of, write_text_atomically
+from assay.records.base import sha256_of, sha256_of_file, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
     from assay.recipes.model import Automatic
+    from assay.records.plan import Plan
 
 FOLDER = "automatic"
 USERS, CONTEXT = 32, 32_768
@@ -107,9 +108,42 @@ def _check_room(aim: Target, wanted: Automatic) -> None:
 
 def _record(aim: Target, folder: Path) -> Path:
     """Where the sensitivities lie that the model's recipe asks for."""
-    asked = aim.recipe.automatic.model_dump(mode="json", include={"proxy", "schemes", "texts", "tokens", "length", "seed"})
+    how = aim.recipe.automatic
+    asked = how.model_dump(mode="json", include={"proxy", "schemes", "texts", "tokens", "length", "seed"})
+    asked["texts"] = texts_sha256(aim)
     observer, method = _rounding(aim)
     return folder / f"sensitivity-{sha256_of([asked, observer, *([] if method == 'none' else [method])])[:12]}.json"
+
+
+def check_texts_of_mix(aim: Target, plans: Sequence[Plan]) -> None:
+    """AssayError, before anything is made: a file cannot be read, or only files would do. plans: of the same source."""
+    from assay.cli.deploying.sensitivity_by_layer import free_bytes
+    from assay_quantize.sensitivity.layered import whole_bytes
+
+    if not isinstance(texts_sha256(aim), str) or not plans:
+        return
+    needed, free = whole_bytes(plans[0]), free_bytes()
+    if needed > free:
+        raise AssayError(
+            f"auto-BUDGET: the model takes {size(needed)} in FP32 and {size(free)} of memory are free, so it cannot write the "
+            "texts it is measured on; name files in the model's recipe, `automatic: {texts: [FILE]}`"
+        )
+
+
+def texts_sha256(aim: Target) -> str | list[str]:
+    """What damages are measured on: its name, or the hashes of its files. AssayError: a file cannot be read."""
+    texts = aim.recipe.automatic.texts
+    if isinstance(texts, str):
+        return texts
+    found = []
+    for path in map(Path, texts):
+        try:
+            found.append(sha256_of_file(path))
+        except OSError as problem:
+            raise AssayError(
+                f"automatic.texts {path}: cannot be read: {problem.strerror}; name a file of plain text or .jsonl"
+            ) from None
+    return found
 
 
 def _rounding(aim: Target) -> tuple[str, str]:
@@ -154,8 +188,9 @@ def _measured(aim: Target, record: Path) -> Sensitivity:
     observer, method = _rounding(aim)
     asked = Asked(
         aim=aim, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
-        run=None, text=(), num_tokens=how.tokens, length=how.length, served=0, profile=None, scores=(), seed=how.seed,
-        keep=keep, only_estimate=False, own=how.texts == "own",
+        run=None, text=() if isinstance(how.texts, str) else tuple(map(Path, how.texts)), num_tokens=how.tokens,
+        length=how.length, served=0, profile=None, scores=(), seed=how.seed, keep=keep, only_estimate=False,
+        own=how.texts == "own",
         method=method,  # type: ignore[arg-type]  # likewise
     )  # fmt: skip
     check_asked(asked)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from assay.recipes.profile import ProfileRecipe
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
+    from assay_quantize.calibration.text import Text
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import Rounder
 
@@ -124,7 +125,6 @@ def take_found(
 def texts_for(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document], str]:
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.served import texts_of_run
-    from assay_quantize.calibration.text import Text
 
     if asked.served:
         written = texts_of_run(served_folder(asked, write=True))
@@ -136,11 +136,29 @@ def texts_for(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document
         return _replies(
             asked, model, folder
         ), f"the model's replies to our questions, sampled at temperature 1, seed {asked.seed}"
-    source = Text(asked.text, asked.seed)
-    sequences = source.sequences(model, folder, asked.num_tokens, asked.length, say)
-    # nothing predicts a text's first token
-    made = [Document(f"{i}", "", tuple(one[:1]), tuple(one[1:]), "held_out") for i, one in enumerate(sequences)]
-    return made, ", ".join(source.describe())
+    sources = _by_language(asked)
+    made: list[Document] = []
+    for language, source in sources.items():
+        share = asked.num_tokens // len(sources)
+        for one in source.sequences(model, folder, share, asked.length, say):
+            # nothing predicts a text's first token
+            made.append(Document(f"{len(made)}", language, tuple(one[:1]), tuple(one[1:]), "held_out"))
+    return made, ", ".join(words for source in sources.values() for words in source.describe())
+
+
+def _by_language(asked: Asked) -> dict[str, Text]:
+    """What texts are taken from; where rows of files say `language`, each language has sequences, and a share, of its own."""
+    from assay_quantize.calibration.sources import FileText, languages_of
+    from assay_quantize.calibration.text import Text, Weighted
+
+    languages = languages_of(asked.text)
+    if len(languages) < 2:
+        return {"".join(languages): Text(asked.text, asked.seed)}
+    every = {one: [FileText(path, language=one) for path in asked.text] for one in languages}
+    has_some = {
+        one: [source for source in sources if next(source.open().entries, None) is not None] for one, sources in every.items()
+    }
+    return {one: Text(mix=tuple(map(Weighted, sources))) for one, sources in has_some.items()}
 
 
 def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:

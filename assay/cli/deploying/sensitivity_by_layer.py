@@ -39,11 +39,18 @@ def is_by_layer(asked: Asked, layout: Layout) -> bool:
 
 def _memory(asked: Asked) -> tuple[int, str]:
     """What is left for the model, and of what."""
-    from assay_quantize.storage.resident import cached_bytes, resident_bytes
+    from assay_quantize.storage.resident import resident_bytes
 
     if asked.memory_bytes is not None:
         return max(0, asked.memory_bytes - resident_bytes()), f"--memory {size(asked.memory_bytes)}"
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes(), "this machine"
+    return free_bytes(), "this machine"
+
+
+def free_bytes() -> int:
+    """Of memory, what files are cached in included."""
+    from assay_quantize.storage.resident import cached_bytes
+
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
 
 
 def run_by_layer(
@@ -59,7 +66,7 @@ def run_by_layer(
     if not asked.text and asked.run is None:
         raise AssayError(
             "one layer at a time: the model is not in memory and cannot write replies; give --text FILE, or --run RUN for "
-            "those of its reference"
+            "those of its reference (in a model's recipe: `automatic: {texts: [FILE]}`)"
         )
     documents, told = texts_for(asked, None, folder)
     texts, to_the_end = scored(documents), asked.proxy == "kl"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,13 @@ _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "ass
 
 
 class Entry(NamedTuple):
-    """A text, or a conversation in the API's shape; tools: that were offered in it."""
+    """A text, or a conversation in the API's shape; tools: that were offered in it. language: as the row says it; "": it says
+    none."""
 
     text: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    language: str = ""
 
 
 class Opened(NamedTuple):
@@ -58,22 +60,26 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FileText:
-    """A file of this machine. column: of rows; None: the first of FIELDS."""
+    """A file of this machine. column: of rows; None: the first of FIELDS. language: only its rows; None: all."""
 
     path: Path
     column: str | None = None
+    language: str | None = None
 
     @property
     def name(self) -> str:
-        return str(self.path)
+        return f"{self.path} ({self.language})" if self.language else str(self.path)
 
     def open(self) -> Opened:
         digest = hashlib.sha256()
-        return Opened(_of_file(self.path, self.name, self.column, digest.update), None, digest.hexdigest)
+        entries = _of_file(self.path, str(self.path), self.column, digest.update)
+        if self.language is not None:
+            entries = (entry for entry in entries if entry.language == self.language)
+        return Opened(entries, None, digest.hexdigest)
 
     def identity(self) -> list[Any]:
         try:
-            return ["file", sha256_of_file(self.path), self.column]
+            return ["file", sha256_of_file(self.path), self.column, *([] if self.language is None else [self.language])]
         except OSError as problem:
             raise QuantizeError(
                 f"--text {self.path}: cannot be read: {problem.strerror}; give text, .jsonl or .parquet"
@@ -157,6 +163,15 @@ class Conversations:
         return ["conversations", opened.sha256()]
 
 
+def languages_of(paths: Iterable[Path]) -> list[str]:
+    """Of the rows of some files, in the order in which they come; "" stands for rows that say none. QuantizeError: a file
+    cannot be read."""
+    found: dict[str, None] = {}
+    for path in paths:
+        found |= {entry.language: None for entry in FileText(path).open().entries}
+    return list(found)
+
+
 # ------------------------------------------------------------------------------------------------ files
 def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
     """see: told all bytes that were read, in order."""
@@ -194,7 +209,8 @@ def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes
     try:
         opened = pyarrow.parquet.ParquetFile(path)
         names = opened.schema_arrow.names
-        kept = [name for name in ((column,) if column else (*FIELDS, "tools")) if name in names]
+        wanted = (*((column,) if column else (*FIELDS, "tools")), "language")
+        kept = [name for name in dict.fromkeys(wanted) if name in names]
         number = 0
         for batch in opened.iter_batches(READ_ROWS, columns=kept):
             for row in batch.to_pylist():
@@ -211,14 +227,16 @@ def entry_of(row: Any, where: str, column: str | None = None) -> Entry:
     fields = row if isinstance(row, Mapping) else {}
     name = column or next((key for key in FIELDS if fields.get(key) is not None), None)
     value = None if name is None else fields.get(name)
+    language = fields.get("language")
+    language = language.strip() if isinstance(language, str) else ""
     if isinstance(value, str):
-        return Entry(text=value)
+        return Entry(text=value, language=language)
     if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
         tools = fields.get("tools")
         tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
         tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
         if all(_role(one) for one in value):
-            return Entry(messages=tuple(map(_message, value)), tools=tuple(tools))
+            return Entry(messages=tuple(map(_message, value)), tools=tuple(tools), language=language)
     needed = f"`{column}`" if column else "`text`, `prompt` or `messages`"
     raise QuantizeError(f"{where}: an object with {needed} is needed")
 

@@ -20,10 +20,10 @@ from typing import Any, Self
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.calibration import TextSource
+from assay_quantize.calibration.sampling import texts_at_once
 from assay_quantize.calibration.sources import Entry, FileText, Source, as_text, pieces_of
 from assay_quantize.calibration.withheld import Withheld
 
-SAMPLED_AT_ONCE = 32
 PLACEHOLDER = "assay-user-message"
 OWN = "own"
 
@@ -107,7 +107,7 @@ class Text:
 
         first = first_tokens(tokenizer, model.config)
         torch.manual_seed(self.seed)
-        inputs = torch.tensor([first] * SAMPLED_AT_ONCE, device=model.device)
+        inputs = torch.tensor([first] * texts_at_once(model, len(first) + length), device=model.device)
         ends = model.generation_config.eos_token_id
         ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
         done = 0

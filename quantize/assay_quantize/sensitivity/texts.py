@@ -10,8 +10,7 @@ from typing import Any
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.base import sha256_of
-
-SAMPLED_AT_ONCE = 32
+from assay_quantize.calibration.sampling import texts_at_once
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,11 @@ def sample_replies(
     ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     made: list[ScoredText] = []
+    asked = [_prompt(tokenizer, question) for question in questions]
+    at_once = texts_at_once(model, max_tokens + max(map(len, asked), default=0))
     torch.manual_seed(seed)
-    for begin in range(0, len(questions), SAMPLED_AT_ONCE):
-        prompts = [_prompt(tokenizer, question) for question in questions[begin : begin + SAMPLED_AT_ONCE]]
+    for begin in range(0, len(asked), at_once):
+        prompts = asked[begin : begin + at_once]
         width = max(map(len, prompts))
         inputs = torch.tensor([[pad] * (width - len(one)) + one for one in prompts])
         mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
@@ -101,7 +102,7 @@ def sample_replies(
         for prompt, row in zip(prompts, written[:, width:].tolist(), strict=True):
             last = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
             made.append(ScoredText((*prompt, *row[: last + 1]), len(prompt)))
-        say(f"replies: {min(begin + SAMPLED_AT_ONCE, len(questions))} of {len(questions)} questions")
+        say(f"replies: {min(begin + at_once, len(asked))} of {len(asked)} questions")
     return made
 
 

@@ -66,10 +66,11 @@ def test_the_reference_is_there_before() -> None:
 def test_files_are_relative_to_the_recipe_that_names_them(tmp_path: Path) -> None:
     found = model(
         tmp_path,
-        "precisions: [auto-5bpw]\nautomatic: {base: b.yaml, hardware: 4xh200}\n"
+        "precisions: [auto-5bpw]\nautomatic: {base: b.yaml, hardware: 4xh200, texts: [t.jsonl]}\n"
         "calibration: {file: f.safetensors, text: [a.jsonl@2, own@0.5, 'hub:org/code', mix.yaml], withhold: [quick, s.yaml]}\n",
     )
     assert found.automatic.base == str(tmp_path / "b.yaml") and found.automatic.hardware == "4xh200"
+    assert found.automatic.texts == (f"{tmp_path}/t.jsonl",)
     assert found.calibration is not None and found.calibration.file == str(tmp_path / "f.safetensors")
     assert found.calibration.text == (f"{tmp_path}/a.jsonl@2", "own@0.5", "hub:org/code", f"{tmp_path}/mix.yaml")
     assert found.calibration.withhold == ("quick", f"{tmp_path}/s.yaml")

@@ -170,3 +170,38 @@ def test_what_cannot_be_used_or_chosen_is_said_before_anything_is_measured(run: 
         "name smaller `automatic: {schemes: [...]}` in the model's recipe"
     )
     assert "write 4.5bpw" in one_error(run("quantize", "plain.yaml", "-p", "auto-1bpw"))
+
+
+@pytest.mark.slow
+def test_a_model_larger_than_memory_is_measured_on_files(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer at a time, and the model cannot write texts meanwhile."""
+    monkeypatch.setattr("assay_quantize.sensitivity.layered.whole_bytes", lambda plan: 1 << 50)
+    monkeypatch.setattr("assay.cli.deploying.sensitivity_by_layer.free_bytes", lambda: 1 << 32)
+    recipe = folder / "large.yaml"
+
+    def written(texts: str) -> str:
+        recipe.write_text(
+            f"schema: 1\nname: large\nsource: {{path: {TRAINED}}}\nfamily: glm4_moe\nreference: {{precision: fp8}}\n"
+            f"precisions: [auto-4.5bpw]\nautomatic: {{texts: {texts}, schemes: [w4a16, fp8_block], tokens: 256, length: 32}}\n"
+        )
+        return str(recipe)
+
+    assert one_error(run("quantize", written("[none.txt]"))) == (
+        f"automatic.texts {folder}/none.txt: cannot be read: No such file or directory; name a file of plain text or .jsonl"
+    )
+    assert one_error(run("quantize", written("own"))) == (
+        "auto-BUDGET: the model takes 1,126 TB in FP32 and 4.29 GB of memory are free, so it cannot write the texts it is "
+        "measured on; name files in the model's recipe, `automatic: {texts: [FILE]}`"
+    )
+    assert not Path("runs").exists()
+    code, _, said = run("quantize", written("[texts/plain.txt]"))
+    assert code == 0 and "one layer at a time is held" in said
+    chosen = Path("runs/large/automatic")
+    (record,) = chosen.glob("sensitivity-*.json")
+    found = Sensitivity.load(record)
+    assert (found.texts, found.num_tokens) == (str(folder / "texts/plain.txt"), 256 - 8)
+    assert Mix.load(chosen / "auto-4.5bpw.json").point.bits_per_weight <= 4.5
+
+    (folder / "texts/plain.txt").write_text(PLAIN[::-1])
+    code, _, said = run("quantize", str(recipe))
+    assert code == 2 and "was chosen from other sensitivities" in said.splitlines()[-1]

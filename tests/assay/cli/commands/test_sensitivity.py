@@ -194,6 +194,33 @@ def test_one_layer_at_a_time_it_is_the_same_order(run: Run, tiny_glm: Path, tmp_
     assert hidden.not_measured["divergence"] == "proxy hidden goes no further than a part's own layer"
 
 
+@pytest.mark.slow
+def test_languages_of_rows_stand_apart(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    """Each has sequences of its own and as many tokens, in whatever order and files the rows come."""
+    rows = [{"text": f"{i} + {i} = {2 * i}. The garden has trees.", "language": "en"} for i in range(60)]
+    rows += [{"text": f"{i} + {i} = {2 * i}. Der Garten hat Baeume.", "language": "de"} for i in range(20)]
+    (tmp_path / "one.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "two.jsonl").write_text("\n".join(json.dumps(row | {"language": "de"}) for row in rows[:30]))
+    asked = ("--schemes", "w4a16", "--tokens", 640, "--length", 32, "--out", tmp_path / "found", "--json")
+    code, out, told = run("sensitivity", tiny_glm, "--text", f"{tmp_path}/one.jsonl,{tmp_path}/two.jsonl", *asked)
+    assert code == 0, told
+    found = Sensitivity.model_validate_json(out)
+    assert found.num_texts == 20
+    part = found.by_part[1, "attention"]["w4a16"]
+    languages = {kind.name: kind for kind in part.by_kind if kind.kind == "language"}
+    assert {name: one.num_positions for name, one in languages.items()} == {"en": 310, "de": 310}
+    assert part.damage_nats == pytest.approx(sum(one.damage_nats for one in languages.values()) / 2)
+    assert languages["en"].damage_nats != languages["de"].damage_nats
+    said = f"{tmp_path}/one.jsonl (en), {tmp_path}/one.jsonl (de) (50%), {tmp_path}/two.jsonl (de) (50%)"
+    assert found.texts == said
+
+    few = {"text": "Le jardin.", "language": "fr"}
+    (tmp_path / "one.jsonl").write_text("\n".join(json.dumps(row) for row in [*rows, few]))
+    code, _, told = run("sensitivity", tiny_glm, "--text", tmp_path / "one.jsonl", *asked)
+    problem = f"{tmp_path}/one.jsonl (fr): less than one sequence of 32 tokens; give more text or a smaller --length"
+    assert (code, told.splitlines()[-1]) == (2, f"error: {problem}")
+
+
 def test_hours_elsewhere_are_said_from_shapes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments = ("--schemes", "w4a16", "--proxy", "hidden", "--estimate", "--hardware", "server")
