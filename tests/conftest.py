@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
 from warm import WarmVllm
@@ -17,8 +18,9 @@ from assay import cli
 
 
 def pytest_configure() -> None:
-    """Two modules at once on two cores: their servers compute with one thread each (or one a rank), bound to no core."""
+    """Two modules at once on two cores: tests and servers compute with one thread each (or one a rank), bound to no core."""
     if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # here it is loaded already, and has read the variable
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
