@@ -80,6 +80,33 @@ def test_the_last_byte_counts() -> None:
             )
 
 
+def test_layers_that_are_alike_to_a_few_bytes(capfd: pytest.CaptureFixture[str]) -> None:
+    """More choices than can be counted exceed the limit by a few bytes of 10^10: one must not be taken for within it.
+
+    Against adding up part by part, of equal sizes the best; the solver says nothing on stdout, where `--json` is.
+    """
+    for seed, (layers, resources) in enumerate(itertools.product((12, 40), (1, 2))):
+        drawn = random.Random(seed)
+        count = drawn.choice((2**23, 9 * 2**30))
+        sizes = tuple(int(count * bits / 8) + more for more, bits in enumerate((4.125, 4.25, 4.5, 8, 16)))
+        damages = (0.01, 0.009, 0.0075, 0.0005, 0.0)
+        for over in (0, -1):
+            limit = layers * sizes[0] + drawn.randint(1, layers - 1) * (sizes[2] - sizes[0]) + over
+            problem = Problem((damages,) * layers, ((sizes,) * layers,) * resources, (limit,) * resources)
+            least = {0: 0.0}
+            for _ in range(layers):
+                further = sorted((a + b, c + d) for a, c in least.items() for b, d in zip(sizes, damages, strict=True))
+                least = {}
+                for size, lost_so_far in further:
+                    if size <= limit and lost_so_far < min(least.values(), default=math.inf) - 1e-12:
+                        least[size] = lost_so_far
+            found = cheapest(problem)
+            assert found is not None and problem.holds(found.picks)
+            assert found.damage == pytest.approx(min(least.values()), rel=1e-9)
+            assert found.bound == pytest.approx(found.damage, rel=1e-6)
+    assert capfd.readouterr().out == ""
+
+
 def test_fewest_changes_within_a_slack() -> None:
     """Six layers of one role: the number of changes is the least that any choice within the slack has."""
     for seed in range(15):
