@@ -7,8 +7,11 @@ them.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,7 +149,8 @@ def _solve(
     bound: float | None = None
     for _ in range(_TRIES):
         options = {"mip_rel_gap": 0.0} | ({} if nodes is None else {"node_limit": nodes})
-        result = milp(costs, integrality=np.ones(len(costs)), bounds=bounds, constraints=[*fixed, *held], options=options)
+        with _quiet():
+            result = milp(costs, integrality=np.ones(len(costs)), bounds=bounds, constraints=[*fixed, *held], options=options)
         if result.x is None:
             return None
         chosen = [int(np.argmax(result.x[starts[part] : starts[part + 1]])) for part in range(len(kept))]
@@ -199,3 +203,20 @@ def _held(
 def _widened(matrix: csc_array, more: int) -> csc_array:
     """With columns of zeros behind the others."""
     return hstack([matrix, csc_array((matrix.shape[0], more))], format="csc") if more else matrix
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """HiGHS prints a note of its own to C's stdout at times, `transformNewIntegerFeasibleSolution`, whatever it is told: what
+    stands there is the record that `--json` asks for. C keeps what is printed until it is flushed."""
+    libc = ctypes.CDLL(None)
+    libc.fflush(None)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(nowhere)
+        os.close(kept)
