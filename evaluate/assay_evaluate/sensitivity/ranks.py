@@ -1,8 +1,8 @@
 """Spearman's rank correlation of two ways to order parts, with an interval over the parts of a model.
 
-Schemes of one part fare alike, so parts are resampled with all their schemes. Of few parts, or of parts in nearly the same order,
-resampling finds too little (of the very same order nothing else): ends are at least as far as those of Bonett and Wright
-(Psychometrika 65, 2000, eq. 3).
+Schemes of one part fare alike, so parts are resampled with all their schemes. Of few parts, or of parts in nearly the same
+order, resampling finds too little (of the very same order nothing else): ends are at least as far as those of Bonett and Wright
+(Psychometrika 65, 2000, 23-28).
 """
 
 from __future__ import annotations
