@@ -14,7 +14,7 @@ from assay.recipes.profile import ProfileRecipe
 @pytest.mark.parametrize("name", recipe_names("profiles"))
 def test_a_second_rounding_of_the_reference_is_off_or_said(name: str) -> None:
     """vLLM rounds weights in FP8 blocks again for DeepGEMM (`VLLM_USE_DEEP_GEMM_E8M0`, 1 by default), the reference's too.
-    On an H200 it need not; on Blackwell its kernels want it, and vLLM takes them on an RTX PRO 6000 too (`support_deep_gemm`)."""
+    On an H200 it need not; on Blackwell its kernels want it, and vLLM takes them on RTX PRO 6000 too (`support_deep_gemm`)."""
     profile = load_recipe(ProfileRecipe, name)
     gpu = profile.hardware.gpu or ""
     said = (profile.environment.get("VLLM_USE_DEEP_GEMM_E8M0"), "rounded a second time for DeepGEMM" in profile.description)
