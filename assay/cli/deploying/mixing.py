@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,14 +91,14 @@ def machine_for(aim: Target, hardware: str | None, schemes: Sequence[str], users
         )
     device = device_named(profile.hardware.gpu)
     refused = {}
-    for scheme in schemes:
-        runs = runs_as(scheme, device.architecture if device else None)
-        if runs is None:
+    for scheme, experts in product(schemes, (True, False)):
+        runs = runs_as(scheme, device.architecture if device else None, experts=experts)
+        if runs is None and experts:
             say(f"note: whether {scheme} runs as such on {profile.hardware.gpu} is not known; it may be chosen")
-        elif not runs.computes:
-            refused[scheme] = f"vLLM's compiled kernels refuse {profile.hardware.gpu}"
-        elif not runs.native:
-            refused[scheme] = f"{profile.hardware.gpu} computes it as {runs.computes}, which was not what was measured"
+        elif runs is not None and not runs.computes:
+            refused[scheme, experts] = f"vLLM's compiled kernels refuse {profile.hardware.gpu}"
+        elif runs is not None and not runs.native:
+            refused[scheme, experts] = f"{profile.hardware.gpu} computes it as {runs.computes}, which was not what was measured"
     return Machine(profile, aim.recipe.serving, users, context, refused)
 
 

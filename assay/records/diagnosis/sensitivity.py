@@ -92,7 +92,8 @@ class UniformDamage(Part):
 
 
 class RankCorrelation(Part):
-    """Spearman's rank correlation of two ways to say how sensitive parts are; the interval is a bootstrap over parts."""
+    """Spearman's rank correlation of two ways to say how sensitive parts are; the interval is over parts, each with
+    all its schemes."""
 
     of: str
     """`proxy:NAME`, `imported:modelopt`, `imported:autoround`."""

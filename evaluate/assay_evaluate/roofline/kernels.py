@@ -65,6 +65,11 @@ RUNS_AS: dict[tuple[Format, Architecture], RunsAs] = {
     ("w8a8", "sm120"): _NO_INT8,
 }
 """(format of the routed experts, GPU) -> what runs. FLASHINFER_CUTLASS: FP8 blocks under expert parallelism on Hopper."""
+LINEAR: dict[tuple[Format, Architecture], RunsAs] = {
+    ("mxfp4", "sm120"): RunsAs(True, "W4A4", ("FlashInferMxFp4LinearKernel",)),
+    ("mxfp8", "sm120"): RunsAs(True, "W8A8", ("FlashInferCutlassMxfp8LinearKernel",)),
+}
+"""Where linear layers fare otherwise than experts: FlashInfer's kernels for them take every GPU from SM 100 on."""
 
 
 def format_of(scheme: str | None) -> Format | None:
@@ -79,7 +84,9 @@ def format_of(scheme: str | None) -> Format | None:
     return None
 
 
-def runs_as(scheme: str | None, architecture: Architecture | None) -> RunsAs | None:
-    """None: the scheme or the GPU is not in the table."""
+def runs_as(scheme: str | None, architecture: Architecture | None, *, experts: bool = True) -> RunsAs | None:
+    """experts: of routed experts, else of linear layers. None: the scheme or the GPU is not in the table."""
     known = format_of(scheme)
-    return None if known is None or architecture is None else RUNS_AS[known, architecture]
+    if known is None or architecture is None:
+        return None
+    return (RUNS_AS if experts else RUNS_AS | LINEAR)[known, architecture]

@@ -18,7 +18,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.memory import BATCH_TOKENS, hessian_numbers, layer_bytes, weights_at_once
 from assay_quantize.checkpoint.calibrated_layers import parts_of
-from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, smoothings
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, scalable, smoothings
 
 FLOAT_BYTES = 4
 Layers = Mapping[int, Sequence[TensorPlan]]
@@ -93,8 +93,9 @@ def calibration_work(plan: Plan) -> CalibrationWork:
     gptq = [one for tensors in rounded.values() for one in tensors] if is_gptq else []
     steps = _steps(rounded) if gptq else Counter[tuple[int, int]]()
     shapes = Counter((tensor.shape[0], tensor.shape[1]) for tensor in gptq)
+    scaled = {layer: scalable(plan, tensors) for layer, tensors in every.items()}
     search = (
-        _search(rounded, every, options, tokens, share, scores / len(every))
+        _search(rounded, scaled, options, tokens, share, scores / len(every))
         if isinstance(options, AwqCalibration | AwqGptqCalibration)
         else (0.0, 0.0)
     )

@@ -268,7 +268,7 @@ def _assumptions(sensitivity: Sensitivity, slack: float) -> tuple[str, ...]:
     said = [
         "damages of parts add up: what two parts lose together is what each loses alone",
         "damages of one part are drawn towards the squared errors of its schemes, the more the less certain they are",
-        "errors of different parts are independent",
+        "errors of different parts are independent, and none of the lead is luck of the choice",
     ]
     if sensitivity.calibration is not None:
         said.append("INT4 weights lose in the mix what they lost where each scheme was calibrated in every part")

@@ -73,13 +73,14 @@ Whole = Callable[[StoredModel], StoredModel]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a mix must run on: GPUs, sequences in flight and tokens of each. refused: scheme -> why it does not run there."""
+    """What a mix must run on: GPUs, sequences in flight and tokens of each. refused: scheme, whether it is of routed experts ->
+    why it does not run there as what it is."""
 
     profile: ProfileRecipe
     serving: Serving
     users: int
     context: int
-    refused: Mapping[str, str]
+    refused: Mapping[tuple[str, bool], str]
 
 
 def stored_parts(
@@ -110,7 +111,7 @@ def stored_parts(
         found = {scheme: (*of_part[scheme][where], *also) for scheme in by_scheme if (where, scheme) not in problems}
         refused = {scheme: problems[where, scheme] for scheme in schemes if (where, scheme) in problems}
         if machine is not None and ranks is not None:
-            refused |= _refused_there(plain, found, machine, ranks)
+            refused |= _refused_there(where[1], plain, found, machine, ranks)
         parts.append(
             StoredPart(
                 *where,
@@ -228,10 +229,11 @@ def _on_rank(model: StoredModel, stored: tuple[StoredWeight, ...], ranks: Ranks 
 
 
 def _refused_there(
-    model: StoredModel, found: Mapping[str, tuple[StoredWeight, ...]], machine: Machine, ranks: Ranks
+    role: str, model: StoredModel, found: Mapping[str, tuple[StoredWeight, ...]], machine: Machine, ranks: Ranks
 ) -> dict[str, str]:
     """Schemes that do not run on the machine, or whose groups its ranks would cut."""
-    refused = {scheme: why for scheme, why in machine.refused.items() if scheme in found}
+    asked = {scheme: machine.refused.get((scheme, role == "routed_expert")) for scheme in found}
+    refused = {scheme: why for scheme, why in asked.items() if why is not None}
     for scheme, stored in found.items():
         wrong = [one for one in misfits(replace(model, weights=stored), ranks) if isinstance(one, Misfit)]
         if wrong:

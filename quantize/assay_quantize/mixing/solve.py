@@ -7,19 +7,24 @@ them.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csc_array, hstack
 
 _NODES = 4_000
 """Of the search for fewer changes, which is cut off there: a number of nodes, since seconds would make results vary."""
-_LARGEST, _LARGEST_SIZE = 1e4, 1e6
-"""Damages and sizes are scaled to this, far above the solver's absolute tolerances of 1e-6."""
+_LARGEST = 1e4
+"""Damages are scaled to this, far above the solver's absolute tolerances of 1e-6."""
+_DIGIT = 2**12
+"""Sizes are split into digits of this base, so that one is far above the solver's tolerances."""
 _TRIES = 50
 
 
@@ -135,16 +140,17 @@ def _solve(
         at, columns, factors = (np.array(each) for each in zip(*entries, strict=True))
         more = coo_array((factors, (at, columns)), shape=(len(rows), len(costs)))
         fixed.append(LinearConstraint(more.tocsc(), np.array([limit for _, limit in rows]), np.inf))
-    held = []
-    for size, limit in zip(problem.sizes, problem.limits, strict=True):
-        flat = np.array([size[part][option] for part, options in enumerate(kept) for option in options], dtype=np.float64)
-        unit = _LARGEST_SIZE / (flat.max() or 1.0)
-        padded = np.concatenate([flat * unit, np.zeros(len(costs) - len(flat))])
-        held.append(LinearConstraint(padded[None, :], -np.inf, limit * unit))
+    held, carries = _held(problem, kept, len(costs))
+    if held is None:
+        return None
+    fixed = [LinearConstraint(_widened(one.A, len(carries)), one.lb, one.ub) for one in fixed]
+    bounds = Bounds(0, np.concatenate([np.ones(len(costs)), carries]))
+    costs = np.concatenate([costs, np.zeros(len(carries))])
     bound: float | None = None
     for _ in range(_TRIES):
         options = {"mip_rel_gap": 0.0} | ({} if nodes is None else {"node_limit": nodes})
-        result = milp(costs, integrality=np.ones(len(costs)), bounds=Bounds(0, 1), constraints=[*fixed, *held], options=options)
+        with _quiet():
+            result = milp(costs, integrality=np.ones(len(costs)), bounds=bounds, constraints=[*fixed, *held], options=options)
         if result.x is None:
             return None
         chosen = [int(np.argmax(result.x[starts[part] : starts[part + 1]])) for part in range(len(kept))]
@@ -152,7 +158,65 @@ def _solve(
         bound = float(result.mip_dual_bound) if bound is None else bound  # of all choices, also those that are cut off below
         if problem.holds(picks):
             return picks, bound, result.status == 0
-        cut = np.zeros(len(costs))  # within the solver's tolerance, and too large by some bytes: never again
+        cut = np.zeros(len(costs))  # within the solver's tolerance, and too large: never again
         cut[starts[:-1] + np.array(chosen)] = 1.0
         fixed.append(LinearConstraint(cut[None, :], -np.inf, len(kept) - 1))
     raise RuntimeError(f"HiGHS took {_TRIES} choices that exceed a limit by less than its tolerance")
+
+
+def _held(
+    problem: Problem, kept: Sequence[Sequence[int]], num_columns: int
+) -> tuple[list[LinearConstraint] | None, NDArray[np.float64]]:
+    """(constraints that hold sizes within the limits, most that each of their carries can be); None: no choice is within one.
+
+    A solver's tolerances are shares of its coefficients, and a byte of 10^10 is less than any: of layers that are alike there
+    are more choices that exceed a limit by a few bytes than can be cut off one by one. So sizes are written in digits of
+    `_DIGIT`, a row for each, as numbers are added on paper: what a row exceeds its digit of the limit by is carried, as a
+    whole number, into the next one.
+    """
+    rows: list[tuple[dict[int, int], int]] = []  # {column: factor} <= limit
+    carries: list[float] = []
+    for size, limit in zip(problem.sizes, problem.limits, strict=True):
+        least = [min(size[part][one] for one in options) for part, options in enumerate(kept)]
+        over = [size[part][one] - least[part] for part, options in enumerate(kept) for one in options]
+        room = limit - sum(least)
+        if room < 0:
+            return None, np.zeros(0)
+        unit = math.gcd(*over) or 1
+        digits, room = [one // unit for one in over], room // unit
+        row: dict[int, int] = {}
+        while max(digits) >= _DIGIT:
+            carry = num_columns + len(carries)
+            carries.append(len(kept) + 1)
+            row |= {column: one % _DIGIT for column, one in enumerate(digits)} | {carry: -_DIGIT}
+            rows.append((row, room % _DIGIT))
+            digits, room, row = [one // _DIGIT for one in digits], room // _DIGIT, {carry: 1}
+        rows.append((row | dict(enumerate(digits)), room))
+    held = []
+    for factors, limit in rows:
+        flat = np.zeros(num_columns + len(carries))
+        flat[list(factors)] = list(factors.values())
+        held.append(LinearConstraint(flat[None, :], -np.inf, limit))
+    return held, np.array(carries)
+
+
+def _widened(matrix: csc_array, more: int) -> csc_array:
+    """With columns of zeros behind the others."""
+    return hstack([matrix, csc_array((matrix.shape[0], more))], format="csc") if more else matrix
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """HiGHS prints a note of its own to C's stdout at times, `transformNewIntegerFeasibleSolution`, whatever it is told: what
+    stands there is the record that `--json` asks for. C keeps what is printed until it is flushed."""
+    libc = ctypes.CDLL(None)
+    libc.fflush(None)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(nowhere)
+        os.close(kept)

@@ -55,8 +55,20 @@ ATTENTION_INPUTS = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"q_a_p
 """Linears that read the norm before attention, where they are all that do."""
 
 
+OFFSET_NORMS = frozenset({"qwen3_next", "qwen3_5_moe", "step3p5"})
+"""Families whose norms multiply by 1 + weight (`GemmaRMSNorm` in vLLM): the weight divided is not what comes out divided."""
+
+
+def scalable(plan: Plan, tensors: Iterable[TensorPlan]) -> list[TensorPlan]:
+    """`tensors` without norms that cannot be scaled."""
+    return [tensor for tensor in tensors if plan.family not in OFFSET_NORMS or tensor.role != "norm"]
+
+
 def calibrated_tensors(plan: Plan) -> dict[int, list[TensorPlan]]:
-    """Layer -> its tensors that a calibration makes, layers in order: weights that are rounded, what is scaled besides."""
+    """Layer -> its tensors that a calibration makes, layers in order: weights that are rounded, what is scaled besides.
+
+    PlanError: the method does nothing but scale, and nothing can be scaled.
+    """
     rounded: defaultdict[int, list[TensorPlan]] = defaultdict(list)
     others: defaultdict[int, list[TensorPlan]] = defaultdict(list)
     method, mtp = method_of(plan), calibrated_mtp_layer(plan)
@@ -68,8 +80,14 @@ def calibrated_tensors(plan: Plan) -> dict[int, list[TensorPlan]]:
             is_rounded = tensor.action == "quantize" and tensor.scheme in CALIBRATES[method]
             (rounded if is_rounded else others)[at.layer].append(tensor)
     if method in SCALED_BY:
+        found = {layer: smoothings(method, tensors, scalable(plan, others[layer])) for layer, tensors in rounded.items()}
+        if method == "smoothquant" and not any(found.values()):
+            raise PlanError(
+                f"precision {plan.precision}: calibration by smoothquant has nothing to scale in {plan.source}: no norm whose "
+                "weight is a factor is read by quantized weights alone; take `calibration: none`"
+            )
         for layer, tensors in rounded.items():
-            changed = {m for one in smoothings(method, tensors, others[layer]) for m in (one.smooth, *one.balance)}
+            changed = {module for one in found[layer] for module in (one.smooth, *one.balance)}
             rounded[layer] = tensors + [t for t in others[layer] if t.module in changed and t.name.endswith(".weight")]
     return dict(sorted(rounded.items()))
 

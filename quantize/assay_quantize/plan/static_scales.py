@@ -9,10 +9,15 @@ All weights that vLLM gives one scale have the same one, of the largest magnitud
 
 The largest magnitude times the recipe's `headroom` is what still fits. The arithmetic is FP32, one operation after the other,
 so that the same file gives the same bytes everywhere.
+
+To get the weight of `kv_b_proj` (MLA) back, vLLM sends the identity through the quantized layer, and computes decode steps with
+what comes out (`get_and_maybe_dequant_weights`). Its scales are therefore such that 1 is rounded to 1; by others the weight
+would be up to 1/16 too large or small there as a whole, or cut off.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,9 +30,13 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX, Importance
 from assay_quantize.formats.schemes import INPUT_AMAX as NVFP4_AMAX
-from assay_quantize.formats.schemes import SCHEMES
+from assay_quantize.formats.schemes import SCHEMES, module_of
 
-FP8_MAX = 448.0
+FP4_MAX, FP8_MAX = 6.0, 448.0
+_ABSORBED = ".kv_b_proj"
+"""The module whose weight vLLM reads back through its quantized inputs."""
+_ONE_AS_FP8 = (-8, 9)
+"""Powers of two by which 1 can be divided and still be an E4M3 number: 2^8 the largest, 2^-9 the smallest."""
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 
 
@@ -70,8 +79,32 @@ def _roles(plan: Plan, members: list[_Wanted]) -> set[str]:
 def _scale(name: str, amax: np.float32) -> np.float32:
     """E4M3's and NVFP4's scales multiply what is stored; `input_global_scale` divides it (decision 088)."""
     if name.endswith(".input_global_scale"):
-        return np.float32(NVFP4_AMAX) / amax
-    return amax / np.float32(FP8_MAX)
+        divisor = np.float32(NVFP4_AMAX) / amax
+        return _keeping_one(divisor) if _is_absorbed(name) else divisor
+    step = amax / np.float32(FP8_MAX)
+    return _power_above(step) if _is_absorbed(name) else step
+
+
+def _is_absorbed(name: str) -> bool:
+    return module_of(name).endswith(_ABSORBED)
+
+
+def _power_above(step: np.float32) -> np.float32:
+    """The smallest power of two that is not below `step`, and by which 1 is an E4M3 number."""
+    fraction, exponent = math.frexp(float(step))
+    exponent -= fraction == 0.5
+    least, most = _ONE_AS_FP8
+    return np.float32(2.0 ** min(max(exponent, least), most))
+
+
+def _keeping_one(divisor: np.float32) -> np.float32:
+    """The largest `input_global_scale` that is not above `divisor` and leaves 1 as it is.
+
+    6 times a power of two, which is then the scale of a group whose largest number is 1: an E4M3 number.
+    """
+    _, exponent = math.frexp(float(divisor) / FP4_MAX)
+    least, most = _ONE_AS_FP8
+    return np.float32(FP4_MAX * 2.0 ** min(max(exponent - 1, -most), -least))
 
 
 def _wanted(plan: Plan) -> Iterator[_Wanted]:
@@ -91,7 +124,8 @@ def constant_scale(tensor: TensorPlan, name: str) -> float | None:
     """The scale of activations that scheme and recipe give without data; None: `name` is none."""
     if tensor.scheme is None or not name.endswith(".input_global_scale"):
         return None
-    return SCHEMES[tensor.scheme].input_global_scale
+    constant = SCHEMES[tensor.scheme].input_global_scale
+    return float(_keeping_one(np.float32(constant))) if constant is not None and _is_absorbed(name) else constant
 
 
 def needs_calibration(plan: Plan) -> bool:

@@ -14,11 +14,11 @@ from assay.recipes.profile import ProfileRecipe
 @pytest.mark.parametrize("name", recipe_names("profiles"))
 def test_a_second_rounding_of_the_reference_is_off_or_said(name: str) -> None:
     """vLLM rounds weights in FP8 blocks again for DeepGEMM (`VLLM_USE_DEEP_GEMM_E8M0`, 1 by default), the reference's too.
-    On an H200 it need not; on a B200 its kernels want it. Other GPUs have no DeepGEMM."""
+    On an H200 it need not; on Blackwell its kernels want it, and vLLM takes them on RTX PRO 6000 too (`support_deep_gemm`)."""
     profile = load_recipe(ProfileRecipe, name)
     gpu = profile.hardware.gpu or ""
     said = (profile.environment.get("VLLM_USE_DEEP_GEMM_E8M0"), "rounded a second time for DeepGEMM" in profile.description)
-    assert said == {"H200": ("0", False), "B200": (None, True)}.get(gpu, (None, False))
+    assert said == {"H200": ("0", False), "B200": (None, True), "RTX PRO 6000": (None, True)}.get(gpu, (None, False))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,19 @@ def test_what_a_format_runs_as(scheme: str | None, gpu: str, words: str) -> None
     assert runs is not None and runs.words == words
 
 
+@pytest.mark.parametrize(
+    ("scheme", "gpu", "computes"),
+    [
+        ("mxfp4", "RTX PRO 6000", "W4A4"), ("mxfp8", "RTX PRO 6000", "W8A8"), ("mxfp8", "B200", "W8A8"),
+        ("nvfp4", "H200", "W4A16"), ("mxfp4", "H200", "W4A16"), ("w8a8", "B200", ""),
+    ],
+)  # fmt: skip
+def test_what_linear_layers_run_as(scheme: str, gpu: str, computes: str) -> None:
+    """As vLLM's loaders chose, replayed for GLM-4.7 with all roles in the scheme: Marlin is what only unpacks."""
+    runs = runs_as(scheme, DEVICES[gpu].architecture, experts=False)
+    assert runs is not None and (runs.computes, runs.native) == (computes, computes in ("W4A4", "W8A8"))
+
+
 def test_what_is_not_in_the_table() -> None:
     assert format_of("w4afp8") is None and runs_as("w4afp8", "sm90") is None and runs_as("fp8", None) is None
     assert device_named("MI300X") is None

@@ -56,9 +56,29 @@ def test_rank_correlation() -> None:
     found = rank_correlation("proxy:fisher", ours, "served", theirs, seed="0")  # type: ignore[arg-type]
     assert found.spearman is not None
     told = found.spearman
-    assert ([told.value, told.low, told.high], told.n) == (pytest.approx([-1.0, -1.0, -1.0]), 8)
+    assert (told.value, told.low, told.n) == (pytest.approx(-1.0), pytest.approx(-1.0), 8)
+    assert told.high == pytest.approx(
+        np.tanh(-np.arctanh(41 / 42) + 1.959964 * np.sqrt((1 + (41 / 42) ** 2 / 2) / 5)), abs=1e-6
+    )
     assert found.parts[3] == (3, "attention", "w4a16", 3.0, -3.0)
     assert rank_correlation("proxy:fisher", ours, "served", theirs, seed="0") == found  # type: ignore[arg-type]
+
+
+def test_schemes_of_one_part_are_no_further_parts() -> None:
+    """Seven schemes that say of every part what one says tell nothing more of the order of parts."""
+    draw = np.random.default_rng(3)
+    figures = draw.normal(size=(12, 2)) @ np.array([[1.0, 0.7], [0.0, 0.7]])
+    widths = []
+    for schemes in (("w4a16",), ("w4a16", "w4a16_g64", "w4a16_g32", "nvfp4", "nvfp4a16", "fp8_block", "w8a8")):
+        ours, theirs = (
+            {(layer, "attention", scheme): float(figures[layer, side]) for layer in range(12) for scheme in schemes}
+            for side in (0, 1)
+        )
+        told = rank_correlation("proxy:fisher", ours, "served", theirs, seed="0").spearman  # type: ignore[arg-type]
+        assert told is not None and told.n == 12 * len(schemes)
+        assert told.low < told.value < told.high
+        widths.append(told.high - told.low)
+    assert widths[1] == pytest.approx(widths[0], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from calibrating import load_all, made_and_verified
+from calibrating import load_all, made_and_verified, plan_of
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe, qwen3_next
 
+from assay.errors import PlanError
+from assay_quantize.plan.calibrated import OFFSET_NORMS, calibrated_tensors
 from assay_quantize.verify.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -115,3 +119,28 @@ def test_whatever_is_scaled_is_verified(
     kinds = {name.split(".")[-2] for name in others}
     assert kinds <= changed and bool(kinds) is bool(changed)  # the best scales of a norm may be ones
     assert not any(".layers.2." in name for name in others)  # the MTP block
+
+
+def test_a_norm_that_adds_one_is_not_scaled(tmp_path: Path) -> None:
+    """Qwen3-Next multiplies by 1 + weight: of attention that reads the weight over s, nothing was left (an error of 1.4)."""
+    source = make_tiny(tmp_path / "model", qwen3_next())
+    scaled = [tensor for found in calibrated_tensors(plan_of(source, "w4a16-awq")).values() for tensor in found]
+    assert {tensor.role for tensor in scaled if tensor.action != "quantize"} == set()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("schema: 1\nname: recipe\nextends: w8a8\ncalibration: {method: smoothquant}\n")
+    with pytest.raises(PlanError, match="smoothquant has nothing to scale"):
+        calibrated_tensors(plan_of(source, str(recipe)))
+
+
+@pytest.mark.parametrize("config", [glm4_moe(), qwen3_moe(), deepseek_v3(), glm_moe_dsa(), qwen3_next()])
+def test_norms_that_add_one_are_known(config: dict[str, Any]) -> None:
+    """Against what llm-compressor's `oneshot` exchanges while it calibrates."""
+    from llmcompressor.modeling.offset_norm import NormCalibrationModule, _is_registered
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type = config["model_type"]
+    with torch.device("meta"):
+        by_config: Any = AutoModelForCausalLM
+        model = by_config.from_config(AutoConfig.for_model(**config))
+    (kind,) = {type(module).__name__ for name, module in model.named_modules() if name.endswith(".input_layernorm")}
+    assert (model_type in OFFSET_NORMS) is _is_registered(kind, NormCalibrationModule)

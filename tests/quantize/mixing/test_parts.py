@@ -78,7 +78,8 @@ def test_a_scheme_that_does_not_divide_is_refused_where_it_does_not(tmp_path: Pa
 
 
 def machine(users: int = 4, context: int = 4096, **refused: str) -> Machine:
-    return Machine(load_recipe(ProfileRecipe, "4xh200"), Serving(num_speculative_tokens=1), users, context, refused)
+    of_experts = {(scheme, True): why for scheme, why in refused.items()}
+    return Machine(load_recipe(ProfileRecipe, "4xh200"), Serving(num_speculative_tokens=1), users, context, of_experts)
 
 
 def test_gpus_take_what_their_ranks_can_share(tiny_glm: Path) -> None:
@@ -92,6 +93,7 @@ def test_gpus_take_what_their_ranks_can_share(tiny_glm: Path) -> None:
         "(model.layers.*.mlp.experts.*.down_proj.weight and 3 more)"
     )
     assert experts.refused["nvfp4"] == "computed otherwise"
+    assert not any("nvfp4" in part.refused for part in stored.parts if part.role != "routed_expert")  # theirs are other kernels
     for seed in range(4):
         schemes = drawn_mix(stored, seed)
         model = stored_by(make_plan(checkpoint, recipe_of(schemes), model="tiny", family=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import random
@@ -78,6 +79,49 @@ def test_the_last_byte_counts() -> None:
             assert below.damage == pytest.approx(
                 min(lost(problem, p) for p in every_choice(free) if free.used(p)[0] < exact), abs=1e-15
             )
+
+
+def test_layers_that_are_alike_to_a_few_bytes() -> None:
+    """More choices than can be counted exceed the limit by a few bytes of 10^10: one must not be taken for within it.
+
+    Against adding up part by part, where of choices that are no larger the best is kept.
+    """
+    for seed, (layers, resources) in enumerate(itertools.product((12, 40), (1, 2))):
+        drawn = random.Random(seed)
+        count = drawn.choice((2**23, 9 * 2**30))
+        sizes = tuple(int(count * bits / 8) + more for more, bits in enumerate((4.125, 4.25, 4.5, 8, 16)))
+        damages = (0.01, 0.009, 0.0075, 0.0005, 0.0)
+        for over in (0, -1):
+            limit = layers * sizes[0] + drawn.randint(1, layers - 1) * (sizes[2] - sizes[0]) + over
+            problem = Problem((damages,) * layers, ((sizes,) * layers,) * resources, (limit,) * resources)
+            least = {0: 0.0}
+            for _ in range(layers):
+                further = sorted((a + b, c + d) for a, c in least.items() for b, d in zip(sizes, damages, strict=True))
+                least = {}
+                for size, lost_so_far in further:
+                    if size <= limit and lost_so_far < min(least.values(), default=math.inf) - 1e-12:
+                        least[size] = lost_so_far
+            found = cheapest(problem)
+            assert found is not None and problem.holds(found.picks)
+            assert found.damage == pytest.approx(min(least.values()), rel=1e-9)
+            assert found.bound == pytest.approx(found.damage, rel=1e-6)
+
+
+def test_nothing_is_written_to_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    """HiGHS prints a line there about this problem: `--json` has the record there and nothing else."""
+    damages = (
+        (0, 13772, 12019, 9405, 9235, 639), (0, 15868, 13671, 10835, 12234, 310), (0, 13108, 10879, 9984, 10447, 495),
+        (0, 20543, 16302, 14319, 13720, 400), (0, 4445, 4241, 3595, 3496, 250), (0, 18607, 16180, 14227, 12274, 1036),
+        (0, 4249, 4118, 2877, 3017, 206),
+    )  # fmt: skip
+    part = (2097152, 540672, 557056, 589824, 589824, 1048707)
+    sizes = tuple(tuple(count * one for one in part) for count in (1, 7, 1, 2, 5, 3, 6))
+    problem = Problem(tuple(tuple(map(float, one)) for one in damages), (sizes,), (15_466_496,))
+    found = cheapest(problem)
+    ctypes.CDLL(None).fflush(None)  # C keeps what is printed
+    assert found is not None and capfd.readouterr().out == ""
+    within = (picks for picks in itertools.product(range(6), repeat=7) if problem.holds(picks))
+    assert found.damage == min(lost(problem, picks) for picks in within)
 
 
 def test_fewest_changes_within_a_slack() -> None:

@@ -14,6 +14,7 @@ from hollow import hollow_glm5
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_families import deepseek_v3, make_tiny
 
 from assay.errors import PlanError, QuantizeError
 from assay.recipes.load import load_recipe
@@ -24,8 +25,9 @@ from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats.config_groups import quantization_config
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.plan.static_scales import static_scales
+from assay_quantize.plan.static_scales import constant_scale, static_scales
 from assay_quantize.verify.verify import verify
+from assay_vllm.fake_quant import fake_quantize
 
 NOT_GIVEN = "static scales against the calibration file, --importance: it was not given"
 LAYER = "model.layers.1"
@@ -51,6 +53,12 @@ def file(source: Path) -> Path:
     path = source.parent / "w.safetensors"
     save_arrays(found, path)
     return path
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with latent attention."""
+    return make_tiny(tmp_path_factory.mktemp("latent") / "source", deepseek_v3())
 
 
 def plan_of(source: Path, precision: str, file: Path | None, **changes: Any) -> Plan:
@@ -146,6 +154,49 @@ def test_the_kv_cache_has_a_scale_for_keys_and_one_for_values(source: Path, file
         assert value.shape == (1,) and float(value) == float(amax * np.float32(4) / np.float32(448)), name
     declared = quantization_config(plan_of(source, "fp8-kv", None))["kv_cache_scheme"]
     assert (declared["num_bits"], declared["strategy"], declared["dynamic"]) == (8, "tensor", False)
+
+
+KV_B = "model.layers.0.self_attn.kv_b_proj"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "activations", "leaf"),
+    [
+        ("fp8_static", "calibrated", "input_scale"),
+        ("nvfp4", "calibrated", "input_global_scale"),
+        ("nvfp4", "constant", "input_global_scale"),
+    ],
+)
+def test_vllm_reads_the_weight_of_mla_back_through_its_inputs(
+    latent: Path, tmp_path: Path, scheme: str, activations: str, leaf: str
+) -> None:
+    """vLLM's `get_and_maybe_dequant_weights` sends the identity through a quantized `kv_b_proj`: 1 must stay 1, 0 stay 0."""
+    by_role = dict.fromkeys(("dense_mlp", "shared_expert", "routed_expert"), "fp8_block") | {"attention": scheme}
+    plan = plan_of(latent, "fp8-static", None, quantize=by_role, activations=activations, headroom=4.0)
+    (tensor,) = (one for one in plan.tensors if one.name == f"{KV_B}.weight")
+    groups = [QuantizationScheme.model_validate(one) for one in quantization_config(plan)["config_groups"].values()]
+    (args,) = (one.input_activations for one in groups if any("kv_b_proj" in target for target in one.targets))
+    identity = torch.eye(64)
+    for amax in (0.02, 0.5, 1.0, 4.4, 7.3, 64.0, 900.0):
+        names = (name for name in open_checkpoint(latent).tensors if name.endswith("_proj.weight"))
+        seen = {name.replace(".weight", ".input_amax"): np.array([amax], np.float32) for name in names}
+        save_arrays(seen, tmp_path / "w.safetensors")
+        scales = static_scales(plan, load_importance(tmp_path / "w.safetensors"))
+        scale = scales.get(f"{KV_B}.{leaf}", constant_scale(tensor, f"{KV_B}.{leaf}"))
+        assert scale is not None
+        value = torch.tensor([scale])
+        assert torch.equal(fake_quantize(identity, args, static_scale=value, global_scale=value), identity), amax
+        # and what was seen still fits, with less than twice the headroom
+        if leaf == "input_scale":
+            step = scales["model.layers.0.self_attn.o_proj.input_scale"]
+            assert step == float(np.float32(amax) * np.float32(4) / np.float32(448))
+            assert step <= scale and (scale < 2 * step or scale == 2**-8), amax
+        elif activations == "calibrated":
+            divisor = scales["model.layers.0.self_attn.o_proj.input_global_scale"]
+            assert divisor == float(np.float32(2688) / (np.float32(amax) * np.float32(4)))
+            assert scale <= divisor and (scale > divisor / 2 or scale == 6 * 2**8), amax
+        else:
+            assert scale == 0.75
 
 
 # ------------------------------------------------------------------------------------------------ verification

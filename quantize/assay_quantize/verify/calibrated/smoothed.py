@@ -21,7 +21,7 @@ from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme, module_of
-from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of, smoothings
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of, scalable, smoothings
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.judge import relative_error
@@ -43,7 +43,7 @@ def check_smoothed(
     columns: dict[str, Tensor] = {}
     with torch.no_grad():
         kept_too = [t for t in others if t.module not in rounded or not t.name.endswith(".weight")]
-        found = smoothings(method, rounded.values(), kept_too)
+        found = smoothings(method, rounded.values(), scalable(plan, kept_too))
         for one in found:
             if one.smooth not in kept:
                 continue

@@ -13,6 +13,8 @@ from sensitivities import by_bits, sensitivity
 from synthetic_run import make_measurements
 from tiny_checkpoints import make_tiny_glm4_moe
 
+from assay.cli.deploying.mixing import machine_for
+from assay.cli.targets import resolve_target
 from assay.recipes.load import parse_recipe, recipe_file
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval
@@ -107,6 +109,12 @@ def test_hardware_takes_what_it_computes_and_can_share(run: Run, tiny_glm: Path,
     assert (mix.hardware, mix.users, mix.context, mix.replayed) == ("4xh200", 2, 4096, "not asked: --no-replay")
     code, printed, _ = run(*asked, "--json")  # what fits: all of it in 8 bits or 16
     assert code == 2 or Mix.model_validate_json(printed).budget_bytes is None
+
+
+def test_what_a_gpu_computes_is_asked_of_experts_and_linear_layers(tiny_glm: Path) -> None:
+    """RTX PRO 6000: vLLM computes MXFP8 in linear layers, and unpacks it for experts."""
+    said = machine_for(resolve_target(str(tiny_glm)), "4xrtx-pro-6000", ["mxfp8", "nvfp4"], 2, 4096)
+    assert said is not None and list(said.refused) == [("mxfp8", True)]
 
 
 @pytest.mark.slow
