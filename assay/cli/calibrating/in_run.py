@@ -78,13 +78,10 @@ def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: Quantiz
 
     AssayError, before the first byte is written: nothing takes --importance or --text; a file or a text is not there.
     """
-    from assay.cli.deploying.automatic import check_texts_of_mix
     from assay_quantize.checkpoint.importance import load_importance
 
     plans, file = [one for one in wanted if isinstance(one, Plan)], given_file(aim, options)
     check_texts(aim, plans, options)
-    if len(plans) < len(wanted):
-        check_texts_of_mix(aim, plans)
     if file is None:
         for made in plans:
             if options.stream_from is not None and _makes_file(aim, made):

@@ -21,11 +21,11 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of, sha256_of_file, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
+from assay.records.plan import Plan
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
     from assay.recipes.model import Automatic
-    from assay.records.plan import Plan
 
 FOLDER = "automatic"
 USERS, CONTEXT = 32, 32_768
@@ -115,12 +115,13 @@ def _record(aim: Target, folder: Path) -> Path:
     return folder / f"sensitivity-{sha256_of([asked, observer, *([] if method == 'none' else [method])])[:12]}.json"
 
 
-def check_texts_of_mix(aim: Target, plans: Sequence[Plan]) -> None:
-    """AssayError, before anything is made: a file cannot be read, or only files would do. plans: of the same source."""
+def check_texts_of_mix(aim: Target, wanted: Sequence[Plan | Automatic]) -> None:
+    """If a mix is among what is wanted. AssayError, before anything is made: a file cannot be read, or only files would do."""
     from assay.cli.deploying.sensitivity_by_layer import free_bytes
     from assay_quantize.sensitivity.layered import whole_bytes
 
-    if not isinstance(texts_sha256(aim), str) or not plans:
+    plans = [one for one in wanted if isinstance(one, Plan)]
+    if len(plans) == len(wanted) or not isinstance(texts_sha256(aim), str) or not plans:
         return
     needed, free = whole_bytes(plans[0]), free_bytes()
     if needed > free:
