@@ -134,7 +134,7 @@ def calibrate(
     told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
-    started = time.monotonic()
+    started, about = time.monotonic(), text.identity()
     say = report or (lambda line: None)
     checkpoint = open_checkpoint(folder)
     _check_out(out)
@@ -165,9 +165,11 @@ def calibrate(
         stream = asked.stream(folder, length, say, model=model)
         drawn, taken = islice(stream, count), lambda: _taken(stream, asked)
         if store is not None and has_tokens:
-            before = store.keep_tokens(list(drawn), taken())
+            drawn = list(drawn)
+            _check_same(text, about)
+            before = store.keep_tokens(drawn, taken())
     if before is not None:
-        drawn = before[0].tolist()
+        drawn = before.tokens.tolist()
     num_sequences = run_over(
         model,
         drawn,
@@ -178,7 +180,9 @@ def calibrate(
         done=0 if store is None else store.load(watch.moments, watch.caches),
         on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
     )
-    told = before[1] if before is not None else taken() if taken is not None else TextTaken()
+    if before is None:
+        _check_same(text, about)
+    told = before.taken if before is not None else taken() if taken is not None else TextTaken()
     starved = {name: watch.moments[name].num_tokens if name in watch.moments else 0 for name in wanted}
     starved = {name: seen for name, seen in sorted(starved.items()) if seen < min_tokens}
     if len(starved) == len(wanted):
@@ -208,6 +212,12 @@ def calibrate(
         ended="every expert" if enough is not None and enough() else "tokens" if num_sequences == count else "text",
         num_scales=len(scales),
     )
+
+
+def _check_same(text: Text, about: Any) -> None:
+    """QuantizeError: another text was read than was asked for, for which the result would be taken."""
+    if text.identity() != about:
+        raise QuantizeError(f"{', '.join(text.describe())}: changed while it was read; run again")
 
 
 def _taken(stream: Stream, text: Text) -> TextTaken:
@@ -252,7 +262,11 @@ def run_over(
     """
     iterator = iter(sequences)
     first = next(iterator)
-    left, size = islice(chain([first], iterator), done, None), max(1, BATCH_TOKENS // len(first))
+    left, size = chain([first], iterator), max(1, BATCH_TOKENS // len(first))
+    for _ in islice(left, done):
+        pass
+    if done and is_enough is not None and is_enough():
+        return done
     most = "" if count is None else f" of {'at most ' if is_enough else ''}{count * len(first):,}"
     with torch.no_grad(), watch:
         while some := list(islice(left, size)):
@@ -270,7 +284,7 @@ def write_importance(
     path: Path, moments: Mapping[str, Moments], text: Iterable[str], largest: Mapping[str, float] | None = None
 ) -> None:
     """The file that `importance.py` reads: FP32 means by name, largest magnitudes, and in its metadata the tokens that each
-    mean is over."""
+    mean is over. The same numbers give the same bytes."""
     from safetensors.numpy import save
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
@@ -279,7 +293,17 @@ def write_importance(
     with replacing(path) as partial:
         # not `save_file`: that of a full disk is an error of its own, without a path, and it leaves a file under another name
         text_and_counts = {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}
-        partial.write_bytes(save(means | scalars, text_and_counts))
+        partial.write_bytes(_in_order(save(means | scalars, text_and_counts)))
+
+
+def _in_order(file: bytes) -> bytes:
+    """A safetensors file with the keys of its header sorted: the library writes those of the metadata in any order."""
+    begin = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:begin])
+    metadata = dict(sorted(header.pop("__metadata__").items()))
+    made = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"), ensure_ascii=False).encode()
+    made += b" " * (-len(made) % 8)
+    return len(made).to_bytes(8, "little") + made + file[begin:]
 
 
 def _check_out(path: Path) -> None:

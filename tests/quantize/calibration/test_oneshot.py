@@ -14,9 +14,9 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.recipes.calibrated.methods import AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
 from assay.recipes.precision import PrecisionRecipe
+from assay_quantize.calibration.kept import TOKENS
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.text import Text
-from assay_quantize.calibration.work_folder import TOKENS
 from assay_quantize.engine.quantize import quantize
 
 pytestmark = pytest.mark.slow
