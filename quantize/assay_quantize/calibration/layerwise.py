@@ -206,9 +206,20 @@ def _one(
         end = min(begin + size, len(tokens))
         batch = torch.from_numpy(tokens[begin:end]).long()
         made: tuple[Tensor, ...] = skeleton.run(layer, batch, folder.read_state(layer, begin, end))
+        if not bool(torch.isfinite(made[0]).all()):
+            raise QuantizeError(
+                f"{skeleton.where}: layer {layer} gives values that are NaN or infinite, so nothing behind it can be "
+                "calibrated; take another copy of the source, or a precision without `calibration`"
+            )
         return made
 
     with skeleton.filled(layer, reader) as whole:
+        for tensor in tensors:
+            if not bool(torch.isfinite(skeleton.model.get_parameter(tensor.name)).all()):
+                raise QuantizeError(
+                    f"{skeleton.where}: {tensor.name} has values that are NaN or infinite; the source is damaged: take another "
+                    "copy"
+                )
         if tensors:
             method = Method(options, observer, tensors)
             for watch in method.watches(skeleton.model):
