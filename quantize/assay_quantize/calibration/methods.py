@@ -101,7 +101,7 @@ def _factorized(weights: Tensor, hessians: Tensor, dampening: float, fell_back: 
     hessians[is_lost] = unit
     try:
         made: Tensor = factorize_hessian(weights, hessians, dampening, fell_back)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         made, is_lost = hessians, torch.ones_like(fell_back)
     is_lost |= ~torch.isfinite(made).flatten(1).all(1)
     made[is_lost] = unit

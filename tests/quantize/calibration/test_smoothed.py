@@ -115,3 +115,19 @@ def test_whatever_is_scaled_is_verified(
     kinds = {name.split(".")[-2] for name in others}
     assert kinds <= changed and bool(kinds) is bool(changed)  # the best scales of a norm may be ones
     assert not any(".layers.2." in name for name in others)  # the MTP block
+
+
+def test_scales_that_were_searched_are_along_the_source(tmp_path: Path, words: Path) -> None:
+    """Under GPTQ with `observer: mse` they do not follow from the source; 15 % too large they are a damage still."""
+    from safetensors.torch import load_file, save_file
+
+    source = make_tiny_glm4_moe(tmp_path / "model", num_layers=1, hidden=128, num_heads=2, num_kv_heads=1)
+    recipe, scale = tmp_path / "recipe.yaml", "model.layers.0.self_attn.q_proj.weight_scale"
+    recipe.write_text("schema: 1\nname: recipe\nextends: w4a16\nobserver: mse\ncalibration: {method: gptq}\n")
+    _, result = made_and_verified(source, words, tmp_path, str(recipe))
+    assert result.damages == () and result.checks["smoothed"] == 7
+    (path,) = (path for path in (tmp_path / "made").glob("*.safetensors") if scale in load_file(path))
+    tensors = load_file(path)
+    save_file(tensors | {scale: (tensors[scale].float() * 1.15).to(torch.bfloat16)}, path, {"format": "pt"})
+    found = verify(tmp_path / "made", source=source)
+    assert ("smoothed", "model.layers.0.self_attn.q_proj.weight") in {(one.check, one.where) for one in found.damages}

@@ -98,6 +98,19 @@ def _judge(tensor: TensorPlan, made: Tensor, want: Tensor, findings: Findings) -
         what = f"is {error:.3f} away from its source, scaled as the layer's other tensors say (relative)"
         findings.damage("error", tensor.name, what)
         return
+    _check_columns(tensor, made, want, findings)
+
+
+def check_columns(tensors: list[TensorPlan], stored: StoredReader, source: SourceReader, findings: Findings) -> None:
+    """Of weights that were not scaled, and whose scales do not follow from the source alone: that they point along it."""
+    with torch.no_grad():
+        for tensor in tensors:
+            if tensor.action == "quantize":
+                findings.look("smoothed")
+                _check_columns(tensor, _weight(stored, tensor), _source(source, tensor), findings)
+
+
+def _check_columns(tensor: TensorPlan, made: Tensor, want: Tensor, findings: Findings) -> None:
     squares_I = (want * want).sum(0)
     off_I = ((made * want).sum(0) / squares_I - 1).abs()
     off = _median(off_I[squares_I > 0], squares_I[squares_I > 0])
