@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import tempfile
 import time
@@ -72,6 +73,8 @@ class InputWatch(TorchFunctionMode):
         rows = inputs.detach().reshape(-1, inputs.shape[-1])
         squares = rows.float().square().sum(0, dtype=torch.float64).cpu()
         largest = float(rows.abs().max())
+        if not (math.isfinite(largest) and bool(torch.isfinite(squares).all())):
+            raise _not_finite(f"what enters {names[0]}")
         for name in names:
             moments = self.moments.setdefault(name, Moments(torch.zeros_like(squares)))
             moments.squares += squares
@@ -86,11 +89,19 @@ class InputWatch(TorchFunctionMode):
     def _keep(self, keys: Tensor, values: Tensor) -> None:
         assert self._attention is not None
         before = self.caches.get(self._attention, (0.0, 0.0))
-        self.caches[self._attention] = (
-            max(before[0], float(keys.detach().abs().max())),
-            max(before[1], float(values.detach().abs().max())),
-        )
+        largest = float(keys.detach().abs().max()), float(values.detach().abs().max())
+        if not all(map(math.isfinite, largest)):
+            raise _not_finite(f"what {self._attention} keeps")
+        self.caches[self._attention] = max(before[0], largest[0]), max(before[1], largest[1])
         self._attention = None
+
+
+def _not_finite(what: str) -> QuantizeError:
+    """Python's `max` would pass over NaN, and a scale over the batch that it was in."""
+    return QuantizeError(
+        f"{what} is NaN, infinite or too large to be squared: the source is damaged, or cannot be calibrated; take another "
+        "copy, or a precision without calibration"
+    )
 
 
 def names_of(model: torch.nn.Module) -> dict[int, tuple[str, ...]]:
@@ -321,6 +332,8 @@ def _check_out(path: Path) -> None:
 def _nvfp4_inputs(moments: Mapping[str, Moments]) -> Nvfp4Inputs:
     """All groups together, and the weights whose inputs fit worst."""
     ranges = {name: one.range for name, one in moments.items() if one.range.num_groups}
+    if not ranges:
+        raise QuantizeError("all inputs of all weights are zero: the source is damaged; take another copy")
     zeroed = max(ranges, key=lambda name: ranges[name].num_zeroed / ranges[name].num_groups)
     largest = max(ranges, key=lambda name: ranges[name].largest)
     return Nvfp4Inputs(

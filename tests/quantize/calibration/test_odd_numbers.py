@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import QuantizeError
+from assay_quantize.calibration.calibrate import calibrate
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.text import Text
 
@@ -72,3 +73,20 @@ def test_what_is_not_finite_is_said_before_anything_is_rounded(tmp_path: Path, w
     with pytest.raises(QuantizeError, match=said):
         calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)))
     assert not list((tmp_path / "work").glob("layer-*"))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e20])
+def test_inputs_that_are_not_finite_have_no_largest_magnitude(tmp_path: Path, words: Path, value: float) -> None:
+    """Of NaN `max` keeps what was there before; infinity, and the square of 1e20, are no numbers of a calibration file."""
+    source = made_with(tmp_path / "model", {NORM: lambda tensor: tensor[7].fill_(value)})
+    with pytest.raises(QuantizeError, match=r"what enters model\.layers\.0\.mlp\..* is NaN, infinite or too large"):
+        calibrate(source, tmp_path / "w", Text((words,)), model_name="tiny", num_tokens=64, length=32, min_tokens=1)
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_model_whose_inputs_are_all_zero_is_refused(tmp_path: Path, words: Path) -> None:
+    zeros = {NORM: torch.Tensor.zero_, "model.layers.0.input_layernorm.weight": torch.Tensor.zero_}
+    biases = {f"model.layers.0.self_attn.{part}_proj.bias": torch.Tensor.zero_ for part in "qkv"}
+    source = made_with(tmp_path / "model", {**zeros, **biases})
+    with pytest.raises(QuantizeError, match="all inputs of all weights are zero"):
+        calibrate(source, tmp_path / "w", Text((words,)), model_name="tiny", num_tokens=64, length=32, min_tokens=1)
