@@ -30,10 +30,10 @@ from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.recipes.families import classify, family_of
 from assay.records.base import sha256_of_file
-from assay.records.calibration import Calibration, Nvfp4Inputs, TextTaken
+from assay.records.calibration import Calibration, TextTaken
 from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.kept import Kept
-from assay_quantize.calibration.ranges import Moments
+from assay_quantize.calibration.ranges import Moments, nvfp4_inputs
 from assay_quantize.calibration.text import Stream, Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -212,7 +212,7 @@ def calibrate(
         weights=len(fed),
         starved=starved,
         tokens_by_expert=experts.spread(_tokens(watch)),
-        nvfp4_inputs=_nvfp4_inputs(watch.moments),
+        nvfp4_inputs=nvfp4_inputs(watch.moments),
         file=str(out),
         file_sha256=sha256_of_file(out),
         seconds=time.monotonic() - started,
@@ -327,25 +327,6 @@ def _check_out(path: Path) -> None:
             pass
     except OSError as problem:
         raise QuantizeError(f"--out {path}: cannot be written: {problem.strerror}; give the name of a file") from None
-
-
-def _nvfp4_inputs(moments: Mapping[str, Moments]) -> Nvfp4Inputs:
-    """All groups together, and the weights whose inputs fit worst."""
-    ranges = {name: one.range for name, one in moments.items() if one.range.num_groups}
-    if not ranges:
-        raise QuantizeError("all inputs of all weights are zero: the source is damaged; take another copy")
-    zeroed = max(ranges, key=lambda name: ranges[name].num_zeroed / ranges[name].num_groups)
-    largest = max(ranges, key=lambda name: ranges[name].largest)
-    return Nvfp4Inputs(
-        num_groups=sum(one.num_groups for one in ranges.values()),
-        num_cut_off=sum(one.num_cut_off for one in ranges.values()),
-        num_coarse=sum(one.num_coarse for one in ranges.values()),
-        num_zeroed=sum(one.num_zeroed for one in ranges.values()),
-        largest=ranges[largest].largest,
-        largest_at=largest,
-        most_zeroed=ranges[zeroed].num_zeroed / ranges[zeroed].num_groups,
-        most_zeroed_at=zeroed,
-    )
 
 
 # ------------------------------------------------------------------------------------------------ the model
