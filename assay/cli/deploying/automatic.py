@@ -143,7 +143,7 @@ def _chosen_before(aim: Target, wanted: Automatic, file: Path, record: Path) -> 
             f"now; delete it, and {file.parent.parent / wanted.name} with its checkpoint, to have it chosen anew"
         )
     found = parse_recipe(PrecisionRecipe, file)
-    schemes = {(part.layer, part.role): part.scheme for part in mix.parts}
+    schemes: dict[tuple[int, str], str] = {(part.layer, part.role): part.scheme for part in mix.parts}
     chosen = PrecisionRecipe.model_validate(recipe_data(base, mix.name, found.description, schemes))
     if found.sha256 != chosen.sha256:
         raise AssayError(
