@@ -43,7 +43,7 @@ from assay_quantize.calibration.work_folder import Finished, WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.kernels.devices import check_device
-from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, check_scaled
 from assay_quantize.plan.identity import plan_sha256
 
 SAID_EVERY_S = 10.0
@@ -81,6 +81,7 @@ def calibrate_layers(
     """
     started, say = time.monotonic(), report or (lambda line: None)
     check_device(device)
+    check_scaled(plan)
     options = _options(plan)
     layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())
     layers |= calibrated_tensors(plan)  # and the one of the MTP block behind them

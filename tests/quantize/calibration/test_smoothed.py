@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from calibrating import load_all, made_and_verified
+from command_errors import one_error
+from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay_quantize.verify.verify import verify
@@ -131,3 +133,18 @@ def test_scales_that_were_searched_are_along_the_source(tmp_path: Path, words: P
     save_file(tensors | {scale: (tensors[scale].float() * 1.15).to(torch.bfloat16)}, path, {"format": "pt"})
     found = verify(tmp_path / "made", source=source)
     assert ("smoothed", "model.layers.0.self_attn.q_proj.weight") in {(one.check, one.where) for one in found.damages}
+
+
+def test_awq_of_two_schemes_behind_one_norm_is_refused(tmp_path: Path, words: Path, source: Path, run: Run) -> None:
+    """llm-compressor's search would round one as the other, or end with an error."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "schema: 1\nname: recipe\nextends: w4a16\nscheme: null\ncalibration: {method: awq}\n"
+        "quantize: {attention: w4a16, dense_mlp: w4a16, shared_expert: w4a16_g32, routed_expert: w4a16_g64}\n"
+    )
+    said = one_error(run("quantize", source, "-p", recipe, "--text", words, "--out", tmp_path / "made"))
+    assert said.startswith("precision recipe: AWQ scales model.layers.1.mlp.experts.0.gate_proj (w4a16_g64) and ")
+    assert said.endswith(
+        "together, as both read model.layers.1.post_attention_layernorm: give them one scheme, or say `method: gptq`"
+    )
+    assert not (tmp_path / "made").exists()
