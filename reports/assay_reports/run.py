@@ -151,14 +151,21 @@ def _run_of(
     folders: dict[str, Path], measured: list[Measurement], gates: GateReport | None, probes: tuple[ProbeReport, ...]
 ) -> Run:
     plans = _load(Plan, {label: plan_of(folder) for label, folder in folders.items()})
+    manifests = {label: manifest for label, folder in folders.items() if (manifest := load_manifest(folder)) is not None}
+    calibrations = _load(Calibration, {label: calibration_of(folder) for label, folder in folders.items()})
     return Run(
         model=measured[0].model if measured else next(iter(plans.values())).model,
         measurements=tuple(sorted(measured, key=_order)),
         gates=gates,
         plans=plans,
-        manifests={label: manifest for label, folder in folders.items() if (manifest := load_manifest(folder)) is not None},
+        manifests=manifests,
         verifications=_load(Verification, {label: verification_of(folder) for label, folder in folders.items()}),
-        calibrations=_load(Calibration, {label: calibration_of(folder) for label, folder in folders.items()}),
+        # of the file that the checkpoint was made with, not of one that was calibrated before or elsewhere
+        calibrations={
+            label: found
+            for label, found in calibrations.items()
+            if (of := manifests.get(label) or plans.get(label)) is not None and of.importance_sha256 == found.file_sha256
+        },
         checkpoints=folders,
         probes=probes,
     )

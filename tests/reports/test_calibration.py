@@ -19,6 +19,7 @@ from assay.records.calibration import (
     WithheldItems,
     record_of,
 )
+from assay.records.manifest import MANIFEST, Manifest
 from assay.records.plan import Plan
 from assay_reports.numbers import plan_numbers
 from assay_reports.report import write_report
@@ -48,6 +49,11 @@ def test_text_and_tokens_of_the_experts_are_in_the_report(tmp_path: Path) -> Non
     write_report(run)
     assert "calibrations" not in json.loads((run / "report" / "report.json").read_text())
     calibration().save(run / "w4a16" / "calibration.json")
+    write_report(run)
+    # it is of a file that the checkpoint was not made with: left there by one made before, or put there
+    assert "calibrations" not in json.loads((run / "report" / "report.json").read_text())
+    file = run / "w4a16" / "checkpoint" / MANIFEST
+    Manifest.load(file).model_copy(update={"importance_sha256": calibration().file_sha256}).save(file)
     write_report(run)
     page = (run / "report" / "index.html").read_text()
     assert "   1 ·▁▅█ 0 to 400\n  12 ▃██▃ 25 to 400\n" in page

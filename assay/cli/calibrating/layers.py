@@ -98,8 +98,9 @@ def calibrated_layers(
 
 
 def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) -> None:
-    """Before the first byte is written. AssayError: a source of text or a suite that is not there, or nothing is calibrated."""
-    from assay_quantize.plan.calibrated import is_asked
+    """Before the first byte is written. AssayError: a source of text or a suite that is not there, nothing is calibrated, or
+    schemes that cannot be calibrated together."""
+    from assay_quantize.plan.calibrated import check_scaled, is_asked
     from assay_quantize.plan.static_scales import needs_calibration
 
     asked = [made for made in plans if is_asked(made)]
@@ -110,6 +111,7 @@ def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) ->
         none = f"precision {names[0]} is not" if len(names) == 1 else f"none of {', '.join(names)} is"
         raise PlanError(f"{option}: {none} calibrated; take one that is, such as w4a16-gptq")
     for made in asked:
+        check_scaled(made)
         _text(aim, made, options)[0].identity()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.deploying.mixing import propose_for, replayed
+from assay.cli.deploying.mixing import base_for, propose_for, replayed
 from assay.cli.interrupted import says_what_is_kept
 from assay.cli.terminal import say
 from assay.errors import AssayError
@@ -47,8 +47,7 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     folder = run_dir / FOLDER
     file, record = folder / f"{wanted.name}.yaml", _record(aim, folder)
     if file.is_file():
-        _check_chosen(aim, wanted, file, record)
-        return parse_recipe(PrecisionRecipe, file)
+        return _chosen_before(aim, wanted, file, record)
     how = aim.recipe.automatic
     _check_room(aim, wanted)
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,25 +156,37 @@ def _rounding(aim: Target) -> tuple[str, str]:
     return base.observer, "none" if base.calibration == "none" else base.calibration.method
 
 
-def _check_chosen(aim: Target, wanted: Automatic, file: Path, record: Path) -> None:
-    """AssayError: the recipe that is there was chosen from other sensitivities, or under other limits."""
+def _chosen_before(aim: Target, wanted: Automatic, file: Path, record: Path) -> PrecisionRecipe:
+    """AssayError: the recipe that is there was chosen from other sensitivities, or under other limits; or is not the one that
+    was chosen."""
     from assay.recipes.profile import ProfileRecipe
+    from assay_quantize.mixing.recipe_text import recipe_data
 
     how, mix = aim.recipe.automatic, Mix.load_if_there(file.with_suffix(".json"))
     sensitivity = Sensitivity.load_if_there(record)
     hardware = None if how.hardware is None else load_recipe(ProfileRecipe, how.hardware).name
-    is_same = (
-        mix is not None
-        and sensitivity is not None
-        and mix.sensitivity_sha256 == sha256_of(sensitivity.model_dump(mode="json"))
-        and (mix.budget, mix.hardware) == (wanted.budget.text, hardware)
-        and how.base in (None, mix.base)
-    )
-    if not is_same:
+    if (
+        mix is None
+        or sensitivity is None
+        or mix.sensitivity_sha256 != sha256_of(sensitivity.model_dump(mode="json"))
+        or (mix.budget, mix.hardware) != (wanted.budget.text, hardware)
+        or (base := base_for(how.base, sensitivity)).name != mix.base
+        or mix.slack not in (None, how.slack)
+    ):
         raise AssayError(
             f"{file}: was chosen from other sensitivities or within other limits than `automatic` of the model's recipe says "
             f"now; delete it, and {file.parent.parent / wanted.name} with its checkpoint, to have it chosen anew"
         )
+    found = parse_recipe(PrecisionRecipe, file)
+    schemes: dict[tuple[int, str], str] = {(part.layer, part.role): part.scheme for part in mix.parts}
+    chosen = PrecisionRecipe.model_validate(recipe_data(base, mix.name, found.description, schemes))
+    if found.sha256 != chosen.sha256:
+        raise AssayError(
+            f"{file}: is not what was chosen, which {file.with_suffix('.json').name} beside it says; either it or "
+            f"{mix.base}, which it extends, was edited: name a copy as a precision of its own, or delete it, and "
+            f"{file.parent.parent / wanted.name} with its checkpoint, to have it chosen anew"
+        )
+    return found
 
 
 def _measured(aim: Target, record: Path) -> Sensitivity:

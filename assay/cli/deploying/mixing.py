@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from assay.cli.deploying.hardware_plan import Known, known_model
 from assay.cli.targets import Target
@@ -15,9 +15,9 @@ from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import Budget
 from assay.recipes.families import split_layer
 from assay.recipes.load import load_recipe, parse_recipe, recipe_names
-from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe
+from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe, SchemeName
 from assay.recipes.profile import ProfileRecipe
-from assay.records.base import write_text_atomically
+from assay.records.base import sha256_of, write_text_atomically
 from assay.records.choice.mix import KEPT, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.measurement import Measurement
@@ -31,18 +31,32 @@ if TYPE_CHECKING:
 _BASES = {("minmax", "none"): "w4a16", ("mse", "none"): "w4a16-mse", ("minmax", "gptq"): "w4a16-gptq"}
 """How the sensitivities' scales were found, and INT4 weights rounded -> the precision that is extended where none is named."""
 
+MOST_NATS = 1e6
+"""A token's divergence in FP32 logits is far below."""
 ANYWHERE = "4xb200"
 """Of its profile one GPU is asked for where no hardware is named."""
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
 def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
-    """AssayError: its damages are scores of another kind, whose sum means nothing."""
+    """AssayError: its damages are scores of another kind, whose sum means nothing, or no divergences; or of no scheme."""
     if not sensitivity.in_nats:
         raise AssayError(
             f"{path}: its damages are no nats ({sensitivity.method}): they order parts, and do not add up to what a mix loses; "
             "measure with `assay sensitivity --proxy kl`, or estimate with `--proxy fisher`"
         )
+    for part in sensitivity.parts:
+        where = f"{path}: layer {part.layer} {part.role}"
+        if part.scheme != KEPT and part.scheme not in get_args(SchemeName):
+            raise AssayError(
+                f"{where}: {shown(part.scheme)} is no scheme; {did_you_mean(part.scheme, get_args(SchemeName))}run "
+                "`assay sensitivity` again"
+            )
+        if abs(part.damage_nats or 0.0) > MOST_NATS:
+            raise AssayError(
+                f"{where}: loses {part.damage_nats:g} nats a token in {part.scheme}, which no divergence does; run "
+                "`assay sensitivity` again"
+            )
 
 
 def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
@@ -108,6 +122,13 @@ def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, 
         raise AssayError(
             f"{path}: was made of {shown(sensitivity.source)}, whose tensors are not those of {known.source}; run "
             "`assay sensitivity` on this checkpoint"
+        )
+    is_same_revision = sensitivity.source_revision is not None and sensitivity.source_revision == known.checkpoint.revision
+    is_other = not is_same_revision and sensitivity.data_sha256 != sha256_of(dict(known.checkpoint.data))
+    if known.shipped is None and is_other:
+        say(
+            f"note: {path}: was made of other files than those of {known.source}, another copy or weights that have changed "
+            "since; run `assay sensitivity` on this checkpoint if the weights are others"
         )
     stored = {(part.layer, part.role): part for part in choices.parts}
     for row in sensitivity.parts:

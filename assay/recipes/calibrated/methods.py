@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.errors import did_you_mean
 from assay.recipes.base import Section
 from assay.recipes.calibrated.texts import TextNames
 
@@ -93,4 +94,12 @@ def parsed(value: Any, _: object) -> Any:
         raise ValueError("say `none`, or a method and its options: `calibration: {method: gptq, tokens: 65536}`")
     if value.get("method") not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)} (got {str(value.get('method'))[:40]!r})")
-    return METHODS[value["method"]].model_validate(value)
+    kind = METHODS[value["method"]]
+    # of a union, keys of all methods would be named as allowed; of `tokens_per_expert` the recipe says why there is none
+    unknown = next((str(key) for key in value if key not in (*kind.model_fields, "tokens_per_expert")), None)
+    if unknown is not None:
+        raise ValueError(
+            f"unknown key {unknown[:40]!r}; {did_you_mean(unknown, kind.model_fields)}method {value['method']} takes "
+            f"{', '.join(kind.model_fields)}"
+        )
+    return kind.model_validate(value)

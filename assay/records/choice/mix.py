@@ -109,6 +109,8 @@ class Mix(Record):
     budget_bytes: int | None
     """Of all tensors of the checkpoint. None: the hardware alone is the limit."""
     hardware: str | None = None
+    slack: float | None = Field(default=None, exclude_if=lambda slack: slack is None)
+    """Share of the least damage that might be given up so that layers are alike. None: of a record from before it was kept."""
     users: int | None = None
     context: int | None = None
     rank_limit_bytes: int | None = None

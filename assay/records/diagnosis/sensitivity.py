@@ -168,6 +168,8 @@ class Sensitivity(Record):
         keys = [(part.layer, part.role, part.scheme) for part in self.parts]
         if twice := [key for key in set(keys) if keys.count(key) > 1]:
             raise ValueError(f"parts: {twice[0]} is there twice")
+        if self.calibration is not None and "method" not in self.calibration:
+            raise ValueError("calibration: names no method")
         return self
 
     @property

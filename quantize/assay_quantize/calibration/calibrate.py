@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import tempfile
 import time
@@ -29,10 +30,10 @@ from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.recipes.families import classify, family_of
 from assay.records.base import sha256_of_file
-from assay.records.calibration import Calibration, Nvfp4Inputs, TextTaken
+from assay.records.calibration import Calibration, TextTaken
 from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.kept import Kept
-from assay_quantize.calibration.ranges import Moments
+from assay_quantize.calibration.ranges import Moments, nvfp4_inputs
 from assay_quantize.calibration.text import Stream, Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -72,6 +73,8 @@ class InputWatch(TorchFunctionMode):
         rows = inputs.detach().reshape(-1, inputs.shape[-1])
         squares = rows.float().square().sum(0, dtype=torch.float64).cpu()
         largest = float(rows.abs().max())
+        if not (math.isfinite(largest) and bool(torch.isfinite(squares).all())):
+            raise _not_finite(f"what enters {names[0]}")
         for name in names:
             moments = self.moments.setdefault(name, Moments(torch.zeros_like(squares)))
             moments.squares += squares
@@ -86,11 +89,19 @@ class InputWatch(TorchFunctionMode):
     def _keep(self, keys: Tensor, values: Tensor) -> None:
         assert self._attention is not None
         before = self.caches.get(self._attention, (0.0, 0.0))
-        self.caches[self._attention] = (
-            max(before[0], float(keys.detach().abs().max())),
-            max(before[1], float(values.detach().abs().max())),
-        )
+        largest = float(keys.detach().abs().max()), float(values.detach().abs().max())
+        if not all(map(math.isfinite, largest)):
+            raise _not_finite(f"what {self._attention} keeps")
+        self.caches[self._attention] = max(before[0], largest[0]), max(before[1], largest[1])
         self._attention = None
+
+
+def _not_finite(what: str) -> QuantizeError:
+    """Python's `max` would pass over NaN, and a scale over the batch that it was in."""
+    return QuantizeError(
+        f"{what} is NaN, infinite or too large to be squared: the source is damaged, or cannot be calibrated; take another "
+        "copy, or a precision without calibration"
+    )
 
 
 def names_of(model: torch.nn.Module) -> dict[int, tuple[str, ...]]:
@@ -134,7 +145,7 @@ def calibrate(
     told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
-    started = time.monotonic()
+    started, about = time.monotonic(), text.identity()
     say = report or (lambda line: None)
     checkpoint = open_checkpoint(folder)
     _check_out(out)
@@ -165,9 +176,11 @@ def calibrate(
         stream = asked.stream(folder, length, say, model=model)
         drawn, taken = islice(stream, count), lambda: _taken(stream, asked)
         if store is not None and has_tokens:
-            before = store.keep_tokens(list(drawn), taken())
+            drawn = list(drawn)
+            _check_same(text, about)
+            before = store.keep_tokens(drawn, taken())
     if before is not None:
-        drawn = before[0].tolist()
+        drawn = before.tokens.tolist()
     num_sequences = run_over(
         model,
         drawn,
@@ -178,7 +191,9 @@ def calibrate(
         done=0 if store is None else store.load(watch.moments, watch.caches),
         on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
     )
-    told = before[1] if before is not None else taken() if taken is not None else TextTaken()
+    if before is None:
+        _check_same(text, about)
+    told = before.taken if before is not None else taken() if taken is not None else TextTaken()
     starved = {name: watch.moments[name].num_tokens if name in watch.moments else 0 for name in wanted}
     starved = {name: seen for name, seen in sorted(starved.items()) if seen < min_tokens}
     if len(starved) == len(wanted):
@@ -197,7 +212,7 @@ def calibrate(
         weights=len(fed),
         starved=starved,
         tokens_by_expert=experts.spread(_tokens(watch)),
-        nvfp4_inputs=_nvfp4_inputs(watch.moments),
+        nvfp4_inputs=nvfp4_inputs(watch.moments),
         file=str(out),
         file_sha256=sha256_of_file(out),
         seconds=time.monotonic() - started,
@@ -208,6 +223,12 @@ def calibrate(
         ended="every expert" if enough is not None and enough() else "tokens" if num_sequences == count else "text",
         num_scales=len(scales),
     )
+
+
+def _check_same(text: Text, about: Any) -> None:
+    """QuantizeError: another text was read than was asked for, for which the result would be taken."""
+    if text.identity() != about:
+        raise QuantizeError(f"{', '.join(text.describe())}: changed while it was read; run again")
 
 
 def _taken(stream: Stream, text: Text) -> TextTaken:
@@ -252,7 +273,11 @@ def run_over(
     """
     iterator = iter(sequences)
     first = next(iterator)
-    left, size = islice(chain([first], iterator), done, None), max(1, BATCH_TOKENS // len(first))
+    left, size = chain([first], iterator), max(1, BATCH_TOKENS // len(first))
+    for _ in islice(left, done):
+        pass
+    if done and is_enough is not None and is_enough():
+        return done
     most = "" if count is None else f" of {'at most ' if is_enough else ''}{count * len(first):,}"
     with torch.no_grad(), watch:
         while some := list(islice(left, size)):
@@ -270,7 +295,7 @@ def write_importance(
     path: Path, moments: Mapping[str, Moments], text: Iterable[str], largest: Mapping[str, float] | None = None
 ) -> None:
     """The file that `importance.py` reads: FP32 means by name, largest magnitudes, and in its metadata the tokens that each
-    mean is over."""
+    mean is over. The same numbers give the same bytes."""
     from safetensors.numpy import save
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
@@ -279,7 +304,17 @@ def write_importance(
     with replacing(path) as partial:
         # not `save_file`: that of a full disk is an error of its own, without a path, and it leaves a file under another name
         text_and_counts = {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}
-        partial.write_bytes(save(means | scalars, text_and_counts))
+        partial.write_bytes(_in_order(save(means | scalars, text_and_counts)))
+
+
+def _in_order(file: bytes) -> bytes:
+    """A safetensors file with the keys of its header sorted: the library writes those of the metadata in any order."""
+    begin = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:begin])
+    metadata = dict(sorted(header.pop("__metadata__").items()))
+    made = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"), ensure_ascii=False).encode()
+    made += b" " * (-len(made) % 8)
+    return len(made).to_bytes(8, "little") + made + file[begin:]
 
 
 def _check_out(path: Path) -> None:
@@ -292,23 +327,6 @@ def _check_out(path: Path) -> None:
             pass
     except OSError as problem:
         raise QuantizeError(f"--out {path}: cannot be written: {problem.strerror}; give the name of a file") from None
-
-
-def _nvfp4_inputs(moments: Mapping[str, Moments]) -> Nvfp4Inputs:
-    """All groups together, and the weights whose inputs fit worst."""
-    ranges = {name: one.range for name, one in moments.items() if one.range.num_groups}
-    zeroed = max(ranges, key=lambda name: ranges[name].num_zeroed / ranges[name].num_groups)
-    largest = max(ranges, key=lambda name: ranges[name].largest)
-    return Nvfp4Inputs(
-        num_groups=sum(one.num_groups for one in ranges.values()),
-        num_cut_off=sum(one.num_cut_off for one in ranges.values()),
-        num_coarse=sum(one.num_coarse for one in ranges.values()),
-        num_zeroed=sum(one.num_zeroed for one in ranges.values()),
-        largest=ranges[largest].largest,
-        largest_at=largest,
-        most_zeroed=ranges[zeroed].num_zeroed / ranges[zeroed].num_groups,
-        most_zeroed_at=zeroed,
-    )
 
 
 # ------------------------------------------------------------------------------------------------ the model

@@ -1,29 +1,33 @@
-"""What a calibration has seen so far, on the disk: one that is killed goes on behind it, and ends with the same numbers.
+"""What calibrations keep on the disk: the tokens that were drawn, for each kind; and what one of inputs has seen so far. One
+that is killed goes on behind it, and ends with the same numbers.
 
     tokens.npy          int32 [sequences, length], all that will go through; with a budget by expert there is none, and text is
                         drawn again
-    text.json           what the tokens were made of; written before them
+    text.json           what the tokens were made of, and their SHA-256; written before them
     seen.safetensors    sums of squares (FP64) by weight; in its metadata counts, largest magnitudes, ranges, sequences done
 
-Sums are added up in the order of the sequences and kept to the last bit, so where it was cut does not show.
+Sums are added up in the order of the sequences and kept to the last bit, so where it was cut does not show. What is there has
+its hash beside it: a damaged file counts as one that is not there.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
+from torch import Tensor
 
 from assay.atomic_files import replacing
+from assay.records.base import Part, sha256_of
 from assay.records.calibration import TextTaken
 from assay_quantize.calibration.ranges import InputRange, Moments
 
@@ -31,33 +35,88 @@ TOKENS, TEXT, SEEN = "tokens.npy", "text.json", "seen.safetensors"
 SAVED_EVERY_S = 60.0
 
 
+class Drawn(NamedTuple):
+    """tokens: int32 [sequences, length]. sha256: of their numbers, row after row."""
+
+    tokens: NDArray[np.int32]
+    taken: TextTaken
+    sha256: str
+
+
+class _Told(Part):
+    """text.json. sha256: of the rest."""
+
+    tokens_sha256: str
+    shape: tuple[int, int]
+    taken: TextTaken
+    sha256: str
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.sha256 != self.sha256_of_rest():
+            raise ValueError("sha256 is another")
+        return self
+
+    def sha256_of_rest(self) -> str:
+        return sha256_of(self.model_dump(mode="json", exclude={"sha256"}))
+
+
+def keep_drawn(folder: Path, sequences: Any, taken: TextTaken) -> Drawn:
+    """Tokens of a calibration, [sequences, length], into its folder."""
+    made = Drawn(tokens := np.array(sequences, np.int32), taken, hashlib.sha256(tokens.tobytes()).hexdigest())
+    told = _Told.model_construct(tokens_sha256=made.sha256, shape=tokens.shape, taken=taken, sha256="")
+    with replacing(folder / TEXT) as partial:
+        partial.write_text(told.model_copy(update={"sha256": told.sha256_of_rest()}).model_dump_json(), encoding="utf-8")
+    with replacing(folder / TOKENS) as partial, partial.open("wb") as file:
+        np.save(file, tokens, allow_pickle=False)
+    return made
+
+
+def drawn_before(folder: Path) -> Drawn | None:
+    """None: tokens were not drawn, or not all of them, or they are not those that were."""
+    try:
+        told = _Told.model_validate_json((folder / TEXT).read_bytes())
+        tokens = np.load(folder / TOKENS, allow_pickle=False)
+    except (OSError, EOFError, ValueError):  # ValidationError is a ValueError
+        return None
+    is_same = (tokens.dtype, tokens.shape) == (np.int32, told.shape)
+    is_same = is_same and hashlib.sha256(tokens.tobytes()).hexdigest() == told.tokens_sha256
+    return Drawn(tokens, told.taken, told.tokens_sha256) if is_same else None
+
+
+class _Seen(Part):
+    """Metadata of seen.safetensors. moments: weight -> tokens, largest, range. sha256: of the rest and of the sums."""
+
+    made_by: dict[str, str | int]
+    sequences: int
+    moments: dict[str, tuple[int, float, tuple[int, int, int, int, float]]]
+    caches: dict[str, tuple[float, float]]
+    sha256: str = ""
+
+    def sha256_with(self, squares: Mapping[str, Tensor]) -> str:
+        digest = hashlib.sha256(sha256_of(self.model_dump(mode="json", exclude={"sha256"})).encode())
+        for name in sorted(squares):
+            digest.update(squares[name].numpy().tobytes())
+        return digest.hexdigest()
+
+
 class Kept:
     """The folder of one calibration, named by its caller after what was asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._saved = folder, time.monotonic()
-        self._made_by = {
+        self._made_by: dict[str, str | int] = {
             "torch": torch.__version__,
             "transformers": version("transformers"),
             "threads": torch.get_num_threads(),
         }
 
-    def tokens(self) -> tuple[NDArray[np.int32], TextTaken] | None:
+    def tokens(self) -> Drawn | None:
         """None: they were not drawn, or not all of them."""
-        try:
-            taken = TextTaken.model_validate_json((self._folder / TEXT).read_bytes())
-            return np.load(self._folder / TOKENS, allow_pickle=False), taken
-        except (OSError, ValueError, ValidationError):
-            return None
+        return drawn_before(self._folder)
 
-    def keep_tokens(self, sequences: Sequence[Sequence[int]], taken: TextTaken) -> tuple[NDArray[np.int32], TextTaken]:
-        made = np.array(sequences, np.int32)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self._folder / TEXT) as partial:
-            partial.write_text(taken.model_dump_json(), encoding="utf-8")
-        with replacing(self._folder / TOKENS) as partial, partial.open("wb") as file:
-            np.save(file, made, allow_pickle=False)
-        return made, taken
+    def keep_tokens(self, sequences: Sequence[Sequence[int]], taken: TextTaken) -> Drawn:
+        return keep_drawn(self._folder, sequences, taken)
 
     def load(self, moments: dict[str, Moments], caches: dict[str, tuple[float, float]]) -> int:
         """Put what was seen into both; how many sequences that was. 0: nothing, or seen by other versions."""
@@ -65,16 +124,17 @@ class Kept:
 
         try:
             with safe_open(self._folder / SEEN, framework="pt") as file:
-                told = json.loads((file.metadata() or {})["seen"])
+                told = _Seen.model_validate_json((file.metadata() or {})["seen"])
                 squares = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-        except (OSError, SafetensorError, KeyError, ValueError):
+        except (OSError, SafetensorError, KeyError, ValidationError):
             return 0
-        if told["made_by"] != self._made_by or told["moments"].keys() != squares.keys():
+        is_whole = told.moments.keys() == squares.keys() and told.sha256 == told.sha256_with(squares)
+        if told.made_by != self._made_by or not is_whole:
             return 0
-        for name, (count, largest, groups) in told["moments"].items():
+        for name, (count, largest, groups) in told.moments.items():
             moments[name] = Moments(squares[name], count, largest, InputRange(*groups))
-        caches.update({name: (key, value) for name, (key, value) in told["caches"].items()})
-        return int(told["sequences"])
+        caches.update(told.caches)
+        return told.sequences
 
     def save(self, moments: Mapping[str, Moments], caches: Mapping[str, tuple[float, float]], sequences: int) -> None:
         """At most once a minute: what was seen of so many sequences."""
@@ -82,13 +142,15 @@ class Kept:
             return
         from safetensors.torch import save_file
 
-        told: dict[str, Any] = {
-            "made_by": self._made_by,
-            "sequences": sequences,
-            "moments": {name: [one.num_tokens, one.largest, astuple(one.range)] for name, one in moments.items()},
-            "caches": dict(caches),
-        }
+        squares = {name: one.squares for name, one in moments.items()}
+        told = _Seen(
+            made_by=self._made_by,
+            sequences=sequences,
+            moments={name: (one.num_tokens, one.largest, astuple(one.range)) for name, one in moments.items()},
+            caches=dict(caches),
+        )
+        told = told.model_copy(update={"sha256": told.sha256_with(squares)})
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._folder / SEEN) as partial:
-            save_file({name: one.squares for name, one in moments.items()}, partial, {"seen": json.dumps(told)})
+            save_file(squares, partial, {"seen": told.model_dump_json()})
         self._saved = time.monotonic()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,15 +34,16 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.kept import Drawn, drawn_before
 from assay_quantize.calibration.memory import BATCH_TOKENS, check_gpu_memory, check_memory
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
-from assay_quantize.calibration.work_folder import WorkFolder, opened
+from assay_quantize.calibration.work_folder import Finished, WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.kernels.devices import check_device
-from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, check_scaled
 from assay_quantize.plan.identity import plan_sha256
 
 SAID_EVERY_S = 10.0
@@ -66,6 +66,7 @@ def calibrate_layers(
     device: str = "cpu",
     batch_tokens: int = BATCH_TOKENS,
     withheld: Callable[[], Withheld] | None = None,
+    tokens_of: Path | None = None,
     report: Say | None = None,
 ) -> CalibratedLayers:
     """Calibrate the layers of `plan` on `text`, with files in the folder `work`; go on where a killed run stopped.
@@ -73,12 +74,14 @@ def calibrate_layers(
     memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. device: `cpu`, or
     `cuda` (never run so far): where a layer, its inputs and its statistics are; on a GPU other last bits come out.
     batch_tokens: at once through a layer; other numbers are for tests. withheld: finds the items that no text may hold, asked
-    when text is read; None: those of `text`. report: told a line for every layer, and every ten seconds between.
+    when text is read; None: those of `text`. tokens_of: folder of another calibration with the same text, whose tokens are
+    taken where there are none. report: told a line for every layer, and every ten seconds between.
     Raises QuantizeError: a model that transformers does not build as it is stored, too little memory or text, a folder that was
     begun otherwise.
     """
     started, say = time.monotonic(), report or (lambda line: None)
     check_device(device)
+    check_scaled(plan)
     options = _options(plan)
     layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())
     layers |= calibrated_tensors(plan)  # and the one of the MTP block behind them
@@ -96,30 +99,35 @@ def calibrate_layers(
     }
     torch.set_num_threads(workers or threads)
     try:
-        with opened(work, begin, layers) as folder:
-            tokens = folder.tokens()
-            if tokens is None:
+        with opened(work, begin) as folder:
+            drawn = folder.tokens() or (None if tokens_of is None else drawn_before(tokens_of))
+            if drawn is None:
                 about = text if withheld is None else replace(text, withheld=withheld())
-                tokens = folder.keep_tokens(*_sequences(checkpoint, source, about, options, say))
-            told = folder.text()
+                sequences, taken = _sequences(checkpoint, source, about, options, say)
+                if asked_sha256(plan, text) != asked:
+                    raise QuantizeError(f"{', '.join(text.describe())}: changed while it was read; run again")
+                drawn = folder.keep_tokens(sequences, taken)
+            elif tokens_of is not None and folder.tokens() is None:
+                folder.keep_tokens(drawn.tokens, drawn.taken)
+            folder.begin(drawn, layers)
             todo = [layer for layer in layers if layer not in folder.finished]
             if todo:
-                _do(plan, source, checkpoint, folder, layers, todo, tokens, options, memory_bytes, batch_tokens, say, device)
+                _do(plan, source, checkpoint, folder, layers, todo, drawn, options, memory_bytes, batch_tokens, say, device)
             lines = folder.finished
             return CalibratedLayers(
                 method=options.method,
                 asked_sha256=asked,
                 text=text.describe(),
-                num_tokens=int(tokens.size),
-                length=int(tokens.shape[1]),
-                tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(),
-                layers={layer: lines[layer]["digest"] for layer, tensors in layers.items() if tensors},
+                num_tokens=int(drawn.tokens.size),
+                length=int(drawn.tokens.shape[1]),
+                tokens_sha256=drawn.sha256,
+                layers={layer: lines[layer].digest for layer, tensors in layers.items() if tensors},
                 smoothed=tuple(t.name for tensors in layers.values() for t in tensors if t.action != "quantize"),
-                fell_back=tuple(sorted(name for line in lines.values() for name in line["fell_back"])),
+                fell_back=tuple(sorted(name for line in lines.values() for name in line.fell_back)),
                 versions=_versions(),
-                sources=told.sources,
-                withheld=told.withheld,
-                seconds=max(time.monotonic() - started, sum(float(line["seconds"]) for line in lines.values())),
+                sources=drawn.taken.sources,
+                withheld=drawn.taken.withheld,
+                seconds=max(time.monotonic() - started, sum(line.seconds for line in lines.values())),
             )
     finally:
         torch.set_num_threads(threads)
@@ -132,7 +140,7 @@ def _do(
     folder: WorkFolder,
     layers: Mapping[int, Sequence[TensorPlan]],
     todo: Sequence[int],
-    tokens: Any,
+    drawn: Drawn,
     options: Calibrated,
     memory_bytes: int | None,
     batch_tokens: int,
@@ -143,7 +151,7 @@ def _do(
     from assay_quantize.calibration.mtp import MtpInput
     from assay_quantize.calibration.skeleton import Skeleton
 
-    observer = str(plan.precision_recipe.get("observer", "minmax"))
+    observer, tokens = str(plan.precision_recipe.get("observer", "minmax")), drawn.tokens
     begun, size = time.monotonic(), max(1, batch_tokens // tokens.shape[1])
     with quiet(), SourceReader(checkpoint) as reader:
         mtp = calibrated_mtp_layer(plan)
@@ -165,8 +173,11 @@ def _do(
             if layer + 1 == mtp:
                 becomes = MtpInput(skeleton, reader, plan, mtp, torch.from_numpy(tokens).long())
             given = tokens[:, :-1] if layer == mtp else tokens
-            line = _one(skeleton, reader, folder, layer, layers, given, size, options, observer, becomes, _Slowly(say, name))
-            folder.add(layer, line)
+            slowly = _Slowly(say, name)
+            line = _one(
+                skeleton, reader, folder, layer, layers, given, size, options, observer, becomes, slowly, drawn.sha256
+            )  # fmt: skip
+            folder.add(line)
             _give_back()
 
 
@@ -182,7 +193,8 @@ def _one(
     observer: str,
     becomes: Any,
     say: Say,
-) -> dict[str, Any]:
+    tokens_sha256: str,
+) -> Finished:
     """One layer: its file, the states behind it, and its line of the journal. becomes: what the next layer gets instead of
     what this one puts out, of it and its tokens; None: the same."""
     from assay_quantize.calibration.methods import Method, plain_forward
@@ -195,9 +207,20 @@ def _one(
         end = min(begin + size, len(tokens))
         batch = torch.from_numpy(tokens[begin:end]).long()
         made: tuple[Tensor, ...] = skeleton.run(layer, batch, folder.read_state(layer, begin, end))
+        if not bool(torch.isfinite(made[0]).all()):
+            raise QuantizeError(
+                f"{skeleton.where}: layer {layer} gives values that are NaN or infinite, so nothing behind it can be "
+                "calibrated; take another copy of the source, or a precision without `calibration`"
+            )
         return made
 
     with skeleton.filled(layer, reader) as whole:
+        for tensor in tensors:
+            if not bool(torch.isfinite(skeleton.model.get_parameter(tensor.name)).all()):
+                raise QuantizeError(
+                    f"{skeleton.where}: {tensor.name} has values that are NaN or infinite; the source is damaged: take another "
+                    "copy"
+                )
         if tensors:
             method = Method(options, observer, tensors)
             for watch in method.watches(skeleton.model):
@@ -217,12 +240,14 @@ def _one(
                         state = (becomes(state[0], torch.from_numpy(tokens[begin : begin + size]).long()),)
                     states.append(state)
                     say(f"passing on, {begin} of {len(tokens)} sequences")
-    return {
-        "digest": digest,
-        "states": [] if is_last else folder.state_hashes(layer + 1),
-        "fell_back": list(fell_back),
-        "seconds": time.monotonic() - started,
-    }
+    return Finished(
+        layer=layer,
+        digest=digest,
+        states=() if is_last else folder.state_hashes(layer + 1),
+        fell_back=fell_back,
+        seconds=time.monotonic() - started,
+        tokens_sha256=tokens_sha256,
+    )
 
 
 class _Slowly:

@@ -15,8 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from llmcompressor.modifiers.gptq import GPTQModifier
-from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, make_empty_hessian
+from llmcompressor.modifiers.gptq import GPTQModifier, gptq_quantize
+from llmcompressor.modifiers.gptq.helpers import accumulate_hessian, factorize_hessian, make_empty_hessian
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
@@ -24,6 +24,8 @@ from llmcompressor.pipelines.cache import IntermediatesCache
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
+from assay.errors import QuantizeError
+from assay.foreign_text import shown
 from assay.recipes.calibrated.methods import (
     AwqCalibration,
     AwqGptqCalibration,
@@ -83,7 +85,28 @@ class SharedGPTQ(GPTQModifier):
             assert set(group.members.values()) == {group.batches}, "modules with one Hessian had different inputs"
         self._recent.clear()
         self._groups.clear()
-        super().compress_modules()  # type: ignore[no-untyped-call]
+        with patch.object(gptq_quantize, "factorize_hessian", _factorized):
+            super().compress_modules()  # type: ignore[no-untyped-call]
+
+
+def _factorized(weights: Tensor, hessians: Tensor, dampening: float, fell_back: Tensor) -> Tensor:
+    """llm-compressor's factors, but for two things. Columns whose inputs were all zero keep their weights, which it would make
+    zero, though other text may need them: they are rounded to the nearest, and the other columns do not change. And where
+    inputs were too large to be squared, weights are rounded to the nearest, as where it cannot factorize: it would end with an
+    error. [number of weights, ...]"""
+    diagonal = torch.diagonal(hessians, dim1=-2, dim2=-1)
+    diagonal.masked_fill_(diagonal == 0, 1.0)
+    unit = torch.eye(hessians.shape[-1], dtype=hessians.dtype, device=hessians.device)
+    is_lost = ~(torch.isfinite(hessians).flatten(1).all(1) & torch.isfinite(diagonal.sum(1)))
+    hessians[is_lost] = unit
+    try:
+        made: Tensor = factorize_hessian(weights, hessians, dampening, fell_back)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        made, is_lost = hessians, torch.ones_like(fell_back)
+    is_lost |= ~torch.isfinite(made).flatten(1).all(1)
+    made[is_lost] = unit
+    fell_back |= is_lost
+    return made
 
 
 @dataclass(frozen=True)
@@ -142,7 +165,12 @@ class Method:
         from llmcompressor.utils.helpers import DisableQuantization
 
         with torch.no_grad(), DisableQuantization(model), _unpinned():
-            self._scaling.on_sequential_epoch_end(self._state, None)
+            try:
+                self._scaling.on_sequential_epoch_end(self._state, None)
+            except Exception as problem:
+                if type(problem) is not Exception:  # AWQ raises a bare one where no scales give a finite loss
+                    raise
+                raise QuantizeError(f"{shown(problem)}; take a precision without scaling: w4a16-gptq") from None
         self._scaling.on_calibration_end(self._state, None)
         for tensor in self._smoothed:
             parameter = model.get_parameter(tensor.name)

@@ -11,7 +11,6 @@ model's own text; `hub:OWNER/NAME`, a data set; else a file. Others, such as a r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +28,10 @@ OpenFolder = Callable[[Path], Source]
 """What a folder stands for: the conversations of a run. QuantizeError: nothing."""
 
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""What a share of tokens can be made of: of numbers near the ends of a double neither sums nor quotients are numbers."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -37,7 +40,7 @@ class MixedText(_Strict):
     """One entry of a mix file. files, revision: of a data set. column: of its rows."""
 
     source: str
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     kind: str | None = None
     files: tuple[str, ...] = ()
     revision: str = "main"
@@ -61,8 +64,10 @@ def _of_option(text: str, open_folder: OpenFolder) -> Iterable[Weighted]:
         before, _, after = text.rpartition("@")
         with suppress(ValueError):  # an @ of the name's own
             name, weight = before, float(after)
-        if not (math.isfinite(weight) and weight > 0):
-            raise QuantizeError(f"--text {text}: a weight is a number above 0, as in {before}@0.3")
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise QuantizeError(
+                f"--text {text}: a weight is a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, as in {before}@0.3"
+            )
     if Path(name).suffix in (".yaml", ".yml"):
         mixed = _of_file(Path(name), open_folder)
         total = sum(one.weight for one in mixed)

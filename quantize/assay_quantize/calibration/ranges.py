@@ -7,10 +7,13 @@ to 0, and the whole group with it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from assay.errors import QuantizeError
+from assay.records.calibration import Nvfp4Inputs
 from assay_quantize.formats.schemes import INPUT_GLOBAL_SCALE
 
 GROUP = 16
@@ -50,3 +53,22 @@ class Moments:
     num_tokens: int = 0
     largest: float = 0.0
     range: InputRange = field(default_factory=InputRange)
+
+
+def nvfp4_inputs(moments: Mapping[str, Moments]) -> Nvfp4Inputs:
+    """All groups together, and the weights whose inputs fit worst. QuantizeError: all inputs are zero."""
+    ranges = {name: one.range for name, one in moments.items() if one.range.num_groups}
+    if not ranges:
+        raise QuantizeError("all inputs of all weights are zero: the source is damaged; take another copy")
+    zeroed = max(ranges, key=lambda name: ranges[name].num_zeroed / ranges[name].num_groups)
+    largest = max(ranges, key=lambda name: ranges[name].largest)
+    return Nvfp4Inputs(
+        num_groups=sum(one.num_groups for one in ranges.values()),
+        num_cut_off=sum(one.num_cut_off for one in ranges.values()),
+        num_coarse=sum(one.num_coarse for one in ranges.values()),
+        num_zeroed=sum(one.num_zeroed for one in ranges.values()),
+        largest=ranges[largest].largest,
+        largest_at=largest,
+        most_zeroed=ranges[zeroed].num_zeroed / ranges[zeroed].num_groups,
+        most_zeroed_at=zeroed,
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from assay.errors import QuantizeError
+from assay.foreign_text import shown
 from assay.records.base import sha256_of_file
 
 FIELDS = ("messages", "conversations", "text", "prompt")
@@ -194,10 +195,7 @@ def _of_lines(path: Path, where: str, column: str | None, see: Callable[[bytes],
     with path.open("rb") as file:  # by bytes: a string in JSON may hold other ends of lines
         for number, line in enumerate(file, 1):
             see(line)
-            try:
-                row = json.loads(line.decode("utf-8")) if line.strip() else None
-            except json.JSONDecodeError as problem:
-                raise QuantizeError(f"{where}, line {number}: not JSON: {problem.msg}") from None
+            row = _json(line.decode("utf-8"), f"{where}, line {number}") if line.strip() else None
             if row is not None:
                 yield entry_of(row, f"{where}, line {number}", column)
 
@@ -218,7 +216,12 @@ def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes
                 see(json.dumps(row, sort_keys=True, default=str).encode())
                 yield entry_of(row, f"{where}, row {number}", column)
     except pyarrow.ArrowException as problem:
-        raise QuantizeError(f"{where}: not Parquet: {str(problem).splitlines()[0]}") from None
+        raise QuantizeError(f"{where}: not Parquet: {shown(problem)}") from None
+    except OSError as problem:
+        if problem.strerror is not None:
+            raise
+        # what Arrow says of damaged pages, and not the disk
+        raise QuantizeError(f"{where}: is damaged Parquet: {shown(problem)}") from None
 
 
 # ------------------------------------------------------------------------------------------------ rows
@@ -233,12 +236,24 @@ def entry_of(row: Any, where: str, column: str | None = None) -> Entry:
         return Entry(text=value, language=language)
     if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
         tools = fields.get("tools")
-        tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
+        tools = _json(tools, f"{where}: `tools`") if isinstance(tools, str) and tools.strip() else tools
         tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
         if all(_role(one) for one in value):
             return Entry(messages=tuple(map(_message, value)), tools=tuple(tools), language=language)
     needed = f"`{column}`" if column else "`text`, `prompt` or `messages`"
     raise QuantizeError(f"{where}: an object with {needed} is needed")
+
+
+def _json(text: str, where: str) -> Any:
+    """QuantizeError: no JSON, or none that can be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise QuantizeError(f"{where}: not JSON: nested too deeply") from None
+    except json.JSONDecodeError as problem:
+        raise QuantizeError(f"{where}: not JSON: {problem.msg}") from None
+    except ValueError as problem:  # numbers of more than 4,300 digits
+        raise QuantizeError(f"{where}: not JSON: {problem}") from None
 
 
 def _role(message: Mapping[str, Any]) -> str | None:
@@ -257,7 +272,13 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_text(entry: Entry, tokenizer: Any) -> tuple[str, bool]:
     """(what the model reads, whether all thinking is in it). Thinking that a template shows only as part of a reply is put
-    there. QuantizeError: a conversation, and the checkpoint has no chat template, or one that refuses it."""
+    there; half a surrogate pair, which JSON can hold and no tokenizer reads, becomes U+FFFD. QuantizeError: a conversation, and
+    the checkpoint has no chat template, or one that refuses it."""
+    text, is_all = _as_text(entry, tokenizer)
+    return (text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")), is_all
+
+
+def _as_text(entry: Entry, tokenizer: Any) -> tuple[str, bool]:
     if entry.text is not None:
         return entry.text, True
     thought = [str(one["reasoning_content"]) for one in entry.messages if one.get("reasoning_content")]
@@ -285,8 +306,8 @@ def _rendered(messages: tuple[dict[str, Any], ...], entry: Entry, tokenizer: Any
     tools = {"tools": list(entry.tools)} if entry.tools else {}
     try:
         return str(tokenizer.apply_chat_template(_decoded(messages), tokenize=False, **tools))
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as problem:
-        raise QuantizeError(f"the chat template refuses a conversation: {str(problem).splitlines()[0]}") from None
+    except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
+        raise QuantizeError(f"the chat template refuses a conversation: {shown(problem)}") from None
 
 
 def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
@@ -299,9 +320,12 @@ def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
             continue
         own = []
         for call in calls:
+            if not isinstance(call, Mapping):
+                own.append(call)  # the template says what it thinks of it
+                continue
             function = dict(call.get("function") or {})
             if isinstance(function.get("arguments"), str):
-                with suppress(json.JSONDecodeError):  # shown as it is
+                with suppress(ValueError, RecursionError):  # shown as it is
                     function["arguments"] = json.loads(function["arguments"])
             own.append({**call, "function": function})
         made.append({**message, "tool_calls": own})

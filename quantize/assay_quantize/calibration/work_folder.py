@@ -2,12 +2,14 @@
 
     calibration.jsonl           one line about the run, then one for every layer that is finished
     tokens.npy                  int32 [sequences, length]
-    text.json                   what the tokens were made of; written before them
+    text.json                   what the tokens were made of, and their SHA-256; written before them
     layer-00003.safetensors     a finished layer (`checkpoint/calibrated_layers.py`)
     state-00004-0.npy           what goes into the next layer: hidden states [sequences, length, columns], in FP32; `-1` and
                                 so on for what some models pass on beside them
 
 A layer counts once its line is there; files are renamed to their names when they are whole. Of states only the last is kept.
+What is there counts as long as it has the digest that was written of it: what is damaged is made again, and what comes behind
+it, too.
 """
 
 from __future__ import annotations
@@ -15,70 +17,92 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.atomic_files import naming, replacing
-from assay.errors import QuantizeError
-from assay.records.base import sha256_of_file
+from assay.errors import AssayError, QuantizeError
+from assay.foreign_text import shown
+from assay.records.base import Part, sha256_of_file
 from assay.records.calibration import TextTaken
 from assay.records.plan import TensorPlan
+from assay_quantize.calibration.kept import Drawn, drawn_before, keep_drawn
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles, layer_digest, layer_file, parts_of
 from assay_quantize.checkpoint.shard_files import fsync_folder
 
 JOURNAL = "calibration.jsonl"
-TOKENS = "tokens.npy"
-TEXT = "text.json"
+_STATE = re.compile(r"state-(\d+)-(\d+)\.npy")
+
+
+class Finished(Part):
+    """A layer's line. digest: of its file; empty: it has none. states: SHA-256 of the files of what goes into the next layer.
+    fell_back: weights that GPTQ could only round to the nearest. tokens_sha256: of the tokens that went through."""
+
+    layer: int
+    digest: str
+    states: tuple[str, ...]
+    fell_back: tuple[str, ...]
+    seconds: float
+    tokens_sha256: str
 
 
 class WorkFolder:
     """The folder of one calibration, locked against a second process. finished: layer -> its line, from the first without
-    gaps."""
+    gaps; known once it is told of the tokens (`begin`)."""
 
-    def __init__(self, path: Path, journal: Any, finished: dict[int, dict[str, Any]]) -> None:
-        self.path, self._journal, self.finished = path, journal, finished
+    def __init__(self, path: Path, journal: Any, lines: Sequence[Finished]) -> None:
+        self.path, self._journal, self._lines = path, journal, lines
+        self.finished: dict[int, Finished] = {}
 
     # -------------------------------------------------------------------------------------------- tokens
-    def tokens(self) -> NDArray[np.int32] | None:
-        """None: they were not written yet."""
-        path = self.path / TOKENS
-        return np.load(path, allow_pickle=False) if path.is_file() else None
+    def tokens(self) -> Drawn | None:
+        """None: they are not there."""
+        return drawn_before(self.path)
 
-    def text(self) -> TextTaken:
-        """What they were made of; nothing is known of tokens from before it was kept."""
-        path = self.path / TEXT
-        try:
-            return TextTaken.model_validate_json(path.read_bytes()) if path.is_file() else TextTaken()
-        except ValidationError:
-            raise QuantizeError(f"{path}: is damaged; delete {self.path} and run again") from None
+    def keep_tokens(self, sequences: Any, taken: TextTaken) -> Drawn:
+        return keep_drawn(self.path, sequences, taken)
 
-    def keep_tokens(self, sequences: Sequence[Sequence[int]], taken: TextTaken) -> NDArray[np.int32]:
-        made = np.array(sequences, np.int32)
-        with replacing(self.path / TEXT) as partial:
-            partial.write_text(taken.model_dump_json(), encoding="utf-8")
-        with replacing(self.path / TOKENS) as partial, partial.open("wb") as file:
-            np.save(file, made, allow_pickle=False)
-        return made
+    def begin(self, tokens: Drawn, layers: Mapping[int, Sequence[TensorPlan]]) -> None:
+        """Find out which layers are finished, with these tokens. layers: all of the model in order, with what is calibrated.
+
+        Those whose files are those that were written, up to the first that is not; states behind the last are as well."""
+        lines = {line.layer: line for line in self._lines if line.tokens_sha256 == tokens.sha256}
+        found: dict[int, Finished] = {}
+        for layer, tensors in layers.items():
+            line = lines.get(layer)
+            if line is None or (tensors and self._digest_there(layer, tensors) != line.digest):
+                break
+            found[layer] = line
+        states: dict[str, str] = {}
+        if found and len(found) < len(layers):
+            last = next(reversed(found))
+            states = {self.state_path(last + 1, part).name: sha256 for part, sha256 in enumerate(found[last].states)}
+            if any(_hash_of(self.path / name) != sha256 for name, sha256 in states.items()):
+                found, states = {}, {}  # the next layer's inputs are gone: from the beginning
+        for path in self.path.glob("state-*.npy"):
+            if path.name not in states:
+                path.unlink()
+        self.finished = found
 
     # -------------------------------------------------------------------------------------------- layers
-    def add(self, layer: int, line: Mapping[str, Any]) -> None:
+    def add(self, line: Finished) -> None:
         """A layer is finished: its file and the states behind it are there."""
         with naming(self.path / JOURNAL):
-            self._journal.write((json.dumps({"layer": layer, **line}) + "\n").encode())
+            self._journal.write((line.model_dump_json() + "\n").encode())
             os.fsync(self._journal.fileno())
-        self.finished[layer] = dict(line)
+        self.finished[line.layer] = line
         for old in self.path.glob("state-*.npy"):
-            if int(old.name.split("-")[1]) <= layer:
+            if (found := _STATE.fullmatch(old.name)) and int(found[1]) <= line.layer:
                 old.unlink()
 
     def write_layer(self, layer: int, tensors: Sequence[TensorPlan], values: Mapping[str, Tensor]) -> str:
@@ -89,13 +113,13 @@ class WorkFolder:
             save_file(kept, partial)
         return layer_digest(outputs, lambda output, take: take(_bytes(kept[output.name])))
 
-    def read_digest(self, layer: int, tensors: Sequence[TensorPlan]) -> str:
-        """The digest of a layer's file, as it lies there."""
-        files = CalibratedFiles(self.path, [layer])
+    def _digest_there(self, layer: int, tensors: Sequence[TensorPlan]) -> str | None:
+        """The digest of a layer's file, as it lies there. None: it is not there, or damaged."""
         try:
-            return files.digest(tensors)
-        finally:
-            files.close()
+            with closing(CalibratedFiles(self.path, [layer])) as files:
+                return files.digest(tensors)
+        except AssayError:
+            return None
 
     # -------------------------------------------------------------------------------------------- states
     def state_path(self, layer: int, part: int) -> Path:
@@ -125,11 +149,11 @@ class WorkFolder:
         finally:
             writer.close()
 
-    def state_hashes(self, layer: int) -> list[str]:
+    def state_hashes(self, layer: int) -> tuple[str, ...]:
         paths: list[Path] = []
         while (path := self.state_path(layer, len(paths))).is_file():
             paths.append(path)
-        return [sha256_of_file(path) for path in paths]
+        return tuple(map(sha256_of_file, paths))
 
 
 class StateWriter:
@@ -167,11 +191,10 @@ class StateWriter:
 
 
 @contextmanager
-def opened(path: Path, begin: Mapping[str, Any], layers: Mapping[int, Sequence[TensorPlan]]) -> Iterator[WorkFolder]:
-    """The folder of a calibration that is described by `begin`; goes on with what is finished there.
+def opened(path: Path, begin: Mapping[str, Any]) -> Iterator[WorkFolder]:
+    """The folder of a calibration that is described by `begin`; it goes on with what is finished there.
 
-    layers: all layers of the model in order, with their calibrated tensors. Raises QuantizeError: it was begun otherwise, or
-    another process is at work there.
+    Raises QuantizeError: it was begun otherwise, or another process is at work there.
     """
     path.mkdir(parents=True, exist_ok=True)
     with (path / JOURNAL).open("a+b", buffering=0) as journal:
@@ -183,52 +206,52 @@ def opened(path: Path, begin: Mapping[str, Any], layers: Mapping[int, Sequence[T
             leftover.unlink()
         journal.seek(0)
         text = journal.read().decode(errors="replace")
-        lines = [line for line in map(_parsed, text.split("\n")) if line is not None]
-        if not lines:
+        lines = [line for line in text.split("\n") if line]
+        before = next(filter(None, map(_parsed, lines)), None)
+        if before is None:
             journal.truncate(0)
             journal.write((json.dumps(dict(begin)) + "\n").encode())
             os.fsync(journal.fileno())
             fsync_folder(path)
-        elif lines[0] != begin:
-            key = next(key for key in begin if lines[0].get(key) != begin[key])
-            raise QuantizeError(
-                f"{path}: begun with {key} {lines[0].get(key)}, now it is {begin[key]}; delete the folder to begin anew"
-            )
+        elif before != begin:
+            raise QuantizeError(f"{path}: begun with {_difference(before, begin)}; delete the folder to begin anew")
         elif not text.endswith("\n"):
             journal.write(b"\n")
-        folder = WorkFolder(path, journal, {})
-        folder.finished = _finished(folder, {int(line["layer"]): line for line in lines[1:] if "layer" in line}, layers)
-        yield folder
+        yield WorkFolder(path, journal, [line for line in map(_finished, lines) if line is not None])
 
 
-def _finished(
-    folder: WorkFolder, lines: Mapping[int, dict[str, Any]], layers: Mapping[int, Sequence[TensorPlan]]
-) -> dict[int, dict[str, Any]]:
-    """Layers whose files are those that were written, up to the first that is not; states behind the last are as well."""
-    found: dict[int, dict[str, Any]] = {}
-    for layer, tensors in layers.items():
-        line = lines.get(layer)
-        if line is None:
-            break
-        if tensors and (
-            not (folder.path / layer_file(layer)).is_file() or folder.read_digest(layer, tensors) != line["digest"]
-        ):
-            break
-        found[layer] = line
-    if found and len(found) < len(layers):
-        last = next(reversed(found))
-        if folder.state_hashes(last + 1) != found[last]["states"]:
-            return {}  # its inputs are gone: from the beginning
-    return found
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first key, of a mapping the first key in it, that is not the same: `threads 2, now it is 1`."""
+    if "asked_sha256" in before and before["asked_sha256"] != now.get("asked_sha256"):
+        asked = (shown(each.get("asked_sha256"), 12) for each in (before, now))
+        return "another recipe or text (asked_sha256 {}, now it is {})".format(*asked)
+    key = next(key for key in (*now, *before) if before.get(key) != now.get(key))
+    old, new = before.get(key), now.get(key)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return f"{key} {_difference(old, new)}"
+    return f"{key} {shown(old)}, now it is {shown(new)}"
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """None: a line that is torn."""
     try:
         found = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _finished(line: str) -> Finished | None:
+    """None: it is about no layer, or torn."""
+    try:
+        return Finished.model_validate_json(line)
+    except ValidationError:
+        return None
+
+
+def _hash_of(path: Path) -> str | None:
+    """None: there is no such file."""
+    return sha256_of_file(path) if path.is_file() else None
 
 
 def _partial(path: Path) -> Path:

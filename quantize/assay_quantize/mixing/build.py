@@ -97,6 +97,7 @@ def propose(
         budget=asked.budget,
         budget_bytes=asked.budget_bytes,
         hardware=None if asked.machine is None else asked.machine.profile.name,
+        slack=asked.slack,
         users=None if asked.machine is None else asked.machine.users,
         context=None if asked.machine is None else asked.machine.context,
         rank_limit_bytes=choices.stored.rank_limit,

@@ -92,6 +92,27 @@ def calibrated_tensors(plan: Plan) -> dict[int, list[TensorPlan]]:
     return dict(sorted(rounded.items()))
 
 
+def check_scaled(plan: Plan) -> None:
+    """PlanError: AWQ is to find one scale for weights of different schemes.
+
+    llm-compressor's search rounds all weights that read one norm as the last of them is rounded (0.14,
+    `AWQModifier._compute_best_scale`): that ends in an error, or with scales that were found for another scheme.
+    """
+    if SCALED_BY.get(str(method_of(plan))) != "AWQ":
+        return
+    for tensors in calibrated_tensors(plan).values():
+        rounded = {tensor.module: tensor for tensor in tensors if tensor.action == "quantize"}
+        others = [tensor for tensor in tensors if tensor.action != "quantize"]
+        for one in smoothings(str(method_of(plan)), rounded.values(), others):
+            balanced = [rounded[name] for name in one.balance if name in rounded]
+            odd = next((tensor for tensor in balanced if tensor.scheme != balanced[0].scheme), None)
+            if odd is not None:
+                raise PlanError(
+                    f"precision {plan.precision}: AWQ scales {balanced[0].module} ({balanced[0].scheme}) and {odd.module} "
+                    f"({odd.scheme}) together, as both read {one.smooth}: give them one scheme, or say `method: gptq`"
+                )
+
+
 def smoothings(method: str, rounded: Iterable[TensorPlan], others: Sequence[TensorPlan]) -> list[Smoothing]:
     """What is scaled in one layer: norms before attention and before the MLP or the experts, where all that reads them is
     known; by AWQ each up projection before its down projection, too.

@@ -7,7 +7,6 @@ is that of weights which were fitted to inputs with the errors of *this* scheme 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,7 +46,6 @@ def calibrated_weights(
     """
     from assay_quantize.calibration.layerwise import calibrate_layers
     from assay_quantize.calibration.text import Text
-    from assay_quantize.calibration.work_folder import TOKENS
 
     files: dict[str, CalibratedFiles] = {}
     tensors: dict[str, dict[str, TensorPlan]] = {}
@@ -61,11 +59,9 @@ def calibrated_weights(
             recipe = PrecisionRecipe.model_validate(asked)
             plan = make_plan(layout.checkpoint, recipe, model=of_scheme.model, family=layout.family)
             work = folder / f"{options.method}-{scheme}-{sha256_of([asked, dict(layout.checkpoint.data)])[:16]}"
-            if first is not None and not (work / TOKENS).exists():  # the same text for all: it is written once
-                work.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(first / TOKENS, work / TOKENS)
             say(f"{options.method} of {scheme} in every part")
-            made = calibrate_layers(plan, source, work, Text((), options.seed), report=say)
+            # the same text for all: it is written once
+            made = calibrate_layers(plan, source, work, Text((), options.seed), tokens_of=first, report=say)
             first = first or work
             digests.append([scheme, made.layers])
             files[scheme] = CalibratedFiles(work, made.layers)

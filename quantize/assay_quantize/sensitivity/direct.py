@@ -6,6 +6,7 @@ named after all that the numbers depend on. The same machine, versions and numbe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ class Kept:
         return None if self.folder is None else self.folder / f"{name}.safetensors"
 
     def load(self, name: str) -> Found | None:
-        """None: not measured yet, or the file is not whole."""
+        """None: not measured yet, or the file is damaged."""
         from safetensors import SafetensorError, safe_open
 
         path = self._path(name)
@@ -81,22 +82,28 @@ class Kept:
             return None
         try:
             with safe_open(path, framework="np") as file:
-                told = json.loads((file.metadata() or {})["found"])
+                metadata = file.metadata() or {}
                 kl_N = file.get_tensor("kl")
-        except (SafetensorError, KeyError, ValueError, OSError):
+        except (SafetensorError, OSError):
             return None
-        if kl_N.shape != (self._num_positions,):
+        told = metadata.get("found", "")
+        if kl_N.shape != (self._num_positions,) or metadata.get("sha256") != _sha256(kl_N, told):
             return None
-        return Found(kl_N, {int(layer): float(share) for layer, share in told["other_experts"].items()})
+        experts = json.loads(told)["other_experts"]
+        return Found(kl_N, {int(layer): float(share) for layer, share in experts.items()})
 
     def save(self, name: str, found: Found) -> None:
         from safetensors.numpy import save_file
 
         if (path := self._path(name)) is None:
             return
-        told = {key: value for key, value in asdict(found).items() if key != "kl_N"}
+        told = json.dumps({key: value for key, value in asdict(found).items() if key != "kl_N"}, sort_keys=True)
         with replacing(path) as partial:
-            save_file({"kl": found.kl_N}, partial, {"found": json.dumps(told, sort_keys=True)})
+            save_file({"kl": found.kl_N}, partial, {"found": told, "sha256": _sha256(found.kl_N, told)})
+
+
+def _sha256(kl_N: npt.NDArray[np.float32], told: str) -> str:
+    return hashlib.sha256(kl_N.tobytes() + told.encode()).hexdigest()
 
 
 class Direct:

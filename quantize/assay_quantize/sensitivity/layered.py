@@ -135,6 +135,7 @@ class Layered:
                 self.hidden[key, scheme] = self._difference(partial, name)
                 if not to_the_end:
                     self._forget(partial, name)
+        shutil.rmtree(after, ignore_errors=True)  # of a run for other schemes, or damaged
         with naming(partial):
             (partial / "told.json").write_text(json.dumps(self._told()), encoding="utf-8")
             os.replace(partial, after)
@@ -237,16 +238,29 @@ class Layered:
         """The states behind the last layer that is done, and the next layer."""
         assert self._kept.folder is not None
         for path in sorted(self._kept.folder.glob("after-*"), reverse=True):
-            told = json.loads((path / "told.json").read_text(encoding="utf-8"))
+            told = _told_in(path)
+            if told is None:
+                continue
             done = {*self._layout.pairs()} & {(Key(at, role), scheme) for at, role, scheme, *_ in told["parts"]}
             wanted = {pair for pair in self._layout.pairs() if pair[0].layer is not None and pair[0].layer <= _layer_of(path)}
             streams = [part_name(*one) for one in (*((None, s) for s in self._layout.plans), *wanted)] if to_the_end else []
-            if not wanted <= done or not all((path / _file(name, 0, 0)).is_file() for name in streams):
-                continue  # of a run for other schemes, or for `hidden`
+            if not wanted <= done or not all(self._are_whole(path, name) for name in (REFERENCE, *streams)):
+                continue  # of a run for other schemes, or for `hidden`; or what a crash has left
             self._take(told["parts"])
             self._others = {name: {int(at): share for at, share in one.items()} for name, one in told["others"].items()}
             return path, _layer_of(path) + 1
         return None, 0
+
+    def _are_whole(self, folder: Path, name: str) -> bool:
+        """Whether the states of a stream are there, to their last byte."""
+        for number, batch in enumerate(self._batches):
+            try:
+                state = np.load(folder / _file(name, number, 0), mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError):
+                return False
+            if state.shape[: batch.ids_BT.dim()] != tuple(batch.ids_BT.shape):
+                return False
+        return True
 
     def _forget(self, folder: Path, name: str) -> None:
         for path in folder.glob(f"{name}.*"):
@@ -294,6 +308,15 @@ class Layered:
                 f"{self._kept.folder}: states take up to {size(needed)}, {size(free)} are free on its disk; fewer --tokens or "
                 "--schemes, or --proxy hidden, which keeps two states"
             )
+
+
+def _told_in(folder: Path) -> dict[str, Any] | None:
+    """None: nothing that can be read."""
+    try:
+        told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) and told.keys() == {"parts", "others"} else None
 
 
 def _layer_of(path: Path) -> int:

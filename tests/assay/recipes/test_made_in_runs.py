@@ -102,3 +102,14 @@ def test_gptq_has_no_budget_by_expert(tmp_path: Path) -> None:
         f"{tmp_path}/mine.yaml: calibration.tokens_per_expert: with gptq and awq every expert sees every token: `tokens` is "
         "what each of them sees; leave it out"
     )
+
+
+def test_keys_of_another_method_are_not_named_as_allowed(tmp_path: Path) -> None:
+    for options, said in {
+        "{method: gptq, grid: 3}": "unknown key 'grid'; method gptq takes tokens, length, seed, text, mtp, block_size,",
+        "{method: awq, toknes: 5}": "unknown key 'toknes'; did you mean tokens? method awq takes tokens, length, seed,",
+    }.items():
+        (tmp_path / "mine.yaml").write_text(f"schema: 1\nname: mine\nextends: w4a16\ncalibration: {options}\n")
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(PrecisionRecipe, str(tmp_path / "mine.yaml"))
+        assert str(caught.value).startswith(f"{tmp_path}/mine.yaml: calibration: {said}")

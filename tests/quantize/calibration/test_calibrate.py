@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,79 @@ def test_a_killed_one_goes_on_and_ends_with_the_same_numbers(
         assert said == whole[whole.index(stop) :], "what was said before it was kept is said once more"
         left, right = (load_file(tmp_path / name) for name in ("again", "whole"))
         assert left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
-        differ = {"file": "", "seconds": 0.0, "file_sha256": ""}  # safetensors writes its metadata in any order
+        assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
+        differ = {"file": "", "seconds": 0.0}
         assert second.model_copy(update=differ) == first.model_copy(update=differ)
+
+
+def test_one_that_had_seen_enough_when_it_was_killed_takes_no_more(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay_quantize.calibration import calibrate as module
+
+    monkeypatch.setattr(module, "BATCH_TOKENS", 64)
+    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+    how: Any = {"model_name": "tiny", "num_tokens": 512, "length": 32, "min_tokens": 1, "tokens_per_expert": 8}
+    whole = calibrate(TRAINED, tmp_path / "whole", Text((words,)), **how)
+    assert whole.ended == "every expert" and whole.num_tokens < 512
+
+    def killed(*args: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "write_importance", killed)
+        calibrate(TRAINED, tmp_path / "again", Text((words,)), keep=tmp_path / "kept", **how)
+    again = calibrate(TRAINED, tmp_path / "again", Text((words,)), keep=tmp_path / "kept", **how)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
+    differ = {"file": "", "seconds": 0.0}
+    assert again.model_copy(update=differ) == whole.model_copy(update=differ)
+
+
+def test_what_is_damaged_of_a_killed_one_is_seen_again(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay_quantize.calibration.calibrate.BATCH_TOKENS", 64)
+    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+
+    def made(keep: Path | None = None, stop: str = "never") -> tuple[list[str], bytes]:
+        said: list[str] = []
+
+        def report(line: str) -> None:
+            said.append(line)
+            if line == stop:
+                raise KeyboardInterrupt
+
+        calibrate(TRAINED, tmp_path / "w", Text((words,)), model_name="tiny", num_tokens=128, length=32, min_tokens=1,
+                  keep=keep, report=report)  # fmt: skip
+        return said, (tmp_path / "w").read_bytes()
+
+    whole, file = made()
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path / "kept", whole[1])
+    for name, at in (("seen.safetensors", -5), ("tokens.npy", -3), ("tokens.npy", None), ("text.json", 30)):
+        shutil.copytree(tmp_path / "kept", keep := tmp_path / f"{name}{at}")
+        data = bytearray((keep / name).read_bytes())
+        if at is None:
+            del data[len(data) // 2 :]
+        else:
+            data[at] ^= 1
+        (keep / name).write_bytes(data)
+        said, again = made(keep)
+        assert again == file and (said == whole) is (name == "seen.safetensors"), name
+
+
+def test_text_that_changes_while_it_is_read_is_refused(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay_quantize.calibration import calibrate as module
+
+    path, load = tmp_path / "text.txt", module.load_model
+    path.write_text(words.read_text())
+
+    def edited(*args: Any) -> Any:
+        path.write_text(words.read_text()[::-1])
+        return load(*args)
+
+    monkeypatch.setattr(module, "load_model", edited)
+    with pytest.raises(QuantizeError, match=r"text\.txt: changed while it was read; run again"):
+        calibrate(TRAINED, tmp_path / "w", Text((path,)), model_name="tiny", num_tokens=64, length=32, keep=tmp_path / "kept")
+    assert not (tmp_path / "w").exists() and not (tmp_path / "kept").exists()
 
 
 @pytest.mark.parametrize("form", ["block", "fused"])

@@ -6,10 +6,11 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,75 @@ def test_a_finished_layer_is_not_done_again(
     assert filled == [0, 1, 2, 2]
 
 
+def test_what_is_damaged_of_a_killed_one_is_made_again(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Tokens, layers, states and lines of the journal that are cut off, of another shape, or have a bit flipped."""
+    from assay_quantize.calibration import skeleton
+
+    source = make_tiny_glm4_moe(
+        tmp_path / "model", num_layers=2, hidden=128, dense_intermediate=128, num_heads=2, num_kv_heads=1, num_experts=2
+    )
+    plan, fill = plan_of(source), skeleton.Skeleton.filled
+
+    def made(work: Path) -> Any:
+        return calibrate_layers(plan, source, work, Text((words,))).model_copy(update={"seconds": 0.0})
+
+    def stopped(self: Any, layer: int, reader: Any) -> Any:
+        if layer == 1:
+            raise KeyboardInterrupt
+        return fill(self, layer, reader)
+
+    whole = made(expected := tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(skeleton.Skeleton, "filled", stopped)
+        made(tmp_path / "killed")
+
+    def changed(name: str, change: Callable[[bytes], bytes]) -> Path:
+        work = tmp_path / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(tmp_path / "killed", work)
+        before = (work / name).read_bytes() if (work / name).is_file() else b""
+        (work / name).write_bytes(change(before))
+        return work
+
+    def flipped(data: bytes) -> bytes:
+        return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+
+    def halved(data: bytes) -> bytes:
+        return data[: len(data) // 2]
+
+    state, journal = "state-00001-0.npy", "calibration.jsonl"
+    for name, change in (
+        ("tokens.npy", flipped), ("tokens.npy", halved), ("layer-00000.safetensors", halved), (state, flipped),
+        ("state-00001-1.npy", lambda _: b"another model's"), ("state-x.npy", lambda _: b""),
+        (journal, lambda text: text.replace(b'"digest"', b'"other"') + b"[" * 100_000 + b"\n"),
+    ):  # fmt: skip
+        work = changed(name, change)
+        assert made(work) == whole, name
+        there, wanted = ({p.name: p.read_bytes() for p in each.iterdir() if p.name != journal} for each in (work, expected))
+        assert there == wanted, name
+    work = changed(journal, lambda text: text.replace(b'{"asked', b'{"later": 1, "asked', 1))
+    with pytest.raises(QuantizeError, match=r"begun with later 1, now it is None; delete the folder to begin anew"):
+        made(work)
+
+
+def test_text_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, source: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the layers would be taken for those of the text that was there before."""
+    path, stream = tmp_path / "text.txt", Text.stream
+    path.write_text(words.read_text())
+
+    def edited(self: Text, *args: Any, **named: Any) -> Any:
+        path.write_text(words.read_text()[::-1])
+        return stream(self, *args, **named)
+
+    monkeypatch.setattr(Text, "stream", edited)
+    with pytest.raises(QuantizeError, match=r"text\.txt: changed while it was read; run again"):
+        calibrate_layers(plan_of(source), source, tmp_path / "work", Text((path,)))
+
+
 # ------------------------------------------------------------------------------------------------ a whole checkpoint
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, source: Path, words: Path) -> Iterator[Path]:
@@ -210,8 +280,6 @@ def test_what_transformers_drops_or_casts_is_the_sources(made: Path, source: Pat
 
 @pytest.mark.parametrize("part, check", [("weight_packed", "calibrated"), ("weight_scale", "weights")])
 def test_another_code_or_scale_is_a_damage(made: Path, source: Path, tmp_path: Path, part: str, check: str) -> None:
-    import shutil
-
     from assay.records.base import sha256_of_file
     from assay.records.manifest import MANIFEST
     from assay_quantize.checkpoint.headers import read_shard_header
@@ -303,7 +371,7 @@ def test_another_text_is_refused_in_the_same_folder(tmp_path: Path, source: Path
     calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)))
     other = tmp_path / "other.txt"
     other.write_text(words.read_text()[::-1])
-    with pytest.raises(QuantizeError, match="begun with asked_sha256"):
+    with pytest.raises(QuantizeError, match=r"begun with another recipe or text \(asked_sha256 "):
         calibrate_layers(plan_of(source), source, tmp_path / "work", Text((other,)))
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from calibrating import LENGTH, SEQUENCES, layer_tensors, load_all, plan_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.recipes.calibrated.methods import AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
 from assay.recipes.precision import PrecisionRecipe
+from assay_quantize.calibration.kept import TOKENS
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.text import Text
-from assay_quantize.calibration.work_folder import TOKENS
 from assay_quantize.engine.quantize import quantize
 
 pytestmark = pytest.mark.slow
@@ -168,3 +168,36 @@ def test_layers_are_those_of_oneshot_under_smoothquant(tmp_path: Path, words: Pa
     got, expected = of_both(folder, recipe, words, tmp_path / "work", modifiers, monkeypatch)
     assert len(got) == 2 * (2 * 4 + 3 + 5 * 3) + 2 * 2 + 1 and got.keys() <= expected.keys()
     assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_columns_that_no_text_reaches_are_rounded_to_the_nearest_and_others_are_oneshots(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llm-compressor makes them zero: text that does reach them would miss them, and the weight is far from its source."""
+    source = make_tiny_glm4_moe(
+        tmp_path / "model", dtype="fp32", num_layers=1, first_dense=0, hidden=128, num_heads=2, num_kv_heads=1, num_experts=2
+    )
+    for path in source.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in (name for name in tensors if name.endswith("layers.0.post_attention_layernorm.weight")):
+            tensors[name][:32] = 0
+        save_file(tensors, path, {"format": "pt"})
+    (tmp_path / "whole.yaml").write_text(WHOLE.format(extends="w4a16") + "calibration: {method: gptq}\n")
+    recipe = str(tmp_path / "whole.yaml")
+    got, expected = of_both(source, recipe, words, tmp_path / "work", lambda options: [gptq_of(options)], monkeypatch)
+    quantize(plan_of(source, "w4a16"), source, tmp_path / "plain")
+    plain, differing = load_all(tmp_path / "plain"), []
+    for name in (name for name in got if name.endswith("weight_packed")):
+        ours, theirs = codes(got[name]), codes(expected[name])
+        if name.endswith(("gate_proj.weight_packed", "up_proj.weight_packed")):
+            assert torch.equal(ours[:, :32], codes(plain[name])[:, :32]) and bool((theirs[:, :32] == 8).all())
+            ours, theirs = ours[:, 32:], theirs[:, 32:]
+            differing.append(name)
+        assert torch.equal(ours, theirs), name
+    assert len(differing) == 6
+
+
+def codes(packed_OI: torch.Tensor) -> torch.Tensor:
+    """INT4 plus 8, [rows, columns]."""
+    return torch.stack([packed_OI >> shift & 15 for shift in range(0, 32, 4)], -1).flatten(1)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from calibrating import load_all, made_and_verified, plan_of
+from command_errors import one_error
+from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
 from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe, qwen3_next
 
@@ -144,3 +146,34 @@ def test_norms_that_add_one_are_known(config: dict[str, Any]) -> None:
         model = by_config.from_config(AutoConfig.for_model(**config))
     (kind,) = {type(module).__name__ for name, module in model.named_modules() if name.endswith(".input_layernorm")}
     assert (model_type in OFFSET_NORMS) is _is_registered(kind, NormCalibrationModule)
+
+
+def test_scales_that_were_searched_are_along_the_source(tmp_path: Path, words: Path) -> None:
+    """Under GPTQ with `observer: mse` they do not follow from the source; 15 % too large they are a damage still."""
+    from safetensors.torch import load_file, save_file
+
+    source = make_tiny_glm4_moe(tmp_path / "model", num_layers=1, hidden=128, num_heads=2, num_kv_heads=1)
+    recipe, scale = tmp_path / "recipe.yaml", "model.layers.0.self_attn.q_proj.weight_scale"
+    recipe.write_text("schema: 1\nname: recipe\nextends: w4a16\nobserver: mse\ncalibration: {method: gptq}\n")
+    _, result = made_and_verified(source, words, tmp_path, str(recipe))
+    assert result.damages == () and result.checks["smoothed"] == 7
+    (path,) = (path for path in (tmp_path / "made").glob("*.safetensors") if scale in load_file(path))
+    tensors = load_file(path)
+    save_file(tensors | {scale: (tensors[scale].float() * 1.15).to(torch.bfloat16)}, path, {"format": "pt"})
+    found = verify(tmp_path / "made", source=source)
+    assert ("smoothed", "model.layers.0.self_attn.q_proj.weight") in {(one.check, one.where) for one in found.damages}
+
+
+def test_awq_of_two_schemes_behind_one_norm_is_refused(tmp_path: Path, words: Path, source: Path, run: Run) -> None:
+    """llm-compressor's search would round one as the other, or end with an error."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "schema: 1\nname: recipe\nextends: w4a16\nscheme: null\ncalibration: {method: awq}\n"
+        "quantize: {attention: w4a16, dense_mlp: w4a16, shared_expert: w4a16_g32, routed_expert: w4a16_g64}\n"
+    )
+    said = one_error(run("quantize", source, "-p", recipe, "--text", words, "--out", tmp_path / "made"))
+    assert said.startswith("precision recipe: AWQ scales model.layers.1.mlp.experts.0.gate_proj (w4a16_g64) and ")
+    assert said.endswith(
+        "together, as both read model.layers.1.post_attention_layernorm: give them one scheme, or say `method: gptq`"
+    )
+    assert not (tmp_path / "made").exists()

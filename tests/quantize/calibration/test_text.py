@@ -95,6 +95,40 @@ def test_rows_of_other_shapes() -> None:
         entry_of({"text": "t"}, "row 3", "code")
 
 
+def test_what_no_tokenizer_or_reader_takes_is_said_in_a_line(tmp_path: Path) -> None:
+    asked = '{"messages": [{"role": "user", "content": "a"}], "tools": "%s"}'
+    deep = "[" * 100_000
+    for line, said in {
+        '{"text": ' + deep: "line 1: not JSON: nested too deeply",
+        '{"text": "a", "id": ' + "9" * 5000 + "}": "line 1: not JSON: Exceeds the limit (4300 digits)",
+        asked % "no": "line 1: `tools`: not JSON: Expecting value",
+        asked % deep: "line 1: `tools`: not JSON: nested too deeply",
+        '{"messages": [{"role": "assistant", "content": "a", "tool_calls": ["x"]}]}': "",
+    }.items():
+        (tmp_path / "a.jsonl").write_text(line + "\n")
+        with pytest.raises(QuantizeError) as caught:
+            taken(Text((tmp_path / "a.jsonl",)))
+        assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_half_a_surrogate_pair_is_no_letter(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "The small cat \\ud800 sits in the park on \\ud83d\\ude00 a ball."}\n')
+    (sequence,), _ = taken(Text((tmp_path / "a.jsonl",)))
+    assert sequence == tokenizer("The small cat \ufffd sits in the park on \U0001f600 a ball.")["input_ids"][:16]
+
+
+def test_a_page_of_parquet_that_is_damaged_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"text": [f"{n} cats sit" for n in range(500)]}), path, compression="snappy")
+    data = bytearray(path.read_bytes())
+    begin = pa.parquet.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
+    data[begin + 20 : begin + 60] = b"\xff" * 40
+    path.write_bytes(data)
+    with pytest.raises(QuantizeError, match=r"a\.parquet: is damaged Parquet: ") as caught:
+        list(FileText(path).open().entries)
+    assert "None" not in str(caught.value)
+
+
 def test_parquet_is_read_in_rows(tmp_path: Path, tokenizer: Any) -> None:
     texts = [f"The small cat number {n} sits in the park." for n in range(600)]
     pa.parquet.write_table(pa.table({"text": texts, "id": list(range(600))}), tmp_path / "a.parquet", row_group_size=100)
@@ -190,13 +224,15 @@ def test_a_mix_in_options_and_in_a_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("texts: [{from: a}]", "texts.0.source: "),
         ("a: [", "not YAML"),
         ("texts: [{source: a, weight: .nan}]", "texts.0.weight: "),
+        ("texts: [{source: a, weight: 1.0e-320}]", "texts.0.weight: "),
     ):
         file.write_text(content)
         with pytest.raises(QuantizeError) as caught:
             mix_of([str(file)], no_folder)
         assert message in str(caught.value) and "\n" not in str(caught.value)
-    for bad in ("x.txt@0", "x.txt@-1", "x.txt@inf", "x.txt@nan"):
-        with pytest.raises(QuantizeError, match=r"a weight is a number above 0, as in x\.txt@0\.3"):
+    # the shares of 1e308 and 1e308, or of 1e-320 in a mix, are no numbers above 0
+    for bad in ("x.txt@0", "x.txt@-1", "x.txt@inf", "x.txt@nan", "x.txt@1e308", "x.txt@1e-320"):
+        with pytest.raises(QuantizeError, match=r"a weight is a number from 1e-06 to 1e\+06, as in x\.txt@0\.3"):
             mix_of([bad], no_folder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.sensitivity import layered as module
 from assay_quantize.sensitivity import weights
-from assay_quantize.sensitivity.direct import Direct, Found
+from assay_quantize.sensitivity.direct import Direct, Found, Kept
 from assay_quantize.sensitivity.layered import Layered, check_memory, needed_bytes, states_bytes, whole_bytes
 from assay_quantize.sensitivity.parts import Key, Layout, find_parts
 from assay_quantize.sensitivity.rounded import Rounder
@@ -31,9 +31,9 @@ Pair = tuple[Key | None, str]
 
 
 class Opened:
-    def __init__(self, reader: SourceReader) -> None:
+    def __init__(self, reader: SourceReader, schemes: Sequence[str] = ("w4a16", "nvfp4")) -> None:
         self.reader = reader
-        self.layout: Layout = find_parts(reader.checkpoint, ["w4a16", "nvfp4"], model="tiny")
+        self.layout: Layout = find_parts(reader.checkpoint, schemes, model="tiny")
         self.rounder = Rounder(self.layout, reader)
 
     def layered(self, keep: Path) -> Layered:
@@ -134,6 +134,41 @@ def test_killed_behind_a_layer_it_goes_on(
     assert done == list(range(opened.layout.num_layers)), "no layer twice"
     for key, scheme, one in layered.found():
         check_alike((key, scheme), one, whole[key, scheme])
+
+
+@pytest.mark.parametrize("name", ["reference.00000-0.npy", "told.json", None])
+def test_states_that_are_cut_off_are_made_again(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """As a crash of the machine leaves them: their name is there, and not all they held. None: they are of other schemes."""
+    layer, done = Layered._layer, list[int]()
+
+    def until(self: Layered, number: int, *args: Any) -> Path:
+        done.append(number)
+        if done == [0, 1]:
+            raise KeyboardInterrupt
+        return layer(self, number, *args)
+
+    monkeypatch.setattr(Layered, "_layer", until)
+    with pytest.raises(KeyboardInterrupt):
+        fewer = opened if name else Opened(opened.reader, ["w4a16"])
+        fewer.layered(tmp_path).run(to_the_end=False)
+    for cut in tmp_path.rglob(name) if name else ():
+        cut.write_bytes(cut.read_bytes()[:-7])
+    layered = opened.layered(tmp_path)
+    layered.run(to_the_end=False)
+    assert done == [0, 1, *range(opened.layout.num_layers)] and set(layered.hidden) == set(opened.layout.pairs())
+
+
+def test_a_figure_with_a_bit_flipped_is_measured_again(tmp_path: Path) -> None:
+    kept, found = Kept(tmp_path, 3), Found(np.array([0.5, 0.25, 1.0], np.float32), {1: 0.125})
+    kept.save("part", found)
+    again = kept.load("part")
+    assert again is not None and again.kl_N.tolist() == [0.5, 0.25, 1.0] and again.other_experts == {1: 0.125}
+    data = bytearray((tmp_path / "part.safetensors").read_bytes())
+    data[-2] ^= 1
+    (tmp_path / "part.safetensors").write_bytes(data)
+    assert kept.load("part") is None
 
 
 def test_what_does_not_fit_is_refused(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.plan.calibrated import calibrated_tensors, scales_inputs
-from assay_quantize.verify.calibrated.smoothed import check_smoothed
+from assay_quantize.plan.slabs import observer_of
+from assay_quantize.verify.calibrated.smoothed import check_columns, check_smoothed
 from assay_quantize.verify.contents import in_order
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
@@ -65,10 +66,13 @@ def check_calibrated(
                     f"layer {layer}",
                     f"its calibrated weights have digest {found[:12]}...; its calibration left {str(said)[:12]}...",
                 )
-        if source is not None and scales_inputs(plan):
+        if source is not None and (scales_inputs(plan) or observer_of(plan) != "minmax"):
             with SourceReader(source) as original:
                 for layer, tensors in whole.items():
-                    check_smoothed(plan, layer, tensors, reader, original, findings)
+                    if scales_inputs(plan):
+                        check_smoothed(plan, layer, tensors, reader, original, findings)
+                    else:  # scales that were searched: those of `minmax` are made again
+                        check_columns(tensors, reader, original, findings)
     finally:
         reader.close()
 

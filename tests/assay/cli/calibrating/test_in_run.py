@@ -118,10 +118,16 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     assert all(is_made(plan, made / plan.precision / "checkpoint") for plan in planned.plans)
     assert not planned_run("mine.yaml", profile="cpu-emulated", runs=Path("none")).checkpoints[-1].is_chosen
 
-    limits = folder / "mine.yaml"
-    limits.write_text(limits.read_text().replace("tokens: 640", "tokens: 704"))
+    limits, chosen_file = folder / "mine.yaml", made / "automatic/auto-4.5bpw.yaml"
+    before_text = chosen_file.read_text()
+    chosen_file.write_text(before_text.replace("observer: minmax", "observer: mse"))
     code, _, said = run(*again)
-    assert code == 2 and "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in said
+    assert code == 2 and "auto-4.5bpw.yaml: is not what was chosen, which auto-4.5bpw.json beside it says" in said
+    chosen_file.write_text(before_text)
+    for old, new in (("tokens: 640", "slack: 0, tokens: 640"), ("slack: 0, tokens: 640", "tokens: 704")):
+        limits.write_text(limits.read_text().replace(old, new))
+        code, _, said = run(*again)
+        assert code == 2 and "auto-4.5bpw.yaml: was chosen from other sensitivities or within other limits" in said
 
 
 def stop_after(patch: pytest.MonkeyPatch, name: str, calls: int) -> None:

@@ -17,7 +17,7 @@ from assay.cli.deploying.mixing import machine_for
 from assay.cli.targets import resolve_target
 from assay.recipes.load import parse_recipe, recipe_file
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.base import Interval
+from assay.records.base import Interval, sha256_of
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -225,6 +225,35 @@ def test_a_record_whose_bytes_are_others_is_refused(run: Run, tiny_glm: Path, re
         code == 2
         and f"layer 0 {part['role']} takes {part['bytes']:,} bytes in w4a16 there, and {part['bytes'] - 2:,} in" in said
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("scheme", "w4a61", "layer 0 attention: w4a61 is no scheme; did you mean w4a16? run `assay sensitivity` again"),
+        ("damage_nats", 1e308, "layer 0 attention: loses 1e+308 nats a token in w4a16, which no divergence does"),
+        (None, {"tokens": 5}, "not a Sensitivity record of schema 1: : Value error, calibration: names no method"),
+    ],
+)
+def test_a_record_that_was_edited_is_refused_in_a_line(
+    run: Run, tiny_glm: Path, record: Path, tmp_path: Path, key: str | None, value: Any, expected: str
+) -> None:
+    data = json.loads(record.read_text())
+    part = next(part for part in data["parts"] if part["scheme"] == "w4a16")
+    data, part[key or "scheme"] = (data, value) if key else (data | {"calibration": value}, "w4a16")
+    (tmp_path / "edited.json").write_text(json.dumps(data))
+    code, _, said = run("recipe", tiny_glm, "--budget", "4.5bpw", "--sensitivity", tmp_path / "edited.json")
+    assert code == 2 and said.startswith("error: ") and expected in said and said.count("\n") == 1
+
+
+def test_a_record_of_other_files_is_noted(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
+    """They may be a copy; or the same names and shapes, trained on since."""
+    command = ("recipe", tiny_glm, "--budget", "4.5bpw", "--no-replay", "--sensitivity")
+    assert "was made of other files than those of" in run(*command, record)[2]
+    same = Sensitivity.load(record).model_copy(update={"data_sha256": sha256_of(dict(open_checkpoint(tiny_glm).data))})
+    same.save(tmp_path / "same.json")
+    code, _, said = run(*command, tmp_path / "same.json")
+    assert code == 0 and "other files" not in said
 
 
 def test_scores_that_are_no_nats_are_refused(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
