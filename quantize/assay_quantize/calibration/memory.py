@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from assay.errors import QuantizeError
 from assay.quantities import size
@@ -24,6 +25,9 @@ AT_ONCE_BYTES = 128 << 20
 """Of copies that weights take which are rounded together; part of the method as `BATCH_TOKENS` is."""
 SPARE_BYTES = 256 << 20
 """Buffers of the matrix library, interpreter, fragments."""
+MOST_TEXTS_AT_ONCE = 128
+CACHE_BYTES = 2 << 30
+"""Of keys and values of the texts that a model writes at once."""
 
 
 def rounding_numbers(tensor: TensorPlan) -> int:
@@ -124,3 +128,23 @@ def check_gpu_memory(
             f"{source}: calibrating its largest layer takes {size(needed)} of the GPU's memory, {size(free_bytes)} are free; "
             "say --device cpu, or take a precision without `calibration`"
         )
+
+
+def texts_at_once(model: Any, length: int) -> int:
+    """How many texts of `length` tokens a model writes at once: as many as keep keys and values within CACHE_BYTES, or one.
+
+    The number depends on the model and the length alone: on any machine the same seed gives the same texts. transformers caches
+    keys and values of every head, also where a model (MLA) could keep them compressed.
+    """
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        values = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    else:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        values = 2 * (getattr(config, "num_key_value_heads", None) or heads) * head_dim
+    of_a_text = config.num_hidden_layers * values * model.dtype.itemsize * length
+    at_once = MOST_TEXTS_AT_ONCE
+    while at_once > 1 and at_once * of_a_text > CACHE_BYTES:
+        at_once //= 2
+    return at_once

@@ -20,7 +20,7 @@ from typing import Any, Self
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.calibration import TextSource
-from assay_quantize.calibration.sampling import texts_at_once
+from assay_quantize.calibration.memory import texts_at_once
 from assay_quantize.calibration.sources import Entry, FileText, Source, as_text, pieces_of
 from assay_quantize.calibration.withheld import Withheld
 

@@ -347,8 +347,10 @@ def _mark_path(path: Path) -> Path:
 
 
 def _is_whole(path: Path, content: str) -> bool:
-    mark = _mark_path(path)
-    return path.is_file() and mark.is_file() and mark.read_text(encoding="utf-8") == content
+    try:
+        return path.is_file() and _mark_path(path).read_text(encoding="utf-8") == content
+    except FileNotFoundError:  # it never was, or another thread is just giving back what nobody needs of it
+        return False
 
 
 def _header_of(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.base import sha256_of
-from assay_quantize.calibration.sampling import texts_at_once
+from assay_quantize.calibration.memory import texts_at_once
 
 
 @dataclass(frozen=True)

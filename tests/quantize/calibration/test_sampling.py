@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay_quantize.calibration.sampling import texts_at_once
+from assay_quantize.calibration.memory import texts_at_once
 
 
 def model(dtype: torch.dtype = torch.bfloat16, **config: Any) -> Any:

@@ -347,6 +347,24 @@ def test_a_small_file_is_what_the_hub_states_or_refused(hub: Hub, tmp_path: Path
     assert (staging / name).read_bytes() == true
 
 
+def test_a_mark_that_goes_while_it_is_looked_at_was_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread gives back the disk of a shard that the next one has ranges of."""
+    from assay_quantize.remote.hub_stream import _is_whole, _mark_path
+
+    shard = tmp_path / "model.safetensors"
+    mark = _mark_path(shard)
+    for path in (shard, mark):
+        path.write_text("content")
+    assert _is_whole(shard, "content") and not _is_whole(shard, "other")
+
+    def is_file(path: Path) -> bool:
+        mark.unlink(missing_ok=True)
+        return True
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert not _is_whole(shard, "content")
+
+
 def test_the_token_goes_to_the_hub_only(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVFP4 takes whole shards, and ranges of others."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)

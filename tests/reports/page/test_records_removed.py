@@ -16,6 +16,8 @@ from assay.errors import AssayError
 from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.choice.record import Choice
 from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart
+from assay.records.manifest import MANIFEST, Manifest
+from assay.records.plan import Plan
 from assay.records.run import RunRecord
 from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
@@ -72,6 +74,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     probed("w4a16", *CLEAN).save(run_dir / "probes" / "w4a16.json")
     sensitivity().save(run_dir / "sensitivity.json")
     calibration().save(run_dir / "w4a16" / "calibration.json")
+    for kind, file in ((Manifest, f"checkpoint/{MANIFEST}"), (Plan, "plan.json")):  # it was made with that file
+        made = run_dir / "w4a16" / file
+        kind.load(made).model_copy(update={"importance_sha256": calibration().file_sha256}).save(made)
     RunRecord(model=MODEL, choices=("groups of 64, for widths that 128 does not divide",)).save(run_dir / "run.json")
     return run_dir
 
