@@ -32,6 +32,7 @@ from chaos_attempt import ORPHAN_S, PRECISIONS, STAGES, Answers, Attempt, answer
 from chaos_machine import DAY_S, JOURNAL, RUNS, Machine, machine
 from chaos_result import compare
 
+from assay.records.run import RUN_RECORD
 from assay_evaluate.serving.process import group_members
 
 MODEL = Path(__file__).with_name("chaos_model.yaml")
@@ -86,6 +87,8 @@ class Scene:
     draw: random.Random
     seconds: dict[str, float]
     """How long each stage takes when it is left alone."""
+    all_replies: int
+    """Of a run that is left alone."""
     most_replies: int = 4
     """Between two accidents while measuring: later ones must find questions that are open."""
     rows: list[Row] = field(default_factory=list)
@@ -196,6 +199,8 @@ class Scene:
             attempt = self.begin("quantize")
         else:
             self.make()
+            if accident.stage in ("start", "measure"):
+                self.make_questions()
             attempt = self.begin("evaluate", is_cold=accident.stage == "start")
         reached = attempt.wait_for(lambda: attempt.stage() == accident.stage)
         if reached and accident.stage == "measure":
@@ -261,6 +266,18 @@ class Scene:
         if all((self.at.run_dir / precision / "verify.json").exists() for precision in PRECISIONS):
             for precision in PRECISIONS:
                 shutil.rmtree(self.at.run_dir / precision)
+
+    def make_questions(self) -> None:
+        """Something must be left to ask, also where an accident comes too late: else all but the checkpoints goes."""
+        if self.all_replies - len(self.kept) > 3 * self.most_replies:
+            return
+        for path in self.at.run_dir.iterdir():
+            if path == self.journal:  # a link to another disk
+                for file in path.resolve().parent.glob("journal.db*"):
+                    file.unlink()
+            elif path.name not in (*PRECISIONS, RUN_RECORD):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.kept = {}
 
 
 def tail(text: str) -> str:
@@ -400,7 +417,7 @@ def main() -> int:
         calm, seconds, problems = undisturbed(folder, MODEL)
         print({stage: round(spent, 2) for stage, spent in seconds.items()}, *problems, flush=True)
         seconds["start"] = max(seconds["start"], COLD_START_S if options.warm else 0)
-        scene = Scene(at, MODEL, folder, draw, seconds, broken=problems)
+        scene = Scene(at, MODEL, folder, draw, seconds, len(answers(calm / "journal.db")), broken=problems)
         caused = disturb(scene, planned, options.minutes * 60)
         common, broken = compare(at.run_dir, calm)
         scene.broken += broken

@@ -59,7 +59,7 @@ def test_a_disturbed_run_ends_as_another_does(
             monkeypatch.setenv(name, value)
         warm_vllm.link(folder)
         calm, seconds, problems = undisturbed(folder, small)
-        scene = Scene(at, small, folder, random.Random(3), seconds, most_replies=4)
+        scene = Scene(at, small, folder, random.Random(3), seconds, len(answers(calm / "journal.db")), most_replies=4)
         caused = disturb(scene, PLANNED, 600)
         common, broken = compare(at.run_dir, calm)
     assert (problems, scene.broken, broken, scene.missed, caused) == ([], [], [], [], PLANNED)
