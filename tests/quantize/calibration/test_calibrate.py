@@ -23,7 +23,7 @@ from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration
-from assay_quantize.calibration.calibrate import Moments, calibrate, linear_weights, load_model, names_of, write_importance
+from assay_quantize.calibration.calibrate import Moments, calibrate, linear_weights, load_model, write_importance
 from assay_quantize.calibration.text import Text, first_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
@@ -227,26 +227,6 @@ def test_experts_that_saw_too_little_are_named_and_left_out(run: Run, tmp_path: 
 
 
 # ------------------------------------------------------------------------------------------------ what it is good for
-def logprobs(model: Any, batch: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return F.log_softmax(model(batch).logits, -1)
-
-
-def put(model: Any, weights: dict[str, torch.Tensor]) -> None:
-    """Weights of a checkpoint into a transformers model, by the addresses that calibration uses."""
-    by_address = {name: address for address, names in names_of(model).items() for name in names}
-    views = {parameter.data_ptr(): parameter for parameter in model.parameters() if parameter.dim() == 2}
-    for parameter in model.parameters():
-        if parameter.dim() == 3:
-            views |= {one.data_ptr(): one for one in parameter}
-    with torch.no_grad():
-        for name, weight in weights.items():
-            view = views[by_address[name]]
-            half = view.shape[0] // 2
-            rows = {"gate_proj": slice(half), "up_proj": slice(half, None)} if ".experts." in name else {}
-            view[rows.get(name.split(".")[-2], slice(None))].copy_(weight)
-
-
 def test_a_disk_without_room_is_an_error_of_the_system_with_the_path(tmp_path: Path) -> None:
     """Not one of safetensors', which no command tells in a line; and nothing is left beside the file."""
     moments = {"a.weight": Moments(torch.ones(512, dtype=torch.float64), 1)}
@@ -263,7 +243,7 @@ def test_a_disk_without_room_is_an_error_of_the_system_with_the_path(tmp_path: P
 def test_calibrated_search_errs_less_where_inputs_are_large(tmp_path: Path) -> None:
     """Squared error of W4A16 in groups of 32, weighted by the inputs of text the model wrote with another seed.
 
-    Its KL there is lower in three of five pairs of seeds, by 0.94 to 1.07 times: too little to be held in a test."""
+    Of five pairs of seeds KL is lower in three (0.92 to 1.07 times that without): too little to be held in a test."""
     for seed in (0, 1):
         given = {"model_name": "tiny", "num_tokens": 4096, "length": 128, "device": "cpu"}
         calibrate(TRAINED, tmp_path / f"{seed}.safetensors", Text(seed=seed), **given)  # type: ignore[arg-type]
@@ -282,9 +262,9 @@ def test_calibrated_search_errs_less_where_inputs_are_large(tmp_path: Path) -> N
             squares_I = inputs.for_weight(tensor.name, tensor.shape[1])
             assert squares_I is not None
             difference_OI = source[tensor.name].float() - dense(stored, tensor.module)
-            total += float((difference_OI.square() * torch.from_numpy(squares_I)).sum())
+            total += float((difference_OI.square() * torch.from_numpy(squares_I.copy())).sum())
         error[name] = total
-    assert 0 < error["with"] < 0.95 * error["without"], error
+    assert 0 < error["with"] < 0.8 * error["without"], error
 
 
 def dense(stored: dict[str, torch.Tensor], module: str) -> torch.Tensor:
