@@ -244,12 +244,15 @@ def _content(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
         raise UnusableReply(f"Compressed: the reply is compressed ({encoding}), which was not asked for")
     if (response.length or 0) > most_bytes:
         raise too_large(most_bytes)
-    pieces = []
-    while not response.isclosed() and (piece := response.read(PIECE_BYTES)):  # not all it announces: that may be any number
-        pieces.append(piece)
+    body = response.read(PIECE_BYTES)  # not all it announces: that may be any number
+    if not response.isclosed() and body:
+        whole = bytearray(body)  # one block, which the system has back: pieces would stay with the thread's heap
+        while not response.isclosed() and (piece := response.read(PIECE_BYTES)):
+            whole += piece
+        body = bytes(whole)
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return body
 
 
 def _address(base_url: str) -> tuple[bool, str, int | None, str]:

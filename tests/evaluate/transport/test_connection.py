@@ -8,6 +8,7 @@ import select
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -359,3 +360,43 @@ def test_hang_up_after_some_events() -> None:
         assert Connection(server.base_url, total_s=20).count_events("/x", b"{}", 3) == 1
     with RawServer(OK + b"\r\n", endless(b"x" * 65536)) as server, pytest.raises(UnusableReply):
         Connection(server.base_url, total_s=20).count_events("/x", b"{}", 3)
+
+
+READ_WITHOUT_END = """
+import sys, threading
+from pathlib import Path
+from assay_evaluate.transport.connection import Connection
+from assay_evaluate.transport.errors import UnusableReply
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+def read(turn, go_on):
+    turn.wait()
+    try:
+        Connection(sys.argv[1], total_s=60).get("/")
+    except UnusableReply:
+        refused.append(resident_mib())
+    go_on.wait()
+
+refused, go_on = [], threading.Event()
+turns = [threading.Event() for _ in range(6)]
+threads = [threading.Thread(target=read, args=(turn, go_on)) for turn in turns]
+for thread in threads:
+    thread.start()
+for number, turn in enumerate(turns):
+    turn.set()
+    while len(refused) <= number and threads[number].is_alive():
+        threading.Event().wait(0.01)
+go_on.set()
+print(*refused)
+"""
+
+
+def test_memory_of_bodies_without_end_is_given_back() -> None:
+    """Each of six threads reads up to the bound of 64 MiB; in pieces it stayed with the thread's own heap."""
+    with RawServer(b"HTTP/1.1 200 OK\r\n\r\n", endless(b"x" * 2**16)) as server:
+        words = [sys.executable, "-c", READ_WITHOUT_END, server.base_url]
+        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    resident = list(map(int, said.split()))
+    assert len(resident) == 6 and max(resident) - resident[0] < 64, resident
