@@ -130,7 +130,7 @@ test: setup .venv-docs/.ready ## run every test, real vLLM servers included (35 
 	@.venv/bin/python -m pytest -m "not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The rest of the tests needs vLLM, Docker, a Ray cluster of its own, or minutes.
-test-fast: .venv/.ready ## run the tests that need neither server nor container (two minutes)
+test-fast: .venv/.ready ## run the tests that need neither server nor container (three minutes)
 	@.venv/bin/python -m pytest -m "not serve and not docker and not slow and not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.ready ## run ruff, mypy and import-linter
@@ -152,13 +152,13 @@ bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minute
 full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in six minutes; write benchmarks/full_count.txt
 	@.venv/bin/python benchmarks/full_count.py
 
-fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in an hour; write benchmarks/trust/fuzz.md
+fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in some hours; write benchmarks/trust/fuzz.md
 	@.venv/bin/python benchmarks/trust/fuzz.py --write benchmarks/trust/fuzz.md
 
 planted: setup ## have real servers judge checkpoints with a known damage; each must fail by name, a copy must pass
 	@.venv/bin/python benchmarks/verdicts/planted.py "$(RUNS)" --write benchmarks/verdicts/planted.md
 
-soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in half an hour; write benchmarks/trust/soak.md
+soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md
 
 sweep: .venv/.ready ## let every call that changes the disk fail once, in 20 minutes; write benchmarks/trust/sweep.md
