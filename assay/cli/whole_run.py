@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from assay.cli.calibrating.in_run import file_in_run
 from assay.cli.candidates.of_target import unused_draft_head
-from assay.cli.deploying.automatic import choose
+from assay.cli.deploying.automatic import check_texts_of_mix, choose
 from assay.cli.gate_choice import ChosenGates, describe_gates, register_gates
 from assay.cli.interrupted import says_what_is_kept
-from assay.cli.run_folders import open_run
+from assay.cli.run_folders import choose_run, open_run
 from assay.cli.stages import check_plans_served, choices_of, judge_and_write, load_measurements, plan_for, quantize_one
 from assay.cli.terminal import say
 from assay.errors import AssayError
@@ -52,9 +52,11 @@ def quantize_in_run(
     """
     made_of = [one.name if isinstance(one, Automatic) else one.precision for one in wanted]
     choices = choices_of(aim, made_of, all_of_recipe=set(aim.recipe.precisions) <= set(made_of))
-    source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
     found: list[Verification] = []
-    with open_run(runs, RunRecord(model=aim.recipe.name, source=source, choices=choices), name=name) as run_dir:
+    source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
+    about = RunRecord(model=aim.recipe.name, source=source, choices=choices)
+    check_texts_of_mix(aim, wanted, choose_run(runs, about, name)[0])
+    with open_run(runs, about, name=name) as run_dir:
         for one in wanted:
             plan = _chosen(aim, checkpoint, one, run_dir, profile) if isinstance(one, Automatic) else one
             plan, file = file_in_run(aim, plan, run_dir, options)

@@ -17,6 +17,7 @@ from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.quantities import size
 from assay.recipes.load import load_recipe, parse_recipe
+from assay.recipes.model import Automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of, sha256_of_file, write_text_atomically
 from assay.records.choice.mix import Mix
@@ -25,7 +26,6 @@ from assay.records.plan import Plan
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
-    from assay.recipes.model import Automatic
 
 FOLDER = "automatic"
 USERS, CONTEXT = 32, 32_768
@@ -114,14 +114,19 @@ def _record(aim: Target, folder: Path) -> Path:
     return folder / f"sensitivity-{sha256_of([asked, observer, *([] if method == 'none' else [method])])[:12]}.json"
 
 
-def check_texts_of_mix(aim: Target, wanted: Sequence[Plan | Automatic]) -> None:
-    """If a mix is among what is wanted. AssayError, before anything is made: a file cannot be read, or only files would do."""
-    from assay.cli.deploying.sensitivity_by_layer import free_bytes
-    from assay_quantize.sensitivity.layered import whole_bytes
-
+def check_texts_of_mix(aim: Target, wanted: Sequence[Plan | Automatic], run_dir: Path) -> None:
+    """If `run_dir` has yet to choose a mix of `wanted`. AssayError, before anything is made: a file of texts cannot be read,
+    or the model is larger than memory and has to write them."""
     plans = [one for one in wanted if isinstance(one, Plan)]
-    if len(plans) == len(wanted) or not isinstance(texts_sha256(aim), str) or not plans:
+    mixes = [one for one in wanted if isinstance(one, Automatic)]
+    if not mixes or not isinstance(texts_sha256(aim), str) or not plans:
         return
+    folder = run_dir / FOLDER
+    if all((folder / f"{one.name}.yaml").is_file() for one in mixes) or _record(aim, folder).is_file():
+        return
+    from assay.cli.deploying.sensitivity_by_layer import free_bytes
+    from assay_quantize.sensitivity.layered import whole_bytes  # imports transformers: not for what has no mix
+
     needed, free = whole_bytes(plans[0]), free_bytes()
     if needed > free:
         raise AssayError(

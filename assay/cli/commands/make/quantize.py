@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from assay.cli.calibrating.in_run import alone, with_files
-from assay.cli.deploying.automatic import check_texts_of_mix
 from assay.cli.options import (
     AUTOMATIC_HELP,
     ImportanceOption,
@@ -116,7 +115,6 @@ def quantize(
     checkpoint = source_for(aim)
     # Every plan is made before the first byte is written: what cannot work fails at once.
     wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
-    check_texts_of_mix(aim, wanted)
     plans = [one for one in wanted if isinstance(one, Plan)]
     if chosen is not None:
         check_plans_served(plans, aim, chosen)

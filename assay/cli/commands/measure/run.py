@@ -10,7 +10,6 @@ import typer
 
 from assay.cli.calibrating.in_run import with_files
 from assay.cli.commands.measure.speed import measure_speed
-from assay.cli.deploying.automatic import check_texts_of_mix
 from assay.cli.options import (
     GatesOption,
     ImportanceOption,
@@ -99,7 +98,6 @@ def run(
         if one.problem is not None:
             raise PlanError(one.problem)
     aim, wanted = planned.aim, with_files(planned.aim, planned.wanted, options)
-    check_texts_of_mix(aim, wanted)
     check_plans_served(planned.plans, aim, planned.profile)
     for note in planned.source.notes:
         say(f"note: {note}")

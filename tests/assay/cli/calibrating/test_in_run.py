@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 from command_errors import one_error
 from command_line import Run
+from synthetic_run import make_plan
 
 from assay.cli.candidates.of_target import of_target
 from assay.cli.candidates.planned import is_made, planned_run
+from assay.cli.deploying.automatic import check_texts_of_mix
 from assay.cli.targets import resolve_target
+from assay.errors import AssayError
 from assay.recipes.load import load_recipe
+from assay.recipes.model import automatic_of
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration, record_of
 from assay.records.choice.mix import Mix
@@ -200,6 +204,13 @@ def test_a_model_larger_than_memory_is_measured_on_files(run: Run, folder: Path,
         "measured on; name files in the model's recipe, `automatic: {texts: [FILE]}`"
     )
     assert not Path("runs").exists()
+    wanted = [make_plan("fp8"), automatic_of("auto-4.5bpw")]
+    with pytest.raises(AssayError, match="cannot write the texts"):
+        check_texts_of_mix(resolve_target(str(recipe)), wanted, folder)
+    chosen_before = folder / "automatic" / "auto-4.5bpw.yaml"
+    chosen_before.parent.mkdir()
+    chosen_before.touch()  # nothing is measured again, so no memory is needed
+    check_texts_of_mix(resolve_target(str(recipe)), wanted, folder)
     code, _, said = run("quantize", written("[texts/plain.txt]"))
     assert code == 0 and "one layer at a time is held" in said
     chosen = Path("runs/large/automatic")
