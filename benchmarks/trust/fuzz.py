@@ -30,7 +30,7 @@ SUPPORT = HERE.parents[1] / "tests" / "support"
 sys.path[:0] = [str(HERE), str(SUPPORT / "evaluation"), str(SUPPORT / "quantization")]
 
 from mutations import damaged_text  # noqa: E402
-from synthetic_run import make_plan, make_run, make_task  # noqa: E402
+from synthetic_run import few_items, make_plan, make_run  # noqa: E402
 from tiny_checkpoints import make_tiny_glm4_moe  # noqa: E402
 
 from assay import cli  # noqa: E402
@@ -38,7 +38,6 @@ from assay.errors import AssayError  # noqa: E402
 from assay.recipes.base import recipes_dir  # noqa: E402
 from assay.recipes.load import KINDS, parse_recipe  # noqa: E402
 from assay.records.choice.record import Choice  # noqa: E402
-from assay.records.measurement import Measurement  # noqa: E402
 from assay.records.plan import Plan  # noqa: E402
 from assay.records.speed import SpeedRecord  # noqa: E402
 from assay_evaluate.choice.choose import Wanted, choose  # noqa: E402
@@ -108,18 +107,6 @@ def recipe(kind: str, name: str) -> Target:
         shutil.copy(recipes_dir() / kind / f"{name}.yaml", folder)
 
     return Target(make, (f"{name}.yaml",), lambda folder: parse_recipe(KINDS[kind], folder / f"{name}.yaml"), lines=None)
-
-
-FEW = 6
-
-
-def few_items(measurement: Measurement) -> Measurement:
-    """Every kind of field is there with few items as well, and the run is read in a fraction of the time."""
-    tasks = tuple(
-        make_task(name, name, measurement.label, num_items=FEW, base_accuracy=0.9, max_tokens=512, seed=seed)
-        for seed, name in enumerate(("arithmetic", "needle"))
-    )
-    return measurement.model_copy(update={"tasks": tasks})
 
 
 def run_folder(file: str, *words: str) -> Target:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import os
 import sqlite3
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer.main
 from local_hub import Hub
 from probe_stub import StubServer
 
@@ -42,13 +40,10 @@ from assay_quantize.kernels import error_rows, quantize_rows
 zeros = np.zeros((16, 128), np.uint16)
 for scheme, amax in (("w4a16", None), ("nvfp4a16", 1.0)):
     error_rows(quantize_rows(zeros, "BF16", scheme, amax=amax).parts, zeros, "BF16", scheme)
-typer.main.get_command = functools.cache(typer.main.get_command)
-for module in (assay_reports.card, assay_reports.report):
-    module.environment = functools.cache(assay_reports.report.environment)
 assay_reports.card.environment(html=False).get_template("card.md.j2")
 assay_reports.report.environment(html=False).get_template("report.md.j2")
 assay_reports.report.environment(html=True).get_template("report.html.j2")
-typer.main.get_command(cli.root.app)
+cli.root.all_commands()
 
 
 def assay(*words: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 from probe_reports import CLEAN, probed, result
-from synthetic_run import checkpoint_sha256, make_run
+from synthetic_run import checkpoint_sha256, few_items, make_run
 
 from assay import cli
 from assay.records.probe import probes_place
@@ -124,7 +124,7 @@ def wrong_with(run_dir: Path) -> list[str]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with records of every stage, judged and reported."""
     folder = tmp_path_factory.mktemp("injection")
-    run_dir = make_run(folder / "runs")
+    run_dir = make_run(folder / "runs", change=few_items)
     odd = result("tools", None, None, "the server takes no tools")
     probed("w4a16", *CLEAN, odd).save(probes_place(run_dir, "w4a16"))
     row = SpeedRow(

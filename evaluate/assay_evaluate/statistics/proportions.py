@@ -5,6 +5,7 @@ Sources: Wilson 1927; Clopper & Pearson 1934; Newcombe 1998 (Stat. Med. 17:873-8
 
 from __future__ import annotations
 
+import functools
 import math
 
 from scipy import stats
@@ -27,6 +28,7 @@ def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
     return _binomial_interval(successes, n, level, "exact")
 
 
+@functools.lru_cache(maxsize=4096)  # a report and its cards state the same counts many times
 def _binomial_interval(successes: int, n: int, level: float, method: str) -> Interval:
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n}: a proportion needs n >= 1 and 0 <= successes <= n")
