@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from assay.records.choice.record import Flip, Pick, Quality
 from assay_evaluate.choice.curves import NOBODY, Envelope, turns
 
+SURE = 0.8
+"""A change to another setup and back is said only if each of the two is in so many of the draws."""
 HOW = {"measured": "", "imported": "", "predicted": "predicted, not measured: "}
 
 
@@ -27,14 +29,34 @@ def _clause(
     if set(numbers) == {NOBODY}:
         why = picks[0].why_none or "nothing is known"
         return f"nothing can be recommended: {why}"
+    numbers, flips, noise = _without_noise(numbers, flips, names)
     if len(numbers) == 1:
         few, many = min(points), max(points)
-        return f"{names[numbers[0]]} {f'at {few}' if few == many else f'from {few} to {many}'} stream{'s' * (many != 1)}"
+        where = f"at {few}" if few == many else f"from {few} to {many}"
+        return f"{names[numbers[0]]} {where} stream{'s' * (many != 1)}{noise}"
     parts = []
     for place, (number, flip) in enumerate(itertools.zip_longest(numbers, flips)):
         what = "nothing that meets the objective" if number == NOBODY else names[number]
         parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)}" if flip else ""))
-    return ", ".join(parts)
+    return ", ".join(parts) + noise
+
+
+def _without_noise(
+    numbers: Sequence[int], flips: Sequence[Flip], names: Sequence[str]
+) -> tuple[list[int], list[Flip], str]:  # fmt: skip
+    """Setups in order and the flips between them without those to and fro that noise may have made, which are told of in
+    words."""
+    kept, between, told = list(numbers), list(flips), ""
+    at = 1
+    while at < len(kept) - 1:
+        to, fro = between[at - 1 : at + 1]
+        is_noise = any(flip.chance is not None and flip.chance < SURE for flip in (to, fro))
+        if kept[at - 1] == kept[at + 1] and NOBODY not in kept[at - 1 : at + 1] and is_noise:
+            told += f"; from about {to.at:.0f} to {fro.at:.0f} {names[kept[at]]} was ahead, within the noise"
+            del kept[at : at + 2], between[at - 1 : at + 1]
+        else:
+            at += 1
+    return kept, between, told
 
 
 def about(flip: Flip) -> str:

@@ -100,6 +100,23 @@ def test_an_objective_that_nothing_meets_at_32_streams() -> None:
     assert found.picks[2].why_none == "none meets the objective; nvfp4 with MTP, the fastest, misses it: TPOT 33.9 ms"
 
 
+def test_a_change_to_and_fro_within_the_noise_is_none() -> None:
+    """At 4 streams `b` is ahead by less than its repeats vary: the sentence does not send anybody there and back."""
+    rows = [
+        row("a", 1, 125.0, 130.0, 135.0), row("a", 4, 350.0, 389.0, 428.0), row("a", 8, 700.0, 715.0, 730.0),
+        row("b", 1, 105.0, 113.0, 121.0), row("b", 4, 380.0, 400.0, 420.0), row("b", 8, 640.0, 650.0, 660.0),
+    ]  # fmt: skip
+    found = choose(rows, None, Wanted())
+    first, second = found.flips
+    assert [one.setup for one in found.picks] == ["a", "b", "a"] and min(first.chance or 0, second.chance or 0) < 0.8
+    assert found.recommendation == (
+        "quality was not measured (--quality assumed): a from 1 to 8 streams; from about "
+        f"{first.at:.0f} to {second.at:.0f} b was ahead, within the noise"
+    )
+    surely = [row("b", 4, 599.0, 600.0, 601.0) if (one.checkpoint, one.concurrency) == ("b", 4) else one for one in rows]
+    assert choose(surely, None, Wanted()).recommendation.count(", then ") == 2
+
+
 # ------------------------------------------------------------------------------------------------ quality
 ROWS = [
     row("fp8", 1, 90.0, 91.0, 92.0), row("fp8", 32, 900.0, 905.0, 910.0),
