@@ -85,7 +85,7 @@ def _exact(
         states.append(kept)
     started = time.monotonic()
     documents = {document.item: document for document in text.documents}
-    online = pair_scores(text.documents, text.scores, _candidate_scores(text, candidate, journal))
+    online = pair_scores(text.documents, text.scores, candidate_scores(text, candidate.measurement, candidate.who, journal))
     texts = []
     for doc in online:
         if doc.candidate is None:
@@ -128,18 +128,18 @@ def _drift(
     )
 
 
-def _candidate_scores(text: ReferenceText, candidate: ExactSide, journal: Journal) -> list[Reply]:
-    divergence = candidate.measurement.divergence
-    assert divergence is not None
-    sample = int(candidate.measurement.is_noise_floor)
-    if divergence.scored_by == "exact_ids":
+def candidate_scores(text: ReferenceText, measurement: Measurement, who: Identity, journal: Journal) -> list[Reply]:
+    """The log-probabilities behind a measured divergence, text by text. NotMeasured: the journal has lost some."""
+    assert measurement.divergence is not None
+    sample = int(measurement.is_noise_floor)
+    if measurement.divergence.scored_by == "exact_ids":
         requests = exact_requests(text.documents, text.scores, sample)
     else:
         requests = scoring_requests(text.documents, text.top_k, sample, text.form)
-    keys = [request.key(candidate.who) for request in requests]
+    keys = [request.key(who) for request in requests]
     found = journal.find_all(keys)
     if any(key not in found for key in keys):
-        raise NotMeasured("exact mode: the journal has lost the candidate's log-probabilities; measure it again")
+        raise NotMeasured("the journal has lost the candidate's log-probabilities; measure it again")
     return [found[key] for key in keys]
 
 
