@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH
 from held_out import Values, mean, quantized, ratio
 
 from assay.recipes.load import load_recipe

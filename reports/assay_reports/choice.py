@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from assay.quantities import percent_of_events
 from assay.records.base import Part
@@ -17,7 +17,7 @@ class ChoiceWords(Part):
     picks: tuple[str, ...] = ()
     """One for each operating point."""
     reasons: tuple[str, ...] = ()
-    """What else may be chosen and has no speed, what would change if something undecided passed."""
+    """What was within the noise, what else may be chosen and has no speed, what would change if something undecided passed."""
     not_known: tuple[str, ...] = ()
     """What was missing or predicted."""
     next_steps: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def choice_words(record: Choice, undecided: Collection[str] = ()) -> ChoiceWords
     return ChoiceWords(
         sentence=_sentence(record),
         picks=tuple(_pick(one, speeds) for one in record.picks),
-        reasons=(*_without_speed(record), *record.if_passed[:MOST_LINES]),
+        reasons=(*_capitals(record.within_noise), *_without_speed(record), *record.if_passed[:MOST_LINES]),
         not_known=(*_unknown(record), *_few([*_missing(record), *record.refused, *record.set_aside])),
         next_steps=tuple(
             f"To decide whether {one.checkpoint} may be chosen, run {line}"
@@ -72,6 +72,10 @@ def _without_speed(record: Choice) -> list[str]:
     names = and_([f"{one.checkpoint} ({_quality(one)})" for one in others])
     chosen = and_(sorted(with_speed)) or "nothing"
     return [f"Chosen among the speeds of {chosen} alone: {names} could be deployed too, with a speed that is not known"]
+
+
+def _capitals(clauses: Iterable[str]) -> list[str]:
+    return [clause[:1].upper() + clause[1:] for clause in clauses]
 
 
 def _quality(one: Quality) -> str:

@@ -149,6 +149,8 @@ class Choice(Record):
     quality: tuple[Quality, ...]
     picks: tuple[Pick, ...]
     flips: tuple[Flip, ...] = ()
+    within_noise: tuple[str, ...] = ()
+    """Flips to a setup and back that the recommendation leaves out, as too few draws have them; one clause for each pair."""
     if_passed: tuple[str, ...] = ()
     """What would change if a checkpoint whose quality is undecided passed, one line each."""
     undecided: tuple[str, ...] = ()

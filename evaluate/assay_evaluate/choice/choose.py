@@ -16,7 +16,7 @@ from assay.records.verdict import GateReport
 from assay_evaluate.choice.curves import NOBODY, Curve, Envelope, Known, envelope, turns
 from assay_evaluate.choice.quality import judged, losses
 from assay_evaluate.choice.rows import Key, Usable, latencies, usable
-from assay_evaluate.choice.sentences import if_passed, recommendation, without_speed
+from assay_evaluate.choice.sentences import if_passed, recommendation, within_noise, without_speed
 from assay_evaluate.roofline.beside import Beside
 from assay_evaluate.roofline.predicted import SPREAD
 from assay_evaluate.speed.ratio import mean_of, output_tokens_s, ratio, why_unlike
@@ -78,6 +78,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
         quality=tuple(quality.values()),
         picks=picks,
         flips=flips,
+        within_noise=within_noise(names, best, flips),
         if_passed=tuple(_if_passed(found, may, open_ones, quality, points, objective, best)),
         undecided=tuple(without_speed(one) for one in quality.values() if one.word in OPEN and one.checkpoint not in setups),
         one_for_all=min(regrets, key=lambda one: (len(one.misses), _share(one, cells, found)), default=None),

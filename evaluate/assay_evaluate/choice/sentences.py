@@ -29,34 +29,41 @@ def _clause(
     if set(numbers) == {NOBODY}:
         why = picks[0].why_none or "nothing is known"
         return f"nothing can be recommended: {why}"
-    numbers, flips, noise = _without_noise(numbers, flips, names)
+    numbers, flips, _ = _without_noise(numbers, flips)
     if len(numbers) == 1:
         few, many = min(points), max(points)
         where = f"at {few}" if few == many else f"from {few} to {many}"
-        return f"{names[numbers[0]]} {where} stream{'s' * (many != 1)}{noise}"
+        return f"{names[numbers[0]]} {where} stream{'s' * (many != 1)}"
     parts = []
     for place, (number, flip) in enumerate(itertools.zip_longest(numbers, flips)):
         what = "nothing that meets the objective" if number == NOBODY else names[number]
         parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)}" if flip else ""))
-    return ", ".join(parts) + noise
+    return ", ".join(parts)
+
+
+def within_noise(names: Sequence[str], best: Envelope, flips: Sequence[Flip]) -> tuple[str, ...]:
+    """What the recommendation leaves out, one clause each."""
+    left_out = _without_noise([int(number) for number, _ in itertools.groupby(best.best[0])], flips)[2]
+    return tuple(
+        f"from about {to.at:.0f} to {fro.at:.0f} streams {names[number]} is ahead, within the noise"
+        for number, to, fro in left_out
+    )
 
 
 def _without_noise(
-    numbers: Sequence[int], flips: Sequence[Flip], names: Sequence[str]
-) -> tuple[list[int], list[Flip], str]:  # fmt: skip
-    """Setups in order and the flips between them without those to and fro that noise may have made, which are told of in
-    words."""
-    kept, between, told = list(numbers), list(flips), ""
-    at = 1
+    numbers: Sequence[int], flips: Sequence[Flip]
+) -> tuple[list[int], list[Flip], list[tuple[int, Flip, Flip]]]:  # fmt: skip
+    """Setups in order and the flips between them, without those to a setup and back that noise may have made; and these."""
+    kept, between, left_out, at = list(numbers), list(flips), [], 1
     while at < len(kept) - 1:
         to, fro = between[at - 1 : at + 1]
         is_noise = any(flip.chance is not None and flip.chance < SURE for flip in (to, fro))
         if kept[at - 1] == kept[at + 1] and NOBODY not in kept[at - 1 : at + 1] and is_noise:
-            told += f"; from about {to.at:.0f} to {fro.at:.0f} {names[kept[at]]} was ahead, within the noise"
+            left_out.append((kept[at], to, fro))
             del kept[at : at + 2], between[at - 1 : at + 1]
         else:
             at += 1
-    return kept, between, told
+    return kept, between, left_out
 
 
 def about(flip: Flip) -> str:

@@ -15,7 +15,7 @@ from assay.quantities import change, lost_or_gained, points_short, signed, size
 from assay.records.base import Interval
 from assay.records.speed import SpeedRow
 from assay_reports.page.findings import candidates, ladders, name_of, scored, tokens_s
-from assay_reports.page.svg import SERIES, Picture, Scale, axis_below, axis_left, legend, shape_of, steps
+from assay_reports.page.svg import SERIES, Box, Picture, Scale, axis_below, axis_left, legend, place_names, shape_of, steps
 from assay_reports.schema import Report, Row, TaskNumbers
 
 LANE = 20
@@ -114,18 +114,20 @@ def quality_and_size(found: Sequence[Point]) -> Markup | None:
     )
     to.line(54, up(1), width - 12, up(1), "limit")
     to.text(width - 16, up(1) - 5, "allowed", "limit-name", "end")
+    marks: list[tuple[float, float, str]] = []
+    taken: list[Box] = [(54, up(1) - 1, width - 12, up(1) + 1), (width - 80, up(1) - 18, width - 12, up(1))]
     for point in found:
         x, hint = across(point.num_bytes / each), f"{point.name}, {size(point.num_bytes)}: {point.said}"
-        if point.use is None:
-            to.mark(x, up(0), point.css, 3, hint, 5)
-            to.text(x + 10, up(0) - 8, point.name, "name")
-            continue
-        to.line(x, up(max(point.use.low, bottom)), x, up(min(point.use.high, top)), f"bar {point.css}")
-        to.mark(x, up(min(point.use.value, top)), point.css, shape_of(point.css), hint, 6)
-        anchor, away = ("end", -10) if x > width - 150 else ("start", 10)
-        edge = 0.05 * (top - bottom)
-        above = 9 if abs(point.use.value - 1) < 2 * edge else -4  # not on the stroke of what is allowed
-        to.text(x + away, up(min(max(point.use.value, bottom + edge), top - edge)) - above, point.name, "name", anchor)
+        marks.append((x, up(min(point.use.value, top) if point.use is not None else 0), point.name))
+        if point.use is not None:
+            high, low = up(min(point.use.high, top)), up(max(point.use.low, bottom))
+            to.line(x, low, x, high, f"bar {point.css}")
+            taken.append((x - 2, high, x + 2, low))
+        shape, large = (3, 5) if point.use is None else (shape_of(point.css), 6)
+        to.mark(x, marks[-1][1], point.css, shape, hint, large)
+    names = place_names(marks, (54, 40, width - 12, height - 48), taken)
+    for (x, y, anchor), point in zip(names, found, strict=True):
+        to.text(x, y, point.name, "name", anchor)
     return to.drawn()
 
 

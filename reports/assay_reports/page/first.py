@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.quantities import capital, percent_short, size
@@ -82,20 +83,18 @@ def answer(report: Report) -> str:
         sized = f"{size(best.checkpoint_bytes or 0)}, {percent_short(best.share_of_reference or 0)} of {report.reference}"
         return f"Use {best.label}: it passes, with {sized}{more}"
     if any(row.status == "PASS" for row in rows if row not in smaller) or smaller:
-        said = [f"{row.label} {_word(row)}" for row in smaller]
-        return f"Keep {report.reference}: no smaller checkpoint passes" + (f" ({', '.join(said)})" if said else "")
-    return f"{and_([f'{row.label} {_word(row)}' for row in rows])}, held against {report.reference}"
+        said = _said_of(smaller)
+        return f"Keep {report.reference}: no smaller checkpoint passes" + (f" ({'; '.join(said)})" if said else "")
+    return f"{and_(_said_of(rows))}, held against {report.reference}"
 
 
-def _word(row: Row) -> str:
-    words = {
-        "PASS": "passes",
-        "FAIL": "fails",
-        "UNDERPOWERED": "is undecided",
-        "NOT MEASURED": "is not judged",
-        None: "is not judged",
-    }
-    return words[row.status]
+def _said_of(rows: Sequence[Row]) -> list[str]:
+    """`nvfp4a16 fails`, `w4a16 and w4a16-gptq are undecided`."""
+    words = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNDERPOWERED": ("is undecided", "are undecided")}
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        found.setdefault(words.get(row.status or "", ("is not judged", "are not judged")), []).append(row.label)
+    return [f"{and_(labels)} {one if len(labels) == 1 else several}" for (one, several), labels in found.items()]
 
 
 # ------------------------------------------------------------------------------------------------ not measured

@@ -81,6 +81,46 @@ class Picture:
 _END = ("</circle>", "</rect>", "</path>", "</path>")
 
 
+# ------------------------------------------------------------------------------------------------ names
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+LETTER, ABOVE, BELOW = 7.6, 11.0, 3.0
+"""Width of a letter of a name, and its height over and under the line that it stands on."""
+
+
+def place_names(marks: Sequence[tuple[float, float, str]], inside: Box, taken: Iterable[Box]) -> list[tuple[float, float, str]]:
+    """(x, y of the line, anchor) of the name of every mark (x, y, name): beside it, at the nearest height at which it touches
+    no mark, no other name and nothing of `taken`; where there is none, at its right."""
+    held = [*taken, *((x - 7, y - 7, x + 7, y + 7) for x, y, _ in marks)]
+    found = []
+    for x, y, name in marks:
+        wide = LETTER * len(name)
+        tries = [
+            (x + away, y + down, anchor)
+            for down in (4, -9, 17, -22, 30, -35, 43)
+            for away, anchor in ((10, "start"), (-10, "end"))
+        ]
+        boxes = [_box(*one, wide) for one in tries]
+        free = (at for at, box in enumerate(boxes) if _is_inside(box, inside) and not any(_touch(box, one) for one in held))
+        at = next(free, 0)
+        held.append(boxes[at])
+        found.append(tries[at])
+    return found
+
+
+def _box(x: float, y: float, anchor: str, wide: float) -> Box:
+    left = x if anchor == "start" else x - wide
+    return left, y - ABOVE, left + wide, y + BELOW
+
+
+def _is_inside(box: Box, other: Box) -> bool:
+    return box[0] >= other[0] and box[1] >= other[1] and box[2] <= other[2] and box[3] <= other[3]
+
+
+def _touch(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+
+
 # ------------------------------------------------------------------------------------------------ axes
 def axis_below(
     to: Picture, scale: Scale, y: float, ticks: Iterable[float], name: Callable[[float], str], title: str, top: float

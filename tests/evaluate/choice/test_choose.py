@@ -109,12 +109,11 @@ def test_a_change_to_and_fro_within_the_noise_is_none() -> None:
     found = choose(rows, None, Wanted())
     first, second = found.flips
     assert [one.setup for one in found.picks] == ["a", "b", "a"] and min(first.chance or 0, second.chance or 0) < 0.8
-    assert found.recommendation == (
-        "quality was not measured (--quality assumed): a from 1 to 8 streams; from about "
-        f"{first.at:.0f} to {second.at:.0f} b was ahead, within the noise"
-    )
+    assert found.recommendation == "quality was not measured (--quality assumed): a from 1 to 8 streams"
+    assert found.within_noise == (f"from about {first.at:.0f} to {second.at:.0f} streams b is ahead, within the noise",)
     surely = [row("b", 4, 599.0, 600.0, 601.0) if (one.checkpoint, one.concurrency) == ("b", 4) else one for one in rows]
-    assert choose(surely, None, Wanted()).recommendation.count(", then ") == 2
+    there_and_back = choose(surely, None, Wanted())
+    assert there_and_back.recommendation.count(", then ") == 2 and there_and_back.within_noise == ()
 
 
 # ------------------------------------------------------------------------------------------------ quality

@@ -47,8 +47,9 @@ def small_changes(report: Report, **changes: Any) -> Report:
 
 # ------------------------------------------------------------------------------------------------ first screen
 def two_losses(report: Report) -> Report:
-    """The sample with what it must not depend on fixed: w4a16 undecided, nvfp4a16 failed, on Chinese code lookup."""
-    statuses = {"w4a16": "UNDERPOWERED", "nvfp4a16": "FAIL", "bf16": "PASS"}
+    """The sample with what it must not depend on fixed: INT4 undecided, nvfp4a16 failed, on Chinese code lookup."""
+    int4 = dict.fromkeys(("w4a16", "w4a16-gptq", "auto-4.5bpw"), "UNDERPOWERED")
+    statuses = {**int4, "nvfp4a16": "FAIL", "bf16": "PASS"}
     said = {
         "w4a16": "loses 10.0 points on it; 10 allowed; 9 gates passed, 1 underpowered.",
         "nvfp4a16": "loses 25.0 points; 9 gates passed, 1 failed.",
@@ -63,23 +64,26 @@ def two_losses(report: Report) -> Report:
 
 def test_it_answers_which_why_and_what_next(sample: Report) -> None:
     first = first_screen(two_losses(sample))
-    assert first.answer == "Keep fp8: no smaller checkpoint passes (nvfp4a16 fails, w4a16 is undecided)"
-    assert [(row.label, row.status, clause) for row, clause in first.why][:2] == [
-        ("w4a16", "UNDERPOWERED", "loses 10.0 points on it; 10 allowed."), ("nvfp4a16", "FAIL", "loses 25.0 points."),
-    ]  # fmt: skip
+    assert first.answer == (
+        "Keep fp8: no smaller checkpoint passes (nvfp4a16 fails; auto-4.5bpw, w4a16 and w4a16-gptq are undecided)"
+    )
+    why = [(row.label, row.status, clause) for row, clause in first.why]
+    assert why[0] == ("w4a16", "UNDERPOWERED", "loses 10.0 points on it; 10 allowed.")
+    assert [label for label, _, _ in why] == ["w4a16", "w4a16-gptq", "auto-4.5bpw", "nvfp4a16", "bf16"]
+    assert why[3] == ("nvfp4a16", "FAIL", "loses 25.0 points.")
     assert [(step.sentence, step.command) for step in first.steps][-3:] == [
         ("Find what in nvfp4a16 costs that", "assay locate fp8 nvfp4a16"),
         ("Measure speed where it will be served", "assay speed tiny-glm"),
         ("Weigh quality against speed and price", "assay choose tiny-glm"),
     ]
     assert "Speed: not measured, so nothing here says which is faster or cheaper" in first.unknown
-    assert "Kernels: nvfp4a16 and w4a16 ran emulated; these are scores of the format" in first.unknown
+    assert "Kernels: nvfp4a16, auto-4.5bpw, w4a16 and w4a16-gptq ran emulated; these are scores of the format" in first.unknown
 
 
 def test_a_smaller_checkpoint_that_passes_is_the_answer(sample: Report) -> None:
     rows = [row.model_copy(update={"status": "PASS"}) if row.kind == "candidate" else row for row in sample.rows]
     said = first_screen(small_changes(sample, rows=tuple(rows))).answer
-    assert said == "Use w4a16: it passes, with 6.31 MB, 77.4 % of fp8; the smallest of 2 that pass"
+    assert said == "Use w4a16: it passes, with 6.31 MB, 77.4 % of fp8; the smallest of 4 that pass"
 
 
 def test_headings_say_what_was_found(sample: Report) -> None:
@@ -94,12 +98,16 @@ def test_headings_say_what_was_found(sample: Report) -> None:
         for row in sample.rows if row.kind == "candidate" for task in row.tasks
         if task.drop is not None and task.drop.low > 0
     }  # fmt: skip
-    assert set(losses) == {("nvfp4a16", "Chinese code lookup"), ("w4a16", "Chinese code lookup")}
+    assert set(losses) == {
+        ("nvfp4a16", "Chinese code lookup"), ("w4a16", "Chinese code lookup"), ("w4a16-gptq", "English code lookup"),
+    }  # fmt: skip
     assert found["tasks"] == (
-        "Chinese code lookup lost 25 points (nvfp4a16) and 10 (w4a16); nothing else did; "
-        "not measured: RULER, needle retrieval by depth and tool calls"
+        "Chinese code lookup lost 25 points (nvfp4a16) and 10 (w4a16); English code lookup lost 6.7 points (w4a16-gptq); "
+        "nothing else did; not measured: RULER, needle retrieval by depth and tool calls"
     )
-    assert found["verification"].startswith("fp8, nvfp4a16 and w4a16: ") and found["verification"].endswith("none damaged")
+    assert found["verification"].startswith("auto-4.5bpw, fp8, nvfp4a16, w4a16 and w4a16-gptq: ") and found[
+        "verification"
+    ].endswith("none damaged")
     assert found["speed"] == "Speed was not measured" and found["fidelity"] == "Serving was not probed for faults under load"
     heads = [text for _, text in page.headings]
     for name in ("tasks", "long_context", "drift", "fidelity", "speed", "tensors", "verification", "serving", "limits"):

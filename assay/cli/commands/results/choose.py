@@ -221,6 +221,7 @@ def _streams(count: int) -> str:
 def _below(found: Choice) -> Iterator[str]:
     """One line each."""
     yield from (f"none at {pick.concurrency}: {pick.why_none}" for pick in found.picks if pick.setup is None)
+    yield from found.within_noise
     for flip in found.flips:
         names = [name or "nothing that meets the objective" for name in (flip.before, flip.after)]
         where = f"between speeds at {flip.between[0]} and {flip.between[1]}"
