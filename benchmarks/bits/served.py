@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH
-from held_out import Values, mean, quantized, ratio
+from held_out import Values, quantized, ratio, resampled
 
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
@@ -90,13 +90,19 @@ def kl_by_text(text: ReferenceText, one: Measurement, journal: Journal) -> Value
     return np.array(values)
 
 
+def mean(ours_N: Values) -> str:
+    """With the 95 % of resampled texts."""
+    return f"{ours_N.mean():.1e} | {resampled(ours_N)[0]:.1e} to {resampled(ours_N)[1]:.1e}"
+
+
 def drafts(ours: Acceptance | None, source: Acceptance | None) -> str:
     """Share of the drafted tokens that were accepted, and the ratio to the source's with 95 % (delta method over replies)."""
     if ours is None or source is None or not ours.rate or not source.rate:
         return "none | | "
     made = ours.rate / source.rate
-    errors = [one.rate_standard_error or math.nan for one in (ours, source)]
-    off = 1.96 * made * math.hypot(errors[0] / ours.rate, errors[1] / source.rate)
+    if ours.rate_standard_error is None or source.rate_standard_error is None:
+        return f"{ours.rate:.4f} | {made:.3f} | not known"
+    off = 1.96 * made * math.hypot(ours.rate_standard_error / ours.rate, source.rate_standard_error / source.rate)
     return f"{ours.rate:.4f} | {made:.3f} | {made - off:.3f} to {made + off:.3f}"
 
 
