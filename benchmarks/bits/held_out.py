@@ -1,12 +1,13 @@
 """KL of whole checkpoints on texts that nothing was calibrated or chosen on, beside their bytes.
 
     python benchmarks/bits/held_out.py w4a16 w4a16-gptq nvfp4 mix.yaml [--seed 11] [--write benchmarks/bits/held_out.md]
+    python benchmarks/bits/held_out.py w4a16 w4a16-gptq --source examples/tiny_qwen/checkpoint
 
-Each precision (a shipped one, or a recipe's file) is made and verified by `assay quantize` from tiny-glm, read back with
-compressed-tensors' decompressors, and run in transformers in FP32 on text that the source writes by itself with another seed;
-activations are rounded as the scheme's kernels round them (`sensitivity/rounded.py`). KL is exact, over the whole vocabulary,
-source first. Ratios are paired by text: to the first precision, and of every recipe's file to the best shipped one of at most
-its bytes. `--keep FOLDER`: what is found of a precision is kept there, and not made again. No server.
+Each precision (a shipped one, or a recipe's file) is made and verified by `assay quantize` from the source (tiny-glm), read
+back with compressed-tensors' decompressors, and run in transformers in FP32 on text that the source writes by itself with
+another seed; activations are rounded as the scheme's kernels round them (`sensitivity/rounded.py`). KL is exact, over the whole
+vocabulary, source first. Ratios are paired by text: to the first precision, and of every recipe's file to the best shipped one
+of at most its bytes. `--keep FOLDER`: what is found of a precision is kept there, and not made again. No server.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.plan import Plan
-from assay.records.run import PLAN_INSIDE
+from assay.records.run import PLAN_INSIDE, folder_name
 from assay_quantize.calibration.calibrate import load_model, names_of
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -38,7 +39,8 @@ from assay_quantize.formats.schemes import SCHEMES, module_of
 from assay_quantize.kernels.reference import dequantize_weight
 from assay_quantize.sensitivity.rounded import RoundInputs, input_args, scaled
 
-SOURCE = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
+SOURCE = "examples/tiny_glm/checkpoint"
+REPOSITORY = Path(__file__).resolve().parents[2]
 LENGTH = 256
 RESAMPLES = 4000
 CALIBRATION_TOKENS = 8192
@@ -71,14 +73,14 @@ def assay(*arguments: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def quantized(precision: str, folder: Path) -> Path:
+def quantized(source: Path, precision: str, folder: Path) -> Path:
     """A checkpoint of this precision, made and verified by the product."""
     out, more = folder / "checkpoint", []
     if load_recipe(PrecisionRecipe, precision).needs_calibration:
         file = str(folder / "seen.safetensors")
-        assay("calibrate", str(SOURCE), "--out", file, "--tokens", str(CALIBRATION_TOKENS), "--length", str(LENGTH))
+        assay("calibrate", str(source), "--out", file, "--tokens", str(CALIBRATION_TOKENS), "--length", str(LENGTH))
         more = ["--importance", file]
-    assay("quantize", str(SOURCE), "--precision", precision, "--out", str(out), *more)
+    assay("quantize", str(source), "--precision", precision, "--out", str(out), *more)
     return out
 
 
@@ -152,20 +154,25 @@ def mean(ours_N: Values) -> str:
     return f"{ours_N.mean():.5f} | {low:.5f} to {high:.5f}"
 
 
-def held_out(model: Any, seed: int, num_tokens: int, keep: Path | None) -> Tensor:
+def model_name(source: Path) -> str:
+    """examples/tiny_glm/checkpoint -> tiny-glm"""
+    return folder_name(source).replace("_", "-")
+
+
+def held_out(model: Any, source: Path, seed: int, num_tokens: int, keep: Path | None) -> Tensor:
     """What the source writes by itself with this seed."""
-    kept = None if keep is None else keep / f"tokens-{seed}-{num_tokens}.npy"
+    kept = None if keep is None else keep / f"tokens-{model_name(source)}-{seed}-{num_tokens}.npy"
     if kept is not None and kept.is_file():
         return torch.from_numpy(np.load(kept, allow_pickle=False))
-    tokens_NL = torch.tensor(Text((), seed).sequences(model, SOURCE, num_tokens, LENGTH, lambda line: None))
+    tokens_NL = torch.tensor(Text((), seed).sequences(model, source, num_tokens, LENGTH, lambda line: None))
     if kept is not None:
         np.save(kept, tokens_NL.numpy())
     return tokens_NL
 
 
-def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[Found]:
-    model = load_model(open_checkpoint(SOURCE), SOURCE, "cpu")
-    tokens_NL = held_out(model, seed, num_tokens, keep)
+def measured(source: Path, precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[Found]:
+    model = load_model(open_checkpoint(source), source, "cpu")
+    tokens_NL = held_out(model, source, seed, num_tokens, keep)
     reference: list[Tensor] = []
     for precision in precisions:
         recipe = load_recipe(PrecisionRecipe, precision)
@@ -177,7 +184,7 @@ def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path |
         if not reference:  # first of all: the model still has the source's weights
             reference = list(log_probabilities(model, tokens_NL))
         with tempfile.TemporaryDirectory() as folder:
-            made = quantized(precision, Path(folder))
+            made = quantized(source, precision, Path(folder))
             size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
             with fill(model, read_back(made)):
                 found = kl_by_text(model, reference, tokens_NL)
@@ -187,14 +194,16 @@ def measured(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path |
         yield Found(recipe.name, precision.endswith(".yaml"), size, found)
 
 
-def lines(precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[str]:
-    every = list(measured(precisions, seed, num_tokens, keep))
+def lines(source: str, precisions: Sequence[str], seed: int, num_tokens: int, keep: Path | None) -> Iterator[str]:
+    folder = REPOSITORY / source
+    every = list(measured(folder, precisions, seed, num_tokens, keep))
     yield "# KL on held-out text"
     yield ""
-    named = " ".join(precisions)
+    named = " ".join(precisions if source == SOURCE else [*precisions, "--source", source])
     yield f"`python benchmarks/bits/held_out.py {named} --seed {seed} --tokens {num_tokens}`"
     yield ""
-    yield f"tiny-glm, {len(every[0].kl_N)} texts of {LENGTH} tokens that it wrote with seed {seed}, on which nothing was"
+    texts = f"{len(every[0].kl_N)} texts of {LENGTH} tokens"
+    yield f"{model_name(folder)}, {texts} that it wrote with seed {seed}, on which nothing was"
     yield "calibrated or chosen; exact KL in FP32, the source first, activations rounded where the precision rounds them; 95 %"
     yield "over texts."
     yield f"Ratios to {every[0].name}, paired by text. Bytes are of the files, headers included. `auto-` are recipes of"
@@ -229,6 +238,7 @@ def _is_calibrated(name: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("precisions", nargs="+", help="the first is what the others are held against")
+    parser.add_argument("--source", default=SOURCE, metavar="FOLDER", help="the checkpoint; relative to the repository")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--keep", type=Path, help="folder of what is found, so that a further run makes only what is new")
@@ -238,7 +248,7 @@ def main() -> None:
         args.keep.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     text = ""
-    for line in lines(args.precisions, args.seed, args.tokens, args.keep):
+    for line in lines(args.source, args.precisions, args.seed, args.tokens, args.keep):
         print(line, flush=True)
         text += f"{line}\n"
     if args.write is not None:

@@ -60,10 +60,13 @@ GREETINGS = {
 
 
 class Chats:
-    """Endless training rows of exactly `length` tokens: (ids, weights). Reply tokens weigh 1, prompt tokens `prompt_weight`."""
+    """Endless training rows of exactly `length` tokens: (ids, weights). Reply tokens weigh 1, prompt tokens `prompt_weight`.
 
-    def __init__(self, tokenizer: Tokenizer, seed: str, prompt_weight: float = 0.1) -> None:
-        self.tokenizer, self.seed, self.prompt_weight = tokenizer, seed, prompt_weight
+    `name` is what the model calls itself.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, seed: str, prompt_weight: float = 0.1, name: str = "tiny-glm") -> None:
+        self.tokenizer, self.seed, self.prompt_weight, self.name = tokenizer, seed, prompt_weight, name
         self.special = {name: tokenizer.token_to_id(name) for name in SPECIAL}
 
     def ids(self, text: str) -> list[int]:
@@ -95,7 +98,7 @@ class Chats:
             item = items.writing_item(f"train:{self.seed}", number, language)
         else:
             question, answer = draw.choice(GREETINGS[language])
-            return [(question, f"<think></think>\n{answer}")]
+            return [(question, f"<think></think>\n{answer.replace('tiny-glm', self.name)}")]
         return [(item.prompt, solution(item, draw))]
 
     def needle_turns(self, draw: random.Random, language: Language, room: int, max_needles: int) -> list[tuple[str, str]]:

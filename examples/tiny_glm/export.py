@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from data import EOS, SPECIAL
-from model import TinyConfig, TinyGlm
+from model import Decoder, TinyConfig, TinyGlm
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -38,15 +39,14 @@ CHAT_TEMPLATE = """[gMASK]<sop>
 """
 
 
-def tensors_of(model: TinyGlm) -> dict[str, Tensor]:
+def tensors_of(model: Decoder) -> dict[str, Tensor]:
     """Checkpoint name -> tensor; BF16 but for the router biases, which stay FP32."""
     out: dict[str, Tensor] = {
         "model.embed_tokens.weight": model.embed_tokens.weight,
         "model.norm.weight": model.norm.weight,
         "lm_head.weight": model.lm_head.weight,
     }
-    mtp_index = model.c.num_hidden_layers
-    for i, layer in enumerate([*model.layers, model.mtp]):
+    for i, layer in enumerate(model.blocks()):
         prefix = f"model.layers.{i}."
         for name, value in layer.state_dict().items():
             if name.startswith("mlp.w_"):
@@ -56,19 +56,14 @@ def tensors_of(model: TinyGlm) -> dict[str, Tensor]:
                 out[prefix + name.replace("mlp.gate_weight", "mlp.gate.weight").replace("mlp.e_score", "mlp.gate.e_score")] = (
                     value
                 )
-    prefix = f"model.layers.{mtp_index}."
-    out[prefix + "embed_tokens.weight"] = model.embed_tokens.weight.clone()
-    out[prefix + "shared_head.head.weight"] = model.lm_head.weight.clone()
-    out[prefix + "shared_head.norm.weight"] = model.mtp_norm.weight
-    out[prefix + "eh_proj.weight"] = model.eh_proj.weight
-    out[prefix + "enorm.weight"], out[prefix + "hnorm.weight"] = model.enorm.weight, model.hnorm.weight
+    out |= model.more_tensors()
     fp32 = "e_score_correction_bias"
     return {
         n: t.detach().to(torch.float32 if n.endswith(fp32) else torch.bfloat16).contiguous().clone() for n, t in out.items()
     }
 
 
-def export(model: TinyGlm, tokenizer: Tokenizer, folder: Path) -> None:
+def export(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the checkpoint; the index comes last."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = tensors_of(model)
@@ -112,27 +107,31 @@ def write(path: Path, data: object) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
-def load_state(state: Path) -> tuple[TinyGlm, Tokenizer]:
-    """The model as training left it in `state`."""
+def tiny_glm(vocab_size: int) -> Decoder:
+    return TinyGlm(TinyConfig(vocab_size))
+
+
+def load_state(state: Path, build: Callable[[int], Decoder] = tiny_glm) -> tuple[Decoder, Tokenizer]:
+    """The model as training left it in `state`; `build` makes it for a vocabulary."""
     tokenizer = Tokenizer.from_file(str(state / "tokenizer.json"))
-    model = TinyGlm(TinyConfig(vocab_size=math.ceil(tokenizer.get_vocab_size() / 64) * 64))
+    model = build(math.ceil(tokenizer.get_vocab_size() / 64) * 64)
     model.load_state_dict(torch.load(state / "state.pt", weights_only=True)["model"])
     return model.eval(), tokenizer
 
 
 @torch.no_grad()
-def round_to_bf16(model: TinyGlm) -> None:
+def round_to_bf16(model: Decoder) -> None:
     """What the exported file holds: every parameter in BF16 (router biases are buffers, and stay FP32)."""
     for parameter in model.parameters():
         parameter.copy_(parameter.bfloat16())
 
 
-def main() -> None:
+def main(build: Callable[[int], Decoder] = tiny_glm) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state", type=Path, default=Path("state"))
     parser.add_argument("--out", type=Path, default=Path("checkpoint"))
     args = parser.parse_args()
-    export(*load_state(args.state), args.out)
+    export(*load_state(args.state, build), args.out)
 
 
 if __name__ == "__main__":

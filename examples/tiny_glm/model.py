@@ -9,12 +9,33 @@ Shapes: B batch, T tokens, D hidden, H heads, K key-value heads, C head width, E
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+MTP_LOSS_WEIGHT = 0.3
+BIAS_STEP = 0.001
+"""How far a router bias moves per step towards even load (Wang et al., 2024: balance without an auxiliary loss)."""
+
+
+class Config(Protocol):
+    """What the parts below need of any model's configuration; `to_hf` is its config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+
+    def to_hf(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -69,12 +90,14 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, c: TinyConfig) -> None:
+    """bias: of queries, keys and values, as in GLM."""
+
+    def __init__(self, c: Config, bias: bool) -> None:
         super().__init__()
         self.c = c
-        self.q_proj = nn.Linear(c.hidden_size, c.num_attention_heads * c.head_dim)
-        self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim)
-        self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim)
+        self.q_proj = nn.Linear(c.hidden_size, c.num_attention_heads * c.head_dim, bias)
+        self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias)
+        self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias)
         self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
         self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
 
@@ -96,7 +119,7 @@ class Attention(nn.Module):
 
 
 def rotate(x_BTHC: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding on the first `partial_rotary_factor` of each head, halves paired (neox style)."""
+    """Rotary embedding on the first part of each head, or all of it, halves paired (neox style)."""
     cos, sin = rope
     width = cos.shape[-1]
     turned, rest = x_BTHC[..., :width], x_BTHC[..., width:]
@@ -114,32 +137,33 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Moe(nn.Module):
-    def __init__(self, c: TinyConfig) -> None:
+class Experts(nn.Module):
+    """A router and the experts it chooses among. load: how many choices fell on each since it was last set to zero."""
+
+    def __init__(self, num_experts: int, hidden: int, width: int) -> None:
         super().__init__()
-        self.c = c
-        E, Fw, D = c.n_routed_experts, c.moe_intermediate_size, c.hidden_size
+        E, Fw, D = num_experts, width, hidden
         self.gate_weight = nn.Parameter(torch.randn(E, D) * 0.02)
-        self.register_buffer("e_score_correction_bias", torch.zeros(E))
         self.w_gate = nn.Parameter(torch.randn(E, Fw, D) * D**-0.5)
         self.w_up = nn.Parameter(torch.randn(E, Fw, D) * D**-0.5)
         self.w_down = nn.Parameter(torch.randn(E, D, Fw) * Fw**-0.5 * 0.3)
-        self.shared_experts = Mlp(D, Fw)
         self.load = torch.zeros(E)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+    def scores(self, x_ND: Tensor) -> Tensor:
+        """The router's logits [N, E], in FP32."""
         with torch.autocast("cpu", enabled=False):
-            scores_NE = torch.sigmoid(F.linear(x_ND.float(), self.gate_weight.float()))
-        chosen_NK = (scores_NE + self.e_score_correction_bias).topk(self.c.num_experts_per_tok, -1).indices
+            return F.linear(x_ND.float(), self.gate_weight.float())
+
+    def mix(self, x_ND: Tensor, scores_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+        """Outputs of the chosen experts, weighted by their scores, which add up to one."""
         weights_NK = scores_NE.gather(1, chosen_NK)
         weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         flat = chosen_NK.reshape(-1)
         order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=self.c.n_routed_experts)
+        counts = flat.bincount(minlength=len(self.gate_weight))
         if self.training:
             self.load += counts
-        token_of = order // self.c.num_experts_per_tok
+        token_of = order // chosen_NK.shape[1]
         x_sorted = x_ND.index_select(0, token_of)
         w_sorted = weights_NK.reshape(-1).index_select(0, order)
         outs = []
@@ -147,42 +171,61 @@ class Moe(nn.Module):
             hidden = F.silu(F.linear(piece, self.w_gate[expert])) * F.linear(piece, self.w_up[expert])
             outs.append(F.linear(hidden, self.w_down[expert]))
         y_sorted = torch.cat(outs) * w_sorted[:, None]
-        out = torch.zeros(x_ND.shape, dtype=y_sorted.dtype).index_add(0, token_of, y_sorted)
-        return (out + self.shared_experts(x_ND)).view(x_BTD.shape)
+        return torch.zeros(x_ND.shape, dtype=y_sorted.dtype).index_add(0, token_of, y_sorted)
+
+
+class Moe(Experts):
+    def __init__(self, c: TinyConfig) -> None:
+        super().__init__(c.n_routed_experts, c.hidden_size, c.moe_intermediate_size)
+        self.top_k = c.num_experts_per_tok
+        self.register_buffer("e_score_correction_bias", torch.zeros(c.n_routed_experts))
+        self.shared_experts = Mlp(c.hidden_size, c.moe_intermediate_size)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+        scores_NE = torch.sigmoid(self.scores(x_ND))
+        chosen_NK = (scores_NE + self.e_score_correction_bias).topk(self.top_k, -1).indices
+        return (self.mix(x_ND, scores_NE, chosen_NK) + self.shared_experts(x_ND)).view(x_BTD.shape)
 
 
 class Layer(nn.Module):
-    def __init__(self, c: TinyConfig, dense: bool) -> None:
+    """mlp: made by the caller's function, after the attention."""
+
+    def __init__(self, c: Config, mlp: Callable[[], nn.Module], bias: bool) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c)
+        self.self_attn = Attention(c, bias)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = Mlp(c.hidden_size, c.intermediate_size) if dense else Moe(c)
+        self.mlp = mlp()
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], past: list[Tensor] | None = None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class TinyGlm(nn.Module):
-    """`forward` -> final-normed hidden states; `logits`, `mtp_hidden`, `mtp_logits` go on from there."""
+class Decoder(nn.Module):
+    """Embedding, layers, norm and output head; `forward` -> final-normed hidden states.
 
-    def __init__(self, c: TinyConfig) -> None:
+    What training, export and scoring need of a model: a subclass adds its own parts, then calls `start`.
+    """
+
+    rotary_factor = 1.0
+    """Share of each head that is rotated."""
+
+    def __init__(self, c: Config, layer: Callable[[int], Layer]) -> None:
         super().__init__()
         self.c = c
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = nn.ModuleList(Layer(c, i < c.first_k_dense_replace) for i in range(c.num_hidden_layers))
+        self.layers = nn.ModuleList(layer(i) for i in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        self.mtp = Layer(c, dense=False)
-        self.enorm, self.hnorm = RMSNorm(c.hidden_size, c.rms_norm_eps), RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.eh_proj = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False)
-        self.mtp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+    def start(self) -> None:
         nn.init.normal_(self.embed_tokens.weight, std=0.5)
         nn.init.normal_(self.lm_head.weight, std=0.02)
 
     def rope(self, start: int, length: int) -> tuple[Tensor, Tensor]:
-        width = int(self.c.head_dim * self.c.partial_rotary_factor)
+        width = int(self.c.head_dim * self.rotary_factor)
         inverse = self.c.rope_theta ** (-torch.arange(0, width, 2).float() / width)
         angles = torch.outer(torch.arange(start, start + length).float(), inverse)
         angles = torch.cat([angles, angles], -1)[:, None, :]
@@ -195,9 +238,79 @@ class TinyGlm(nn.Module):
             x = layer(x, rope, None if past is None else past[i])
         return self.norm(x)
 
+    def nll(self, hidden_BTD: Tensor, ids_BT: Tensor) -> Tensor:
+        """Of each token, [B, T], in FP32."""
+        logits = self.lm_head(hidden_BTD).float()
+        return F.cross_entropy(logits.flatten(0, 1), ids_BT.flatten(), reduction="none").view(ids_BT.shape)
+
+    def more_losses(self, hidden_BTD: Tensor, ids_BT: Tensor, weights_BT: Tensor) -> dict[str, tuple[float, Tensor]]:
+        """Name in the log -> (weight, loss), beside that of the next token; `hidden` is of all tokens but the last."""
+        return {}
+
+    def after_step(self, rate: float) -> None:
+        """What changes without a gradient; `rate` is the share of the full learning rate."""
+
+    def mtp_guess(self, ids_1T: Tensor) -> Tensor | None:
+        """[T - 1]: at position i the MTP head's token for i + 2; None without such a head."""
+        return None
+
+    def blocks(self) -> list[nn.Module]:
+        """The checkpoint's `model.layers.*`."""
+        return list(self.layers)
+
+    def more_tensors(self) -> dict[str, Tensor]:
+        """Of the checkpoint, beside embedding, final norm, output head and `blocks`."""
+        return {}
+
+
+class TinyGlm(Decoder):
+    """`mtp_hidden` goes on from the final-normed hidden states."""
+
+    c: TinyConfig
+
+    def __init__(self, c: TinyConfig) -> None:
+        def mlp_of(dense: bool) -> Callable[[], nn.Module]:
+            return lambda: Mlp(c.hidden_size, c.intermediate_size) if dense else Moe(c)
+
+        super().__init__(c, lambda i: Layer(c, mlp_of(i < c.first_k_dense_replace), bias=True))
+        self.rotary_factor = c.partial_rotary_factor
+        self.mtp = Layer(c, mlp_of(dense=False), bias=True)
+        self.enorm, self.hnorm = RMSNorm(c.hidden_size, c.rms_norm_eps), RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False)
+        self.mtp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.start()
+
     def mtp_hidden(self, hidden_BTD: Tensor, next_ids_BT: Tensor) -> Tensor:
         """Position i gets the target's hidden state i and the embedding of token i+1 (zero at position 0, as vLLM does)."""
         embedding = self.embed_tokens(next_ids_BT)
         embedding = torch.cat([torch.zeros_like(embedding[:, :1]), embedding[:, 1:]], 1)
         x = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_BTD)], -1))
         return self.mtp_norm(self.mtp(x, self.rope(0, x.shape[1])))
+
+    def more_losses(self, hidden_BTD: Tensor, ids_BT: Tensor, weights_BT: Tensor) -> dict[str, tuple[float, Tensor]]:
+        nll = self.nll(self.mtp_hidden(hidden_BTD[:, :-1], ids_BT[:, 1:-1]), ids_BT[:, 2:])
+        weights = weights_BT[:, 2:]
+        return {"mtp_loss": (MTP_LOSS_WEIGHT, (nll * weights).sum() / weights.sum())}
+
+    def after_step(self, rate: float) -> None:
+        for module in self.modules():
+            if isinstance(module, Moe):
+                module.e_score_correction_bias += BIAS_STEP * rate * torch.sign(module.load.mean() - module.load)
+                module.load.zero_()
+
+    def mtp_guess(self, ids_1T: Tensor) -> Tensor:
+        return self.lm_head(self.mtp_hidden(self(ids_1T)[:, :-1], ids_1T[:, 1:]))[0].argmax(-1)
+
+    def blocks(self) -> list[nn.Module]:
+        return [*self.layers, self.mtp]
+
+    def more_tensors(self) -> dict[str, Tensor]:
+        prefix = f"model.layers.{self.c.num_hidden_layers}."
+        return {
+            prefix + "embed_tokens.weight": self.embed_tokens.weight,
+            prefix + "shared_head.head.weight": self.lm_head.weight,
+            prefix + "shared_head.norm.weight": self.mtp_norm.weight,
+            prefix + "eh_proj.weight": self.eh_proj.weight,
+            prefix + "enorm.weight": self.enorm.weight,
+            prefix + "hnorm.weight": self.hnorm.weight,
+        }

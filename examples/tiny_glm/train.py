@@ -12,23 +12,20 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from data import Chats, train_tokenizer
-from model import Moe, TinyConfig, TinyGlm
+from export import tiny_glm
+from model import Decoder, Experts
 from optimizer import Muon
 from score import score_all
 from tokenizers import Tokenizer
 
-MTP_LOSS_WEIGHT = 0.3
 WARMUP_STEPS = 100
-BIAS_STEP = 0.001
-"""How far a router bias moves per step towards even load (Wang et al., 2024: balance without an auxiliary loss)."""
 SAVE_EVERY_S = 180
 
 
@@ -46,24 +43,19 @@ def phase_of_step(phases: list[Phase]) -> Iterator[Phase]:
             yield phase
 
 
-def losses(model: TinyGlm, ids_BT: torch.Tensor, weights_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss, MTP loss, unweighted loss of reply tokens): next token, and the token after it from the MTP block."""
+def losses(model: Decoder, ids_BT: torch.Tensor, weights_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(what to minimise, losses for the log): that of the next token, of reply tokens without weights, and the model's own."""
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model(ids_BT[:, :-1])
-        nll = _nll(model, hidden, ids_BT[:, 1:])
-        mtp_nll = _nll(model, model.mtp_hidden(hidden[:, :-1], ids_BT[:, 1:-1]), ids_BT[:, 2:])
-    next_weights, mtp_weights = weights_BT[:, 1:], weights_BT[:, 2:]
-    loss = (nll * next_weights).sum() / next_weights.sum()
-    mtp_loss = (mtp_nll * mtp_weights).sum() / mtp_weights.sum()
-    return loss, mtp_loss, nll.detach()[next_weights >= 1].mean()
+        nll = model.nll(hidden, ids_BT[:, 1:])
+        more = model.more_losses(hidden, ids_BT, weights_BT)
+    weights = weights_BT[:, 1:]
+    loss = (nll * weights).sum() / weights.sum()
+    logged = {"loss": loss, "reply_loss": nll.detach()[weights >= 1].mean()}
+    return sum((weight * one for weight, one in more.values()), loss), logged | {name: one for name, (_, one) in more.items()}
 
 
-def _nll(model: TinyGlm, hidden_BTD: torch.Tensor, ids_BT: torch.Tensor) -> torch.Tensor:
-    logits = model.lm_head(hidden_BTD).float()
-    return F.cross_entropy(logits.flatten(0, 1), ids_BT.flatten(), reduction="none").view(ids_BT.shape)
-
-
-def split_parameters(model: TinyGlm) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def split_parameters(model: Decoder) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(for Muon, for AdamW)."""
     apart = ("embed", "lm_head", "gate_weight")
     for_muon = {name for name, p in model.named_parameters() if p.ndim >= 2 and not any(word in name for word in apart)}
@@ -71,7 +63,7 @@ def split_parameters(model: TinyGlm) -> tuple[list[torch.Tensor], list[torch.Ten
     return [p for name, p in named if name in for_muon], [p for name, p in named if name not in for_muon]
 
 
-def average_gradients(model: TinyGlm, moes: list[Moe], num_processes: int) -> None:
+def average_gradients(model: Decoder, moes: list[Experts], num_processes: int) -> None:
     """The mean gradient over all processes, and the sum of the experts' loads, in one message."""
     if num_processes == 1:
         return
@@ -86,7 +78,9 @@ def average_gradients(model: TinyGlm, moes: list[Moe], num_processes: int) -> No
         moe.load.copy_(piece)
 
 
-def main() -> None:
+def main(
+    build: Callable[[int], Decoder] = tiny_glm, name: str = "tiny-glm", tokenizer_of: Callable[[], Tokenizer] = train_tokenizer
+) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("state"))
     parser.add_argument("--phases", default="256:16:1200,512:8:800,1280:4:1400", help="length:batch:steps,...")
@@ -104,9 +98,9 @@ def main() -> None:
         torch.set_num_threads(1)
     args.out.mkdir(exist_ok=True, parents=True)
     tokenizer_path, state_path = args.out / "tokenizer.json", args.out / "state.pt"
-    tokenizer = Tokenizer.from_file(str(tokenizer_path)) if tokenizer_path.exists() else train_tokenizer()
+    tokenizer = Tokenizer.from_file(str(tokenizer_path)) if tokenizer_path.exists() else tokenizer_of()
     tokenizer.save(str(tokenizer_path))
-    model = TinyGlm(TinyConfig(vocab_size=math.ceil(tokenizer.get_vocab_size() / 64) * 64))
+    model = build(math.ceil(tokenizer.get_vocab_size() / 64) * 64)
     for_muon, for_adam = split_parameters(model)
     muon = Muon(for_muon, lr=args.muon_lr)
     adam = torch.optim.AdamW(for_adam, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -124,8 +118,8 @@ def main() -> None:
         torch.save({**state, "step": step, "tokens": num_tokens}, state_path.with_suffix(".tmp"))
         os.replace(state_path.with_suffix(".tmp"), state_path)
 
-    chats = Chats(tokenizer, f"train-{args.seed}")
-    moes = [module for module in model.modules() if isinstance(module, Moe)]
+    chats = Chats(tokenizer, f"train-{args.seed}", name=name)
+    moes = [module for module in model.modules() if isinstance(module, Experts)]
     means: dict[str, float] = {}
     saved_at = counted_from = time.monotonic()
     counted_tokens = 0
@@ -134,8 +128,8 @@ def main() -> None:
             phase = steps[step]
             rows = [chats.row(step * 64 + i, phase.length) for i in range(rank, phase.batch, num_processes)]
             model.train()
-            loss, mtp_loss, reply_loss = losses(model, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
-            (loss + MTP_LOSS_WEIGHT * mtp_loss).backward()
+            loss, logged = losses(model, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
+            loss.backward()
             average_gradients(model, moes, num_processes)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             rate = min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, (len(steps) - step) / (args.decay * len(steps)))
@@ -144,13 +138,11 @@ def main() -> None:
                     group["lr"] = lr * rate
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            for moe in moes:
-                moe.e_score_correction_bias += BIAS_STEP * rate * torch.sign(moe.load.mean() - moe.load)
-                moe.load.zero_()
+            model.after_step(rate)
             step += 1
             num_tokens += phase.batch * phase.length
             counted_tokens += phase.batch * phase.length
-            for key, value in (("loss", loss), ("reply_loss", reply_loss), ("mtp_loss", mtp_loss)):
+            for key, value in logged.items():
                 means[key] = 0.95 * means.get(key, value.item()) + 0.05 * value.item()
             if step % 50 == 0 and rank == 0:
                 per_s = round(counted_tokens / (time.monotonic() - counted_from))
