@@ -147,10 +147,16 @@ def ratio(ours_N: Values, first_N: Values) -> str:
     return f"{ours_N.mean() / first_N.mean():.3f} | {low:.3f} to {high:.3f}"
 
 
-def mean(ours_N: Values) -> str:
-    """With the 95 % of resampled texts."""
+def resampled(ours_N: Values) -> tuple[float, float]:
+    """95 % of the mean over resampled texts."""
     rng = np.random.default_rng(0)
     low, high = np.quantile(ours_N[rng.integers(0, len(ours_N), (RESAMPLES, len(ours_N)))].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def mean(ours_N: Values) -> str:
+    """With the 95 % of resampled texts."""
+    low, high = resampled(ours_N)
     return f"{ours_N.mean():.5f} | {low:.5f} to {high:.5f}"
 
 

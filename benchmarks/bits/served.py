@@ -65,7 +65,7 @@ def measured(model: ModelRecipe, precisions: Sequence[str], suite: SuiteRecipe, 
         made = folder / name / "checkpoint"
         if not made.is_dir():
             (folder / name).mkdir(parents=True, exist_ok=True)
-            quantized(precision, folder / name)
+            quantized(Path(model.source.path), precision, folder / name)
         candidates.append(Candidate(name, made))
     return evaluate(
         model.name,
@@ -92,7 +92,8 @@ def kl_by_text(text: ReferenceText, one: Measurement, journal: Journal) -> Value
 
 def mean(ours_N: Values) -> str:
     """With the 95 % of resampled texts."""
-    return f"{ours_N.mean():.1e} | {resampled(ours_N)[0]:.1e} to {resampled(ours_N)[1]:.1e}"
+    low, high = resampled(ours_N)
+    return f"{ours_N.mean():.1e} | {low:.1e} to {high:.1e}"
 
 
 def drafts(ours: Acceptance | None, source: Acceptance | None) -> str:
