@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe, is_automatic
@@ -30,6 +29,8 @@ TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
 def in_transformers(folder: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM  # takes seconds to load
+
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
