@@ -14,6 +14,7 @@ from assay.errors import AssayError
 from assay.recipes.load import load_recipe, parse_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.choice.mix import Mix, PredictedMeasured
+from assay.records.diagnosis.sensitivity import UniformDamage
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.mixing.build import Asked, Proposal, meaning_of, propose
 from assay_quantize.mixing.choose import Choices, choices_of
@@ -44,10 +45,15 @@ def proposed(
     slack: float = 0.02,
     texts: str = "24 replies",
     measured: dict[str, PredictedMeasured] | None = None,
+    whole: dict[str, float] | None = None,
 ) -> Proposal:
+    """whole: scheme -> what is lost with all parts in it at once."""
     made = choices(checkpoint, damage, error)
     asked = Asked("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack)
     found = sensitivity(checkpoint, damage, error=error, texts=texts)
+    if whole is not None:
+        lost = [UniformDamage(scheme=one, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0) for one, nats in whole.items()]
+        found = found.model_copy(update={"uniform": tuple(lost)})
     return propose(asked, BASE, made, found, SHIPPED, SCHEMES, measured or {})
 
 
@@ -145,6 +151,21 @@ def test_a_lead_within_its_error_goes_to_the_uniform_recipe(checkpoint: Checkpoi
     assert unsure.mix.advantage is not None and (unsure.mix.advantage.low_nats or 0) <= 0 < unsure.mix.advantage.nats
     assert set(taken(unsure.mix).values()) == {"w4a16_g32"}
     assert unsure.mix.optimum_nats < unsure.mix.point.damage_nats
+
+
+def test_of_uniform_recipes_the_one_that_is_best_as_a_whole_is_proposed(checkpoint: Checkpoint) -> None:
+    """Sums of single parts favour w4a16-g32; with all parts quantized at once another loses less."""
+    made = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16_g32": 0.006, "w4a16": 0.005})
+    assert made.mix.proposes == "uniform" and set(taken(made.mix).values()) == {"w4a16"}
+    assert made.mix.reason == (
+        "w4a16 is proposed: of the uniform recipes within these limits it loses least with all parts quantized at once, 0.005 "
+        "nats a token on these texts; w4a16-g32, which the sums of single parts favour, loses 0.006, and no mix is expected "
+        "to be ahead of that by more than its error."
+    )
+    as_summed = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16_g32": 0.005, "w4a16": 0.006})
+    unknown = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.005})
+    for one in (as_summed, unknown):
+        assert set(taken(one.mix).values()) == {"w4a16_g32"} and one.mix.reason.endswith("is within its error.")
 
 
 def test_without_intervals_a_lead_must_be_clear(checkpoint: Checkpoint) -> None:
