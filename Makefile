@@ -126,7 +126,7 @@ gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (
 	@$(assay) gpu-check
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
-test: setup .venv-docs/.ready ## run every test, real vLLM servers included (35 minutes on two cores)
+test: setup .venv-docs/.ready ## run every test, real vLLM servers included (32 minutes on two cores)
 	@.venv/bin/python -m pytest -m "not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The rest of the tests needs vLLM, Docker, a Ray cluster of its own, or minutes.
