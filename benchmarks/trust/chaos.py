@@ -233,7 +233,8 @@ class Scene:
         if not attempt.wait_for(attempt.kill_server):
             self.end(attempt, f"{accident}: too late", accident.stage, {0})
             return False
-        self.end(attempt, str(accident), accident.stage, {2}, hit)
+        # the last server dies unnoticed once its evaluation is being judged
+        self.end(attempt, str(accident), accident.stage, {2} if hit == accident.stage else {0, 2}, hit)
         return hit == accident.stage
 
     def _disk_full(self, attempt: Attempt, accident: Accident, hit: str) -> bool:
