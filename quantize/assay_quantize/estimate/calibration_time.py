@@ -1,8 +1,8 @@
 """How long calibrating a plan layer by layer would take on some machine, with what disk and memory: an extrapolation.
 
 The work is `calibration_work`'s, exact. What a core does was measured on one core of one machine (`MEASURED_CALIBRATION`), or
-is measured here and now (`--hardware this`). What a GPU does is a share, assumed here, of what its maker publishes: nothing
-was run on one. The steps follow each other: reading, copying and computing are added up, as the code does them.
+is measured here and now (`--hardware this`). What a GPU does is a share of what its maker publishes, which was measured on one
+H200. The steps follow each other: reading, copying and computing are added up, as the code does them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROCESS_BYTES = 700 << 20
 class TorchRates:
     """What the device does, in operations per second: products of FP32 matrices; factorized Hessians; weights that are gone
     through column by column, a step's own time apart; weights that AWQ rounds for a candidate. bus: GB per second to a GPU;
-    None: the device is the CPU."""
+    None: the device is the CPU. weight_s: what each weight takes whatever its size; counted for GPUs."""
 
     product: float
     factor: float
@@ -32,6 +32,7 @@ class TorchRates:
     searched_number_s: float
     bus: float | None
     source: str
+    weight_s: float = 0.0
 
 
 MEASURED_CALIBRATION = TorchRates(
@@ -46,13 +47,15 @@ MEASURED_CALIBRATION = TorchRates(
 )
 """By `measure_torch.measured_torch`."""
 
-PRODUCT_SHARE, FACTOR_SHARE, BUS_SHARE, MEMORY_PASSES = 0.6, 0.1, 0.25, 40
-"""Assumed of a GPU: shares of its published FP32 rate for products and for factorizations of one Hessian after the other, and
-of its bus for copies from memory that is not pinned; how often a weight passes through memory while its columns are rounded."""
-SEARCH_PASSES = 12
+PRODUCT_SHARE, FACTOR_SHARE, BUS_SHARE, MEMORY_PASSES = 0.73, 0.17, 0.13, 110
+"""Measured on one H200 (decision 189), as shares of what is published, and taken for every GPU: of its FP32 rate in products and
+in factorizations of one Hessian after the other, and of its bus for copies from memory that is not pinned; how often a weight
+passes through memory while its columns are rounded."""
+SEARCH_PASSES = 25
 """The same for a candidate of AWQ."""
-LAUNCH_S, LAUNCHES = 1e-5, 12
-"""Assumed of a GPU: seconds of a kernel's start, and starts for a block of 128 columns (llm-compressor has a Triton kernel)."""
+COLUMN_S, FACTOR_S, WEIGHT_S = 2.7e-6, 3.9e-3, 4e-3
+"""Measured there as well, whatever the size of a weight: seconds of a column's step (llm-compressor has a Triton kernel for blocks
+of 128); of the starts of three factorizations; of what else one core does for a weight (hooks, packing, copies)."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,18 @@ class CalibrationEstimate:
 
 
 def gpu_rates(gpu: Gpu) -> TorchRates:
-    """`ASSUMED` shares of what is published."""
+    """Shares of what is published."""
     product = PRODUCT_SHARE * gpu.fp32 * 1e12
     return TorchRates(
         product=product,
         factor=FACTOR_SHARE * gpu.fp32 * 1e12,
-        column_s=LAUNCHES * LAUNCH_S / 128,
+        column_s=COLUMN_S,
         column_number_s=MEMORY_PASSES * 4 / (gpu.memory * 1e12),
         searched_number_s=SEARCH_PASSES * 4 / (gpu.memory * 1e12),
         bus=BUS_SHARE * gpu.bus,
-        source=f"{gpu.source}: {gpu.fp32:g} TFLOP/s in FP32, {gpu.memory:g} TB/s, {gpu.bus:g} GB/s to the host; assumed, not "
-        f"measured: {PRODUCT_SHARE:g} of it in products, {FACTOR_SHARE:g} in factorizations, {BUS_SHARE:g} of the bus",
+        source=f"{gpu.source}: {gpu.fp32:g} TFLOP/s in FP32, {gpu.memory:g} TB/s, {gpu.bus:g} GB/s to the host; as one H200 was "
+        f"measured, {PRODUCT_SHARE:g} of it in products, {FACTOR_SHARE:g} in factorizations, {BUS_SHARE:g} of the bus",
+        weight_s=FACTOR_S + WEIGHT_S,
     )
 
 
@@ -161,6 +165,9 @@ def _lines(plan: Plan, work: CalibrationWork, machine: Machine, cores: CoreRates
             Line("round", round_s, f"{work.columns:,} steps of a column, {work.column_numbers:.3g} weights; {each}{who}"),
             Line("update", work.updates / rates.product, f"{_flops(work.updates)}: errors passed on to the blocks behind"),
         ]
+        if rates.weight_s:
+            each = f"{work.weights:,} weights, {1e3 * rates.weight_s:.3g} ms each: starts of kernels, hooks, packing"
+            lines.append(Line("dispatch", work.weights * rates.weight_s, each))
     routed = f"{_flops(work.passed_on)}: the real routing, {routed_share(plan):.1%} of the experts' weights a token"
     state_s = work.layers * work.state_bytes * (2 / machine.read + 1 / machine.write + 1 / cores.sha256) / 1e9
     layer_s = work.written * (1 / machine.write + 1 / cores.sha256) / 1e9

@@ -30,7 +30,7 @@ class CalibrationWork:
 
     tokens: in sequences of `length`. read: bytes of the source, as stored; prepared: of its weights in FP32, handed to the
     device. watched: operations of the pass in which every expert sees every token; passed_on: of the one with the real routing.
-    hessians, factorized: of GPTQ. columns: steps of one column for `at_once` weights; column_numbers: weights that these steps
+    hessians, factorized: of GPTQ, of so many weights. columns: steps of one column for `at_once` weights; column_numbers: weights that these steps
     touch; searched: operations of AWQ's search, and of the copies it rounds, searched_numbers. state_bytes: what goes from
     layer to layer. written: files of layers. layer_bytes: the most that one layer takes while it is calibrated.
     """
@@ -45,6 +45,7 @@ class CalibrationWork:
     passed_on: float
     hessians: float
     factorized: float
+    weights: int
     columns: int
     column_numbers: float
     updates: float
@@ -110,6 +111,7 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         passed_on=2 * tokens * (of_all + of_experts * share) + scores,
         hessians=2.0 * tokens * _hessian_numbers(rounded) if gptq else 0.0,
         factorized=sum(count * 4 / 3 * columns**3 for (_, columns), count in shapes.items()),
+        weights=len(gptq),
         columns=sum(count * columns for (_, columns), count in steps.items()),
         column_numbers=float(sum(count * rows * columns for (rows, columns), count in shapes.items())),
         updates=float(sum(count * rows * columns**2 for (rows, columns), count in shapes.items())),

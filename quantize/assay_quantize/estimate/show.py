@@ -62,7 +62,7 @@ def print_calibration(made: CalibrationEstimate, console: Console) -> None:
     console.print(f"  {'memory':<11} {gigabytes(made.host_bytes):>7}   {what}")
     console.print(f"  rates: {made.rates.source}", soft_wrap=True)
     if made.device_bytes is not None:
-        console.print("  one GPU computes, others of the machine wait; not run on a GPU by us (--device cuda-untested)")
+        console.print("  one GPU computes, others of the machine wait; shares of its rates as measured on one H200")
     if made.problem is not None:
         console.print(f"  [red]does not fit[/]: {made.problem}", soft_wrap=True)
 

@@ -77,6 +77,7 @@ def test_the_work_of_glm_5_is_that_of_its_shapes(glm5: Plan) -> None:
         passed_on=2.0 * T * (every - routed * (1 - 8 / EXPERTS)) + SCORES,
         hessians=2.0 * T * hessians,
         factorized=pytest.approx(sum(count * 4 / 3 * c**3 for c, count in columns.items())),
+        weights=sum(columns.values()),
         columns=sum(count * c for c, count in columns.items()),
         column_numbers=float(rounded),
         updates=float(updates),
@@ -93,13 +94,13 @@ def test_every_line_is_work_over_a_rate(glm5: Plan) -> None:
     gpu = Gpu("test", 80_000_000_000, fp32=50.0, memory=4.0, bus=40.0, source="made up")
     machine = Machine("test", 4, read=2.0, write=0.5, network=None, source="made up", gpu=gpu)
     work, rates = calibration_work(glm5), gpu_rates(gpu)
-    assert rates == TorchRates(30e12, 5e12, 12 * 1e-5 / 128, 160 / 4e12, 48 / 4e12, 10.0, rates.source)
+    assert rates == TorchRates(36.5e12, 8.5e12, 2.7e-6, 440 / 4e12, 100 / 4e12, 5.2, rates.source, weight_s=7.9e-3)
     made = estimate_calibration(glm5, machine, COPIES, MEASURED_CALIBRATION, gpu=True)
     seconds = {
-        "tokens": None, "source": work.read / 2e9, "weights": work.prepared / 10e9, "to the GPU": work.prepared / 2 / 10e9,
-        "watch": work.watched / 30e12, "Hessians": work.hessians / 30e12, "factorize": work.factorized / 5e12,
-        "round": work.columns * 12e-5 / 128 + work.column_numbers * 160 / 4e12, "update": work.updates / 30e12,
-        "pass on": work.passed_on / 30e12, "states": 78 * work.state_bytes * (2 / 2 + 1 / 0.5 + 1 / 2) / 1e9,
+        "tokens": None, "source": work.read / 2e9, "weights": work.prepared / 10e9, "to the GPU": work.prepared / 2 / 5.2e9,
+        "watch": work.watched / 36.5e12, "Hessians": work.hessians / 36.5e12, "factorize": work.factorized / 8.5e12,
+        "round": work.columns * 2.7e-6 + work.column_numbers * 440 / 4e12, "update": work.updates / 36.5e12,
+        "dispatch": work.weights * 7.9e-3, "pass on": work.passed_on / 36.5e12, "states": 78 * work.state_bytes * (2 / 2 + 1 / 0.5 + 1 / 2) / 1e9,
         "layers": work.written * (1 / 0.5 + 1 / 2) / 1e9,
     }  # fmt: skip
     assert {line.name: line.seconds for line in made.lines} == {
@@ -185,7 +186,7 @@ def test_it_is_printed_line_by_line(glm5: Plan) -> None:
         "  GPU memory  57.4 GB   the largest layer in FP32, its statistics, a batch",
         "  memory      7.24 GB   without the layer, which is on the GPU",
         f"  rates: {made.rates.source}",
-        "  one GPU computes, others of the machine wait; not run on a GPU by us (--device cuda-untested)",
+        "  one GPU computes, others of the machine wait; shares of its rates as measured on one H200",
     ]
 
 
@@ -200,4 +201,4 @@ def test_the_command_needs_no_hub(monkeypatch: pytest.MonkeyPatch, run: Run) -> 
     assert [one["problem"] for one in said["calibration"]] == [None, None]
     gpu, cores = said["calibration"]
     assert 0 < gpu["total_s"] < cores["total_s"]
-    assert len({line["name"] for line in gpu["lines"]}) == len(gpu["lines"]) == 12
+    assert len({line["name"] for line in gpu["lines"]}) == len(gpu["lines"]) == 13
