@@ -34,9 +34,11 @@ from assay import cli
 from assay.cli.terminal import say_error
 from assay.errors import AssayError
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.tasks.lm_eval import load
 from assay_quantize.kernels import error_rows, quantize_rows
 
-# What every command does again, and takes longest: loading kernels, its own options, and the parsing of templates.
+# What every command does again, and takes longest: loading kernels, its own options, the parsing of templates, and the index of
+# lm-eval's thousands of tasks, which `calibrate` asks for what no text may hold.
 zeros = np.zeros((16, 128), np.uint16)
 for scheme, amax in (("w4a16", None), ("nvfp4a16", 1.0)):
     error_rows(quantize_rows(zeros, "BF16", scheme, amax=amax).parts, zeros, "BF16", scheme)
@@ -44,6 +46,7 @@ assay_reports.card.environment(html=False).get_template("card.md.j2")
 assay_reports.report.environment(html=False).get_template("report.md.j2")
 assay_reports.report.environment(html=True).get_template("report.html.j2")
 cli.root.all_commands()
+load._manager(None, True)
 
 
 def assay(*words: str) -> None:

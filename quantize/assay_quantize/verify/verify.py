@@ -77,7 +77,11 @@ def verify(
     on_progress: called with (tensor or file, bytes of the checkpoint); `num_bytes_of` tells how many there will be.
     Raises CheckpointError when there is no such folder, or when the source itself cannot be opened or read.
     """
-    # only now: numba and torch take seconds to import, and the command line imports this module to say "done before"
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give the folder of a quantized checkpoint")
+    source_checkpoint = None if source is None else open_checkpoint(source)
+    # only now: numba and torch take seconds to import; a folder that is not there is said before, and the command line imports
+    # this module to say "done before"
     from assay_quantize.kernels.devices import default_workers
     from assay_quantize.verify.calibrated.digests import check_calibrated
     from assay_quantize.verify.checks import check_config, check_fused_scales, check_ignore, check_planned
@@ -86,11 +90,7 @@ def verify(
     from assay_quantize.verify.library import check_headers, check_metadata
     from assay_quantize.verify.names import check_nothing_lost, check_targets
 
-    started = time.monotonic()
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; give the folder of a quantized checkpoint")
-    source_checkpoint = None if source is None else open_checkpoint(source)
-    findings = Findings()
+    started, findings = time.monotonic(), Findings()
     manifest = _manifest(folder, findings)
     files = stamps_of_files(folder)
     config = _json_object(folder, CONFIG, findings)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_states_between_layers_are_those_of_the_whole_model(tmp_path: Path, conf
 
 # ------------------------------------------------------------------------------------------------ kills
 KILLED = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 from pathlib import Path
 import numpy
 from assay.records.plan import Plan
@@ -80,13 +81,16 @@ from assay_quantize.calibration.memory import SPARE_BYTES, check_gpu_memory, lay
 from assay_quantize.calibration.text import Text
 
 plan, source, words = Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
-for work, count in json.loads(sys.argv[4]):
+gc.freeze()  # a child need not look through all of torch for garbage
+
+
+def one(work, count):
     child = os.fork()
     if not child:
         steps, run, replace, add = 0, skeleton.Skeleton.run, os.replace, layerwise.WorkFolder.add
 
         def step():
-            global steps
+            nonlocal steps
             steps += 1
             if steps == count:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -110,18 +114,42 @@ for work, count in json.loads(sys.argv[4]):
         print("steps", steps, flush=True)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+for line in sys.stdin:
+    for job in json.loads(line):
+        one(*job)
+    print(flush=True)
 """
+"""Forks for every job of a line of jobs, and answers with what they print and how each ended; an empty line is the end."""
 
 
-def in_processes(plan: Plan, source: Path, words: Path, folder: Path, jobs: list[tuple[str, int]]) -> list[str]:
+@contextmanager
+def in_processes(plan: Plan, source: Path, words: Path, folder: Path) -> Iterator[Callable[[list[tuple[str, int]]], list[str]]]:
+    """Runs jobs, each in a process of its own: (work folder, the step before which it is killed; -1: none) -> what was said."""
     plan.save(folder / "plan.json")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(folder / "plan.json"), str(source), str(words), json.dumps(jobs)],
-        env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}, cwd=folder, timeout=600, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    return done.stdout.split("\n")
+    with (folder / "errors").open("w+") as errors, subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(folder / "plan.json"), str(source), str(words)],
+        env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}, cwd=folder, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        asked, said = process.stdin, process.stdout
+
+        def run(jobs: list[tuple[str, int]]) -> list[str]:
+            asked.write(json.dumps(jobs) + "\n")
+            asked.flush()
+            lines = []
+            while (line := said.readline()) != "\n":
+                assert line, (folder / "errors").read_text()  # it has ended
+                lines.append(line.rstrip("\n"))
+            return lines
+
+        yield run
+        asked.close()
+        assert process.wait(60) == 0
+        errors.seek(0)
+        assert "Traceback" not in (text := errors.read()), text
 
 
 def files_of(work: Path) -> dict[str, bytes]:
@@ -149,16 +177,16 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
     )
     (tmp_path / "mtp.yaml").write_text(WITH_MTP)
     plan = plan_of(source, str(tmp_path / precision) if precision.endswith(".yaml") else precision)
-    said = in_processes(plan, source, words, tmp_path, [(str(tmp_path / "whole"), -1)])
-    steps = int(next(line for line in said if line.startswith("steps")).split()[1])
-    moments = sorted(random.Random(18).sample(range(1, steps + 1), kills))
-    jobs = [(str(tmp_path / f"killed-{count}"), count) for count in moments]
-    killed = [line for line in in_processes(plan, source, words, tmp_path, jobs) if line]
-    assert killed == [str(-signal.SIGKILL)] * kills
+    with in_processes(plan, source, words, tmp_path) as run_all:
+        said = run_all([(str(tmp_path / "whole"), -1)])
+        steps = int(next(line for line in said if line.startswith("steps")).split()[1])
+        moments = sorted(random.Random(18).sample(range(1, steps + 1), kills))
+        jobs = [(str(tmp_path / f"killed-{count}"), count) for count in moments]
+        assert run_all(jobs) == [str(-signal.SIGKILL)] * kills
+        layers_done = [len(list((tmp_path / f"killed-{count}").glob("layer-*"))) for count in moments]
+        assert len(set(layers_done)) >= min(3, layers + 1)  # killed in several layers
+        assert run_all([(work, -1) for work, _ in jobs]).count("0") == kills
     whole = files_of(tmp_path / "whole")
-    layers_done = [len(list((tmp_path / f"killed-{count}").glob("layer-*"))) for count in moments]
-    assert len(set(layers_done)) >= min(3, layers + 1)  # killed in several layers
-    assert in_processes(plan, source, words, tmp_path, [(work, -1) for work, _ in jobs]).count("0") == kills
     for work, _ in jobs:
         assert files_of(Path(work)) == whole, work
 
