@@ -67,6 +67,8 @@ def run(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that take minutes (a vLLM server, containers) first: begun last, they would keep one core of two waiting."""
+    """Modules that take minutes (a vLLM server, containers) first, those with a slow test next: begun last, one would keep one
+    core of two waiting."""
     long = {item.path for item in items if item.get_closest_marker("serve") or item.get_closest_marker("timeout")}
-    items.sort(key=lambda item: item.path not in long)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: 0 if item.path in long else 1 if item.path in slow else 2)

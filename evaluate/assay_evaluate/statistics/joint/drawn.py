@@ -14,6 +14,7 @@ verdicts: `paired`, `graded` and `clustered`, over arrays.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -163,8 +164,8 @@ class Evidence:
     def _tango(self, levels: Floats) -> tuple[Floats, Floats]:
         tables = np.column_stack([*self._discordant, levels])
         different, index = np.unique(tables, axis=0, return_inverse=True)
-        found = [paired_difference(round(b), round(c), self.num_items, level) for b, c, level in different]
-        ends = np.array([(one.low, one.high) for one in found])[index.ravel()]
+        found = [_tango_ends(round(b), round(c), self.num_items, float(level)) for b, c, level in different]
+        ends = np.array(found)[index.ravel()]
         return ends[:, 0], ends[:, 1]
 
     @property
@@ -187,6 +188,13 @@ class Evidence:
         t = (self.drop - loss) / np.maximum(error, SMALLEST_ERROR)
         tail = stats.t.cdf(t, self._degrees) if below else stats.t.sf(t, self._degrees)
         return np.where(error > SMALLEST_ERROR, np.maximum(p, tail), p)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _tango_ends(b: int, c: int, n: int, level: float) -> tuple[float, float]:
+    """Of one table, which comes up again in other draws, and for the other end of the interval: an exact end takes 10 ms."""
+    found = paired_difference(b, c, n, level)
+    return found.low, found.high
 
 
 # ------------------------------------------------------------------------------------------------ the draws

@@ -88,7 +88,12 @@ def _manager_for(task: LmEvalTask) -> Any:
 def _manager(include_path: str | None, include_defaults: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=include_path, include_defaults=include_defaults)
+    if include_path is None or not include_defaults:
+        return TaskManager(include_path=include_path, include_defaults=include_defaults)
+    manager = TaskManager(include_path=include_path, include_defaults=False)
+    # as lm-eval joins the indexes of several folders, the later before the earlier; its own is made once for all of them
+    manager._index = {**_manager(None, True).task_index, **manager.task_index}
+    return manager
 
 
 def _configs(manager: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from lm_eval_questions import ANSWERS, REPLIES, session_with
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.suite import LmEvalTask, SuiteRecipe
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
-from assay_evaluate.tasks.lm_eval.load import CODE_EVAL, _configs, _manager
+from assay_evaluate.tasks.lm_eval.load import CODE_EVAL, _configs, _manager, configs_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,20 @@ def test_groups_and_tags_are_opened() -> None:
     index = _manager(None, True)
     assert len(_configs(index, ["mmlu_pro"])) == 14
     assert {"mgsm_native_cot_de", "mgsm_en_cot_de"} <= set(_configs(index, ["mgsm_cot_native"]))
+
+
+def test_a_task_of_ones_own_comes_before_lm_evals_of_that_name(tmp_path: Path) -> None:
+    """Also where another name is lm-eval's, so that its index is needed; that index stays as it is for others."""
+    (tmp_path / "mine.yaml").write_text("task: gsm8k\ndataset_path: mine\ntag: mgsm_cot_native\noutput_type: generate_until\n")
+    task = LmEvalTask(kind="lm_eval", name="x", tasks=("gsm8k", "mmlu_pro"), max_tokens=64, include_path=str(tmp_path))
+    found, theirs = configs_of(task), _configs(_manager(None, True), ["gsm8k", "mmlu_pro"])
+    assert len(found) == 15 and found["gsm8k"]["dataset_path"] == "mine"
+    assert theirs["gsm8k"]["dataset_path"] == "openai/gsm8k"
+    assert {name: one for name, one in found.items() if name != "gsm8k"} == {
+        name: one for name, one in theirs.items() if name != "gsm8k"
+    }
+    tagged = task.model_copy(update={"tasks": ("mgsm_cot_native", "mmlu_pro_law")})  # a tag, too, is the folder's alone
+    assert configs_of(tagged).keys() == {"gsm8k", "mmlu_pro_law"}
 
 
 # ------------------------------------------------------------------------------------------------ code
