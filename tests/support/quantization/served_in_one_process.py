@@ -54,6 +54,17 @@ def main(request_path: str, answers_path: str) -> None:
             del engine
             gc.collect()
             cleanup_dist_env_and_memory()
+            if number == 0:
+                keep_what_is_imported()
+
+
+def keep_what_is_imported() -> None:
+    """What is there after the first engine is not looked at again for garbage: vLLM looks eleven times for each engine, and all
+    of its modules and torch's take half a second. What later engines leave is: vLLM no longer freezes anything."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 def told(reply: Any) -> dict[str, Any]:

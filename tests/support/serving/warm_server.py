@@ -139,6 +139,7 @@ def join_group(pid: int, request: dict[str, Any]) -> None:
 
 def become(request: dict[str, Any]) -> None:
     """In the child: run what was asked for as `python ARGUMENTS` would; returns when that does."""
+    gc.unfreeze = lambda: None  # vLLM does when it ends, and looks through all that was imported, five times, for garbage
     join_group(0, request)
     for number, fd in request["files"].items():
         os.dup2(fd, number)
