@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from assay.records.choice.record import Cell, Choice, Flip, Pick, Quality, Regret, Setup
 from assay.records.speed import SpeedRow
 from assay.records.verdict import GateReport
-from assay_evaluate.choice.curves import NOBODY, Curve, Envelope, Known, envelope, turns
+from assay_evaluate.choice.curves import NOBODY, ROUNDING, Curve, Envelope, Known, envelope, turns
 from assay_evaluate.choice.quality import judged, losses
 from assay_evaluate.choice.rows import Key, Usable, latencies, usable
 from assay_evaluate.choice.sentences import if_passed, recommendation, within_noise, without_speed
@@ -195,7 +195,8 @@ def _why_missing(found: Usable, key: Key, at: int, wanted: Wanted) -> str:
 
 def _against(known: Mapping[str, float], objective: Mapping[str, float]) -> tuple[bool | None, str | None]:
     """(whether the objective is met, what is missed)."""
-    missed = [f"{LIMITS[name]} {_seconds(known[name])}" for name, most in objective.items() if known.get(name, 0.0) > most]
+    over = [name for name, most in objective.items() if known.get(name, 0.0) > most * (1 + ROUNDING)]
+    missed = [f"{LIMITS[name]} {_seconds(known[name])}" for name in over]
     if missed:
         return False, ", ".join(missed)
     unknown = [LIMITS[name] for name in objective if name not in known]
@@ -249,9 +250,12 @@ def _pick(
 ) -> Pick:  # fmt: skip
     chosen = best.at(at)
     first = int(chosen[0])
-    if first == NOBODY or (may[first], at) not in found.rows:
+    if first == NOBODY:
         there = [cells[key, at] for key in found.setups]
-        return Pick(concurrency=at, setup=None, why_none=_why_none(there, may, found, objective))
+        return Pick(concurrency=at, setup=None, why_none=_why_none(there, may, found))
+    cell = cells[may[first], at]
+    if cell.output_tokens_s is None or (objective and not cell.meets_objective):
+        return Pick(concurrency=at, setup=None, why_none=_why_between(found, may[first], cell, objective))
     row = found.rows[may[first], at]
     rivals = [key for key in may if key != may[first] and (key, at) in found.rows]
     rivals = [key for key in rivals if not objective or cells[key, at].meets_objective]
@@ -276,7 +280,7 @@ def _pick(
     )
 
 
-def _why_none(there: Sequence[Cell], may: Sequence[Key], found: Usable, objective: Mapping[str, float]) -> str:
+def _why_none(there: Sequence[Cell], may: Sequence[Key], found: Usable) -> str:
     if not may:
         return "no checkpoint that has rows may be chosen: see quality"
     names = {found.setups[key].name for key in may}
@@ -285,6 +289,14 @@ def _why_none(there: Sequence[Cell], may: Sequence[Key], found: Usable, objectiv
         return "nobody measured one that may be chosen"
     near = max(known, key=lambda cell: cell.output_tokens_s or 0.0)
     return f"none meets the objective; {near.setup}, the fastest, misses it: {near.misses}"
+
+
+def _why_between(found: Usable, key: Key, cell: Cell, objective: Mapping[str, float]) -> str:
+    """Of who is ahead by rows on both sides, and has none there, or one that lacks what is limited."""
+    known = [at for (of, at), row in found.rows.items() if of == key and objective.keys() <= latencies(row)[0].keys()]
+    below, above = max(at for at in known if at < cell.concurrency), min(at for at in known if at > cell.concurrency)
+    what = f"nobody measured {cell.setup} there" if cell.output_tokens_s is None else f"{cell.misses} of {cell.setup} there"
+    return f"{what}, which is ahead by its speeds at {below} and {above} streams"
 
 
 def _flips(found: Usable, best: Envelope, names: Sequence[str]) -> list[Flip]:

@@ -20,6 +20,8 @@ LEVEL = 0.95
 GRID = 400
 """Points between the fewest and the most streams, even in the logarithm."""
 NOBODY = -1
+ROUNDING = 1e-12
+"""Share by which a limit may be exceeded: what is equal to it but for the last digits of arithmetic meets it."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, 
     for name, most in objective.items():
         taken = _between(where, at, np.log([max(row.limits[name], 1e-9) for row in curve.rows]))
         slower = moved if name == "tpot_s" else np.zeros_like(moved)  # what writes faster takes less time a token
-        found = np.where(taken - slower <= math.log(most), found, -np.inf)
+        found = np.where(taken - slower <= math.log(most) + ROUNDING, found, -np.inf)
     return found
 
 

@@ -197,6 +197,8 @@ def latencies(row: SpeedRow) -> tuple[dict[str, float], bool]:
     if "tpot_s" in found or row.output_tokens is None or row.output_tokens <= 1:
         return found, False
     whole = row.output_tokens * row.concurrency / _speed(row)
+    if whole <= found.get("ttft_s", 0.0):  # its numbers are not of the same requests
+        return found, False
     found.setdefault("end_to_end_s", whole)
     found["tpot_s"] = (whole - found.get("ttft_s", 0.0)) / (row.output_tokens - 1)
     return found, True

@@ -9,7 +9,8 @@ from assay.records.choice.record import Flip, Pick, Quality
 from assay_evaluate.choice.curves import NOBODY, Envelope, turns
 
 SURE = 0.8
-"""A change to another setup and back is said only if each of the two is in so many of the draws."""
+"""A change to another setup and back is said if each of the two is in so many of the draws, or if the setup before is beaten in
+so many at some number of streams between them."""
 HOW = {"measured": "", "imported": "", "predicted": "predicted, not measured: "}
 
 
@@ -25,11 +26,12 @@ def recommendation(
 def _clause(
     names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], picks: Sequence[Pick]
 ) -> str:  # fmt: skip
-    numbers = [int(number) for number, _ in itertools.groupby(best.best[0])]
-    if set(numbers) == {NOBODY}:
+    if (best.best[0] == NOBODY).all():
         why = picks[0].why_none or "nothing is known"
         return f"nothing can be recommended: {why}"
-    numbers, flips, _ = _without_noise(numbers, flips)
+    if picks and all(pick.setup is None for pick in picks):
+        return f"nothing can be recommended: {picks[0].why_none}"
+    numbers, flips, _ = _without_noise(best, flips)
     if len(numbers) == 1:
         few, many = min(points), max(points)
         where = f"at {few}" if few == many else f"from {few} to {many}"
@@ -43,27 +45,37 @@ def _clause(
 
 def within_noise(names: Sequence[str], best: Envelope, flips: Sequence[Flip]) -> tuple[str, ...]:
     """What the recommendation leaves out, one clause each."""
-    left_out = _without_noise([int(number) for number, _ in itertools.groupby(best.best[0])], flips)[2]
     return tuple(
-        f"from about {to.at:.0f} to {fro.at:.0f} streams {names[number]} is ahead, within the noise"
-        for number, to, fro in left_out
+        f"{_place(to, fro)} {names[number]} is ahead, within the noise" for number, to, fro in _without_noise(best, flips)[2]
     )
 
 
-def _without_noise(
-    numbers: Sequence[int], flips: Sequence[Flip]
-) -> tuple[list[int], list[Flip], list[tuple[int, Flip, Flip]]]:  # fmt: skip
+def _place(to: Flip, fro: Flip) -> str:
+    low, high = f"{to.at:.0f}", f"{fro.at:.0f}"
+    return f"at about {low} stream{'s' * (low != '1')}" if low == high else f"from about {low} to {high} streams"
+
+
+def _without_noise(best: Envelope, flips: Sequence[Flip]) -> tuple[list[int], list[Flip], list[tuple[int, Flip, Flip]]]:
     """Setups in order and the flips between them, without those to a setup and back that noise may have made; and these."""
-    kept, between, left_out, at = list(numbers), list(flips), [], 1
+    runs = [(int(number), len(list(run))) for number, run in itertools.groupby(best.best[0])]
+    kept, between, left_out, at = [number for number, _ in runs], list(flips), [], 1
+    begins = [0, *itertools.accumulate(length for _, length in runs)]
     while at < len(kept) - 1:
         to, fro = between[at - 1 : at + 1]
-        is_noise = any(flip.chance is not None and flip.chance < SURE for flip in (to, fro))
-        if kept[at - 1] == kept[at + 1] and NOBODY not in kept[at - 1 : at + 1] and is_noise:
+        unsure = any(flip.chance is not None and flip.chance < SURE for flip in (to, fro))
+        is_back = kept[at - 1] == kept[at + 1] and NOBODY not in kept[at - 1 : at + 1]
+        if is_back and unsure and _may_be_best(best, kept[at - 1], begins[at], begins[at + 1]):
             left_out.append((kept[at], to, fro))
-            del kept[at : at + 2], between[at - 1 : at + 1]
+            del kept[at : at + 2], between[at - 1 : at + 1], begins[at : at + 2]
+            at = max(1, at - 1)  # what lies around it may be within the noise as well
         else:
             at += 1
     return kept, between, left_out
+
+
+def _may_be_best(best: Envelope, number: int, begin: int, end: int) -> bool:
+    """Whether at all these places it is best in more draws than would be left if it were surely beaten."""
+    return bool(((best.best[1:, begin:end] == number).mean(axis=0) > 1 - SURE).all())
 
 
 def about(flip: Flip) -> str:

@@ -116,6 +116,78 @@ def test_a_change_to_and_fro_within_the_noise_is_none() -> None:
     assert there_and_back.recommendation.count(", then ") == 2 and there_and_back.within_noise == ()
 
 
+def test_who_is_surely_ahead_is_not_taken_for_noise() -> None:
+    """At 1 stream the two are alike, so half of the draws lack the first flip; at 4 `b` is ahead by two thirds in all."""
+    rows = [
+        row("a", 1, 90.0, 100.0, 112.0), row("a", 4, 300.0, 301.0, 302.0), row("a", 8, 900.0, 901.0, 902.0),
+        row("b", 1, 89.0, 99.0, 111.0), row("b", 4, 500.0, 501.0, 502.0), row("b", 8, 600.0, 601.0, 602.0),
+    ]  # fmt: skip
+    found = choose(rows, None, Wanted())
+    assert found.picks[1].setup == "b" and found.picks[1].chance_best == 1.0 and (found.flips[0].chance or 0) < 0.8
+    assert found.within_noise == ()
+    assert found.recommendation.endswith(": a up to about 1 stream (1 to 2), then b up to about 6 streams, then a")
+
+
+def test_changes_within_the_noise_inside_each_other() -> None:
+    """a, b, c, b, a: from 2 to 8 streams the three are alike, so the sentence goes nowhere; before it kept a, b, a."""
+    alike = {2: 1000.0, 4: 1050.0, 8: 2000.0}
+    ahead = {"a": {2: 0.0, 4: 0.0, 8: 0.0}, "b": {2: 10.0, 4: 6.0, 8: 10.0}, "c": {2: 0.0, 4: 10.0, 8: 0.0}}
+    rows = [row(name, at, *(mean + ahead[name][at] + off for off in (-50.0, 0.0, 50.0)))
+            for name in ahead for at, mean in alike.items()]  # fmt: skip
+    rows += [row("a", 1, 1200.0, 1210.0, 1220.0), row("a", 16, 3000.0, 3010.0, 3020.0)]
+    rows += [row(name, at, mean - 10.0, mean, mean + 10.0) for name in "bc" for at, mean in ((1, 910.0), (16, 2010.0))]
+    found = choose(rows, None, Wanted())
+    assert [(one.before, one.after) for one in found.flips] == [("a", "b"), ("b", "c"), ("c", "b"), ("b", "a")]
+    assert found.recommendation == "quality was not measured (--quality assumed): a from 1 to 16 streams"
+    assert found.within_noise == (
+        "from about 3 to 5 streams c is ahead, within the noise", "from about 2 to 8 streams b is ahead, within the noise",
+    )  # fmt: skip
+
+
+def test_a_lead_at_one_place_within_the_noise() -> None:
+    rows = [
+        row("a", 1, 125.0, 130.0, 135.0), row("a", 4, 350.0, 389.0, 428.0), row("a", 8, 900.0, 915.0, 930.0),
+        row("b", 1, 105.0, 113.0, 121.0), row("b", 4, 350.0, 390.0, 428.0), row("b", 8, 640.0, 650.0, 660.0),
+    ]  # fmt: skip
+    assert choose(rows, None, Wanted()).within_noise == ("at about 4 streams b is ahead, within the noise",)
+
+
+def test_who_is_ahead_where_nobody_measured_it_is_no_pick() -> None:
+    """Between its rows at 1 and 32 streams `a` is ahead of what was measured at 8; no objective is missed by anything."""
+    rows = [row("a", 1, 120.0), row("a", 32, 1200.0), row("b", 1, 90.0), row("b", 8, 200.0), row("b", 32, 900.0)]
+    found = choose(rows, None, Wanted())
+    assert found.recommendation.endswith(": a from 1 to 32 streams") and found.picks[1].setup is None
+    assert found.picks[1].why_none == "nobody measured a there, which is ahead by its speeds at 1 and 32 streams"
+    alone = choose(rows, None, Wanted(concurrency=(7,)))
+    assert alone.recommendation == (
+        "quality was not measured (--quality assumed): nothing can be recommended: nobody measured a there, which is ahead by "
+        "its speeds at 1 and 32 streams"
+    )
+
+
+def test_a_row_without_what_is_limited_is_no_pick() -> None:
+    rows = [row("a", 1, 120.0, ttft=0.1), row("a", 8, 500.0), row("a", 32, 1200.0, ttft=0.2)]
+    found = choose(rows, None, Wanted(objective={"ttft_s": 2.0}))
+    assert [one.setup for one in found.picks] == ["a", None, "a"]
+    assert found.picks[1].why_none == "TTFT not known of a there, which is ahead by its speeds at 1 and 32 streams"
+
+
+def test_an_objective_that_is_just_met() -> None:
+    """0.1 * 3 is more than 0.3 in its last digit: curve and row agree that it is 300 ms."""
+    found = choose([row("a", 1, 120.0, ttft=0.1 * 3)], None, Wanted(objective={"ttft_s": 0.3}))
+    assert (found.picks[0].setup, found.cells[0].meets_objective, found.cells[0].misses) == ("a", True, None)
+
+
+def test_a_time_per_token_below_nothing_is_not_derived() -> None:
+    """10 tokens at 100 tokens/s end after 0.1 s, and the first is said to come after 5 s: nothing follows from that."""
+    rows = [row("a", 1, 100.0, ttft=5.0, output_tokens=10.0), row("b", 1, 90.0, ttft=0.01, output_tokens=10.0)]
+    found = choose(rows, None, Wanted(objective={"tpot_s": 0.025}))
+    assert [(one.tpot_s, one.misses) for one in found.cells] == [
+        (None, "TPOT not known"), (pytest.approx((10 / 90 - 0.01) / 9), None),
+    ]  # fmt: skip
+    assert found.picks[0].setup == "b"
+
+
 # ------------------------------------------------------------------------------------------------ quality
 ROWS = [
     row("fp8", 1, 90.0, 91.0, 92.0), row("fp8", 32, 900.0, 905.0, 910.0),

@@ -237,7 +237,8 @@ def _below(found: Choice) -> Iterator[str]:
         cost = "" if one.usd_per_million_tokens is None else f", {one.usd_per_million_tokens:.2f} $ per M tokens dearer"
         misses = f"; misses the objective at {', '.join(map(str, one.misses))}" if one.misses else ""
         least = f"at most {one.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {_streams(one.at)}"
-        yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else 'the best wherever there is a choice'}{misses}"
+        first = "nowhere slower than the choice" if one.misses else "the best wherever there is a choice"
+        yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else first}{misses}"
     for state in ("measured", "imported", "predicted"):
         if count := sum(cell.state == state for cell in found.cells):
             yield f"{state}: {count} of {len(found.cells)} cells"

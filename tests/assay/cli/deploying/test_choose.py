@@ -154,6 +154,20 @@ def test_an_objective_that_is_missed(run: Run, table: str) -> None:
     )
 
 
+def test_one_for_all_that_misses_the_objective_is_not_called_the_best(run: Run) -> None:
+    """`a` is the faster one everywhere, and misses at 32 streams what `b` meets there; `b` misses it at 1."""
+    every = "{hardware: 1xH100, num_gpus: 1, engine: vllm 0.32.0, prompts: chat, speculation: 0, source: notes}"
+    rows = [("a", 1, 100, 0.1), ("a", 32, 1000, 5.0), ("b", 1, 90, 3.0), ("b", 32, 800, 0.1)]
+    lines = "".join(
+        f"      - {{checkpoint: {name}, concurrency: {at}, output_tokens_s: {speed}, ttft_s: {ttft}}}\n"
+        for name, at, speed, ttft in rows
+    )
+    Path("table.yaml").write_text(f"tables:\n  - every_row: {every}\n    rows:\n{lines}")
+    code, out, _ = run("choose", "--speed", "table.yaml", "--quality", "assumed", "--slo", "ttft<2s")
+    (line,) = [line for line in out.splitlines() if line.startswith("one for all")]
+    assert (code, line) == (0, "one for all: a, nowhere slower than the choice; misses the objective at 32")
+
+
 def test_a_run_joins_speed_and_verdicts(run: Run, with_speeds: Path) -> None:
     """Emulated and unmeasured checkpoints are missing with the reason; the record is in the run."""
     code, out, err = run("choose", "tiny-glm", "--hardware", "cpu", "--price", "1")
