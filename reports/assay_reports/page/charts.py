@@ -19,6 +19,8 @@ from assay_reports.page.svg import SERIES, Box, Picture, Scale, axis_below, axis
 from assay_reports.schema import Report, Row, TaskNumbers
 
 LANE = 20
+FAR = 30
+"""From a mark to a name that a stroke leads to: others might be taken for another mark's."""
 ROLES = (
     "routed_expert", "shared_expert", "attention", "indexer", "dense_mlp", "mtp", "embedding", "lm_head", "router", "norm",
 )  # fmt: skip
@@ -118,17 +120,23 @@ def quality_and_size(found: Sequence[Point]) -> Markup | None:
     taken: list[Box] = [(54, up(1) - 1, width - 12, up(1) + 1), (width - 80, up(1) - 18, width - 12, up(1))]
     for point in found:
         x, hint = across(point.num_bytes / each), f"{point.name}, {size(point.num_bytes)}: {point.said}"
-        marks.append((x, up(min(point.use.value, top) if point.use is not None else 0), point.name))
-        if point.use is not None:
-            high, low = up(min(point.use.high, top)), up(max(point.use.low, bottom))
+        marks.append((x, up(_within(point.use.value, bottom, top) if point.use is not None else 0), point.name))
+        if point.use is not None:  # what lies beyond the picture stands on its edge
+            high, low = (up(_within(end, bottom, top)) for end in (point.use.high, point.use.low))
             to.line(x, low, x, high, f"bar {point.css}")
             taken.append((x - 2, high, x + 2, low))
         shape, large = (3, 5) if point.use is None else (shape_of(point.css), 6)
         to.mark(x, marks[-1][1], point.css, shape, hint, large)
     names = place_names(marks, (54, 40, width - 12, height - 48), taken)
-    for (x, y, anchor), point in zip(names, found, strict=True):
-        to.text(x, y, point.name, "name", anchor)
+    for (x, y, anchor, name), mark, point in zip(names, marks, found, strict=True):
+        if abs(y - mark[1]) > FAR:
+            to.line(*mark[:2], x, y - 4, f"thin {point.css}")
+        to.text(x, y, name, "name", anchor)
     return to.drawn()
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 def _sentence(w: Worst) -> str:

@@ -84,28 +84,51 @@ _END = ("</circle>", "</rect>", "</path>", "</path>")
 # ------------------------------------------------------------------------------------------------ names
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
-LETTER, ABOVE, BELOW = 7.6, 11.0, 3.0
+LETTER, ABOVE, BELOW = 8.5, 11.0, 3.0
 """Width of a letter of a name, and its height over and under the line that it stands on."""
+AWAY, LINE = 10, 13
+"""From the middle of a mark to its name, and from one height of a name to the next."""
 
 
-def place_names(marks: Sequence[tuple[float, float, str]], inside: Box, taken: Iterable[Box]) -> list[tuple[float, float, str]]:
-    """(x, y of the line, anchor) of the name of every mark (x, y, name): beside it, at the nearest height at which it touches
-    no mark, no other name and nothing of `taken`; where there is none, at its right."""
+def place_names(
+    marks: Sequence[tuple[float, float, str]], inside: Box, taken: Iterable[Box]
+) -> list[tuple[float, float, str, str]]:
+    """(x, y of the line, anchor, name) of the name of every mark (x, y, name): beside it, at the nearest height at which it
+    touches no mark, no other name and nothing of `taken`; where there is none, at the one at which it covers least of these.
+    No name leaves `inside`: one that is too long for the wider side of its mark is cut."""
     held = [*taken, *((x - 7, y - 7, x + 7, y + 7) for x, y, _ in marks)]
+    lines = range(math.ceil((inside[3] - inside[1]) / LINE))
+    room = [max(inside[2] - x, x - inside[0]) - AWAY for x, _, _ in marks]  # on the wider side
+    names = _cut([name for *_, name in marks], [int(wide / LETTER) for wide in room])
     found = []
-    for x, y, name in marks:
+    for (x, y, _), name in zip(marks, names, strict=True):
         wide = LETTER * len(name)
-        tries = [
+        tries: list[tuple[float, float, str]] = [
             (x + away, y + down, anchor)
-            for down in (4, -9, 17, -22, 30, -35, 43)
-            for away, anchor in ((10, "start"), (-10, "end"))
-        ]
-        boxes = [_box(*one, wide) for one in tries]
-        free = (at for at, box in enumerate(boxes) if _is_inside(box, inside) and not any(_touch(box, one) for one in held))
-        at = next(free, 0)
-        held.append(boxes[at])
-        found.append(tries[at])
+            for line in lines
+            for down in (4 + LINE * line, -9 - LINE * line)
+            for away, anchor in ((AWAY, "start"), (-AWAY, "end"))
+            if _is_inside(_box(x + away, y + down, anchor, wide), inside)
+        ] or [(x + AWAY, y + 4, "start")]
+        covered = [_covered(_box(*one, wide), held) for one in tries]
+        one = tries[covered.index(min(covered))]  # of several the first, which is the nearest
+        held.append(_box(*one, wide))
+        found.append((*one, name))
     return found
+
+
+def _cut(names: Sequence[str], most: Sequence[int]) -> list[str]:
+    """Names of at most so many letters each, with as much of their beginnings and ends as leaves them apart."""
+    found: list[list[str]] = []
+    for share in (0.25, 0.0, 0.5, 1.0):
+        heads = [round(share * (number - 1)) for number in most]
+        found.append(
+            [
+                one if len(one) <= number else f"{one[:head]}…{one[len(one) - (number - 1 - head) :]}"
+                for one, number, head in zip(names, most, heads, strict=True)
+            ]
+        )
+    return next((cut for cut in found if len(set(cut)) == len(set(names))), found[0])
 
 
 def _box(x: float, y: float, anchor: str, wide: float) -> Box:
@@ -117,8 +140,12 @@ def _is_inside(box: Box, other: Box) -> bool:
     return box[0] >= other[0] and box[1] >= other[1] and box[2] <= other[2] and box[3] <= other[3]
 
 
-def _touch(box: Box, other: Box) -> bool:
-    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+def _covered(box: Box, held: Iterable[Box]) -> float:
+    """Area of what lies under it."""
+    return sum(
+        max(0.0, min(box[2], one[2]) - max(box[0], one[0])) * max(0.0, min(box[3], one[3]) - max(box[1], one[1]))
+        for one in held
+    )
 
 
 # ------------------------------------------------------------------------------------------------ axes
