@@ -82,7 +82,7 @@ def propose(
     taken = rival[1] if reason is not None and rival is not None else picks
     is_run = rival is not None and meaning_of(base, choices.schemes(rival[1])) in measured
     if reason is not None and rival is not None and not is_run:
-        better = _better_whole(choices, sensitivity, uniforms, rival)
+        better = _better_whole(choices, sensitivity, uniforms, rival, advantage)
         if better is not None:
             taken, reason = better
     why = reason or _mix_wins(choices, rival, advantage, picks, problem)
@@ -174,7 +174,7 @@ def _uniform_wins(
 
 
 def _better_whole(
-    choices: Choices, sensitivity: Sensitivity, uniforms: Sequence[Control], rival: Control
+    choices: Choices, sensitivity: Sensitivity, uniforms: Sequence[Control], rival: Control, advantage: Advantage | None
 ) -> tuple[tuple[int, ...], str] | None:
     """(picks, reason) of the uniform recipe that lost least where all parts were quantized at once, if that is another than the
     one that the sums of the parts favour: a sum does not see what parts do to each other. None: it is not, or is not known."""
@@ -189,10 +189,11 @@ def _better_whole(
     best = min(known, key=lambda name: known[name][0])
     if known[best][0] >= known[rival[0]][0]:
         return None
+    by = "its error" if advantage is not None and advantage.low_nats is not None else f"{NEAR:.0%}"
     return known[best][1], (
         f"{best} is proposed: of the uniform recipes within these limits it loses least with all parts quantized at once, "
         f"{known[best][0]:.4g} nats a token on these texts; {rival[0]}, which the sums of single parts favour, loses "
-        f"{known[rival[0]][0]:.4g}, and no mix is expected to be ahead of that by more than its error."
+        f"{known[rival[0]][0]:.4g}, and no mix is expected to be ahead of that by more than {by}."
     )
 
 

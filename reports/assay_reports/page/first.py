@@ -82,10 +82,12 @@ def answer(report: Report) -> str:
         more = f"; the smallest of {len(passed)} that pass" if len(passed) > 1 else ""
         sized = f"{size(best.checkpoint_bytes or 0)}, {percent_short(best.share_of_reference or 0)} of {report.reference}"
         return f"Use {best.label}: it passes, with {sized}{more}"
-    if any(row.status == "PASS" for row in rows if row not in smaller) or smaller:
+    unsized = [row.label for row in rows if row.share_of_reference is None and row.status == "PASS"]
+    if not unsized and (smaller or any(row.status == "PASS" for row in rows)):
         said = _said_of(smaller)
         return f"Keep {report.reference}: no smaller checkpoint passes" + (f" ({'; '.join(said)})" if said else "")
-    return f"{and_(_said_of(rows))}, held against {report.reference}"
+    known = f"; whether {and_(unsized)} {'is' if len(unsized) == 1 else 'are'} smaller is not known" if unsized else ""
+    return f"{and_(_said_of(rows))}, held against {report.reference}{known}"
 
 
 def _said_of(rows: Sequence[Row]) -> list[str]:

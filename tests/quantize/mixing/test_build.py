@@ -176,6 +176,11 @@ def test_without_intervals_a_lead_must_be_clear(checkpoint: Checkpoint) -> None:
     )
     near = proposed(checkpoint, nearly, 4.6, error=None)
     assert near.mix.proposes == "uniform" and near.mix.reason.endswith("less than 2% apart.")
+    assert near.mix.advantage is not None
+    whole = {"w4a16": 0.005, "w4a16_g32": 0.005, near.mix.parts[0].scheme: 0.006}
+    other = proposed(checkpoint, nearly, 4.6, error=None, whole=whole)
+    assert set(taken(other.mix).values()).isdisjoint(taken(near.mix).values())
+    assert other.mix.reason.endswith("and no mix is expected to be ahead of that by more than 2%."), "no error is known"
 
 
 def test_what_a_run_measured_decides(checkpoint: Checkpoint) -> None:

@@ -86,6 +86,20 @@ def test_a_smaller_checkpoint_that_passes_is_the_answer(sample: Report) -> None:
     assert said == "Use w4a16: it passes, with 6.31 MB, 77.4 % of fp8; the smallest of 4 that pass"
 
 
+def test_what_passed_is_said_where_sizes_are_not_known(sample: Report) -> None:
+    """Of servers alone no size is known: that no smaller one passes would be made up."""
+    unknown = {"share_of_reference": None, "checkpoint_bytes": None}
+    rows = [row.model_copy(update={**unknown, "status": "PASS"}) if row.kind == "candidate" else row for row in sample.rows]
+    said = first_screen(small_changes(sample, rows=tuple(rows))).answer
+    five = "bf16, nvfp4a16, auto-4.5bpw, w4a16 and w4a16-gptq"
+    assert said == f"{five} pass, held against fp8; whether {five} are smaller is not known"
+    one = [row.model_copy(update=unknown) if row.label == "bf16" else row for row in two_losses(sample).rows]
+    assert first_screen(small_changes(sample, rows=tuple(one))).answer == (
+        "bf16 passes, nvfp4a16 fails and auto-4.5bpw, w4a16 and w4a16-gptq are undecided, held against fp8; whether bf16 is "
+        "smaller is not known"
+    )
+
+
 def test_headings_say_what_was_found(sample: Report) -> None:
     """The largest loss is named first; what has no verdict is named too."""
     page = Page(render_html(sample))
