@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from assay.records.choice.record import Cell, Choice, Flip, Pick, Quality, Regret, Setup
 from assay.records.speed import SpeedRow
 from assay.records.verdict import GateReport
-from assay_evaluate.choice.curves import NOBODY, ROUNDING, Curve, Envelope, Known, envelope, turns
+from assay_evaluate.choice.curves import NOBODY, ROUNDING, Curve, Envelope, Known, envelope, gap, turns
 from assay_evaluate.choice.quality import judged, losses
 from assay_evaluate.choice.rows import Key, Usable, latencies, usable
 from assay_evaluate.choice.sentences import if_passed, recommendation, within_noise, without_speed
@@ -56,13 +56,15 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
     best = envelope(curves, points, objective, num_draws=NUM_DRAWS, seed=SEED)
     names = [found.setups[key].name for key in may]
     picks = tuple(_pick(found, may, best, at, quality, cells, objective) for at in points)
-    flips = tuple(_flips(found, best, names))
+    flips = tuple(_flips(found, best, curves, objective))
     regrets = tuple(_regrets(found, may, cells, picks))
     cells |= _without_rows(found, points, wanted, gates)
     open_ones = [key for key in found.setups if quality[key[0]].word in OPEN]
     return Choice(
         model=model,
-        recommendation=recommendation(names, best, flips, points, found.conditions[0], assumed=gates is None, picks=picks),
+        recommendation=recommendation(
+            names, best, flips, points, found.conditions[0], assumed=gates is None, limited=bool(objective), picks=picks
+        ),
         quality_assumed=gates is None,
         hardware=found.conditions[2],
         num_gpus=found.conditions[3],
@@ -299,7 +301,7 @@ def _why_between(found: Usable, key: Key, cell: Cell, objective: Mapping[str, fl
     return f"{what}, which is ahead by its speeds at {below} and {above} streams"
 
 
-def _flips(found: Usable, best: Envelope, names: Sequence[str]) -> list[Flip]:
+def _flips(found: Usable, best: Envelope, curves: Sequence[Curve], objective: Mapping[str, float]) -> list[Flip]:
     known = sorted({at for _, at in found.rows})
     made = []
     for turn in turns(best):
@@ -307,9 +309,10 @@ def _flips(found: Usable, best: Envelope, names: Sequence[str]) -> list[Flip]:
         above = min((at for at in known if at >= turn.at), default=known[-1])
         made.append(
             Flip(
-                before=None if turn.before == NOBODY else names[turn.before],
-                after=None if turn.after == NOBODY else names[turn.after],
+                before=None if turn.before == NOBODY else curves[turn.before].setup,
+                after=None if turn.after == NOBODY else curves[turn.after].setup,
                 at=turn.at, between=(below, above), low=turn.low, high=turn.high, chance=turn.chance,
+                gap=gap(best, turn, curves, objective),
             )
         )  # fmt: skip
     return made
@@ -326,8 +329,8 @@ def _if_passed(
         curves = [replace(_curve(found, key, quality[key[0]]), chance_of_failing=0.0) for key in keys]
         then = envelope(curves, points, objective, num_draws=0, seed=SEED)
         new = {number for number in map(int, then.best[0]) if number >= len(may)}
-        names = [found.setups[key].name for key in keys]
-        lines.append(if_passed(quality[checkpoint], names, then, points, changes=bool(new)))
+        names, flips = [curve.setup for curve in curves], _flips(found, then, curves, objective)
+        lines.append(if_passed(quality[checkpoint], names, then, flips, points, changes=bool(new), limited=bool(objective)))
     return lines
 
 

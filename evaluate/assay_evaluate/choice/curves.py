@@ -166,6 +166,22 @@ def turns(found: Envelope) -> list[Turn]:
     return made
 
 
+def gap(found: Envelope, turn: Turn, curves: Sequence[Curve], objective: Mapping[str, float]) -> str | None:
+    """Who is not known on the other side of the change, in a clause: it is where rows end, and not where curves cross. None: it
+    is where they cross, or where one misses the objective."""
+    above, below = found.streams[found.streams > turn.at].min(), found.streams[found.streams < turn.at].max()
+    said = []
+    if turn.before != NOBODY and max(_known(curves[turn.before], objective)) < above:
+        said.append(f"beyond which nothing is known of {curves[turn.before].setup}")
+    if turn.after != NOBODY and min(_known(curves[turn.after], objective)) > below:
+        said.append(f"below which nothing is known of {curves[turn.after].setup}")
+    return " and ".join(said) or None
+
+
+def _known(curve: Curve, objective: Mapping[str, float]) -> list[int]:
+    return [row.concurrency for row in curve.rows if objective.keys() <= row.limits.keys()]
+
+
 def _changes(best: npt.NDArray[np.int64]) -> list[int]:
     return [int(at) for at in np.flatnonzero(best[1:] != best[:-1])]
 

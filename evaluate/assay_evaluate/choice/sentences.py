@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from assay.records.choice.record import Flip, Pick, Quality
-from assay_evaluate.choice.curves import NOBODY, Envelope, turns
+from assay_evaluate.choice.curves import NOBODY, Envelope
 
 SURE = 0.8
 """A change to another setup and back is said if each of the two is in so many of the draws, or if the setup before is beaten in
@@ -16,19 +16,19 @@ HOW = {"measured": "", "imported": "", "predicted": "predicted, not measured: "}
 
 def recommendation(
     names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], origin: str, *,
-    assumed: bool, picks: Sequence[Pick],
+    assumed: bool, limited: bool, picks: Sequence[Pick],
 ) -> str:  # fmt: skip
-    """`w4a16 with MTP up to about 15 streams, then nvfp4 with MTP`; before it what was not measured."""
+    """`w4a16 with MTP up to about 15 streams, then nvfp4 with MTP`; before it what was not measured.
+
+    limited: there is an objective.
+    """
     said = "quality was not measured (--quality assumed): " if assumed else ""
-    return f"{said}{HOW[origin]}{_clause(names, best, flips, points, picks)}"
+    return f"{said}{HOW[origin]}{_clause(names, best, flips, points, picks, limited)}"
 
 
 def _clause(
-    names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], picks: Sequence[Pick]
+    names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], picks: Sequence[Pick], limited: bool
 ) -> str:  # fmt: skip
-    if (best.best[0] == NOBODY).all():
-        why = picks[0].why_none or "nothing is known"
-        return f"nothing can be recommended: {why}"
     if picks and all(pick.setup is None for pick in picks):
         return f"nothing can be recommended: {picks[0].why_none}"
     numbers, flips, _ = _without_noise(best, flips)
@@ -38,7 +38,7 @@ def _clause(
         return f"{names[numbers[0]]} {where} stream{'s' * (many != 1)}"
     parts = []
     for place, (number, flip) in enumerate(itertools.zip_longest(numbers, flips)):
-        what = "nothing that meets the objective" if number == NOBODY else names[number]
+        what = nothing(flips[max(0, place - 1) : place + 1], limited) if number == NOBODY else names[number]
         parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)}" if flip else ""))
     return ", ".join(parts)
 
@@ -78,9 +78,18 @@ def _may_be_best(best: Envelope, number: int, begin: int, end: int) -> bool:
     return bool(((best.best[1:, begin:end] == number).mean(axis=0) > 1 - SURE).all())
 
 
+def nothing(beside: Sequence[Flip], limited: bool) -> str:
+    """What to call nobody, between these flips."""
+    if not limited:
+        return "nothing that may be chosen"
+    return f"nothing {'known to meet' if any(flip.gap is not None for flip in beside) else 'that meets'} the objective"
+
+
 def about(flip: Flip) -> str:
-    """`15 streams`, or `15 streams (12 to 18)`."""
+    """`15 streams`, or `15 streams (12 to 18)`, or `8 streams, beyond which nothing is known of w4a16`."""
     said = f"{flip.at:.0f} stream{'s' * (round(flip.at) != 1)}"
+    if flip.gap is not None:
+        return f"{said}, {flip.gap}"
     if flip.low is None or flip.high is None or round(flip.low) == round(flip.high):
         return said
     return f"{said} ({flip.low:.0f} to {flip.high:.0f})"
@@ -92,13 +101,13 @@ def without_speed(quality: Quality) -> str:
     return f"{quality.checkpoint} is {quality.word}, which is no quality{run}; its speed is not known either"
 
 
-def if_passed(quality: Quality, names: Sequence[str], then: Envelope, points: Sequence[int], *, changes: bool) -> str:
+def if_passed(
+    quality: Quality, names: Sequence[str], then: Envelope, flips: Sequence[Flip], points: Sequence[int], *, changes: bool,
+    limited: bool,
+) -> str:  # fmt: skip
     """What to run, and whether it matters."""
     run = f"; to decide it: {'; '.join(quality.to_run)}" if quality.to_run else ""
     said = f"{quality.checkpoint} is {quality.word}, which is no quality{run}"
     if not changes:
         return f"{said}; it would not be chosen if it passed"
-    flips = [
-        Flip(before=None, after=None, at=turn.at, between=(min(points), max(points))) for turn in turns(then)
-    ]  # fmt: skip
-    return f"{said}; if it passed: {_clause(names, then, flips, points, [])}"
+    return f"{said}; if it passed: {_clause(names, then, flips, points, [], limited)}"

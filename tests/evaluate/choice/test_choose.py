@@ -165,6 +165,23 @@ def test_who_is_ahead_where_nobody_measured_it_is_no_pick() -> None:
     )
 
 
+def test_where_rows_end_no_curves_cross() -> None:
+    """Of `a` nothing is known beyond 8 streams, of anything beyond 32: no speeds cross there, nor is an objective missed."""
+    rows = [row("a", 1, 120.0, 121.0), row("a", 8, 500.0, 501.0), row("b", 1, 90.0, 91.0), row("b", 8, 400.0, 401.0),
+            row("b", 32, 900.0, 901.0)]  # fmt: skip
+    found = choose(rows, None, Wanted(concurrency=(1, 8, 32, 64)))
+    assert found.recommendation == (
+        "quality was not measured (--quality assumed): a up to about 8 streams, beyond which nothing is known of a, then b up "
+        "to about 32 streams, beyond which nothing is known of b, then nothing that may be chosen"
+    )
+    late = choose([*rows[:2], row("b", 4, 900.0, ttft=1.0), row("b", 8, 990.0, ttft=1.0)], None, Wanted())
+    assert late.recommendation.endswith(": a up to about 4 streams, below which nothing is known of b, then b")
+    limited = choose([row("b", 8, 400.0, ttft=1.0)], None, Wanted(concurrency=(4, 8), objective={"ttft_s": 2.0}))
+    assert limited.recommendation.endswith(
+        ": nothing known to meet the objective up to about 8 streams, below which nothing is known of b, then b"
+    )
+
+
 def test_a_row_without_what_is_limited_is_no_pick() -> None:
     rows = [row("a", 1, 120.0, ttft=0.1), row("a", 8, 500.0), row("a", 32, 1200.0, ttft=0.2)]
     found = choose(rows, None, Wanted(objective={"ttft_s": 2.0}))

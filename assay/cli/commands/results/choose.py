@@ -220,10 +220,17 @@ def _streams(count: int) -> str:
 
 def _below(found: Choice) -> Iterator[str]:
     """One line each."""
+    from assay_evaluate.choice.sentences import nothing
+
     yield from (f"none at {pick.concurrency}: {pick.why_none}" for pick in found.picks if pick.setup is None)
     yield from found.within_noise
     for flip in found.flips:
-        names = [name or "nothing that meets the objective" for name in (flip.before, flip.after)]
+        none = nothing([flip], bool(found.objective))
+        names = [name or none for name in (flip.before, flip.after)]
+        at = f"flip: {names[0]} to {names[1]} at about {flip.at:.1f} streams, "
+        if flip.gap is not None:
+            yield f"{at}{flip.gap}"
+            continue
         where = f"between speeds at {flip.between[0]} and {flip.between[1]}"
         if flip.low is not None and flip.high is not None:
             sure = f"95 % of draws: {flip.low:.1f} to {flip.high:.1f}; {100 * (flip.chance or 0):.0f} % of draws have it"
@@ -231,7 +238,7 @@ def _below(found: Choice) -> Iterator[str]:
             sure = "no draw has it"
         else:
             sure = "one run each, so its range is not known"
-        yield f"flip: {names[0]} to {names[1]} at about {flip.at:.1f} streams, {where} ({sure})"
+        yield f"{at}{where} ({sure})"
     if (one := found.one_for_all) is not None and len(found.picks) > 1:
         share = "" if one.relative is None else f" ({percent_short(one.relative)})"
         cost = "" if one.usd_per_million_tokens is None else f", {one.usd_per_million_tokens:.2f} $ per M tokens dearer"
