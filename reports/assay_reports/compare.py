@@ -91,6 +91,8 @@ def write_comparison(path: Path, runs: Sequence[tuple[str, Report]], others: Seq
     """The page. AssayError: it cannot be written there."""
     if not path.parent.is_dir():
         raise AssayError(f"{path}: its folder does not exist; make it, or name another place with --out")
+    if path.is_dir():
+        raise AssayError(f"{path}: is a folder; name a file in it with --out")
     write_text_atomically(path, render_comparison(runs, others))
 
 

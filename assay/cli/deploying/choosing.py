@@ -61,7 +61,12 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
         if _is_record(path):
             records.append(SpeedRecord.load(path))
         else:
-            rows += read_imported(path, None, Stated())
+            try:
+                rows += read_imported(path, None, Stated())
+            except AssayError as error:  # options that it names are those of `assay speed`
+                what = str(error).split("; say --")[0]
+                stated = f"`assay speed RUN --import {shown(str(path))}` with --as, --label and --hardware"
+                raise AssayError(f"{what}; write a table (docs/speed.md, `A table`), or say it to {stated}") from None
     known = {} if run_dir is None else judged_bytes(run_dir)
     for read in records:
         one, other = read.of_bytes(known)

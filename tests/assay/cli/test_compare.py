@@ -188,6 +188,8 @@ def test_runs_whose_parents_are_called_alike_too_keep_apart(run: Run, runs: tupl
 def test_pages_that_cannot_be_written(run: Run, runs: tuple[Path, Path]) -> None:
     said = one_error(run("compare", *runs, "--out", "nowhere/page.html"))
     assert said == "nowhere/page.html: its folder does not exist; make it, or name another place with --out"
+    said = one_error(run("compare", *runs, "--out", "."))
+    assert said == ".: is a folder; name a file in it with --out"
     said = one_error(run("compare", *runs, make_run(Path("third")), "--json"))
     assert said == "compare: --json compares two runs, and 3 are named; compare them two at a time"
     said = one_error(run("compare", *runs, runs[1]))

@@ -228,6 +228,24 @@ def test_wrong_input_is_one_line(run: Run, table: str, words: tuple[str, ...], s
     assert line.startswith(said) and len(line) < 700, "a name of 10,000 letters is not repeated"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("v.json", '{"max_concurrency": 8, "completed": 9, "output_throughput": 9.0, "mean_ttft_ms": 9, "model_id": "m"}',
+         "does not state the hardware"),
+        ("f.json", '{"a": 1}', "is of none of the formats vllm-bench, inferencex, guidellm, table, as far as can be seen"),
+    ],
+)  # fmt: skip
+def test_what_a_file_of_speeds_lacks_is_asked_for_where_it_can_be_said(run: Run, name: str, text: str, what: str) -> None:
+    """`assay choose` has no --as and no --label, and its --hardware is no statement about a file."""
+    Path(name).write_text(text)
+    line = one_error(run("choose", "--speed", name, "--quality", "assumed", "--hardware", "8xH200"))
+    assert line == (
+        f"{name}: {what}; write a table (docs/speed.md, `A table`), or say it to `assay speed RUN --import {name}` with --as, "
+        "--label and --hardware"
+    )
+
+
 def test_a_run_without_verdicts_or_speeds(run: Run) -> None:
     folder = make_run(Path("runs"))
     code, out, err = run("choose", "tiny-glm")
