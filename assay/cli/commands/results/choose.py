@@ -54,7 +54,8 @@ def choose(
         str | None, typer.Option("--slo", metavar="LIMITS", help="`ttft<2s tpot<25ms`: what misses it is not chosen.")
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option("--concurrency", metavar="N,...", help="Numbers of streams. Default: all that were measured.")
+        list[str] | None,
+        typer.Option("--concurrency", metavar="N,...", help="Numbers of streams. Default: all that were measured."),
     ] = None,
     price: Annotated[
         float | None,
@@ -95,7 +96,7 @@ def choose(
 
     run_dir = _run_dir(ctx, run, runs, quality, speed or [])
     gates = None if quality == "assumed" or run_dir is None else _gates(run_dir)
-    streams = None if concurrency is None else numbers_of("--concurrency", concurrency)
+    streams = None if concurrency is None else numbers_of("--concurrency", ",".join(concurrency))
     objective = None if slo is None else objective_of(slo)
     length = tokens_of("--context", context)
     rows, not_measured = speed_rows(run_dir, speed or [])

@@ -154,6 +154,14 @@ def test_an_objective_that_is_missed(run: Run, table: str) -> None:
     )
 
 
+def test_concurrency_given_twice_is_both(run: Run, table: str) -> None:
+    """As with every option that takes several values; it was the last one alone."""
+    words = ("--speed", table, "--quality", "assumed", "--json")
+    once = run("choose", *words, "--concurrency", "1,32")
+    twice = run("choose", *words, "--concurrency", "32,1", "--concurrency", "1")
+    assert once[0] == 0 and Choice.model_validate_json(once[1]).concurrency == (1, 32) and twice[1] == once[1]
+
+
 def test_one_for_all_that_misses_the_objective_is_not_called_the_best(run: Run) -> None:
     """`a` is the faster one everywhere, and misses at 32 streams what `b` meets there; `b` misses it at 1."""
     every = "{hardware: 1xH100, num_gpus: 1, engine: vllm 0.32.0, prompts: chat, speculation: 0, source: notes}"
