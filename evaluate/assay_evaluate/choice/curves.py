@@ -115,7 +115,9 @@ def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, 
     where = np.log(streams)
     logs = np.array([row.log for row in curve.rows])
     found = _between(where, at, logs + noise)
-    moved = _between(where, at, noise) if "tpot_s" in objective else np.zeros_like(found)
+    moved = np.zeros_like(found)
+    if "tpot_s" in objective:
+        moved = np.where(np.isfinite(found), _between(where, at, noise), 0.0)  # beyond the rows there is nothing to move
     for name, most in objective.items():
         taken = _between(where, at, np.log([max(row.limits[name], 1e-9) for row in curve.rows]))
         slower = moved if name == "tpot_s" else np.zeros_like(moved)  # what writes faster takes less time a token

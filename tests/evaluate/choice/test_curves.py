@@ -48,6 +48,14 @@ def test_an_objective_ends_where_tpot_reaches_it() -> None:
     assert (turn.before, turn.after, turn.at) == (0, NOBODY, pytest.approx(4.0, rel=0.01))
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_objective_beyond_the_rows_warns_of_nothing() -> None:
+    """Where a setup has no rows nothing is computed of it: numpy's warning would stand before the recommendation."""
+    alone = Curve("a", "a", (Known(4, (100.0, 101.0), {"tpot_s": 0.01}),))
+    found = envelope([alone], (1, 4, 16), {"tpot_s": 0.02}, num_draws=20, seed=0)
+    assert [int(found.at(at)[0]) for at in (1, 4, 16)] == [NOBODY, 0, NOBODY]
+
+
 def test_the_range_holds_the_true_crossing() -> None:
     """Rows of five repeats, drawn 60 times around curves that cross at 8: the range of 95 % misses it in few of them."""
     rng = np.random.default_rng(3)
