@@ -61,12 +61,14 @@ class Curve:
 class Envelope:
     """best[d, g]: number of the curve that is chosen in draw d at streams[g]; `NOBODY`: none. Draw 0 has no noise.
 
-    noisy: whether the other draws differ from it for a reason.
+    noisy: whether the other draws differ from it for a reason. passed[d]: whether in draw d every checkpoint keeps its PASS, so
+    that only speeds are drawn.
     """
 
     streams: Array
     best: npt.NDArray[np.int64]
     noisy: bool
+    passed: npt.NDArray[np.bool_]
 
     def at(self, concurrency: float) -> npt.NDArray[np.int64]:
         """The choice of every draw there."""
@@ -83,7 +85,7 @@ def envelope(
     rng = np.random.default_rng(seed)
     draws = num_draws + 1
     if not curves:
-        return Envelope(streams, np.full((1, len(streams)), NOBODY), noisy=False)
+        return Envelope(streams, np.full((1, len(streams)), NOBODY), noisy=False, passed=np.ones(1, dtype=np.bool_))
     top = np.full((draws, len(streams)), -np.inf)
     best = np.full((draws, len(streams)), NOBODY)
     failed: dict[str, npt.NDArray[np.bool_]] = {}
@@ -106,7 +108,8 @@ def envelope(
         better = scores > top
         best[better] = number
         np.maximum(top, scores, out=top)
-    return Envelope(streams, best, noisy)
+    passed = ~np.any([np.zeros(draws, dtype=np.bool_), *failed.values()], axis=0)
+    return Envelope(streams, best, noisy, passed)
 
 
 def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, float]) -> Array:

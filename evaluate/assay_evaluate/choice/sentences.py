@@ -74,8 +74,9 @@ def _without_noise(best: Envelope, flips: Sequence[Flip]) -> tuple[list[int], li
 
 
 def _may_be_best(best: Envelope, number: int, begin: int, end: int) -> bool:
-    """Whether at all these places it is best in more draws than would be left if it were surely beaten."""
-    return bool(((best.best[1:, begin:end] == number).mean(axis=0) > 1 - SURE).all())
+    """Whether at all these places it is best in more draws of speeds than would be left if it were surely beaten."""
+    drawn = best.best[1:, begin:end][best.passed[1:]]
+    return len(drawn) > 0 and bool(((drawn == number).mean(axis=0) > 1 - SURE).all())
 
 
 def nothing(beside: Sequence[Flip], limited: bool) -> str:

@@ -128,6 +128,19 @@ def test_who_is_surely_ahead_is_not_taken_for_noise() -> None:
     assert found.recommendation.endswith(": a up to about 1 stream (1 to 2), then b up to about 6 streams, then a")
 
 
+def test_a_doubtful_pass_is_no_noise_of_speeds() -> None:
+    """`b` is surely the faster one at 4 streams; that its PASS has one chance in four not to hold makes no speed uncertain."""
+    rows = [
+        row("a", 1, 120.0, 121.0, 122.0), row("a", 4, 300.0, 301.0, 302.0), row("a", 8, 900.0, 901.0, 902.0),
+        row("b", 1, 90.0, 91.0, 92.0), row("b", 4, 500.0, 501.0, 502.0), row("b", 8, 600.0, 601.0, 602.0),
+    ]  # fmt: skip
+    doubtful = gates(a="PASS", b="PASS")
+    verdicts = (doubtful.verdicts[0], verdict("b", "PASS", 0.05 - 0.6745 * 0.02, 1.96 * 0.02))
+    found = choose(rows, doubtful.model_copy(update={"verdicts": verdicts}), Wanted())
+    assert [one.chance for one in found.flips] == [pytest.approx(0.75, abs=0.03)] * 2
+    assert found.within_noise == () and found.recommendation == "a up to about 2 streams, then b up to about 6 streams, then a"
+
+
 def test_changes_within_the_noise_inside_each_other() -> None:
     """a, b, c, b, a: from 2 to 8 streams the three are alike, so the sentence goes nowhere; before it kept a, b, a."""
     alike = {2: 1000.0, 4: 1050.0, 8: 2000.0}
