@@ -108,7 +108,7 @@ class Flip(Part):
     """95 % of the draws that have this flip. None: nothing is known of the noise."""
     chance: float | None = None
     """Share of draws that have it."""
-    gap: str | None = None
+    gap: str | None = Field(default=None, exclude_if=lambda gap: gap is None)
     """Where the rows of one end, and no curves cross: of which nothing is known on the other side, in a clause."""
 
 
