@@ -36,7 +36,7 @@ def choice_words(record: Choice, undecided: Collection[str] = ()) -> ChoiceWords
         reasons=(*_capitals(record.within_noise), *_without_speed(record), *record.if_passed[:MOST_LINES]),
         not_known=(*_unknown(record), *_few([*_missing(record), *record.refused, *record.set_aside])),
         next_steps=tuple(
-            f"To decide whether {one.checkpoint} may be chosen, run {line}"
+            f"To decide whether {one.checkpoint} may be chosen, {line if line.startswith('measure ') else f'run {line}'}"
             for one in record.quality
             if one.checkpoint not in undecided
             for line in one.to_run
@@ -45,8 +45,9 @@ def choice_words(record: Choice, undecided: Collection[str] = ()) -> ChoiceWords
 
 
 def _sentence(record: Choice) -> str:
-    """Words that stand before a recommendation (`predicted, not measured: `) stay before it."""
-    if record.quality_assumed or record.origin == "predicted" or all(pick.setup is None for pick in record.picks):
+    """Words that stand before a recommendation (`predicted, not measured: `) stay before it; nothing cannot be deployed."""
+    is_none = record.recommendation.startswith("nothing ")
+    if record.quality_assumed or record.origin == "predicted" or is_none or all(pick.setup is None for pick in record.picks):
         return record.recommendation[:1].upper() + record.recommendation[1:]
     return f"Deploy {record.recommendation}"
 

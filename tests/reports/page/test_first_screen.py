@@ -279,10 +279,20 @@ def test_a_choice_is_the_answer(judged: Path) -> None:
          "Predicted, not measured: fp8 at 8 streams"),
         ({"picks": (Pick(concurrency=8, setup=None, why_none="w"),), "recommendation": "nothing can be recommended: w"},
          "Nothing can be recommended: w"),
+        ({"recommendation": "nothing that meets the objective up to about 4 streams, then fp8"},
+         "Nothing that meets the objective up to about 4 streams, then fp8"),
     ],
 )  # fmt: skip
 def test_nobody_is_told_to_deploy_what_was_assumed_or_predicted(changes: dict[str, Any], sentence: str) -> None:
     assert choice_words(a_choice(**changes)).sentence == sentence
+
+
+def test_what_was_never_measured_is_to_be_measured() -> None:
+    """As `assay choose` says of a checkpoint that is no candidate of the run; it was `run measure int4`."""
+    run = ("measure int4: `assay evaluate`",)
+    one = Quality(checkpoint="int4", word="NOT MEASURED", may_be_chosen=False, detail="d", to_run=run)
+    said = "To decide whether int4 may be chosen, measure int4: `assay evaluate`"
+    assert choice_words(a_choice(quality=(one,))).next_steps == (said,)
 
 
 OUTDATED = "What `assay choose` recommended is left out: {}; run it again"
