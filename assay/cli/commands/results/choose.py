@@ -117,7 +117,10 @@ def choose(
         beside=functools.partial(beside_floor, plans),
     )
     name = model or (None if gates is None else gates.model)
-    found = make_choice(on_hardware([*rows, *guesses], hardware), gates, wanted, model=name)
+    taken = on_hardware([*rows, *guesses], hardware)
+    if hardware is None and (elsewhere := sorted({row.hardware for row in rows} - {row.hardware for row in taken})):
+        say(f"note: speeds on {', '.join(map(shown, elsewhere))} are left out; --hardware chooses by them")
+    found = make_choice(taken, gates, wanted, model=name)
     if run_dir is not None:
         found.save(run_dir / CHOICE_RECORD)
     if as_json:

@@ -193,6 +193,14 @@ def test_a_run_joins_speed_and_verdicts(run: Run, with_speeds: Path) -> None:
     assert (code, Choice.model_validate_json(out).picks) == (0, found.picks)
 
 
+def test_speeds_on_other_hardware_are_not_left_out_in_silence(run: Run, with_speeds: Path, table: str) -> None:
+    """What was measured here goes before what was imported, which is of other machines."""
+    code, out, err = run("choose", "tiny-glm", "--speed", table)
+    assert (code, out.splitlines()[1].split(";")[0]) == (0, "a CPU")
+    assert "note: speeds on 8xH200 are left out; --hardware chooses by them" in err.splitlines()
+    assert "left out" not in run("choose", "tiny-glm", "--speed", table, "--hardware", "cpu")[2]
+
+
 def test_hardware_without_speeds_is_predicted(run: Run, with_speeds: Path) -> None:
     """Plans and the roofline of a profile; the first words say so."""
     folder = make_tiny_glm4_moe(Path("source"))
