@@ -181,8 +181,13 @@ def _better_whole(
     lost = {one.scheme: one.damage_nats for one in sensitivity.uniform}
     known = {}
     for name, at in uniforms:
-        schemes = set(choices.schemes(at).values()) - {KEPT}
-        if len(schemes) == 1 and (nats := lost.get(schemes.pop())) is not None:
+        chosen = choices.schemes(at)
+        schemes = set(chosen.values()) - {KEPT}
+        if len(schemes) != 1 or (nats := lost.get(scheme := schemes.pop())) is None:
+            continue
+        in_whole = [(p.layer, p.role) for p in sensitivity.parts if p.scheme == scheme and p.damage_nats is not None]
+        # what a machine refuses is kept by the recipe and was not by what was measured
+        if all(chosen[key] == scheme for key in in_whole if key in chosen):
             known[name] = (nats, at)
     if rival[0] not in known:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,22 @@ def test_of_uniform_recipes_the_one_that_is_best_as_a_whole_is_proposed(checkpoi
     unknown = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.005})
     for one in (as_summed, unknown):
         assert set(taken(one.mix).values()) == {"w4a16_g32"} and one.mix.reason.endswith("is within its error.")
+
+
+def test_what_was_measured_of_more_parts_than_a_recipe_has_is_not_its_own(checkpoint: Checkpoint) -> None:
+    """The machine refuses w4a16-g32 in one part, so the recipe keeps it: what all parts lose in that is not what it loses."""
+    stored = stored_parts(checkpoint, BASE, SCHEMES, whole=lambda model: model, machine=None)
+    smallest = min(stored.parts, key=lambda part: part.num_weights)
+    parts = [replace(part, refused={"w4a16_g32": "no kernel"}) if part == smallest else part for part in stored.parts]
+    found = sensitivity(checkpoint, weak, error=3.0)
+    lost = [UniformDamage(scheme=one, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0)
+            for one, nats in (("w4a16_g32", 0.006), ("w4a16", 0.005))]  # fmt: skip
+    found = found.model_copy(update={"uniform": tuple(lost)})
+    made = choices_of(replace(stored, parts=tuple(parts)), found, SCHEMES)
+    asked = Asked("tiny", "/models/tiny", "mix", "6bpw", made.bytes_at(6.0), None)
+    mix = propose(asked, BASE, made, found, SHIPPED, SCHEMES, {}).mix
+    assert mix.advantage is not None and mix.advantage.uniform == "uniform w4a16_g32" and mix.proposes == "uniform"
+    assert set(taken(mix).values()) == {"w4a16_g32", "bf16"} and mix.reason.endswith("is within its error.")
 
 
 def test_without_intervals_a_lead_must_be_clear(checkpoint: Checkpoint) -> None:
