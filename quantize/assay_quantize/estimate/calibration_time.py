@@ -48,14 +48,14 @@ MEASURED_CALIBRATION = TorchRates(
 """By `measure_torch.measured_torch`."""
 
 PRODUCT_SHARE, FACTOR_SHARE, BUS_SHARE, MEMORY_PASSES = 0.73, 0.17, 0.13, 110
-"""Measured on one H200 (decision 189), as shares of what is published, and taken for every GPU: of its FP32 rate in products and
-in factorizations of one Hessian after the other, and of its bus for copies from memory that is not pinned; how often a weight
-passes through memory while its columns are rounded."""
+"""Measured on one H200 (decision 189) as shares of what is published, and taken for every GPU: of its FP32 rate in products
+and in factorizations of one Hessian after the other, and of its bus for copies from memory that is not pinned; how often a
+weight passes through memory while its columns are rounded."""
 SEARCH_PASSES = 25
 """The same for a candidate of AWQ."""
 COLUMN_S, FACTOR_S, WEIGHT_S = 2.7e-6, 3.9e-3, 4e-3
-"""Measured there as well, whatever the size of a weight: seconds of a column's step (llm-compressor has a Triton kernel for blocks
-of 128); of the starts of three factorizations; of what else one core does for a weight (hooks, packing, copies)."""
+"""Measured there as well, whatever the size of a weight: seconds of a column's step (llm-compressor has a Triton kernel for
+blocks of 128); of the starts of three factorizations; of what else one core does for a weight (hooks, packing, copies)."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def gpu_rates(gpu: Gpu) -> TorchRates:
         column_number_s=MEMORY_PASSES * 4 / (gpu.memory * 1e12),
         searched_number_s=SEARCH_PASSES * 4 / (gpu.memory * 1e12),
         bus=BUS_SHARE * gpu.bus,
-        source=f"{gpu.source}: {gpu.fp32:g} TFLOP/s in FP32, {gpu.memory:g} TB/s, {gpu.bus:g} GB/s to the host; as one H200 was "
-        f"measured, {PRODUCT_SHARE:g} of it in products, {FACTOR_SHARE:g} in factorizations, {BUS_SHARE:g} of the bus",
+        source=f"{gpu.source}: {gpu.fp32:g} TFLOP/s in FP32, {gpu.memory:g} TB/s, {gpu.bus:g} GB/s to the host; as measured on "
+        f"one H200, {PRODUCT_SHARE:g} of it in products, {FACTOR_SHARE:g} in factorizations, {BUS_SHARE:g} of the bus",
         weight_s=FACTOR_S + WEIGHT_S,
     )
 

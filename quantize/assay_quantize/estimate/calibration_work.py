@@ -30,9 +30,10 @@ class CalibrationWork:
 
     tokens: in sequences of `length`. read: bytes of the source, as stored; prepared: of its weights in FP32, handed to the
     device. watched: operations of the pass in which every expert sees every token; passed_on: of the one with the real routing.
-    hessians, factorized: of GPTQ, of so many weights. columns: steps of one column for `at_once` weights; column_numbers: weights that these steps
-    touch; searched: operations of AWQ's search, and of the copies it rounds, searched_numbers. state_bytes: what goes from
-    layer to layer. written: files of layers. layer_bytes: the most that one layer takes while it is calibrated.
+    hessians, factorized: of GPTQ, which rounds so many weights. columns: steps of one column for `at_once` weights;
+    column_numbers: weights that these steps touch; searched: operations of AWQ's search, and of the copies it rounds,
+    searched_numbers. state_bytes: what goes from layer to layer. written: files of layers. layer_bytes: the most that one layer
+    takes while it is calibrated.
     """
 
     method: str

@@ -100,7 +100,8 @@ def test_every_line_is_work_over_a_rate(glm5: Plan) -> None:
         "tokens": None, "source": work.read / 2e9, "weights": work.prepared / 10e9, "to the GPU": work.prepared / 2 / 5.2e9,
         "watch": work.watched / 36.5e12, "Hessians": work.hessians / 36.5e12, "factorize": work.factorized / 8.5e12,
         "round": work.columns * 2.7e-6 + work.column_numbers * 440 / 4e12, "update": work.updates / 36.5e12,
-        "dispatch": work.weights * 7.9e-3, "pass on": work.passed_on / 36.5e12, "states": 78 * work.state_bytes * (2 / 2 + 1 / 0.5 + 1 / 2) / 1e9,
+        "dispatch": work.weights * 7.9e-3, "pass on": work.passed_on / 36.5e12,
+        "states": 78 * work.state_bytes * (2 / 2 + 1 / 0.5 + 1 / 2) / 1e9,
         "layers": work.written * (1 / 0.5 + 1 / 2) / 1e9,
     }  # fmt: skip
     assert {line.name: line.seconds for line in made.lines} == {
