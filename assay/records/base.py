@@ -105,7 +105,10 @@ class Record(Part):
             first = error.errors()[0]
             schema = cls.model_fields["schema_version"].default
             where = ".".join(str(step) for step in first["loc"])
-            raise AssayError(f"{path}: not a {cls.__name__} record of schema {schema}: {where}: {first['msg']}") from None
+            what = f"{where}: {first['msg']}" if where else first["msg"]
+            raise AssayError(
+                f"{path}: not a {cls.__name__} record of schema {schema}: {what}; restore it, or run again what wrote it"
+            ) from None
 
     @classmethod
     def load_if_there(cls, path: Path) -> Self | None:

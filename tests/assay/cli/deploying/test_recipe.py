@@ -232,7 +232,7 @@ def test_a_record_whose_bytes_are_others_is_refused(run: Run, tiny_glm: Path, re
     [
         ("scheme", "w4a61", "layer 0 attention: w4a61 is no scheme; did you mean w4a16? run `assay sensitivity` again"),
         ("damage_nats", 1e308, "layer 0 attention: loses 1e+308 nats a token in w4a16, which no divergence does"),
-        (None, {"tokens": 5}, "not a Sensitivity record of schema 1: : Value error, calibration: names no method"),
+        (None, {"tokens": 5}, "not a Sensitivity record of schema 1: Value error, calibration: names no method"),
     ],
 )
 def test_a_record_that_was_edited_is_refused_in_a_line(
