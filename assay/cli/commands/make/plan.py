@@ -77,11 +77,11 @@ def plan(
             print_hardware_plan(found, results())
         return
     refuse_unused(ctx, "without --profile", "users", "context")
+    aim = resolve_target(target)
     if precision is None:
         raise AssayError(
             f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
         )
-    aim = resolve_target(target)
     aim = aim if hardware is None else with_shapes(aim)
     made = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
     if hardware is None:
