@@ -162,6 +162,7 @@ def test_names_on_the_command_line_are_those_of_the_tables() -> None:
 def test_a_misspelt_recipe(run: Run) -> None:
     message, said = one_error(run("plan", "tiny-gml", "-p", "w4a16")), "no such folder, and no model recipe of that name"
     assert message.startswith(f"tiny-gml: {said}; did you mean tiny-glm? known recipes: ")
+    assert one_error(run("plan", "tiny-gml")) == message  # before it asks for a precision
 
 
 def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
