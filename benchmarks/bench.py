@@ -15,7 +15,6 @@ from measured import Job, Results
 from report import markdown, write_section
 from targets import TWO_WORKERS_SCHEMES, targets
 
-from assay_evaluate.serving.hardware import find_gpus
 from assay_quantize.formats.schemes import SCHEMES
 
 GROUPS = {
@@ -24,10 +23,9 @@ GROUPS = {
     "memory": "Peak memory with giant shards\nA checkpoint of one shard; from 4 GB on it contains two tensors of 1.2 GB.",
     "verify": "Verifying\nThe w4a16 checkpoint; with hashes only, the fp8_block checkpoint, which is larger. GB/s counts the "
     "bytes of the BF16 source where errors are computed, and the bytes of the files read otherwise.",
-    "cuda": "On the GPU\nThe larger checkpoint.",
 }
 """Part -> heading and explanation. They run in this order."""
-SHARES = {"part": 9, "whole": 7, "memory": 2, "verify": 2, "cuda": 4}
+SHARES = {"part": 9, "whole": 7, "memory": 2, "verify": 2}
 """Part -> its share of the time."""
 SEARCHED = MEMORY_SCHEMES = ("w4a16", "nvfp4a16")
 """Schemes for peak memory (one pass over the source, two passes), and for scale search against none."""
@@ -54,7 +52,7 @@ class Bench:
     def run_group(self, name: str, until: float) -> None:
         """One part. A disk that fills up or a file that cannot be made fails the part, not the run."""
         self.say(f"--- {name}")
-        parts = {"part": self.part, "whole": self.whole, "memory": self.memory, "verify": self.verify, "cuda": self.cuda}
+        parts = {"part": self.part, "whole": self.whole, "memory": self.memory, "verify": self.verify}
         try:
             parts[name](until)
         except OSError as error:
@@ -62,28 +60,22 @@ class Bench:
 
     def part(self, until: float) -> None:
         source = self.jobs.checkpoint("part", self.args.part, num_shards=4)
-        self.side_by_side(source, "part", "cpu", until)
+        self.side_by_side(source, "part", until)
         shutil.rmtree(source)
 
-    def cuda(self, until: float) -> None:
-        if self.args.device == "cpu" or not find_gpus():
-            self.say("skipped: no GPU, or --device cpu")
-            return
-        self.side_by_side(self.jobs.checkpoint("whole", self.args.gigabytes), "cuda", "cuda", until)
-
-    def side_by_side(self, source: Path, group: str, device: str, until: float) -> None:
+    def side_by_side(self, source: Path, group: str, until: float) -> None:
         """Every scheme with both tools over the same bytes; then their outputs, bit by bit."""
         jobs = []
         for scheme in self.args.schemes:
             name, out = f"{group}: assay {scheme}", f"{group}-ours-{scheme}"
-            jobs.append(self.jobs.assay(name, group, source, scheme, device=device, out=out, keep=True))
+            jobs.append(self.jobs.assay(name, group, source, scheme, out=out, keep=True))
             name, out = f"{group}: llm-compressor {scheme}", f"{group}-theirs-{scheme}"
-            job = self.jobs.llmcompressor(name, group, source, SCHEMES[scheme].preset, device=device, out=out)
-            jobs.append(replace(job, rounds=1 if scheme in SLOW and device == "cpu" else self.args.rounds))
+            job = self.jobs.llmcompressor(name, group, source, SCHEMES[scheme].preset, out=out)
+            jobs.append(replace(job, rounds=1 if scheme in SLOW else self.args.rounds))
         for scheme in SEARCHED:
             if scheme in self.args.schemes:
                 name = f"{group}: assay {scheme} mse"
-                jobs.append(self.jobs.assay(name, group, source, scheme, device=device, observer="mse"))
+                jobs.append(self.jobs.assay(name, group, source, scheme, observer="mse"))
         self.results.interleave(jobs, rounds=self.args.rounds, until=until)
         for scheme in self.args.schemes:
             self.compare(group, scheme)

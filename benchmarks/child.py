@@ -24,7 +24,7 @@ IGNORED_BY_LLMCOMPRESSOR = ["lm_head", r"re:.*embed_tokens$", r"re:.*mlp\.gate$"
 
 
 # ------------------------------------------------------------------------------------------------ what is measured
-def assay_quantize(source: str, out: str, precision: str, device: str, **options: Any) -> None:
+def assay_quantize(source: str, out: str, precision: str, **options: Any) -> None:
     """The engine behind `assay quantize`, without the verification that the command adds. options: its own, e.g. workers."""
     from assay.cli.stages import plan_for, source_for
     from assay.cli.targets import resolve_target
@@ -34,7 +34,7 @@ def assay_quantize(source: str, out: str, precision: str, device: str, **options
 
     aim = resolve_target(source)
     plan = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
-    quantize(plan, Path(source), Path(out), device=device, **options)
+    quantize(plan, Path(source), Path(out), **options)
 
 
 def assay_verify(checkpoint: str, source: str | None, **options: Any) -> None:
@@ -46,13 +46,13 @@ def assay_verify(checkpoint: str, source: str | None, **options: Any) -> None:
         raise RuntimeError(f"verification failed: {result.damages[0]}")
 
 
-def llmcompressor(source: str, out: str, preset: str, device: str, workers: int) -> None:
+def llmcompressor(source: str, out: str, preset: str, workers: int) -> None:
     from llmcompressor.entrypoints.model_free import model_free_ptq
     from loguru import logger
 
     logger.remove()
     model_free_ptq(
-        source, out, scheme=preset, ignore=IGNORED_BY_LLMCOMPRESSOR, max_workers=workers, device=device
+        source, out, scheme=preset, ignore=IGNORED_BY_LLMCOMPRESSOR, max_workers=workers, device="cpu"
     )  # fmt: skip
 
 
@@ -111,14 +111,6 @@ def peak_rss_bytes() -> int:
     raise OSError("/proc/self/status has no VmHWM: this benchmark needs Linux")
 
 
-def gpu_peak_bytes(device: str) -> int | None:
-    if device != "cuda":
-        return None
-    import torch
-
-    return int(torch.cuda.max_memory_reserved())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path)
@@ -136,7 +128,6 @@ def main() -> None:
         "cpu_s": cpu_s() - began_cpu_s,
         "startup_s": began - started,
         "peak_rss_bytes": peak_rss_bytes(),
-        "gpu_peak_bytes": gpu_peak_bytes(args.arguments.get("device", "cpu")),
     }
     args.report.write_text(json.dumps(report), encoding="utf-8")
 

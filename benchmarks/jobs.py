@@ -72,7 +72,6 @@ class Jobs:
         source: Path,
         scheme: str,
         *,
-        device: str = "cpu",
         observer: str | None = None,
         workers: int | None = None,
         out: str = "out",
@@ -84,18 +83,16 @@ class Jobs:
             "source": str(source),
             "out": str(self.folder / out),
             "precision": str(self.precision(scheme, observer)),
-            "device": device,
             **({} if workers is None else {"workers": workers}),
         }
         return Job(name, "assay", arguments, weight_bytes(source), group, tiny=self.tiny, keep=keep, cold=cold)
 
-    def llmcompressor(self, name: str, group: str, source: Path, preset: str, *, device: str, out: str) -> Job:
+    def llmcompressor(self, name: str, group: str, source: Path, preset: str, *, out: str) -> Job:
         """model_free_ptq with a worker per core. Its output stays."""
         arguments = {
             "source": str(source),
             "out": str(self.folder / out),
             "preset": preset,
-            "device": device,
             "workers": num_cores(),
         }
         return Job(name, "llm-compressor", arguments, weight_bytes(source), group, tiny=self.tiny, keep=True)

@@ -50,7 +50,6 @@ class Result:
     cpu_s: list[float] = field(default_factory=list)
     startup_s: list[float] = field(default_factory=list)
     peak_rss_bytes: list[int] = field(default_factory=list)
-    gpu_peak_bytes: list[int] = field(default_factory=list)
     out_bytes: int | None = None
     error: str | None = None
 
@@ -113,8 +112,6 @@ class Results:
         result.cpu_s.append(report["cpu_s"])
         result.startup_s.append(report["startup_s"])
         result.peak_rss_bytes.append(report["peak_rss_bytes"])
-        if report["gpu_peak_bytes"] is not None:
-            result.gpu_peak_bytes.append(report["gpu_peak_bytes"])
         if out is not None:
             result.out_bytes = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
             if not job.keep:

@@ -41,12 +41,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="at most so many of everything but peak memory")
     parser.add_argument("--minutes", type=float, default=20.0, help="no further round begins that would end later")
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="parts to run")
-    parser.add_argument(
-        "--device",
-        choices=["cpu", "cuda-untested"],
-        default="cpu",
-        help="cuda-untested: also measure on a GPU, if there is one",
-    )
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs", help="where to work: the disk that is measured")
     parser.add_argument("--results", type=Path, default=None, help="Markdown file to write the section into")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -294,6 +294,14 @@ StreamOption = Annotated[
         help="hub: download a shard, quantize it, delete it; at most two shards of the source are on disk.",
     ),
 ]  # fmt: skip
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="auto|cpu|cuda", callback=choice("auto", "cpu", "cuda"),
+        help="Where a calibration runs. auto: on a GPU, if PyTorch sees one. Checkpoints are written by CPUs, the same bytes "
+        "everywhere.",
+    ),
+]  # fmt: skip
 RunnerOption = Annotated[
     str,
     typer.Option(
@@ -304,9 +312,6 @@ RunnerOption = Annotated[
 
 
 # ------------------------------------------------------------------------------------------------ how checkpoints are made
-Device = Literal["cpu", "cuda"]
-
-
 @dataclass(frozen=True)
 class TextOptions:
     """Text for calibrations, as the command line says it. sources: of --text; empty: what recipes say. withhold: suites and
@@ -319,16 +324,16 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How checkpoints are made; their bytes depend on `importance` and `text` only.
+    """How checkpoints are made; their bytes depend on `importance` and `text`, of calibrated ones on where they are calibrated.
 
-    device: cpu or cuda. runner: local or ray. workers: threads; None: every core this process may use.
-    memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel weights.
-    allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is downloaded
-    when it is due and deleted after; None: the source is there, or is downloaded whole first. text: what calibrated precisions
-    are calibrated with.
+    device: where calibrations run; `auto`: a GPU if PyTorch sees one. runner: local or ray. workers: threads; None: every core
+    this process may use. memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel
+    weights. allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is
+    downloaded when it is due and deleted after; None: the source is there, or is downloaded whole first. text: what calibrated
+    precisions are calibrated with.
     """
 
-    device: Device = "cpu"
+    device: str = "auto"
     runner: str = "local"
     workers: int | None = None
     memory_bytes: int | None = None

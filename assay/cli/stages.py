@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
-from assay.cli.options import Device, QuantizeOptions, TextOptions
+from assay.cli.options import QuantizeOptions, TextOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
 from assay.foreign_text import shown
@@ -135,7 +135,6 @@ def quantize_options(
     """The command line's options, checked."""
     from assay_quantize.engine.budget import parse_memory
 
-    where = device_of(device)
     if runner == "ray" and workers is not None:
         from assay_quantize.remote.ray_runner import CPUS_PER_TASK
 
@@ -146,25 +145,8 @@ def quantize_options(
             )
     memory_bytes = None if memory is None else parse_memory(memory)
     return QuantizeOptions(
-        where, runner, workers, memory_bytes, importance, allow_not_finite, stream_from, text or TextOptions()
+        device, runner, workers, memory_bytes, importance, allow_not_finite, stream_from, text or TextOptions()
     )
-
-
-def device_of(option: str) -> Device:
-    """The device that `--device` names. The CUDA code has never been run, so it is used only on explicit request."""
-    if option == "cuda":
-        raise PlanError(
-            "--device cuda: the CUDA code has never been run on a GPU; use --device cpu, which makes the same bytes, or "
-            "--device cuda-untested to try it anyway"
-        )
-    if option not in {"auto", "cpu", "cuda-untested"}:
-        raise PlanError(f"--device {option}: say cpu, auto (the CPU) or cuda-untested")
-    if option != "cuda-untested":
-        return "cpu"
-    console.print(
-        "note: --device cuda-untested: this code has never been run on a GPU; compare its result with that of --device cpu"
-    )
-    return "cuda"
 
 
 def quantize_one(
@@ -204,7 +186,6 @@ def quantize_one(
                     made,
                     source,
                     folder,
-                    device=options.device,
                     workers=options.workers,
                     memory_bytes=options.memory_bytes,
                     runner=runner,
@@ -243,7 +224,7 @@ def _checking_meanwhile(
     """Who checks finished shards while others are made; None: they are checked after the last one."""
     bound = options.memory_bytes
     is_small = bound is not None and bound < MEMORY_TO_CHECK_MEANWHILE_BYTES
-    if options.stream_from is not None or options.runner != "local" or options.device != "cpu" or is_small:
+    if options.stream_from is not None or options.runner != "local" or is_small:
         yield None
         return
     from assay_quantize.kernels.devices import default_workers

@@ -205,7 +205,7 @@ def test_other_sections_of_the_file_stay(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_it_runs_and_both_tools_agree_bit_by_bit(tmp_path: Path) -> None:
     sizes = ["--gigabytes", "0.004", "--part", "0.003", "--giant", "--rounds", "1", "--schemes", "fp8_block"]
-    command = [sys.executable, str(BENCHMARKS / "run.py"), *sizes, "--only", "part", "--device", "cpu"]
+    command = [sys.executable, str(BENCHMARKS / "run.py"), *sizes, "--only", "part"]
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--folder", str(tmp_path), "--results", str(tmp_path / "RESULTS.md")],

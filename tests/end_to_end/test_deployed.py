@@ -123,7 +123,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     folder = tmp_path_factory.mktemp("deployed")
     candidate, reference = folder / "w4a16" / "checkpoint", folder / "reference"
     recipe = load_recipe(PrecisionRecipe, "w4a16")
-    quantize(make_plan(open_checkpoint(TINY_GLM), recipe, model="tiny-glm", family=None), TINY_GLM, candidate, device="cpu")
+    quantize(make_plan(open_checkpoint(TINY_GLM), recipe, model="tiny-glm", family=None), TINY_GLM, candidate)
     shutil.copytree(candidate, reference)
     with (reference / "generation_config.json").open("a") as file:
         file.write("\n")  # another checkpoint, by its hash

@@ -92,7 +92,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         file = seen if recipe.needs_calibration else None
         if file is not None:
             plan = plan.model_copy(update={"importance_sha256": load_importance(file).sha256})
-        quantize(plan, TRAINED, folder / name, device="cpu", importance=file)
+        quantize(plan, TRAINED, folder / name, importance=file)
         commands[name] = command(folder / name)
     tokenizer = AutoTokenizer.from_pretrained(TRAINED)
     items = [item for language in LANGUAGES for item in (

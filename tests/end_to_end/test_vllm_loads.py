@@ -76,7 +76,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     (source / "params.json").write_text('{"dim": 256}')  # vLLM's other name for a config; it must not get there
     plan = plan_of(source, load_recipe(PrecisionRecipe, "w4a16"))
     folders = {**killed_at(MOMENTS, plan, source, folder), "whole": folder / "whole"}
-    quantize(plan, source, folder / "whole", device="cpu")
+    quantize(plan, source, folder / "whole")
     script = str(Path(__file__).resolve().parents[1] / "support" / "serving" / "vllm_accepts.py")
     done = run_vllm(script, *map(str, folders.values()))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -133,7 +133,7 @@ def test_fp8_weights_that_were_carried_over_are_served(tmp_path: Path) -> None:
     release = store_as_fp8(TRAINED, tmp_path / "release")
     plan = plan_of(release, load_recipe(PrecisionRecipe, "fp8"))
     made = tmp_path / "made"
-    quantize(plan, release, made, device="cpu")
+    quantize(plan, release, made)
     assert verify(made, source=release).damages == ()
     before, after = (stored(folder) for folder in (release, made))
     carried = [tensor.module for tensor in plan.tensors if tensor.scheme is not None]

@@ -341,7 +341,7 @@ def checked_on(gpu: str | None, gpus: str) -> Callable[[Run], Run]:
     )
     check = GpuCheck(
         started="2026-12-01T10:00:00+00:00", seconds=500.0, hardware={}, gpu=gpu, self_test=gpu is None, model="m",
-        formats=formats, cuda_bytes=(),
+        formats=formats,
     )  # fmt: skip
     native = fingerprint(emulated=False, hardware={"gpus": gpus})
     return lambda run: replaced(native(run), gpu_check=check)

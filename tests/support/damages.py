@@ -112,7 +112,7 @@ def make_checkpoints(folder: Path, precisions: tuple[str, ...] = PRECISIONS) -> 
     source = make_tiny_glm4_moe(folder / "source", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)
     for precision in precisions:
         plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
-        quantize(plan, source, folder / precision, device="cpu")
+        quantize(plan, source, folder / precision)
     return source, {precision: folder / precision for precision in precisions}
 
 

@@ -98,18 +98,22 @@ def calibrated_layers(
 
 
 def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) -> None:
-    """Before the first byte is written. AssayError: a source of text or a suite that is not there, nothing is calibrated, or
-    schemes that cannot be calibrated together."""
+    """Before the first byte is written. AssayError: a source of text, a suite or a GPU that is not there, nothing is
+    calibrated, or schemes that cannot be calibrated together."""
+    from assay_quantize.kernels.devices import device_here
     from assay_quantize.plan.calibrated import check_scaled, is_asked
     from assay_quantize.plan.static_scales import needs_calibration
 
     asked = [made for made in plans if is_asked(made)]
     in_run = options.importance is None and (aim.recipe.calibration is not None or any(map(needs_calibration, plans)))
-    if (options.text.sources or options.text.withhold is not None) and not asked and not in_run:
+    words, is_cuda = options.text, options.device == "cuda"
+    option = "--text" if words.sources else "--withhold" if words.withhold is not None else "--device cuda" if is_cuda else None
+    if option is not None and not asked and not in_run:
         names = [made.precision for made in plans]
-        option = "--text" if options.text.sources else "--withhold"
         none = f"precision {names[0]} is not" if len(names) == 1 else f"none of {', '.join(names)} is"
         raise PlanError(f"{option}: {none} calibrated; take one that is, such as w4a16-gptq")
+    if is_cuda:
+        device_here(options.device)
     for made in asked:
         check_scaled(made)
         _text(aim, made, options)[0].identity()

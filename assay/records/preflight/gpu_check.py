@@ -1,4 +1,4 @@
-"""What `assay gpu-check` found: native kernels against emulation, and the quantizer's CUDA code against its CPU code."""
+"""What `assay gpu-check` found: native kernels against emulation."""
 
 from __future__ import annotations
 
@@ -100,22 +100,10 @@ class FormatCheck(Part):
     """Of the native server."""
 
 
-class CudaBytes(Part):
-    """A checkpoint made on the GPU against the same made on the CPU.
-
-    compiled: whether compiled code made it; False: the reference in eager PyTorch did.
-    """
-
-    precision: str
-    outcome: CheckOutcome
-    reasons: tuple[str, ...]
-    num_bytes: int | None = None
-    compiled: bool | None = None
-
-
 class GpuCheck(Record):
     """One run of `assay gpu-check`. self_test: both sides were emulated on a CPU, which shows nothing about a GPU."""
 
+    schema_version: Literal[2] = 2  # type: ignore[assignment]
     kind: Literal["gpu-check"] = "gpu-check"
     started: str
     """ISO 8601 with time zone."""
@@ -127,13 +115,12 @@ class GpuCheck(Record):
     model: str
     """What was served, in words."""
     formats: tuple[FormatCheck, ...]
-    cuda_bytes: tuple[CudaBytes, ...]
 
     @property
     def outcome(self) -> CheckOutcome:
         """FAIL if one fails; NOT MEASURED if none does and one was not measured. A format that is not served, as foreseen, is
         no failure, but where none is served nothing was shown."""
-        found = {one.outcome for one in self.formats} | {one.outcome for one in self.cuda_bytes}
+        found = {one.outcome for one in self.formats}
         if "FAIL" in found:
             return "FAIL"
-        return "PASS" if "PASS" in {one.outcome for one in self.formats} and "NOT MEASURED" not in found else "NOT MEASURED"
+        return "PASS" if "PASS" in found and "NOT MEASURED" not in found else "NOT MEASURED"

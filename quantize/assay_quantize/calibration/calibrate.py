@@ -39,6 +39,7 @@ from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX
+from assay_quantize.kernels.devices import device_here
 from assay_quantize.storage.resident import cached_bytes
 
 BATCH_TOKENS = 4096
@@ -140,14 +141,14 @@ def calibrate(
     text: where tokens come from. length: of the sequences, in tokens. min_tokens: weights that saw fewer get no channel weights
     (and are searched unweighted), since a mean over a few tokens says more about them than about the weight; the largest
     magnitude is kept of all that saw any. tokens_per_expert: end as soon as every routed expert saw so many; `num_tokens` is
-    then the most. device: cpu, or cuda (never run so far). withheld: finds the items that no text may hold, asked when text is
+    then the most. device: `cpu`, `cuda` or `auto`. withheld: finds the items that no text may hold, asked when text is
     read; None: those of `text`. keep: folder of what one that is killed goes on from, which its caller deletes. report:
     told lines of progress. Deterministic on a CPU.
     Raises QuantizeError: no room for the model, too little text, a model that transformers builds in another way.
     """
     started, about = time.monotonic(), text.identity()
     say = report or (lambda line: None)
-    checkpoint = open_checkpoint(folder)
+    checkpoint, device = open_checkpoint(folder), device_here(device)
     _check_out(out)
     model = load_model(checkpoint, folder, device)
     wanted = linear_weights(checkpoint)
@@ -166,7 +167,7 @@ def calibrate(
         if not experts.by_layer:
             raise QuantizeError(f"{folder}: has no routed experts; leave --tokens-per-expert out")
         enough = lambda: experts.least(_tokens(watch)) >= tokens_per_expert  # noqa: E731
-    store = None if keep is None else Kept(keep)
+    store = None if keep is None else Kept(keep, device)
     has_tokens = tokens_per_expert is None  # else how many will be needed is not known
     before = store.tokens() if store is not None and has_tokens else None
     drawn: Iterable[Sequence[int]] = ()
@@ -335,11 +336,8 @@ def load_model(checkpoint: Checkpoint, folder: Path, device: str) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as their_logging
 
-    from assay_quantize.kernels.devices import check_device
-
     logging: Any = their_logging
     by_name: Any = AutoModelForCausalLM
-    check_device(device)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     _check_memory(checkpoint, device, dtype.itemsize)
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -393,11 +391,12 @@ def plain_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def _check_memory(checkpoint: Checkpoint, device: str, weight_bytes: int) -> None:
     needed = weight_bytes * sum(int(np.prod(header.shape)) for header in checkpoint.tensors.values())
     if device == "cuda":
-        free = torch.cuda.mem_get_info()[0]
+        free, where, remedy = torch.cuda.mem_get_info()[0], " of the GPU's memory", "say --device cpu"
     else:
+        where, remedy = "", "use a larger machine"
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
     if needed > free:
         raise QuantizeError(
             f"{checkpoint.location}: calibrating takes the whole model, {needed / 1e9:.1f} GB as it runs here, and "
-            f"{free / 1e9:.1f} GB are free; use a larger machine, or quantize without --importance"
+            f"{free / 1e9:.1f} GB{where} are free; {remedy}, or quantize without --importance"
         )

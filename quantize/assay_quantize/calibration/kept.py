@@ -101,14 +101,15 @@ class _Seen(Part):
 
 
 class Kept:
-    """The folder of one calibration, named by its caller after what was asked for."""
+    """The folder of one calibration, named by its caller after what was asked for. device: where the model runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         self._folder, self._saved = folder, time.monotonic()
         self._made_by: dict[str, str | int] = {
             "torch": torch.__version__,
             "transformers": version("transformers"),
             "threads": torch.get_num_threads(),
+            "device": device,
         }
 
     def tokens(self) -> Drawn | None:

@@ -42,7 +42,7 @@ from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.calibration.work_folder import Finished, WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.kernels.devices import check_device
+from assay_quantize.kernels.devices import device_here
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, check_scaled
 from assay_quantize.plan.identity import plan_sha256
 
@@ -71,8 +71,8 @@ def calibrate_layers(
 ) -> CalibratedLayers:
     """Calibrate the layers of `plan` on `text`, with files in the folder `work`; go on where a killed run stopped.
 
-    memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. device: `cpu`, or
-    `cuda` (never run so far): where a layer, its inputs and its statistics are; on a GPU other last bits come out.
+    memory_bytes: bound of the process's memory; None: what the machine has free. workers: threads of torch. device: `cpu`,
+    `cuda` or `auto`: where a layer, its inputs and its statistics are; a GPU's sums have other last bits.
     batch_tokens: at once through a layer; other numbers are for tests. withheld: finds the items that no text may hold, asked
     when text is read; None: those of `text`. tokens_of: folder of another calibration with the same text, whose tokens are
     taken where there are none. report: told a line for every layer, and every ten seconds between.
@@ -80,7 +80,7 @@ def calibrate_layers(
     begun otherwise.
     """
     started, say = time.monotonic(), report or (lambda line: None)
-    check_device(device)
+    device = device_here(device)
     check_scaled(plan)
     options = _options(plan)
     layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())

@@ -214,7 +214,7 @@ def opened(path: Path, begin: Mapping[str, Any]) -> Iterator[WorkFolder]:
             os.fsync(journal.fileno())
             fsync_folder(path)
         elif before != begin:
-            raise QuantizeError(f"{path}: begun with {_difference(before, begin)}; delete the folder to begin anew")
+            raise QuantizeError(f"{path}: begun with {_difference(before, begin)}; {_remedy(before, begin)}")
         elif not text.endswith("\n"):
             journal.write(b"\n")
         yield WorkFolder(path, journal, [line for line in map(_finished, lines) if line is not None])
@@ -230,6 +230,14 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return f"{key} {_difference(old, new)}"
     return f"{key} {shown(old)}, now it is {shown(new)}"
+
+
+def _remedy(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Another device can be asked for, where all else is the same."""
+    begun_on = before.get("device")
+    if begun_on in ("cpu", "cuda") and {**before, "device": now["device"]} == now:
+        return f"say --device {begun_on} to go on, or delete the folder to begin anew"
+    return "delete the folder to begin anew"
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

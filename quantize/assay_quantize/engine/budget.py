@@ -18,8 +18,8 @@ from assay_quantize.plan.slabs import SLAB_BYTES
 from assay_quantize.storage.direct_file import STAGE_BYTES, STAGES
 from assay_quantize.storage.past_cache import buffer_bytes
 
-DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30, "cuda": 8 << 30}
-"""Device -> bound of the process's memory when none is given; a CUDA context alone takes about 2 GiB of the host's."""
+DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30}
+"""Bound of the process's memory when none is given."""
 
 RUNTIME_BYTES = 224 << 20
 """What importing numba, compiling the kernels and writing config.json take beyond what the process holds at the start."""

@@ -35,7 +35,7 @@ from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.publish import publish
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.engine.slab_work import OnSlab
-from assay_quantize.kernels.devices import check_device, default_workers
+from assay_quantize.kernels.devices import default_workers
 from assay_quantize.plan.calibrated import calibrated_tensors
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.slabs import least_slab_bytes
@@ -69,7 +69,6 @@ def quantize(
     source: Path,
     out_folder: Path,
     *,
-    device: str = "cpu",
     workers: int | None = None,
     memory_bytes: int | None = None,
     kernels: str = "fused",
@@ -84,8 +83,8 @@ def quantize(
 ) -> Manifest:
     """Make the checkpoint `plan` describes from the folder `source`, in `out_folder`; go on where a killed run stopped.
 
-    device: `cpu`, or `cuda` (never run so far). workers: threads; default: every core this process may use.
-    memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB, 8 GiB with CUDA.
+    workers: threads; default: every core this process may use.
+    memory_bytes: bound of this process's memory, whatever the size of shards and tensors; default: 2 GiB.
     kernels: `fused` ones, or the `reference` in torch, for the same bytes, slowly. runner: who makes the shards; this process
     unless another is given. runs_elsewhere: it works in other processes, which do not hold what this one holds in memory.
     importance: file of channel weights for the scale search; `plan.importance_sha256` must say which. calibrated: folder of the
@@ -111,7 +110,6 @@ def quantize(
     options = shard_options(
         plan,
         runs_elsewhere=runs_elsewhere,
-        device=device,
         workers=workers,
         memory_bytes=memory_bytes,
         kernels=kernels,
@@ -170,7 +168,6 @@ def shard_options(
     plan: Plan,
     *,
     runs_elsewhere: bool = False,
-    device: str = "cpu",
     workers: int | None = None,
     memory_bytes: int | None = None,
     kernels: str = "fused",
@@ -180,16 +177,15 @@ def shard_options(
     on_slab: OnSlab | None = None,
     calibrated: Path | None = None,
 ) -> ShardOptions:
-    """Threads and slabs for this machine and this plan. Raises QuantizeError: no such device, too little memory.
+    """Threads and slabs for this machine and this plan. Raises QuantizeError: too little memory.
 
     runs_elsewhere: the work is done by other processes, so what this one holds does not count against their memory.
-    memory_bytes None: the device's default, and in a process that already holds much (a notebook) half as much beside it.
+    memory_bytes None: the default, and in a process that already holds much (a notebook) half as much beside it.
     """
-    check_device(device)
     if kernels not in ("fused", "reference"):
         raise QuantizeError(f"kernels {kernels}: say fused or reference")
     held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
-    default = DEFAULT_MEMORY_BYTES[device]
+    default = DEFAULT_MEMORY_BYTES["cpu"]
     bound = max(default, held + default // 2) if memory_bytes is None else memory_bytes
     budget = plan_budget(
         bound,
@@ -197,10 +193,9 @@ def shard_options(
         base_bytes=held + RUNTIME_BYTES,
         least_slab_bytes=least_slab_bytes(plan),
         held_bytes=max((held_bytes(tensors) for tensors in planned_shards(plan).values()), default=0),
-        kernels=kernels if device == "cpu" else "reference",
+        kernels=kernels,
     )
     return ShardOptions(
-        device=device,
         workers=budget.workers,
         slab_bytes=budget.slab_bytes,
         memory_bytes=bound,

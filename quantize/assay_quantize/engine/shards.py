@@ -41,7 +41,7 @@ from assay_quantize.storage.buffers import Pools, new_pools
 class ShardOptions:
     """How a shard is made; the bytes of the result do not depend on it.
 
-    device: `cpu` or `cuda`. workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
+    workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
     process may use; for whoever schedules shards, the slabs were chosen by it already. kernels: `fused` or `reference`.
     importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
     began; a shard that differs is refused. None: only compared before and after.
@@ -49,7 +49,6 @@ class ShardOptions:
     on_slab: told of every quantized slab; only where shards are made in this process. calibrated: folder of calibrated layers.
     """
 
-    device: str = "cpu"
     workers: int = 1
     slab_bytes: int = SLAB_BYTES
     memory_bytes: int | None = None
@@ -127,7 +126,7 @@ def write_shard(
         writer = OrderedWriter(partial_path(path), header_bytes(tensors)[0], outputs, window=window_of(options.workers))
     try:
         work = ShardWork(
-            reader, writer, Computer(options.device, options.kernels), members,
+            reader, writer, Computer(options.kernels), members,
             pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
             scales=_scales(plan, options.importance), allow_not_finite=options.allow_not_finite, on_progress=on_progress,
             on_slab=options.on_slab, calibrated=calibrated,

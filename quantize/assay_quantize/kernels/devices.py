@@ -1,4 +1,4 @@
-"""What this process may compute on: a CUDA device or the CPU, and how many cores of it."""
+"""What this process may compute on: how many cores, and whether there is a GPU to calibrate on."""
 
 from __future__ import annotations
 
@@ -39,11 +39,17 @@ def _cpu_quota(cgroup: Path) -> float | None:
     return min(found, default=None)
 
 
-def check_device(device: str) -> None:
-    """Raise QuantizeError if the device is not there. torch is imported only if a GPU was asked for."""
-    if device == "cpu":
-        return
+def device_here(asked: str) -> str:
+    """`cpu` or `cuda`, of `cpu`, `cuda` or `auto`, which is the GPU if PyTorch sees one. Imports torch unless it is `cpu`.
+
+    Raises QuantizeError: `cuda`, and PyTorch sees none.
+    """
+    if asked == "cpu":
+        return asked
     import torch
 
-    if not torch.cuda.is_available():
-        raise QuantizeError("--device cuda-untested: PyTorch sees no CUDA device here; say --device cpu")
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked == "cuda":
+        raise QuantizeError("--device cuda: PyTorch sees no CUDA device here; say --device cpu")
+    return "cpu"

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam, maybe_pad_tensor_for_block_quant
-from compressed_tensors.utils import impl_backend
 from torch import Tensor
 
 from assay_quantize.formats.schemes import SCHEMES, SHARES_GLOBAL_SCALE, compressed_tensors_scheme
@@ -32,21 +29,6 @@ from assay_quantize.kernels.search_reference import search_scales
 @functools.cache
 def _scheme(name: str) -> QuantizationScheme:
     return compressed_tensors_scheme(name)
-
-
-@contextmanager
-def _eager_only(tensor: Tensor) -> Iterator[None]:
-    """Keep compressed-tensors from its Triton kernels: they divide in FP32 where PyTorch rounds the quotient to the weight's
-    dtype, so a GPU would write other bytes than a CPU, and a resumed run on another machine a mixture of both."""
-    if not tensor.is_cuda:
-        yield
-        return
-    before = impl_backend.ENFORCE_EAGER
-    impl_backend.ENFORCE_EAGER = True
-    try:
-        yield
-    finally:
-        impl_backend.ENFORCE_EAGER = before
 
 
 def magnitude(w_OI: Tensor) -> Tensor:
@@ -64,32 +46,31 @@ def quantize_weight(
     observer: str = "minmax",
     importance_I: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The packed parts of a weight, by local name (`weight_packed`, `weight_scale`, ...; see schemes.py), on its device.
+    """The packed parts of a weight, by local name (`weight_packed`, `weight_scale`, ...; see schemes.py).
 
-    w_OI: BF16, FP16 or FP32, finite, of a shape that `check_shape` accepts.
+    w_OI: BF16, FP16 or FP32, on a CPU, finite, of a shape that `check_shape` accepts.
     global_scale_amax: largest |w| of the fused group (`magnitude`) for NVFP4; default: of w_OI alone.
     observer: `minmax`, or `mse`: scales searched for the least error (search_reference.py), with importance_I of the columns.
-    All-zero groups get a small non-zero scale. Deterministic: the same bytes on every device.
+    All-zero groups get a small non-zero scale. Deterministic.
     """
     args = _scheme(scheme).weights
     assert args is not None
     if SCHEMES[scheme].layout in ("mxfp4", "mxfp8") and w_OI.dtype == torch.float16:
         w_OI = w_OI.float()  # a power-of-two scale below 2^-24 does not exist in FP16
-    with _eager_only(w_OI):
-        global_scale = None
-        if scheme in SHARES_GLOBAL_SCALE:
-            amax = (magnitude(w_OI) if global_scale_amax is None else global_scale_amax.to(w_OI.device)).reshape(1)
-            global_scale = generate_gparam(-amax, amax)
-        low, high = torch.aminmax(_blocks(w_OI, args), dim=-1)
-        from_range = functools.partial(_min_max, args=args, dtype=w_OI.dtype, global_scale=global_scale)
-        stored = functools.partial(_stored, w_OI=w_OI, scheme=scheme, global_scale=global_scale)
-        if observer == "mse":
-            scale, zero_point = search_scales(w_OI, low, high, scheme, args, from_range, stored, importance_I)
-        else:
-            scale, zero_point = from_range(low, high)
-        made = _compress(scale, zero_point, w_OI, scheme, global_scale)
+    global_scale = None
+    if scheme in SHARES_GLOBAL_SCALE:
+        amax = (magnitude(w_OI) if global_scale_amax is None else global_scale_amax).reshape(1)
+        global_scale = generate_gparam(-amax, amax)
+    low, high = torch.aminmax(_blocks(w_OI, args), dim=-1)
+    from_range = functools.partial(_min_max, args=args, dtype=w_OI.dtype, global_scale=global_scale)
+    stored = functools.partial(_stored, w_OI=w_OI, scheme=scheme, global_scale=global_scale)
+    if observer == "mse":
+        scale, zero_point = search_scales(w_OI, low, high, scheme, args, from_range, stored, importance_I)
+    else:
+        scale, zero_point = from_range(low, high)
+    made = _compress(scale, zero_point, w_OI, scheme, global_scale)
     if (of_inputs := SCHEMES[scheme].input_global_scale) is not None:
-        made["input_global_scale"] = torch.tensor([of_inputs], device=w_OI.device)
+        made["input_global_scale"] = torch.tensor([of_inputs])
     return made
 
 
@@ -129,9 +110,8 @@ def dequantize_weight(parts: dict[str, Tensor], scheme: str, dtype: torch.dtype)
 
     Computed like compressed-tensors' own `decompress`, so in the dtype of the scales (NVFP4, MXFP4: BF16).
     """
-    with _eager_only(parts["weight_scale"]):
-        weight: Tensor = _compressor(scheme).decompress(parts, _scheme(scheme))["weight"]
-        return weight.to(dtype)
+    weight: Tensor = _compressor(scheme).decompress(parts, _scheme(scheme))["weight"]
+    return weight.to(dtype)
 
 
 def relative_error(dequantized_OI: Tensor, w_OI: Tensor) -> float:
@@ -181,12 +161,11 @@ def quantize_rows(
     amax_dtype: str | None = None,
     observer: str = "minmax",
     importance_I: Array | None = None,
-    device: str = "cpu",
 ) -> QuantizedRows:
-    """`kernels.quantize_rows` by the definition; computed on `device`, the same bytes on each."""
-    w = to_torch(w_OI, dtype).to(device)
+    """`kernels.quantize_rows` by the definition."""
+    w = to_torch(w_OI, dtype)
     shared = None if amax is None else torch.tensor(amax, dtype=_TORCH_DTYPES[amax_dtype or dtype])
-    importance = None if importance_I is None else torch.tensor(importance_I, device=device)
+    importance = None if importance_I is None else torch.tensor(importance_I)
     made = quantize_weight(w, scheme, global_scale_amax=shared, observer=observer, importance_I=importance)
     error = _row_errors(made, w, scheme)
     parts = {name: to_numpy(part) for name, part in made.items() if name not in ("weight_shape", "input_global_scale")}
@@ -211,7 +190,7 @@ def _stored_parts(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str)
 
 
 def _row_errors(made: dict[str, Tensor], w: Tensor, scheme: str) -> RowErrors:
-    with torch.no_grad(), _eager_only(made["weight_scale"]):
+    with torch.no_grad():
         dequantized = _compressor(scheme).decompress(made, _scheme(scheme))["weight"].double()
     wide = w.double()
     return RowErrors(
@@ -228,14 +207,9 @@ def to_torch(array: Array, dtype: str) -> Tensor:
     return torch.from_numpy(array).view(_TORCH_DTYPES[dtype])
 
 
-def torch_dtype(dtype: str) -> torch.dtype:
-    """safetensors name of a weight's dtype -> torch's."""
-    return _TORCH_DTYPES[dtype]
-
-
 def to_numpy(part: Tensor) -> Array:
-    """A part in storage form, sharing memory on the CPU."""
-    part = part.contiguous().cpu()
+    """A part in storage form, sharing memory."""
+    part = part.contiguous()
     storage = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}.get(part.dtype, part.dtype)
     array: Array = part.view(storage).numpy()
     return array

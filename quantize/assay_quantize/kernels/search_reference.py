@@ -91,7 +91,7 @@ def _candidates(
             scale = decompress_mx_scale((code + offset).clamp(0, 254).to(torch.uint8)).to(first.dtype)
             yield torch.where(torch.isfinite(first), scale, first), zero
     else:
-        for factor in torch.tensor(INT_FACTORS if args.type == QuantizationType.INT else FP8_FACTORS, device=low.device):
+        for factor in torch.tensor(INT_FACTORS if args.type == QuantizationType.INT else FP8_FACTORS):
             if zero is None:
                 scale = (first.float() * factor).to(first.dtype)
                 yield torch.where((scale > 0) & torch.isfinite(scale), scale, first), None

@@ -68,14 +68,13 @@ class TaskNeeds:
     """Resources declared for every task."""
 
     cpus: int
-    gpus: int
     memory_bytes: int
 
 
 def needs_of(options: ShardOptions) -> TaskNeeds:
-    """What one shard takes: its threads (at most `CPUS_PER_TASK`), the memory bound of its process, a GPU for CUDA."""
-    memory_bytes = options.memory_bytes or DEFAULT_MEMORY_BYTES[options.device]
-    return TaskNeeds(min(options.workers, CPUS_PER_TASK), int(options.device == "cuda"), memory_bytes)
+    """What one shard takes: its threads (at most `CPUS_PER_TASK`), the memory bound of its process."""
+    memory_bytes = options.memory_bytes or DEFAULT_MEMORY_BYTES["cpu"]
+    return TaskNeeds(min(options.workers, CPUS_PER_TASK), memory_bytes)
 
 
 def run_ray(
@@ -184,7 +183,6 @@ class _Tasks:
         kept = without_secrets(told)
         self._remote = ray.remote(
             num_cpus=needs.cpus,
-            num_gpus=needs.gpus,
             memory=needs.memory_bytes,
             max_retries=0,  # a retry by Ray would not know that it is one
             scheduling_strategy="SPREAD",
@@ -312,11 +310,11 @@ def _connect(ray: ModuleType, address: str, needs: TaskNeeds) -> None:
 def _check_fits(ray: ModuleType, needs: TaskNeeds, *, is_ours: bool) -> None:
     """Refuse what Ray would wait for in silence; on a cluster that may still grow, say it and wait."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    wanted = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory_bytes}
+    wanted = {"CPU": needs.cpus, "memory": needs.memory_bytes}
     if any(all(node.get(what, 0) >= amount for what, amount in wanted.items()) for node in nodes):
         return
     line = (
-        f"no node of the Ray cluster has {needs.cpus} CPUs{f', {needs.gpus} GPU' if needs.gpus else ''} and "
+        f"no node of the Ray cluster has {needs.cpus} CPUs and "
         f"{needs.memory_bytes / (1 << 30):.2f} GiB of memory, which one shard takes"
     )
     if is_ours:

@@ -20,6 +20,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
 from assay.cli.targets import resolve_target
+from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe, recipes_dir
 from assay.recipes.profile import ProfileRecipe
 from assay.records.manifest import Manifest
@@ -155,31 +156,70 @@ def test_precision_that_is_not_there(run: Run, source: Path) -> None:
     assert not Path("made").exists()
 
 
-@pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("calibrate", "--out", "made")])
-def test_cuda_needs_an_explicit_request(
+GPTQ = ("quantize", "-p", "w4a16-gptq", "--out", "made")
+
+
+@pytest.mark.parametrize("command", [GPTQ, ("calibrate", "--out", "made")])
+def test_a_gpu_that_is_asked_for_must_be_there(
     run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    on_cuda = (command[0], source, *command[1:], "--device")
-    assert one_error(run(*on_cuda, "cuda")) == (
-        "--device cuda: the CUDA code has never been run on a GPU; use --device cpu, which makes the same bytes, or "
-        "--device cuda-untested to try it anyway"
-    )
-    assert one_error(run(*on_cuda, "gpu")) == "--device gpu: say cpu, auto (the CPU) or cuda-untested"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, out, err = run(*on_cuda, "cuda-untested")
-    assert (code, out) == (2, "")
-    assert err.splitlines() == [
-        "note: --device cuda-untested: this code has never been run on a GPU; compare its result with that of --device cpu",
-        "error: --device cuda-untested: PyTorch sees no CUDA device here; say --device cpu",
-    ]
+    asked = (command[0], source, *command[1:], "--device")
+    assert one_error(run(*asked, "cuda")) == "--device cuda: PyTorch sees no CUDA device here; say --device cpu"
+    assert one_error(run(*asked, "cuda-untested")) == "--device cuda-untested: it takes one of: auto, cpu, cuda"
     assert not Path("made").exists()
 
 
-def test_auto_is_the_cpu_even_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from assay.cli.stages import device_of
-
+@pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("quantize", "--precisions", "w4a16")])
+def test_a_gpu_is_refused_where_nothing_is_calibrated(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [device_of(option) for option in ("auto", "cpu", "cuda-untested")] == ["cpu", "cpu", "cuda"]
+    which = "precision w4a16 is not" if "--out" in command else "none of fp8, w4a16 is"
+    assert one_error(run(command[0], source, *command[1:], "--device", "cuda")) == (
+        f"--device cuda: {which} calibrated; take one that is, such as w4a16-gptq"
+    )
+    assert not Path("made").exists() and not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_nobody_looks_for_a_gpu_where_nothing_is_calibrated(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would import torch, and nothing would be done on it: checkpoints are written by CPUs."""
+    looked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(looked.append("for a GPU")))
+    code, _, err = run("quantize", source, "-p", "w4a16", "--out", "made")
+    assert (code, looked) == (0, []), err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "is_there", "device"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_where_a_calibration_runs(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, asked: str, is_there: bool, device: str
+) -> None:
+    """Of layers, and of what enters weights; no GPU is here, so what loads the model and what goes through layers stand in."""
+
+    def layers(*_: object) -> None:
+        raise QuantizeError(f"layers are on {_[-1]}")
+
+    def whole(_checkpoint: object, _folder: Path, where: str) -> None:
+        raise QuantizeError(f"the model is on {where}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+    monkeypatch.setattr("assay_quantize.calibration.layerwise._do", layers)
+    monkeypatch.setattr("assay_quantize.calibration.calibrate.load_model", whole)
+    words = source / "words.txt"
+    words.write_text(" ".join(f"t{number % 500}" for number in range(40_000)))
+    Path("short.yaml").write_text(
+        "schema: 1\nname: short\nextends: w4a16-gptq\ncalibration: {method: gptq, tokens: 64, length: 32}\n"
+    )
+    options = () if asked == "auto" else ("--device", asked)
+    code, _, err = run("quantize", source, "-p", "short.yaml", "--text", words, "--out", "made", *options)
+    assert (code, err.splitlines()[-1]) == (2, f"error: layers are on {device}")
+    code, _, err = run("calibrate", source, "--text", words, "--out", "w.safetensors", *options)
+    assert (code, err.splitlines()[-1]) == (2, f"error: the model is on {device}")
 
 
 def test_disk_that_is_too_small(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

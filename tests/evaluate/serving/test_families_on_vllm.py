@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     plans, folders = {}, {name: folder / name for name in ("fp8", "w4a16", "nvfp4a16")}
     for name, out in folders.items():
         plans[name] = make_plan(open_checkpoint(release), load_recipe(PrecisionRecipe, name), model="tiny", family=None)
-        quantize(plans[name], release, out, device="cpu")
+        quantize(plans[name], release, out)
     return Made(release, plans, folders)
 
 
@@ -96,7 +96,7 @@ def qwen3_next(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen")
     source = make_tiny(folder / "source", tiny_families.qwen3_next(), shards=2)
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, "w4a16"), model="tiny", family="qwen3_next")
-    quantize(plan, source, folder / "made", device="cpu")
+    quantize(plan, source, folder / "made")
     assert verify(folder / "made", source=source).damages == ()
     return folder / "made"
 

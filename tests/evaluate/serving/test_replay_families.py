@@ -150,7 +150,7 @@ def plan_of(opened: Checkpoint, precision: str) -> Plan:
 
 
 def quantized(opened: Checkpoint, source: Path, made: Path) -> Path:
-    quantize(plan_of(opened, "w4a16"), source, made, device="cpu")
+    quantize(plan_of(opened, "w4a16"), source, made)
     return made
 
 

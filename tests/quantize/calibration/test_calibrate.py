@@ -24,6 +24,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration
 from assay_quantize.calibration.calibrate import Moments, calibrate, linear_weights, load_model, write_importance
+from assay_quantize.calibration.kept import Kept
 from assay_quantize.calibration.text import Text, first_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
@@ -255,7 +256,7 @@ def test_calibrated_search_errs_less_where_inputs_are_large(tmp_path: Path) -> N
     error = {}
     for name, path in (("without", None), ("with", tmp_path / "0.safetensors")):
         own = plan.model_copy(update={"importance_sha256": None if path is None else load_importance(path).sha256})
-        quantize(own, TRAINED, tmp_path / name, device="cpu", importance=path)
+        quantize(own, TRAINED, tmp_path / name, importance=path)
         stored = {n: t for f in (tmp_path / name).glob("*.safetensors") for n, t in load_file(f).items()}
         total = 0.0
         for tensor in tensors:
@@ -310,6 +311,19 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path
         QuantizeError, match=r"calibrating takes the whole model, 0\.0 GB as it runs here, and 0\.0 GB are free"
     ):
         calibrate(source, tmp_path / "w", Text(), model_name="tiny", device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**5, 10**6))
+    with pytest.raises(QuantizeError, match=r"and 0\.0 GB of the GPU's memory are free; say --device cpu, or quantize without"):
+        calibrate(source, tmp_path / "w", Text(), model_name="tiny", device="auto")
+
+
+def test_what_was_seen_on_another_device_is_not_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model runs in BF16 on a GPU, in FP32 on a CPU."""
+    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+    Kept(tmp_path, "cuda").save({"a.weight": Moments(torch.ones(16, dtype=torch.float64), 1)}, {}, 3)
+    found: dict[str, Moments] = {}
+    assert (Kept(tmp_path, "cpu").load(found, {}), found) == (0, {})
+    assert (Kept(tmp_path, "cuda").load(found, {}), [*found]) == (3, ["a.weight"])
 
 
 # ------------------------------------------------------------------------------------------------ the range of NVFP4

@@ -384,7 +384,7 @@ def test_a_layer_its_inputs_and_its_hessians_are_on_the_device(tmp_path: Path, m
 
 def test_a_gpu_that_is_not_there_or_too_small_is_refused(tmp_path: Path, source: Path, words: Path) -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(QuantizeError, match="--device cuda-untested: PyTorch sees no CUDA device here; say --device cpu"):
+        with pytest.raises(QuantizeError, match="--device cuda: PyTorch sees no CUDA device here; say --device cpu"):
             calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)), device="cuda")
         assert not (tmp_path / "work").exists()
     plan = plan_of(source)
@@ -393,6 +393,28 @@ def test_a_gpu_that_is_not_there_or_too_small_is_refused(tmp_path: Path, source:
     check_gpu_memory(plan, layers, shape, 1, needed, source)
     with pytest.raises(QuantizeError, match=r"of the GPU's memory, .* are free; say --device cpu"):
         check_gpu_memory(plan, layers, shape, 1, needed - 1, source)
+
+
+def test_layers_begun_on_another_device_are_refused(
+    tmp_path: Path, source: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's sums have other last bits. `auto` may find one where there was none before, or lose it."""
+    monkeypatch.setattr("assay_quantize.calibration.layerwise._do", lambda *_: None)  # no layer is finished
+    plan, text = plan_of(source), Text((words,))
+    for began, there in (("cpu", False), ("cuda", True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        with pytest.raises(KeyError):  # the first layer's line
+            calibrate_layers(plan, source, work := tmp_path / began, text, device="auto")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: not there)
+        now = {"cpu": "cuda", "cuda": "cpu"}[began]
+        with pytest.raises(QuantizeError) as refused:
+            calibrate_layers(plan, source, work, text, device="auto")
+        assert str(refused.value) == (
+            f"{work}: begun with device {began}, now it is {now}; say --device {began} to go on, or delete the folder to begin "
+            "anew"
+        )
+    with pytest.raises(QuantizeError, match=r"now it is .*; delete the folder to begin anew"):  # --device cuda would not do
+        calibrate_layers(plan, source, work, text, device="cpu", workers=torch.get_num_threads() + 1)
 
 
 def test_another_text_is_refused_in_the_same_folder(tmp_path: Path, source: Path, words: Path) -> None:

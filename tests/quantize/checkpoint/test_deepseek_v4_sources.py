@@ -139,7 +139,7 @@ def test_a_published_source_gives_the_checkpoint_of_the_weights_it_stands_for(
     made: list[dict[str, torch.Tensor]] = []
     for number, origin in enumerate((source, plain)):
         folder = tmp_path / str(number)
-        quantize(plan_of(origin, precision), origin, folder, device="cpu")
+        quantize(plan_of(origin, precision), origin, folder)
         assert verify(folder, source=origin).damages == ()
         made.append(stored(folder))
     assert made[0].keys() == made[1].keys()
@@ -154,7 +154,7 @@ def test_experts_in_mxfp4_keep_their_bytes(source: Path, tmp_path: Path) -> None
     assert by_name[f"{X}.weight"].outputs == (OutputTensor(f"{X}.weight_packed", "U8", (128, 128), 128 * 128),)
     assert by_name[f"{X}.scale"].outputs == (OutputTensor(f"{X}.weight_scale", "U8", (128, 8), 128 * 8),)
     assert Counter(t.action for t in plan.tensors if t.dtype == "FP4") == {"keep": 36, "dequantize": 12}
-    quantize(plan, source, tmp_path / "made", device="cpu")
+    quantize(plan, source, tmp_path / "made")
     assert verify(tmp_path / "made", source=source).damages == verify(tmp_path / "made").damages == ()
     before, after = stored(source), stored(tmp_path / "made")
     for tensor in (t for t in plan.tensors if t.dtype == "FP4" and t.action == "keep"):
@@ -164,7 +164,7 @@ def test_experts_in_mxfp4_keep_their_bytes(source: Path, tmp_path: Path) -> None
 
 def test_fp8_blocks_keep_their_codes_and_have_their_scales_as_bf16(source: Path, tmp_path: Path) -> None:
     plan = plan_of(source, "fp8")
-    quantize(plan, source, tmp_path / "made", device="cpu")
+    quantize(plan, source, tmp_path / "made")
     assert verify(tmp_path / "made", source=source).damages == verify(tmp_path / "made").damages == ()
     before, after = stored(source), stored(tmp_path / "made")
     carried = [tensor for tensor in plan.tensors if tensor.action == "keep" and tensor.scheme == "fp8_block"]

@@ -44,7 +44,7 @@ def test_three_stacked_tensors_give_the_checkpoint_of_single_experts(tmp_path: P
         "6 tensors hold all experts of a layer; they are read as 24 tensors of single experts",
     )
     for source in (stacked, single):
-        quantize(plan_of(source, "w4a16"), source, tmp_path / f"from-{source.name}", device="cpu")
+        quantize(plan_of(source, "w4a16"), source, tmp_path / f"from-{source.name}")
         assert verify(tmp_path / f"from-{source.name}", source=source).damages == ()
     made, wanted = stored(tmp_path / "from-stacked"), stored(tmp_path / "from-single")
     assert made.keys() == wanted.keys() and all(torch.equal(made[name], wanted[name]) for name in wanted)
@@ -82,7 +82,7 @@ def test_a_stacked_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_a_small_model_is_quantized_and_verified(model: str, precision: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", model)
     plan = plan_of(source, precision)
-    quantize(plan, source, tmp_path / "made", device="cpu")
+    quantize(plan, source, tmp_path / "made")
     assert verify(tmp_path / "made", source=source).damages == ()
     assert {tensor.part for tensor in plan.tensors if tensor.scheme} >= {"attention", "routed_expert"}
 

@@ -95,7 +95,7 @@ def test_a_packed_source_gives_the_checkpoint_of_the_weights_it_stands_for(int4:
             recipe = PrecisionRecipe.model_validate({**recipe.model_dump(by_alias=True), "quantize": roles, "keep": keep})
         plan = make_plan(open_checkpoint(source), recipe, model="tiny", family=None)
         folder = tmp_path / str(number)
-        quantize(plan, source, folder, device="cpu")
+        quantize(plan, source, folder)
         assert verify(folder, source=source).damages == ()
         made.append(stored(folder))
     assert made[0].keys() == made[1].keys()
@@ -118,7 +118,7 @@ def test_a_packed_source_in_the_scheme_that_is_wanted_keeps_its_bytes(int4: Path
     by_name = {tensor.name: tensor for tensor in plan.tensors}
     assert by_name[f"{EXPERT}.weight"].outputs == (OutputTensor(f"{EXPERT}.weight_packed", "I32", (256, 16), 256 * 64),)
     assert by_name["model.layers.3.mlp.experts.0.up_proj.weight"].action == "dequantize"
-    quantize(plan, int4, tmp_path / "made", device="cpu")
+    quantize(plan, int4, tmp_path / "made")
     assert verify(tmp_path / "made", source=int4).damages == verify(tmp_path / "made").damages == ()
     before, after = stored(int4), stored(tmp_path / "made")
     carried = [tensor for tensor in plan.tensors if tensor.dtype == "INT4" and tensor.action == "keep"]
@@ -129,7 +129,7 @@ def test_a_packed_source_in_the_scheme_that_is_wanted_keeps_its_bytes(int4: Path
 
 
 def test_damage_to_carried_codes_is_found(int4: Path, tmp_path: Path) -> None:
-    quantize(plan_of(int4, "w4a16-g32"), int4, tmp_path / "made", device="cpu")
+    quantize(plan_of(int4, "w4a16-g32"), int4, tmp_path / "made")
     shutil.copytree(tmp_path / "made", tmp_path / "damaged")
     header = open_checkpoint(tmp_path / "damaged", allow_quantized=True).tensors[f"{EXPERT}.weight_packed"]
     with (tmp_path / "damaged" / header.shard).open("r+b") as file:

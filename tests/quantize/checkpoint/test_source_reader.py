@@ -315,7 +315,7 @@ def test_an_fp8_release_gives_the_checkpoint_of_the_weights_it_stands_for(tiny_g
     assert {t.outputs[0].dtype for t in plan.tensors if t.role == "mtp" and t.outputs and t.part != "router_bias"} == {"BF16"}
     for source in (fp8, plain):
         made = tmp_path / f"from-{source.name}"
-        quantize(plan_of(source, "w4a16-experts"), source, made, device="cpu")
+        quantize(plan_of(source, "w4a16-experts"), source, made)
         assert verify(made, source=source).damages == ()
     left, right = stored(tmp_path / "from-fp8"), stored(tmp_path / "from-plain")
     assert same(left, right)
@@ -331,7 +331,7 @@ def test_an_fp8_release_in_the_scheme_that_is_wanted_keeps_its_bytes(
 ) -> None:
     fp8 = store_as_fp8(tiny_glm, tmp_path / "fp8", per=per, leaf=leaf)
     plan = plan_of(fp8, precision)
-    quantize(plan, fp8, tmp_path / "made", device="cpu")
+    quantize(plan, fp8, tmp_path / "made")
     assert verify(tmp_path / "made", source=fp8).damages == verify(tmp_path / "made").damages == ()
     before, after = stored(fp8), stored(tmp_path / "made")
     kept = [tensor for tensor in plan.tensors if tensor.scheme is not None]
@@ -377,7 +377,7 @@ def test_fused_experts_are_read_one_by_one(tiny_glm: Path, tmp_path: Path, form:
 def test_fused_experts_give_the_checkpoint_of_single_ones(tiny_glm: Path, tmp_path: Path) -> None:
     fused = fuse_experts(store_as_fp8(tiny_glm, tmp_path / "fp8"), tmp_path / "fused")
     for source in (tmp_path / "fp8", fused):
-        quantize(plan_of(source, "nvfp4a16"), source, tmp_path / f"from-{source.name}", device="cpu")
+        quantize(plan_of(source, "nvfp4a16"), source, tmp_path / f"from-{source.name}")
     assert verify(tmp_path / "from-fused", source=fused).damages == ()
     assert same(stored(tmp_path / "from-fused"), stored(tmp_path / "from-fp8"))
 

@@ -58,7 +58,7 @@ def test_workers_slabs_lanes_and_engines_do_not_show(source: Path, tmp_path: Pat
 def test_no_files_are_left_open_and_none_half_written(source: Path, tmp_path: Path) -> None:
     plan = plan_for(source, "nvfp4a16")
     before = len(os.listdir("/proc/self/fd"))
-    quantize(plan, source, tmp_path / "out", device="cpu", workers=2)
+    quantize(plan, source, tmp_path / "out", workers=2)
     assert len(os.listdir("/proc/self/fd")) == before
     assert list((tmp_path / "out").glob(".*")) == []
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("assay-")] == []

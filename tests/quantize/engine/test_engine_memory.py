@@ -66,7 +66,7 @@ def test_budget_gives_up_workers_then_slabs_then_names_the_least() -> None:
 
 def test_too_little_memory_is_refused_before_anything_is_made(source: Path, tmp_path: Path) -> None:
     with pytest.raises(QuantizeError, match=r"--memory 50MiB: too little for one worker .*; at least \d+MiB are needed here"):
-        quantize(plan_for(source, "w4a16"), source, tmp_path / "out", device="cpu", memory_bytes=50 << 20)
+        quantize(plan_for(source, "w4a16"), source, tmp_path / "out", memory_bytes=50 << 20)
     assert not (tmp_path / "out").exists()
 
 
@@ -121,7 +121,7 @@ import sys
 from pathlib import Path
 from assay.records.plan import Plan
 from assay_quantize.engine.quantize import quantize
-quantize(Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), device="cpu", workers=2)
+quantize(Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), workers=2)
 print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

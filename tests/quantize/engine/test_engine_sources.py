@@ -37,7 +37,7 @@ def stopped_after_one(plan: Plan, source: Path, out: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantize(plan, source, out, device="cpu", runner=one)
+        quantize(plan, source, out, runner=one)
 
 
 @pytest.mark.parametrize("shard", [0, 1])
@@ -50,9 +50,9 @@ def test_a_source_that_changed_between_two_runs_is_refused_by_name(source: Path,
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(QuantizeError, match=rf"its data is not what the plan was made of: {SHARDS[shard]} was \d+ bytes of "):
-        quantize(plan, ours, out, device="cpu")
+        quantize(plan, ours, out)
     with pytest.raises(QuantizeError, match=rf"{out}: begun with other data .*{SHARDS[shard]} was \d+ bytes of "):
-        quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")
+        quantize(plan_for(ours, "w4a16"), ours, out)
 
 
 def test_a_source_whose_time_was_set_back_is_still_another(source: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_source_whose_time_was_set_back_is_still_another(source: Path, tmp_pat
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(QuantizeError, match=rf"{SHARDS[1]} was .*, is another file of the same size and time"):
-        quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")
+        quantize(plan_for(ours, "w4a16"), ours, out)
 
 
 @pytest.mark.parametrize("precision", ["w4a16", "fp8"])
@@ -78,22 +78,22 @@ def test_who_finishes_between_the_check_and_the_lock_is_not_overwritten(
 
     def late(folder: Path) -> Any:
         monkeypatch.setattr(engine, "locked_journal", lock)
-        others.append(quantize(plan_for(source, precision), source, folder, device="cpu"))
+        others.append(quantize(plan_for(source, precision), source, folder))
         return lock(folder)
 
     monkeypatch.setattr(engine, "locked_journal", late)
     if precision == "w4a16":
-        assert quantize(plan_for(source, "w4a16"), source, out, device="cpu") == others[0]
+        assert quantize(plan_for(source, "w4a16"), source, out) == others[0]
     else:
         with pytest.raises(QuantizeError, match="holds a finished checkpoint of another plan"):
-            quantize(plan_for(source, "w4a16"), source, out, device="cpu")
+            quantize(plan_for(source, "w4a16"), source, out)
     assert Manifest.load(out / "assay_manifest.json") == others[0] and not (out / JOURNAL).exists()
 
 
 def test_a_source_with_a_journal_of_ours_is_quantized_like_any_other(source: Path, tmp_path: Path) -> None:
     ours, out = copied(source, tmp_path / "source"), tmp_path / "out"
     (ours / JOURNAL).write_text("left by a run that was killed")
-    manifest = quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")
+    manifest = quantize(plan_for(ours, "w4a16"), ours, out)
     assert JOURNAL not in manifest.files and verify(out, source=ours).passed
 
 
@@ -127,7 +127,7 @@ def test_a_source_that_changes_during_the_run_is_refused_by_name(
             change(ours / SHARDS[1])
 
     with pytest.raises(QuantizeError, match=rf"{SHARDS[1]}: changed since this run began"):
-        quantize(plan_for(ours, "w4a16"), ours, out, device="cpu", on_progress=touch)
+        quantize(plan_for(ours, "w4a16"), ours, out, on_progress=touch)
     assert {path.name for path in out.glob("*")} <= {JOURNAL, SHARDS[0]}
     assert list(out.glob(".*.partial")) == []
 
@@ -136,11 +136,11 @@ def test_a_small_file_that_changes_during_the_run_is_refused(source: Path, tmp_p
     ours, out = copied(source, tmp_path / "source"), tmp_path / "out"
     plan = plan_for(ours, "w4a16")
     with pytest.raises(QuantizeError, match=r"source/tokenizer.json: its SHA-256 is not the planned one: it changed meanwhile"):
-        quantize(plan, ours, out, device="cpu", on_progress=lambda name, _: (ours / "tokenizer.json").write_text("{}"))
+        quantize(plan, ours, out, on_progress=lambda name, _: (ours / "tokenizer.json").write_text("{}"))
     assert not (out / "tokenizer.json").exists() and not (out / MANIFEST).exists()
     with pytest.raises(QuantizeError, match=r"its data is not what the plan was made of: tokenizer.json was sha256 "):
-        quantize(plan, ours, out, device="cpu")
-    made = quantize(plan_for(ours, "w4a16"), ours, out, device="cpu")  # the finished shards are of the same weights
+        quantize(plan, ours, out)
+    made = quantize(plan_for(ours, "w4a16"), ours, out)  # the finished shards are of the same weights
     assert (out / "tokenizer.json").read_text() == "{}" and made.source_files["tokenizer.json"].startswith("sha256:44136fa3")
 
 
@@ -149,7 +149,7 @@ def test_a_path_may_hold_what_ends_a_line_elsewhere(source: Path, tmp_path: Path
     ours, out = copied(source, tmp_path / "sou\u2028rce"), tmp_path / "o\u2028ut"
     plan, seen = plan_for(ours, "w4a16"), list[str]()
     stopped_after_one(plan, ours, out)
-    quantize(plan, ours, out, device="cpu", on_progress=lambda name, _: seen.append(name))
+    quantize(plan, ours, out, on_progress=lambda name, _: seen.append(name))
     assert [name for name in seen if name.endswith("(done before)")] == [f"{SHARDS[0]} (done before)"]
 
 
@@ -158,7 +158,7 @@ def test_a_truncated_source_shard_is_named(source: Path, tmp_path: Path) -> None
     plan = plan_for(ours, "w4a16")
     os.truncate(ours / SHARDS[1], (ours / SHARDS[1]).stat().st_size - 100)
     with pytest.raises(QuantizeError, match=rf"{SHARDS[1]} was \d+ bytes of .*, is \d+ bytes of"):
-        quantize(plan, ours, tmp_path / "out", device="cpu")
+        quantize(plan, ours, tmp_path / "out")
     (tmp_path / "cut").mkdir()
     other = copied(source, tmp_path / "other")
 
@@ -167,7 +167,7 @@ def test_a_truncated_source_shard_is_named(source: Path, tmp_path: Path) -> None
             os.truncate(other / SHARDS[1], 5000)
 
     with pytest.raises(AssayError, match=rf"{SHARDS[1]}: (changed since|truncated|\d+ bytes expected)"):
-        quantize(plan_for(other, "w4a16"), other, tmp_path / "cut" / "out", device="cpu", on_progress=cut_off)
+        quantize(plan_for(other, "w4a16"), other, tmp_path / "cut" / "out", on_progress=cut_off)
 
 
 # ------------------------------------------------------------------------------------------------ the disk fills up
@@ -179,7 +179,7 @@ from assay.records.plan import Plan
 from assay_quantize.engine.quantize import quantize
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
 try:
-    quantize(Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), device="cpu", workers=2)
+    quantize(Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), workers=2)
 except QuantizeError as error:
     print(error)
 """
@@ -188,7 +188,7 @@ except QuantizeError as error:
 @pytest.mark.slow
 def test_a_write_that_the_system_refuses_is_one_line_and_the_rerun_goes_on(source: Path, tmp_path: Path) -> None:
     plan, out = plan_for(source, "fp8"), tmp_path / "out"
-    quantize(plan, source, tmp_path / "whole", device="cpu")
+    quantize(plan, source, tmp_path / "whole")
     sizes = {name: (tmp_path / "whole" / name).stat().st_size for name in SHARDS}
     small, large = sorted(SHARDS, key=lambda name: sizes[name])
     plan.save(tmp_path / "plan.json")
@@ -196,7 +196,7 @@ def test_a_write_that_the_system_refuses_is_one_line_and_the_rerun_goes_on(sourc
     done = subprocess.run([sys.executable, "-c", LIMITED, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == f"{out / large}: cannot be written: File too large; finished shards stay, run again\n", done.stderr
     assert list(out.glob(".*.partial")) == [] and not (out / large).exists()
-    quantize(plan, source, out, device="cpu")
+    quantize(plan, source, out)
     assert bytes_of(out) == bytes_of(tmp_path / "whole")
     assert small != large and resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
@@ -225,13 +225,13 @@ def test_a_full_file_system(source: Path, tmp_path: Path) -> None:
         with pytest.raises(
             QuantizeError, match=rf"{SHARDS[1]}: cannot be written: No space left on device; finished shards stay"
         ):
-            quantize(plan, source, out, device="cpu", runner=one_by_one, on_progress=fill)
+            quantize(plan, source, out, runner=one_by_one, on_progress=fill)
         assert sorted(path.name for path in out.iterdir()) == [JOURNAL, SHARDS[0]]
         (disk / "other").unlink()
         inode = (out / SHARDS[0]).stat().st_ino
-        quantize(plan, source, out, device="cpu")
+        quantize(plan, source, out)
         assert (out / SHARDS[0]).stat().st_ino == inode
-        quantize(plan, source, tmp_path / "whole", device="cpu")
+        quantize(plan, source, tmp_path / "whole")
         assert bytes_of(out) == bytes_of(tmp_path / "whole")
     finally:
         subprocess.run(["umount", str(disk)], check=True)

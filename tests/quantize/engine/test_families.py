@@ -40,7 +40,7 @@ def test_each_family_is_quantized_and_verified(
     source = sources[model]
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model=model, family=None)
     made = tmp_path / "made"
-    quantize(plan, source, made, device="cpu")
+    quantize(plan, source, made)
     assert verify(made, source=source).damages == ()
     raw, after = stored(source), stored(made)
     before = as_read(source, tmp_path, model)

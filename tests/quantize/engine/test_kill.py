@@ -44,7 +44,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the te
 def run(plan, names, source, out, options, on_progress):  # slabs of a few rows: slow enough to be hit everywhere
     return run_local(plan, names, source, out, replace(options, slab_bytes=4096), on_progress)
 
-quantize(Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), device="cpu", workers=2, runner=run)
+quantize(Plan.load(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), workers=2, runner=run)
 """
 
 

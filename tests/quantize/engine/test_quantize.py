@@ -65,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     source = make_tiny_glm4_moe(folder / "source", **TINY)
     plans = {name: plan_for(source, name) for name in ("w4a16", "fp8", "nvfp4a16")}
     for name, plan in plans.items():
-        quantize(plan, source, folder / name, device="cpu")
+        quantize(plan, source, folder / name)
     return Made(source, plans, {name: folder / name for name in plans})
 
 
@@ -133,7 +133,7 @@ def test_a_second_call_returns_at_once(made: Made) -> None:
 def test_other_source_dtypes(tmp_path: Path, dtype: str, precision: str) -> None:
     source = make_tiny_glm4_moe(tmp_path / "source", dtype=dtype, mtp=False, **TINY)
     plan = plan_for(source, precision)
-    quantize(plan, source, tmp_path / "out", device="cpu")
+    quantize(plan, source, tmp_path / "out")
     result = verify(tmp_path / "out", source=source)
     assert result.damages == () and result.passed
     casts = {t.name for t in plan.tensors if t.action == "cast"}
@@ -147,7 +147,7 @@ def test_other_source_dtypes(tmp_path: Path, dtype: str, precision: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w4a16_asym", "fp8_channel", "mxfp4", "mxfp8", "w8a8"])
 def test_the_other_schemes_go_through_and_verify(made: Made, tmp_path: Path, scheme: str) -> None:
-    quantize(plan_for(made.source, "w4a16", scheme=scheme), made.source, tmp_path / "out", device="cpu")
+    quantize(plan_for(made.source, "w4a16", scheme=scheme), made.source, tmp_path / "out")
     assert verify(tmp_path / "out", source=made.source).damages == ()
     assert verify(tmp_path / "out").damages == ()
 
@@ -155,7 +155,7 @@ def test_the_other_schemes_go_through_and_verify(made: Made, tmp_path: Path, sch
 # ------------------------------------------------------------------------------------------------ MTP
 def test_mtp_quantized_but_for_eh_proj(made: Made, tmp_path: Path) -> None:
     plan = plan_for(made.source, "nvfp4a16", mtp="quantize")
-    quantize(plan, made.source, tmp_path / "out", device="cpu")
+    quantize(plan, made.source, tmp_path / "out")
     assert verify(tmp_path / "out", source=made.source).damages == ()
     assert verify(tmp_path / "out").damages == ()
     stored = {n: t for f in (tmp_path / "out").glob("*.safetensors") for n, t in load_file(f).items()}
@@ -165,7 +165,7 @@ def test_mtp_quantized_but_for_eh_proj(made: Made, tmp_path: Path) -> None:
 
 def test_mtp_dropped_and_the_config_says_so(made: Made, tmp_path: Path) -> None:
     plan = plan_for(made.source, "w4a16", mtp="drop")
-    quantize(plan, made.source, tmp_path / "out", device="cpu")
+    quantize(plan, made.source, tmp_path / "out")
     assert verify(tmp_path / "out", source=made.source).damages == ()
     assert verify(tmp_path / "out").damages == ()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 0
@@ -176,7 +176,7 @@ def test_mtp_dropped_and_the_config_says_so(made: Made, tmp_path: Path) -> None:
 def test_mtp_in_a_file_of_its_own_goes_into_the_index(tmp_path: Path) -> None:
     source = make_tiny_glm4_moe(tmp_path / "source", mtp_file=True, **TINY)
     plan = plan_for(source, "fp8")
-    quantize(plan, source, tmp_path / "out", device="cpu")
+    quantize(plan, source, tmp_path / "out")
     assert verify(tmp_path / "out", source=source).damages == ()
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
     assert {shard for name, shard in index.items() if name.startswith("model.layers.2.")} == {
@@ -219,7 +219,7 @@ def test_killed_and_run_again_is_bit_identical(made: Made, killed: dict[str, Pat
     assert journaled == whole or moment == "in the second shard"  # there, the kill may come between rename and journal
     before = {name: (out / name).stat().st_ino for name in journaled}
     seen: list[tuple[str, int]] = []
-    quantize(plan, made.source, out, device="cpu", on_progress=lambda name, size: seen.append((name, size)))
+    quantize(plan, made.source, out, on_progress=lambda name, size: seen.append((name, size)))
     assert {name: (out / name).stat().st_ino for name in journaled} == before, "a finished shard was made again"
     checked = sorted(name for name, _ in seen if name.endswith("(done before)"))
     assert checked == [f"{name} (done before)" for name in journaled]
@@ -236,7 +236,7 @@ def interrupted(made: Made, out: Path, precision: str = "w4a16") -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantize(made.plans[precision], made.source, out, device="cpu", runner=first_only)
+        quantize(made.plans[precision], made.source, out, runner=first_only)
     assert (out / JOURNAL).exists()
 
 
@@ -248,7 +248,7 @@ def test_a_torn_journal_line_and_a_spoilt_shard_are_made_again(made: Made, tmp_p
     data = bytearray((out / SHARDS[0]).read_bytes())
     data[-1] ^= 1
     (out / SHARDS[0]).write_bytes(data)
-    quantize(made.plans["w4a16"], made.source, out, device="cpu")
+    quantize(made.plans["w4a16"], made.source, out)
     assert contents(out) == contents(made.folders["w4a16"])
 
 
@@ -283,12 +283,12 @@ def test_what_stands_in_place_of_the_journal(made: Made, tmp_path: Path, kind: s
     else:
         journal.write_bytes(b"[" * 100_000 + b"\n\xff\x00{]\n")
     if kind == "noise":  # no line of it is ours: a run that was killed before its first
-        quantize(made.plans["w4a16"], made.source, out, device="cpu")
+        quantize(made.plans["w4a16"], made.source, out)
         assert contents(out) == contents(made.folders["w4a16"])
     else:
         expected = {"link": "is a link, so no journal of ours", "pipe": "is no regular file", "folder": "Is a directory"}[kind]
         with pytest.raises((QuantizeError, IsADirectoryError), match=expected):
-            quantize(made.plans["w4a16"], made.source, out, device="cpu")
+            quantize(made.plans["w4a16"], made.source, out)
     assert victim.read_text() == "precious"
 
 
@@ -333,7 +333,7 @@ def test_a_full_disk_is_found_before_the_first_byte(made: Made, tmp_path: Path, 
         quantize(plan, made.source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage((64 << 20) + 2 * plan.bytes_out))
-    quantize(plan, made.source, tmp_path / "out", device="cpu")
+    quantize(plan, made.source, tmp_path / "out")
 
 
 def test_a_disk_that_fills_up_while_writing(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,10 +346,10 @@ def test_a_disk_that_fills_up_while_writing(made: Made, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(QuantizeError, match=rf"{SHARDS[1]}: cannot be written: No space left on device; finished shards stay"):
-        quantize(made.plans["fp8"], made.source, out, device="cpu")
+        quantize(made.plans["fp8"], made.source, out)
     assert sorted(p.name for p in out.iterdir()) == sorted([JOURNAL, SHARDS[0]])
     monkeypatch.undo()
-    quantize(made.plans["fp8"], made.source, out, device="cpu")
+    quantize(made.plans["fp8"], made.source, out)
     assert contents(out) == contents(made.folders["fp8"])
 
 
@@ -371,19 +371,10 @@ def test_a_source_that_is_not_finite_or_not_the_planned_one(made: Made, tmp_path
 
     spoilt = edited(made.source, tmp_path / "spoilt", spoil)
     with pytest.raises(QuantizeError, match=rf"{name}: 1 of 32768 weights are NaN or infinite; the source is damaged"):
-        quantize(plan_for(spoilt, "w4a16"), spoilt, tmp_path / "out", device="cpu")
+        quantize(plan_for(spoilt, "w4a16"), spoilt, tmp_path / "out")
     other = make_tiny_glm4_moe(tmp_path / "other", **TINY, moe_intermediate=256)
     with pytest.raises(QuantizeError, match="its data is not what the plan was made of"):
-        quantize(made.plans["w4a16"], other, tmp_path / "out2", device="cpu")
-
-
-def test_no_cuda_here(made: Made, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        quantize(made.plans["nvfp4a16"], made.source, tmp_path / "gpu", device="cuda")
-        assert contents(tmp_path / "gpu") == contents(made.folders["nvfp4a16"])
-    else:
-        with pytest.raises(QuantizeError, match="PyTorch sees no CUDA device here"):
-            quantize(made.plans["w4a16"], made.source, tmp_path / "out", device="cuda")
+        quantize(made.plans["w4a16"], other, tmp_path / "out2")
 
 
 # ------------------------------------------------------------------------------------------------ copied files
@@ -398,7 +389,7 @@ def test_code_and_links_that_lead_out_are_not_copied(tmp_path: Path, caplog: pyt
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     for name in ("params.json", "hf_quant_config.json"):  # vLLM would take the first one for the model's config
         (source / name).write_text("{}")
-    quantize(plan_for(source, "fp8"), source, tmp_path / "out", device="cpu")
+    quantize(plan_for(source, "fp8"), source, tmp_path / "out")
     assert set(Manifest.load(tmp_path / "out" / "assay_manifest.json").files) == {
         *COPIED, "LICENSE", "inside.txt", "config.json", "model.safetensors.index.json"
     }  # fmt: skip
@@ -416,5 +407,5 @@ def test_a_hugging_face_cache_entry_may_link_to_its_blobs(tmp_path: Path) -> Non
     for path in list(snapshot.iterdir()):
         path.rename(blobs / path.name)
         path.symlink_to(Path("../../blobs") / path.name)
-    quantize(plan_for(snapshot, "fp8"), snapshot, tmp_path / "out", device="cpu")
+    quantize(plan_for(snapshot, "fp8"), snapshot, tmp_path / "out")
     assert set(Manifest.load(tmp_path / "out" / "assay_manifest.json").files) >= COPIED

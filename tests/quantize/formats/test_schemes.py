@@ -164,7 +164,7 @@ def test_a_checkpoint_is_the_one_llm_compressor_makes(precision: str, tmp_path: 
 
     source = make_tiny_glm4_moe(tmp_path / "source", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
-    quantize(plan, source, tmp_path / "ours", device="cpu")
+    quantize(plan, source, tmp_path / "ours")
     scheme = next(tensor.scheme for tensor in plan.tensors if tensor.scheme is not None)
     model_free_ptq(
         str(source),
@@ -199,7 +199,7 @@ def test_schemes_without_a_preset_go_through_and_verify(scheme: str, tmp_path: P
     source = make_tiny_glm4_moe(tmp_path / "source", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)
     recipe = load_recipe(PrecisionRecipe, "w4a16").model_copy(update={"scheme": scheme})
     plan = make_plan(open_checkpoint(source), recipe, model="tiny", family=None)
-    quantize(plan, source, tmp_path / "out", device="cpu")
+    quantize(plan, source, tmp_path / "out")
     assert verify(tmp_path / "out", source=source).damages == ()
     ours = {n: t for f in sorted((tmp_path / "out").glob("*.safetensors")) for n, t in load_file(f).items()}
     weights = {n: t for f in sorted(source.glob("*.safetensors")) for n, t in load_file(f).items()}

@@ -74,7 +74,7 @@ def test_shapes_that_fit_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp8-channel", "w4a16-g64", "nvfp4a16"])
 def test_what_was_chosen_is_planned_quantized_and_verified(folder: Path, tmp_path: Path, precision: str) -> None:
     plan = make_plan(open_checkpoint(folder), load_recipe(PrecisionRecipe, precision), model="odd", family=None)
-    quantize(plan, folder, tmp_path / "out", device="cpu")
+    quantize(plan, folder, tmp_path / "out")
     found = verify(tmp_path / "out", source=folder, workers=1)
     assert (found.damages, plan.mtp_layers) == ((), (2,))
 

@@ -167,7 +167,7 @@ def test_the_plan_shows_what_each_role_becomes(source: Path) -> None:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "mix"
-    quantize(plan_of(source, mix(mtp="quantize", layers={"1": {"routed_expert": "w4a16"}})), source, folder, device="cpu")
+    quantize(plan_of(source, mix(mtp="quantize", layers={"1": {"routed_expert": "w4a16"}})), source, folder)
     return folder
 
 
@@ -180,7 +180,7 @@ def test_every_weight_is_that_of_its_scheme_alone(source: Path, made: Path, tmp_
     alone: dict[str, dict[str, torch.Tensor]] = {}
     for scheme in ("fp8_block", "w4a16", "nvfp4a16"):
         recipe = mix(mtp="quantize", quantize=dict.fromkeys(MIX, scheme))
-        quantize(plan_of(source, recipe), source, tmp_path / scheme, device="cpu")
+        quantize(plan_of(source, recipe), source, tmp_path / scheme)
         alone[scheme] = {n: t for f in (tmp_path / scheme).glob("*.safetensors") for n, t in load_file(f).items()}
     ours = {n: t for f in made.glob("*.safetensors") for n, t in load_file(f).items()}
     plan = plan_of(source, mix(mtp="quantize", layers={"1": {"routed_expert": "w4a16"}}))
@@ -225,5 +225,5 @@ def test_fp8_weights_of_the_source_are_carried_where_the_mix_wants_them(source: 
     kept = {t.role for t in plan.tensors if t.action == "keep" and t.scheme == "fp8_block"}
     assert kept == {"attention"}
     assert {t.scheme for t in plan.tensors if t.action == "quantize"} == {"w4a16", "nvfp4a16"}
-    quantize(plan, released, tmp_path / "out", device="cpu")
+    quantize(plan, released, tmp_path / "out")
     assert check(tmp_path / "out", released).damages == ()

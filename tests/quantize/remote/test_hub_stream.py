@@ -65,7 +65,7 @@ def hub_plan(precision: str) -> Plan:
 def streamed(plan: Plan, tmp_path: Path) -> Manifest:
     out, staging = tmp_path / "out", tmp_path / "staging"
     with HubStream(plan, staging) as source:
-        made = quantize(plan, source.folder, out, device="cpu", workers=1, runner=source.run)
+        made = quantize(plan, source.folder, out, workers=1, runner=source.run)
         source.remove()
     return made
 
@@ -83,7 +83,7 @@ def bytes_on_disk(folder: Path) -> int:
 
 def local_bytes(model: Path, precision: str, folder: Path) -> dict[str, bytes]:
     plan = make_plan(open_checkpoint(model), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
-    quantize(plan, model, folder, device="cpu", workers=1)
+    quantize(plan, model, folder, workers=1)
     return contents(folder)
 
 
@@ -221,7 +221,7 @@ def test_killed_after_the_last_shard_it_is_finished(hub: Hub, model: Path, tmp_p
             raise Killed
 
     with HubStream(plan, tmp_path / "staging") as source, pytest.raises(Killed):
-        quantize(plan, source.folder, out, device="cpu", workers=1, runner=source.run, on_shard=stop)
+        quantize(plan, source.folder, out, workers=1, runner=source.run, on_shard=stop)
     before = hub.bytes_of.total()
     streamed(plan, tmp_path)
     assert contents(out) == local_bytes(model, "w4a16", tmp_path / "local")
@@ -522,7 +522,7 @@ def test_too_little_disk_is_said_before_the_first_download(hub: Hub, tmp_path: P
     with HubStream(plan, tmp_path / "staging") as source:
         sent = hub.bytes_of.copy()
         with pytest.raises(QuantizeError, match=r"staging: \d+\.\d\d GB are needed for two shards of the source and what is"):
-            quantize(plan, source.folder, tmp_path / "out", device="cpu", workers=1, runner=source.run)
+            quantize(plan, source.folder, tmp_path / "out", workers=1, runner=source.run)
     assert hub.bytes_of == sent
 
 

@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def run(plan: Plan, source: Path, out: Path, runner: Any, **more: Any) -> Any:
     bound = resident_bytes() + MEMORY_BYTES  # what other tests left in this process counts when the runner is local
     return quantize(
-        plan, source, out, device="cpu", workers=1, memory_bytes=bound, runner=RUNNERS.get(runner, runner),
+        plan, source, out, workers=1, memory_bytes=bound, runner=RUNNERS.get(runner, runner),
         runs_elsewhere=runner == "ray", **more,
     )  # fmt: skip
 
@@ -398,6 +398,6 @@ def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Pa
 
 
 def test_what_a_task_declares() -> None:
-    options = ShardOptions(device="cuda", workers=16, memory_bytes=3 << 30)
-    assert ray_runner.needs_of(options) == ray_runner.TaskNeeds(cpus=4, gpus=1, memory_bytes=3 << 30)
-    assert ray_runner.needs_of(ShardOptions(workers=2)) == ray_runner.TaskNeeds(cpus=2, gpus=0, memory_bytes=2 << 30)
+    options = ShardOptions(workers=16, memory_bytes=3 << 30)
+    assert ray_runner.needs_of(options) == ray_runner.TaskNeeds(cpus=4, memory_bytes=3 << 30)
+    assert ray_runner.needs_of(ShardOptions(workers=2)) == ray_runner.TaskNeeds(cpus=2, memory_bytes=2 << 30)

@@ -65,7 +65,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_was_made_passes(precision: str, source: Path, tmp_path: Path) -> None:
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
-    quantize(plan, source, tmp_path / "out", device="cpu")
+    quantize(plan, source, tmp_path / "out")
     for options in ({"source": source}, {}, {"source": source, "sample": 0.1}):
         result = verify(tmp_path / "out", **options)  # type: ignore[arg-type]
         assert [(damage.check, damage.where, damage.what) for damage in result.damages] == []

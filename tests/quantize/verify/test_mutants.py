@@ -186,7 +186,7 @@ def test_a_mistake_is_not_shared(
     source, out = sources[dtype], tmp_path / "made"
     plan = planner.make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
     with FinishedShards(plan, out, source, workers=2) as finished:
-        quantize(plan, source, out, device="cpu", on_shard=finished.add, on_slab=finished.judge)
+        quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         meanwhile = verify(out, source=source, finished=finished)
     afterwards = verify(out, source=source)
     for result, checks in ((meanwhile, MEANWHILE.get(mutant, found_by)), (afterwards, found_by)):

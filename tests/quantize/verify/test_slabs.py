@@ -44,7 +44,7 @@ class Made(NamedTuple):
 
 def quantized(source: Path, folder: Path, precision: str) -> Made:
     recipe = load_recipe(PrecisionRecipe, precision)
-    quantize(make_plan(open_checkpoint(source), recipe, model="tiny", family=None), source, folder, device="cpu")
+    quantize(make_plan(open_checkpoint(source), recipe, model="tiny", family=None), source, folder)
     return Made(source, folder)
 
 
@@ -129,7 +129,7 @@ def test_findings_do_not_depend_on_slabs_and_workers(
 def test_every_scheme_in_ragged_slabs(tiny: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(PrecisionRecipe, "w4a16").model_copy(update={"scheme": scheme})
     plan = make_plan(open_checkpoint(tiny), recipe, model="tiny", family=None)
-    quantize(plan, tiny, tmp_path / "made", device="cpu")
+    quantize(plan, tiny, tmp_path / "made")
     results = [verify(tmp_path / "made", source=tiny)]
     monkeypatch.setattr(verify_contents, "SLAB_BYTES", 5_000)
     results += [verify(tmp_path / "made", source=tiny), verify(tmp_path / "made")]
@@ -315,7 +315,7 @@ def test_scales_that_were_searched_with_channel_weights_are_searched_again(tiny:
     save_file(weights, tmp_path / "importance.safetensors")
     plan = make_plan(open_checkpoint(tiny), load_recipe(PrecisionRecipe, "w4a16-mse"), model="tiny", family=None)
     plan = plan.model_copy(update={"importance_sha256": sha256_of_file(tmp_path / "importance.safetensors")})
-    quantize(plan, tiny, tmp_path / "made", device="cpu", importance=tmp_path / "importance.safetensors")
+    quantize(plan, tiny, tmp_path / "made", importance=tmp_path / "importance.safetensors")
     made = Made(tiny, tmp_path / "made")
     result = verify(made.folder, source=tiny, importance=tmp_path / "importance.safetensors")
     assert found(result) == [] and result.checks["recomputed"] == result.checks["error"] > result.checks["definition"] > 0

@@ -74,7 +74,7 @@ def main(source: str, out: str, precision: str, kill_after: str | None = None) -
     real: Any = engine
     real.shutil = SimpleNamespace(disk_usage=lambda folder: shutil.disk_usage(folder)._replace(free=1 << 50))
     plan = make_plan(open_checkpoint(Path(source)), load_recipe(PrecisionRecipe, precision), model="glm-5", family=None)
-    manifest = quantize(plan, Path(source), Path(out), device="cpu", workers=2)
+    manifest = quantize(plan, Path(source), Path(out), workers=2)
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(
         json.dumps(

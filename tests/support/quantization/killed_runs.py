@@ -38,7 +38,7 @@ def run(out, kind, count):
         replace(*names)
 
     os.replace = replace_or_die
-    quantize(plan, source, Path(out), device="cpu", on_progress=lambda name, size: die("tensor"))
+    quantize(plan, source, Path(out), on_progress=lambda name, size: die("tensor"))
 
 for out, kind, count in json.loads(sys.argv[3]):
     child = os.fork()

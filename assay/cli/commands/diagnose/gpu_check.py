@@ -14,7 +14,6 @@ from rich.console import Console
 
 from assay.cli.commands.diagnose.gpu_checkpoints import (
     FORMATS,
-    compare_bytes,
     foresee,
     foreseeing,
     make_all,
@@ -25,7 +24,7 @@ from assay.cli.options import JsonOption, RunOption, choice, recipes
 from assay.cli.places import check_places, place_for
 from assay.cli.terminal import emit, escape, print_rows, results, say, say_error
 from assay.errors import AssayError
-from assay.records.preflight.gpu_check import CHECK_NAME, CudaBytes, FormatCheck, GpuCheck
+from assay.records.preflight.gpu_check import CHECK_NAME, FormatCheck, GpuCheck
 from assay_evaluate.serving.gpus import GPUS
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT SERVED": "yellow", "NOT MEASURED": "yellow"}
 HEADERS = ("outcome", "precision", "kernels", "greedy", "log-probabilities (nats)", "drafts accepted", "tokens/s", "why")
 WIDE = "tiny-glm, widened to hidden 1024 and experts of 1024 (141 M parameters), MTP head in BF16"
-BYTES_S = 20.0
-"""Left of the time for each comparison of bytes; torch.compile takes most of it. An estimate, not measured."""
 
 
 def gpu_check(
@@ -61,7 +58,7 @@ def gpu_check(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check on one GPU what only a GPU can show: native kernels against emulation, drafts, CUDA quantization, speed.
+    """Check on one GPU what only a GPU can show: native kernels against emulation, drafts, speed.
 
     Exit 1 if something fails, 2 if there is no GPU or not everything was measured. With --run the report of that run cites it.
     """
@@ -100,37 +97,28 @@ def _checked(names: Sequence[str], minutes: float, logs: Path, *, self_test: boo
     from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 
     started, began = datetime.now().astimezone(), time.monotonic()
-    deadline = began + 60 * minutes
     sides = self_test_sides() if self_test else sides_on(find_gpus()[0])
     with tempfile.TemporaryDirectory(prefix="assay-gpu-check-") as temporary:
         folder = Path(temporary)
         source = widen_tiny_glm(folder / "source", for_kernels=not self_test)
-        made = make_all(source, plan_all(source, names), folder)
-        with foreseeing(made.plans, sides) as foreseen:
+        plans = plan_all(source, names)
+        folders = make_all(source, plans, folder)
+        with foreseeing(plans, sides) as foreseen:
             checks = check_formats(
-                made.folders,
+                folders,
                 sides,
                 logs,
                 foresee=foreseen,
-                deadline=deadline - (0 if self_test else BYTES_S * len(names)),
+                deadline=began + 60 * minutes,
                 at_once=1 if self_test else formats_at_once(),
                 length=Length(24, 16, 4) if self_test else Length(),
                 on_progress=say,
             )
-        say("the quantizer's CUDA code")
-        bytes_of = tuple(
-            compare_bytes(made, name, folder, on_cuda=not self_test) if time.monotonic() < deadline else _late(name)
-            for name in made.plans
-        )
     return GpuCheck(
         started=started.isoformat(timespec="seconds"), seconds=round(time.monotonic() - began, 1),
         hardware=describe_hardware(), gpu=sides.gpu, self_test=self_test, model="tiny-glm" if self_test else WIDE,
-        formats=checks, cuda_bytes=bytes_of,
+        formats=checks,
     )  # fmt: skip
-
-
-def _late(name: str) -> CudaBytes:
-    return CudaBytes(precision=name, outcome="NOT MEASURED", reasons=("no time was left for it",))
 
 
 # ------------------------------------------------------------------------------------------------ without a GPU
@@ -151,8 +139,8 @@ def _say_what_would_be(names: Sequence[str], gpu: str, out: Console, *, as_json:
     out.print(f"on one {gpu} this would be served, each natively and emulated, with one draft token a step: {WIDE}")
     print_rows(("precision", "kernels foreseen"), [(name, escape(text)) for name, text in _kernels_of(foreseen).items()], out)
     out.print(
-        "compared: greedy replies, log-probabilities, accepted drafts, prompt_logprob_token_ids; the quantizer's CUDA bytes "
-        f"with the CPU's; speed. Two servers a precision; up to four precisions at once take {WAVE_S:.0f} s (an estimate)."
+        "compared: greedy replies, log-probabilities, accepted drafts, prompt_logprob_token_ids, speed. "
+        f"Two servers a precision; up to four precisions at once take {WAVE_S:.0f} s (an estimate)."
     )
 
 
@@ -171,12 +159,10 @@ def _kernels_of(foreseen: Mapping[str, Replay | str]) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------------------ the table
 def print_check(record: GpuCheck, out: Console) -> None:
-    """One row for each format, one for each comparison of bytes."""
+    """One row for each format."""
     where = "self-test on a CPU, emulation against emulation: nothing is shown about a GPU" if record.self_test else record.gpu
     out.print(escape(f"{where}: {record.model}; {record.seconds:.0f} s"))
     print_rows(HEADERS, [_row(one) for one in record.formats], out)
-    rows = [(_coloured(one.outcome), one.precision, _made(one), escape("; ".join(one.reasons))) for one in record.cuda_bytes]
-    print_rows(("outcome", "precision", "CUDA's bytes", "why"), rows, out)
     out.print(f"[{COLOURS[record.outcome]}]{record.outcome}[/]")
 
 
@@ -217,9 +203,3 @@ def _drafts(one: FormatCheck) -> str:
 def _speed(one: FormatCheck) -> str:
     s = one.speed
     return "" if s is None else f"{s.alone:.0f} alone, {s.together:.0f} at {s.num_together}"
-
-
-def _made(one: CudaBytes) -> str:
-    if one.num_bytes is None:
-        return ""
-    return f"{one.num_bytes:,} bytes, {'compiled' if one.compiled else 'reference'}"

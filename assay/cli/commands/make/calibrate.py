@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.calibrating.shown import show
-from assay.cli.options import TEXT_HELP, RunsOption, WithholdOption, refuse_unused, several
+from assay.cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
 from assay.cli.terminal import emit, results, say
 from assay.records.calibration import record_of
 
@@ -37,14 +37,7 @@ def calibrate(
     min_tokens: Annotated[
         int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer get no channel weights, and are named.")
     ] = 64,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="auto|cpu|cuda-untested",
-            help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.",
-        ),
-    ] = "auto",
+    device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the model's own text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")] = False,
 ) -> None:
@@ -54,13 +47,13 @@ def calibrate(
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
     from assay.cli.calibrating.texts import calibration_text, text_sources
-    from assay.cli.stages import device_of
     from assay.cli.targets import local_checkpoint, resolve_target
     from assay_quantize.calibration.calibrate import calibrate as run
+    from assay_quantize.kernels.devices import device_here
 
     if text and all(one.source is not None for one in text_sources(text)):
         refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
-    where, aim = device_of(device), resolve_target(target)
+    aim, where = resolve_target(target), device_here(device)
     found, items = calibration_text(text or (), withhold, runs, aim.recipe.name, seed)
     made = run(
         local_checkpoint(aim.location),

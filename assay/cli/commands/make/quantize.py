@@ -10,6 +10,7 @@ import typer
 from assay.cli.calibrating.in_run import alone, with_files
 from assay.cli.options import (
     AUTOMATIC_HELP,
+    DeviceOption,
     ImportanceOption,
     JsonOption,
     NameOption,
@@ -59,14 +60,7 @@ def quantize(
     ] = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="auto|cpu|cuda-untested",
-            help="cpu (auto is the same); cuda-untested: CUDA code that has never been run on a GPU.",
-        ),
-    ] = "auto",
+    device: DeviceOption = "auto",
     runner: RunnerOption = "local",
     profile: Annotated[
         str | None,
@@ -79,9 +73,7 @@ def quantize(
     workers: WorkersOption = None,
     memory: Annotated[
         str | None,
-        typer.Option(
-            "--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB, with cuda-untested 8GiB."
-        ),
+        typer.Option("--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB."),
     ] = None,
     importance: ImportanceOption = None,
     text: TextOption = None,

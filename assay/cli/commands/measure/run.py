@@ -11,6 +11,7 @@ import typer
 from assay.cli.calibrating.in_run import with_files
 from assay.cli.commands.measure.speed import measure_speed
 from assay.cli.options import (
+    DeviceOption,
     GatesOption,
     ImportanceOption,
     JsonOption,
@@ -47,6 +48,7 @@ def run(
     memory: Annotated[
         str | None, typer.Option("--memory", help="Most memory the quantizer may use, e.g. 1.5GiB or 800MB. Default: 2GiB.")
     ] = None,
+    device: DeviceOption = "auto",
     importance: ImportanceOption = None,
     text: TextOption = None,
     withhold: WithholdOption = None,
@@ -70,7 +72,7 @@ def run(
 
     # What cannot work fails before the first byte is written.
     said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
-    options = quantize_options("auto", runner, workers, memory, importance, stream_from, text=said)
+    options = quantize_options(device, runner, workers, memory, importance, stream_from, text=said)
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
         here=True,

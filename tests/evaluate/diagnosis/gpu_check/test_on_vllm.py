@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from warm import WarmVllm
 
-from assay.records.preflight.gpu_check import CudaBytes, GpuCheck, Greedy
+from assay.records.preflight.gpu_check import GpuCheck, Greedy
 
 
 @pytest.mark.serve
@@ -34,6 +34,4 @@ def test_self_test(tmp_path: Path, warm_vllm: WarmVllm) -> None:
     assert check.drafts is not None and check.drafts.num_drafted > 100 and check.drafts.accepted_share > 0.8
     assert check.speed is not None and check.speed.alone > 0 and check.speed.num_together == 4
     assert check.kernels is not None and any(line.startswith("assay-emulate") for line in check.kernels.chosen)
-    (made,) = record.cuda_bytes
-    assert made == CudaBytes(precision="w4a16", outcome="PASS", reasons=(), num_bytes=made.num_bytes, compiled=False)
     assert {path.name for path in (tmp_path / "out").glob("*.log")} == {"w4a16-native.log", "w4a16-emulated.log"}
