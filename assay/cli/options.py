@@ -298,8 +298,7 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         "--device", metavar="auto|cpu|cuda", callback=choice("auto", "cpu", "cuda"),
-        help="Where a calibration runs. auto: on a GPU, if PyTorch sees one. Checkpoints are written by CPUs, the same bytes "
-        "everywhere.",
+        help="Where a calibration runs. auto: on a GPU, if PyTorch sees one. All else runs on CPUs.",
     ),
 ]  # fmt: skip
 RunnerOption = Annotated[

@@ -150,6 +150,8 @@ def calibrate(
     say = report or (lambda line: None)
     checkpoint, device = open_checkpoint(folder), device_here(device)
     _check_out(out)
+    if device == "cuda":
+        say("calibrating on the GPU")
     model = load_model(checkpoint, folder, device)
     wanted = linear_weights(checkpoint)
     names = names_of(model)

@@ -112,6 +112,8 @@ def calibrate_layers(
             folder.begin(drawn, layers)
             todo = [layer for layer in layers if layer not in folder.finished]
             if todo:
+                if device == "cuda":
+                    say(f"{options.method}: on the GPU")
                 _do(plan, source, checkpoint, folder, layers, todo, drawn, options, memory_bytes, batch_tokens, say, device)
             lines = folder.finished
             return CalibratedLayers(

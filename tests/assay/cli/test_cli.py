@@ -170,6 +170,14 @@ def test_a_gpu_that_is_asked_for_must_be_there(
     assert not Path("made").exists()
 
 
+@pytest.mark.parametrize("command", ["quantize", "run", "calibrate"])
+def test_help_says_what_the_device_is_for(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = run(command, "--help")
+    told = " ".join(out.replace("│", " ").split())
+    assert code == 0 and "--device auto|cpu|cuda Where a calibration runs. auto: on a GPU, if PyTorch sees one." in told
+
+
 @pytest.mark.parametrize("command", [("quantize", "-p", "w4a16", "--out", "made"), ("quantize", "--precisions", "w4a16")])
 def test_a_gpu_is_refused_where_nothing_is_calibrated(
     run: Run, source: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
@@ -217,9 +225,10 @@ def test_where_a_calibration_runs(
     )
     options = () if asked == "auto" else ("--device", asked)
     code, _, err = run("quantize", source, "-p", "short.yaml", "--text", words, "--out", "made", *options)
-    assert (code, err.splitlines()[-1]) == (2, f"error: layers are on {device}")
+    assert (code, err.splitlines()[-1], "gptq: on the GPU" in err) == (2, f"error: layers are on {device}", device == "cuda")
     code, _, err = run("calibrate", source, "--text", words, "--out", "w.safetensors", *options)
     assert (code, err.splitlines()[-1]) == (2, f"error: the model is on {device}")
+    assert ("calibrating on the GPU" in err) == (device == "cuda")
 
 
 def test_disk_that_is_too_small(run: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
