@@ -50,7 +50,7 @@ def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("home")))
     patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     patch.setattr(ray_runner, "default_workers", lambda: 2)
-    with ray_runner._cluster(ray_runner.TaskNeeds(1, 0, MEMORY_BYTES)) as ray:
+    with ray_runner._cluster(ray_runner.TaskNeeds(1, MEMORY_BYTES)) as ray:
         yield ray
     patch.undo()
 
@@ -353,7 +353,7 @@ def test_an_error_in_a_task_is_the_one_the_local_engine_gives(local_ray: Any, tm
 
 def test_a_shard_that_no_node_can_hold_is_refused(local_ray: Any) -> None:
     with pytest.raises(QuantizeError) as caught:
-        ray_runner._check_fits(local_ray, ray_runner.TaskNeeds(3, 0, 1 << 50), is_ours=True)
+        ray_runner._check_fits(local_ray, ray_runner.TaskNeeds(3, 1 << 50), is_ours=True)
     assert str(caught.value) == (
         "no node of the Ray cluster has 3 CPUs and 1048576.00 GiB of memory, which one shard takes; lower --workers or --memory"
     )
