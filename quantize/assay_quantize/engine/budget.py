@@ -18,7 +18,7 @@ from assay_quantize.plan.slabs import SLAB_BYTES
 from assay_quantize.storage.direct_file import STAGE_BYTES, STAGES
 from assay_quantize.storage.past_cache import buffer_bytes
 
-DEFAULT_MEMORY_BYTES: Mapping[str, int] = {"cpu": 2 << 30}
+DEFAULT_MEMORY_BYTES = 2 << 30
 """Bound of the process's memory when none is given."""
 
 RUNTIME_BYTES = 224 << 20

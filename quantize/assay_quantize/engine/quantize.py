@@ -185,7 +185,7 @@ def shard_options(
     if kernels not in ("fused", "reference"):
         raise QuantizeError(f"kernels {kernels}: say fused or reference")
     held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
-    default = DEFAULT_MEMORY_BYTES["cpu"]
+    default = DEFAULT_MEMORY_BYTES
     bound = max(default, held + default // 2) if memory_bytes is None else memory_bytes
     budget = plan_budget(
         bound,

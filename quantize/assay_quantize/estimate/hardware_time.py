@@ -69,7 +69,7 @@ class Machine:
     write: float
     network: float | None
     source: str
-    memory_bytes: int = DEFAULT_MEMORY_BYTES["cpu"]
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
     gpu: Gpu | None = None
 
 

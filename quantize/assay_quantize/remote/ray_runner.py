@@ -73,7 +73,7 @@ class TaskNeeds:
 
 def needs_of(options: ShardOptions) -> TaskNeeds:
     """What one shard takes: its threads (at most `CPUS_PER_TASK`) and the memory bound of its process."""
-    memory_bytes = options.memory_bytes or DEFAULT_MEMORY_BYTES["cpu"]
+    memory_bytes = options.memory_bytes or DEFAULT_MEMORY_BYTES
     return TaskNeeds(min(options.workers, CPUS_PER_TASK), memory_bytes)
 
 
