@@ -37,10 +37,14 @@ def several(values: list[str] | None) -> list[str] | None:
     return named
 
 
+ALSO_CALLED = {"gpu": "cuda"}
+"""What people say -> the word that an option takes for it."""
+
+
 def one_of(param: typer.CallbackParam, value: str, allowed: Iterable[str]) -> str:
     """`value`, if it is allowed; else an AssayError that names the option and what is allowed."""
     if value not in (known := list(allowed)):
-        hint = did_you_mean(value, known)
+        hint = did_you_mean(ALSO_CALLED.get(value, value), known)
         raise AssayError(f"{param.opts[0]} {shown(value)}: {hint}it takes one of: {', '.join(known)}")
     return value
 

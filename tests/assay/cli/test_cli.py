@@ -167,6 +167,7 @@ def test_a_gpu_that_is_asked_for_must_be_there(
     asked = (command[0], source, *command[1:], "--device")
     assert one_error(run(*asked, "cuda")) == "--device cuda: PyTorch sees no CUDA device here; say --device cpu"
     assert one_error(run(*asked, "cuda-untested")) == "--device cuda-untested: it takes one of: auto, cpu, cuda"
+    assert one_error(run(*asked, "gpu")) == "--device gpu: did you mean cuda? it takes one of: auto, cpu, cuda"
     assert not Path("made").exists()
 
 

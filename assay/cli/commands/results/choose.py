@@ -28,6 +28,7 @@ from assay.cli.terminal import emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import shown
 from assay.quantities import percent_short
+from assay.records.base import Interval
 from assay.records.choice.record import CHOICE_RECORD, Cell, Choice, Pick
 from assay.records.verdict import GateReport
 
@@ -189,7 +190,7 @@ def _row(pick: Pick, cells: dict[tuple[str, int], Cell]) -> tuple[str, ...]:
         return str(pick.concurrency), "none", *[""] * 6
     cell = cells[pick.setup, pick.concurrency]
     speed = cell.output_tokens_s or 0.0
-    noise = "" if cell.interval is None else f" ± {(cell.interval.high - cell.interval.low) / 2:.2g}"
+    noise = "" if cell.interval is None else f" ± {_half(cell.interval)}"
     price = cell.usd_per_million_tokens
     return (
         str(pick.concurrency),
@@ -216,6 +217,12 @@ def _next(pick: Pick, cells: dict[tuple[str, int], Cell]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{1e3 * value:,.1f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def _half(interval: Interval) -> str:
+    """Half the width, never as a power of ten."""
+    half = (interval.high - interval.low) / 2
+    return f"{half:,.0f}" if half >= 10 else f"{half:.2g}"
 
 
 def _streams(count: int) -> str:

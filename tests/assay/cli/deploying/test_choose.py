@@ -67,6 +67,12 @@ def test_speeds_of_other_bytes_are_not_chosen_by(run: Run, with_speeds: Path) ->
     assert run("choose", with_speeds, "--speed", copy)[1] == out, "given as a file it is no different"
 
 
+def test_wide_noise_is_written_in_digits(run: Run, with_speeds: Path) -> None:
+    SpeedRecord(rows=tuple(ladder("fp8", {8: (700.0, 900.0, 800.0)})), not_measured=()).save(with_speeds / "speed.json")
+    _, out, _ = run("choose", with_speeds)
+    assert "800.0 ± 248" in out  # Student's t for three repeats: 4.303 * 100 / sqrt(3)
+
+
 REMOVED: dict[str, tuple[int, str]] = {
     "speed.json": (2, "error: no speeds to choose by: there are no rows; measure with `assay speed`"),
     "gates.json": (2, "error: runs/tiny-glm: nothing was judged yet; run `assay gate runs/tiny-glm` first"),
