@@ -227,7 +227,7 @@ class Method:
 
 def _any_of(names: Sequence[str]) -> str:
     """One target that is all these modules. compressed-tensors compares each module with each target, in Python and several
-    times: of 772 weights of a layer that takes a fifth of what a GPU needs for the layer."""
+    times for a layer: with 768 names a pass takes 0.67 s, with one expression 0.027 s (decision 189)."""
     return f"re:(?:{'|'.join(map(re.escape, names))})$"
 
 
