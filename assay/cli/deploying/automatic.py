@@ -8,6 +8,7 @@ RUN/automatic/auto-4.5bpw.yaml           the recipe, written last, with .json (t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,10 @@ from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.plan import Plan
 
 if TYPE_CHECKING:
+    from assay.cli.deploying.hardware_plan import Known
+    from assay.cli.deploying.sensitivity_asked import Asked
     from assay.cli.targets import Target
+    from assay_quantize.mixing.build import Proposal
 
 FOLDER = "automatic"
 USERS, CONTEXT = 32, 32_768
@@ -52,20 +56,9 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     _check_room(aim, wanted)
     folder.mkdir(parents=True, exist_ok=True)
     sensitivity = _measured(aim, record)
-    made, known = propose_for(
-        aim,
-        sensitivity,
-        record,
-        budget=wanted.budget,
-        hardware=how.hardware,
-        base=how.base,
-        schemes=None,
-        users=USERS,
-        context=CONTEXT,
-        run=None,
-        name=wanted.name,
-        slack=how.slack,
-    )
+    made, known = _proposed(aim, wanted, sensitivity, record)
+    if made.candidate is not None and (whole := _measured_whole(aim, record, sensitivity, made.candidate)) is not None:
+        made, known = _proposed(aim, wanted, whole, record)
     said, is_taken = replayed(aim, known, made, how.hardware)
     if not is_taken:
         raise AssayError(f"{wanted.name}: vLLM's loaders would not take the mix that was chosen: {said}")
@@ -82,6 +75,24 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     say(f"{wanted.name}: {kind}, {made.mix.point.bits_per_weight:.2f} bits per weight: {file}")
     say(f"{wanted.name}: {made.mix.reason}")
     return again
+
+
+def _proposed(aim: Target, wanted: Automatic, sensitivity: Sensitivity, record: Path) -> tuple[Proposal, Known]:
+    how = aim.recipe.automatic
+    return propose_for(
+        aim,
+        sensitivity,
+        record,
+        budget=wanted.budget,
+        hardware=how.hardware,
+        base=how.base,
+        schemes=None,
+        users=USERS,
+        context=CONTEXT,
+        run=None,
+        name=wanted.name,
+        slack=how.slack,
+    )
 
 
 def _check_room(aim: Target, wanted: Automatic) -> None:
@@ -173,7 +184,7 @@ def _chosen_before(aim: Target, wanted: Automatic, file: Path, record: Path) -> 
     if (
         mix is None
         or sensitivity is None
-        or mix.sensitivity_sha256 != sha256_of(sensitivity.model_dump(mode="json"))
+        or mix.sensitivity_sha256 != sensitivity.sha256
         or (mix.budget, mix.hardware) != (wanted.budget.text, hardware)
         or (base := base_for(how.base, sensitivity)).name != mix.base
         or mix.slack not in (None, how.slack)
@@ -196,23 +207,53 @@ def _chosen_before(aim: Target, wanted: Automatic, file: Path, record: Path) -> 
 
 def _measured(aim: Target, record: Path) -> Sensitivity:
     """The sensitivities, measured before or now."""
-    from assay.cli.deploying.sensitivity_asked import Asked, check_asked
-    from assay.cli.deploying.sensitivity_found import find_sensitivity
-
     if (before := Sensitivity.load_if_there(record)) is not None:
         return before
+    found = _find(_asked(aim, record))
+    found.save(record)
+    return found
+
+
+def _measured_whole(aim: Target, record: Path, before: Sensitivity, candidate: PrecisionRecipe) -> Sensitivity | None:
+    """The sensitivities with what the mix loses with all its parts quantized at once. None: nothing else is measured so, or
+    one layer at a time is held, which would run every part's stream once more."""
+    from assay.cli.deploying.sensitivity_by_layer import is_by_layer
+    from assay.cli.targets import local_checkpoint
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.sensitivity.parts import find_parts
+
+    asked = _asked(aim, record)
+    if not before.uniform:
+        return None
+    checkpoint = open_checkpoint(local_checkpoint(aim.location))
+    if is_by_layer(asked, find_parts(checkpoint, asked.schemes, model=aim.recipe.name, observer=asked.observer)):
+        say(f"{candidate.name}: not measured as a whole, as one layer at a time is held; sums of parts decide")
+        return None
+    say(f"{candidate.name}: the mix is measured as a whole, as the uniform recipes were")
+    found = _find(replace(asked, mixes=(candidate,)))
+    return before.model_copy(update={"wholes": found.wholes})
+
+
+def _asked(aim: Target, record: Path) -> Asked:
+    from assay.cli.deploying.sensitivity_asked import Asked
+
     how, keep = aim.recipe.automatic, record.parent / "sensitivity"
     observer, method = _rounding(aim)
-    asked = Asked(
+    return Asked(
         aim=aim, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
         run=None, text=() if isinstance(how.texts, str) else tuple(map(Path, how.texts)), num_tokens=how.tokens,
         length=how.length, served=0, profile=None, scores=(), seed=how.seed, keep=keep, only_estimate=False,
         own=how.texts == "own",
         method=method,  # type: ignore[arg-type]  # likewise
     )  # fmt: skip
+
+
+def _find(asked: Asked) -> Sensitivity:
+    from assay.cli.deploying.sensitivity_asked import check_asked
+    from assay.cli.deploying.sensitivity_found import find_sensitivity
+
     check_asked(asked)
-    with says_what_is_kept(lambda: f"what was measured is kept in {keep}; the same command goes on from there"):
+    with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
         found = find_sensitivity(asked)
     assert found is not None, "more than the estimate was asked for"
-    found.save(record)
     return found

@@ -198,6 +198,7 @@ def propose_for(
     run: Path | None,
     name: str | None,
     slack: float,
+    always_mix: bool = False,
 ) -> tuple[Proposal, Known]:
     """The proposal, planned and held against its own figures; vLLM has not been asked yet."""
     from assay.cli.stages import plan_for
@@ -216,7 +217,7 @@ def propose_for(
     check_same_source(known, choices, sensitivity, record)
     limit = None if budget is None else budget.num_bytes or choices.bytes_at(budget.bits or 0.0)
     label = name or safe_name(f"{known.name}-{(budget.text if budget else hardware or '').replace(' ', '')}")
-    asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack)
+    asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
     shipped = [load_recipe(PrecisionRecipe, one) for one in recipe_names("precisions")]
     made = propose(asked, taken, choices, sensitivity, shipped, wanted, measured_in(run, taken, choices))
     plan = plan_for(aim, known.checkpoint, made.recipe)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.recipes.calibrated.methods import INTEGERS, GptqCalibration
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval, sha256_of
-from assay.records.diagnosis.sensitivity import LayerRouting, UniformDamage, WorstTensor
+from assay.records.diagnosis.sensitivity import LayerRouting, UniformDamage, WholeDamage, WorstTensor
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
@@ -54,6 +55,8 @@ class Asked:
     """Texts that the model samples by itself, instead of its replies."""
     method: Literal["none", "gptq"] = "none"
     """How INT4 weights are rounded: to the nearest, or by a calibration."""
+    mixes: tuple[PrecisionRecipe, ...] = ()
+    """Measured with all their parts quantized at once, beside the parts."""
 
 
 @dataclass
@@ -67,6 +70,7 @@ class Figures:
     routing: dict[Pair, LayerRouting | None] = field(default_factory=dict)
     worst: dict[Pair, tuple[WorstTensor, ...]] = field(default_factory=dict)
     uniform: list[UniformDamage] = field(default_factory=list)
+    wholes: list[WholeDamage] = field(default_factory=list)
     served: dict[Pair, Interval] = field(default_factory=dict)
     noise: float | None = None
     not_measured: dict[str, str] = field(default_factory=dict)
@@ -75,6 +79,38 @@ class Figures:
 def calibration_of(asked: Asked) -> GptqCalibration:
     """As the shipped precisions have it, so that what is measured is what `assay quantize` makes."""
     return GptqCalibration(method="gptq")
+
+
+def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
+    """Scheme of each part of every recipe of `asked.mixes`, by a name that says what it is. AssayError: it has what is not
+    measured here."""
+    found: dict[str, Mapping[Key, str]] = {}
+    for recipe in asked.mixes:
+        where = f"--mix {recipe.name}"
+        method = "none" if recipe.calibration == "none" else recipe.calibration.method
+        for key, theirs, ours in (("observer", recipe.observer, asked.observer), ("calibration", method, asked.method)):
+            if theirs != ours:
+                raise AssayError(f"{where}: has `{key}: {theirs}`, and {ours} is measured; say --{_OPTIONS[key]} {theirs}")
+        if recipe.needs_calibration or recipe.kv_cache is not None:
+            raise AssayError(f"{where}: scales of activations and of the KV cache are not measured here; name one without them")
+        roles = {key.role for key in layout.sizes}
+        if others := sorted(set(recipe.quantize) - roles):
+            raise AssayError(f"{where}: quantizes {', '.join(others)}, and parts are {', '.join(sorted(roles))}")
+        chosen = {key: recipe.scheme_of(key.role, key.layer) for key in layout.sizes if key.role != "mtp"}
+        mix = {key: scheme for key, scheme in chosen.items() if scheme is not None}
+        for key, scheme in mix.items():
+            if scheme not in layout.sizes[key]:
+                raise AssayError(f"{where}: has {key} in {scheme}, which --schemes has not; name that too")
+        found[mix_name(mix)] = mix
+    return found
+
+
+_OPTIONS = {"observer": "observer", "calibration": "method"}
+
+
+def mix_name(mix: Mapping[Key, str]) -> str:
+    """Of the files in which it is kept."""
+    return f"mix-{sha256_of(sorted([key.layer, key.role, scheme] for key, scheme in mix.items()))[:16]}"
 
 
 def by_weights(layout: Layout, rounder: Rounder, figures: Figures) -> None:
@@ -92,7 +128,7 @@ def by_weights(layout: Layout, rounder: Rounder, figures: Figures) -> None:
 def take_found(
     whole: Mapping[str, Any], parts: Iterable[tuple[Key, str, Any]], layout: Layout, positions: Positions, figures: Figures
 ) -> None:
-    """What proxy `kl` found. whole: scheme -> of every part at once."""
+    """What proxy `kl` found. whole: of `layout.wholes()`, by name."""
     from assay_evaluate.sensitivity.damage import damage_of
     from assay_quantize.sensitivity.direct import mean_other_experts
 
@@ -106,6 +142,16 @@ def take_found(
         figures.routing[pair] = None if worst is None else LayerRouting(layer=worst[0], other_experts=worst[1])
     for scheme, found in whole.items():
         made = damage_of(found.kl_N, positions)
+        if (mix := layout.mixes.get(scheme)) is not None:
+            figures.wholes.append(
+                WholeDamage(
+                    schemes=tuple((key.layer, key.role, one) for key, one in mix.items() if key.layer is not None),
+                    damage_nats=made.mean,
+                    interval=made.interval,
+                    sum_of_parts_nats=sum(figures.damage["proxy:kl"][part] for part in mix.items()),
+                )
+            )
+            continue
         keys = [key for key, sizes in layout.sizes.items() if key.role != "mtp" and scheme in sizes]
         saved = sum(layout.sizes[key]["bf16"] - layout.sizes[key][scheme] for key in keys)
         figures.uniform.append(
@@ -243,6 +289,8 @@ def check_asked(asked: Asked) -> None:
     if asked.served and (asked.text or asked.own or asked.proxy in ("weights", "hidden")):
         what = "--text" if asked.text or asked.own else f"--proxy {asked.proxy}"
         raise AssayError(f"--served measures on replies that the served source writes, and {what} does without: leave one out")
+    if asked.mixes and asked.proxy != "kl":
+        raise AssayError(f"--mix measures a whole model, and --proxy {asked.proxy} does not; say --proxy kl")
     if asked.method == "none":
         return
     if asked.proxy != "kl" or asked.served:

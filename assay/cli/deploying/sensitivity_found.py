@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from assay.cli.deploying.sensitivity_asked import (
     by_weights,
     calibration_of,
     measure,
+    mixes_of,
     scored,
     served_folder,
     take_found,
@@ -62,6 +64,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     folder = local_checkpoint(asked.aim.location)
     checkpoint = open_checkpoint(folder)
     layout = find_parts(checkpoint, asked.schemes, model=asked.aim.recipe.name, observer=asked.observer)
+    layout = replace(layout, mixes=mixes_of(asked, layout))
     imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
     say(
         f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
@@ -168,7 +171,7 @@ def _say_cost(direct: Direct, layout: Layout, asked: Asked) -> bool:
 
 
 def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Figures) -> None:
-    whole = dict(direct.uniform())
+    whole = dict(direct.wholes())
     take_found(whole, direct.parts(layout.pairs()), layout, positions, figures)
     figures.noise = direct.noise()
 
@@ -266,6 +269,7 @@ def _record(
         ),
         left_out=layout.left_out,
         uniform=tuple(figures.uniform),
+        wholes=tuple(figures.wholes),
         noise_nats=figures.noise,
         correlations=_correlations(asked, figures),
         mtp_acceptance=drafts,

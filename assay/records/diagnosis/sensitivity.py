@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from assay.records.base import Interval, Part, Record
+from assay.records.base import Interval, Part, Record, sha256_of
 from assay.records.plan import Role
 
 SENSITIVITY_NAME = "sensitivity.json"
@@ -91,6 +91,16 @@ class UniformDamage(Part):
     routing: tuple[LayerRouting, ...] = ()
 
 
+class WholeDamage(Part):
+    """A mix of schemes with all its parts quantized at once."""
+
+    schemes: tuple[tuple[int, Role, str], ...]
+    """layer, role, scheme; parts that are not here are kept."""
+    damage_nats: float
+    interval: Interval | None = None
+    sum_of_parts_nats: float
+
+
 class RankCorrelation(Part):
     """Spearman's rank correlation of two ways to say how sensitive parts are; the interval is over parts, each with
     all its schemes."""
@@ -155,6 +165,8 @@ class Sensitivity(Record):
     parts: tuple[SensitivityPart, ...]
     left_out: tuple[LeftOut, ...] = ()
     uniform: tuple[UniformDamage, ...] = ()
+    wholes: tuple[WholeDamage, ...] = Field(default=(), exclude_if=lambda wholes: not wholes)
+    """Mixes that were measured as a whole."""
     noise_nats: float | None = None
     """KL of the unquantized model against itself, computed in the same way."""
     correlations: tuple[RankCorrelation, ...] = ()
@@ -171,6 +183,11 @@ class Sensitivity(Record):
         if self.calibration is not None and "method" not in self.calibration:
             raise ValueError("calibration: names no method")
         return self
+
+    @property
+    def sha256(self) -> str:
+        """Of what was measured of parts: the mixes that were measured as a whole since are left out."""
+        return sha256_of(self.model_copy(update={"wholes": ()}).model_dump(mode="json"))
 
     @property
     def by_part(self) -> dict[tuple[int | None, Role], dict[str, SensitivityPart]]:

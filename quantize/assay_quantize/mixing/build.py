@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.errors import AssayError
 from assay.quantities import size
@@ -12,7 +12,7 @@ from assay.recipes.calibrated.methods import INTEGERS
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.choice.mix import KEPT, Advantage, Mix, MixedPart, MixPoint, NotTaken, PredictedMeasured
-from assay.records.diagnosis.sensitivity import Sensitivity
+from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
 from assay_quantize.mixing.choose import (
     SLACK,
     Choices,
@@ -27,6 +27,8 @@ from assay_quantize.mixing.recipe_text import layers_text, recipe_data, recipe_t
 from assay_quantize.mixing.solve import Problem, Solution
 
 Control = tuple[str, tuple[int, ...]]
+SENSITIVITY = "sensitivity"
+"""Who measured, where it was not a run."""
 NEAR = 0.02
 """Share of the uniform recipe's damage by which a mix must be ahead where no damage has an interval."""
 
@@ -34,7 +36,7 @@ NEAR = 0.02
 @dataclass(frozen=True)
 class Asked:
     """budget: as it was written; budget_bytes: of the whole checkpoint, None: what the machine holds. slack: share of the least
-    damage that may be given up so that layers are alike."""
+    damage that may be given up so that layers are alike. always_mix: the mix, also where a uniform recipe is as good."""
 
     model: str
     source: str
@@ -43,13 +45,17 @@ class Asked:
     budget_bytes: int | None
     machine: Machine | None
     slack: float = SLACK
+    always_mix: bool = False
 
 
 @dataclass(frozen=True)
 class Proposal:
+    """candidate: the mix, if nobody has measured it with all its parts quantized at once. None: somebody has, or it is a control."""
+
     mix: Mix
     recipe: PrecisionRecipe
     text: str
+    candidate: PrecisionRecipe | None = None
 
 
 def propose(
@@ -63,6 +69,7 @@ def propose(
 ) -> Proposal:
     """The mix, or the uniform recipe where that is as good, with everything that was held against it.
 
+    What was measured with all parts quantized at once, of the mix and of uniform recipes, decides; else sums of parts do.
     shipped: precisions to show beside it. measured: SHA-256 of a recipe's meaning -> what a run measured of it. AssayError:
     nothing is within the limits.
     """
@@ -76,16 +83,24 @@ def propose(
         raise AssayError(f"--budget {asked.budget}: holds the whole checkpoint in 16 bits ({whole}); nothing need be quantized")
     controls = controls_of(choices, base, shipped, schemes)
     uniforms = [(name, at) for name, (kind, at) in controls.items() if kind == "uniform" and problem.holds(at)]
+    wholes = wholes_of(base, choices, sensitivity)
     rival = min(uniforms, key=lambda one: (problem.damage(one[1]), problem.used(one[1])), default=None)
+    duel = next((one for known in (measured, wholes) if (one := _duel(base, choices, uniforms, picks, known))), None)
+    rival = rival if duel is None else duel.rival
     advantage = None if rival is None else advantage_of(choices, rival[0], rival[1], picks)
-    reason = _uniform_wins(base, choices, rival, advantage, picks, problem, measured)
+    if duel is not None:
+        reason, won = duel.uniform_wins, duel.mix_wins(size(choices.total_bytes(duel.rival[1])))
+    else:
+        reason = _uniform_wins(choices, rival, advantage, picks, problem)
+        won = _mix_wins(choices, rival, advantage, picks, problem)
     taken = rival[1] if reason is not None and rival is not None else picks
-    is_run = rival is not None and meaning_of(base, choices.schemes(rival[1])) in measured
-    if reason is not None and rival is not None and not is_run:
-        better = _better_whole(choices, sensitivity, uniforms, rival, advantage)
+    if reason is not None and rival is not None and duel is None:
+        better = _better_whole(base, choices, wholes, uniforms, rival, advantage)
         if better is not None:
             taken, reason = better
-    why = reason or _mix_wins(choices, rival, advantage, picks, problem)
+    if reason is not None and asked.always_mix and tuple(picks) not in controls_picks(controls):
+        taken, won, reason = picks, f"Written as a mix was asked for. {reason}", None
+    why = reason or won
     mixed = _parts(choices, taken)
     points = [choices.point(at, name, kind, problem) for name, (kind, at) in controls.items()]
     mix = Mix(
@@ -93,7 +108,7 @@ def propose(
         source=asked.source,
         base=base.name,
         name=asked.name,
-        sensitivity_sha256=sha256_of(sensitivity.model_dump(mode="json")),
+        sensitivity_sha256=sensitivity.sha256,
         calibrated_by=None if sensitivity.calibration is None else str(sensitivity.calibration["method"]),
         method=sensitivity.method,
         texts=sensitivity.texts,
@@ -120,13 +135,17 @@ def propose(
         ),
         controls=tuple(sorted(points, key=lambda one: (one.bytes, one.name))),
         not_taken=_not_taken(choices),
-        checks=(*_of_sensitivity(sensitivity), *measured.values()),
+        checks=(*wholes.values(), *measured.values()),
         replayed="not asked",
         assumptions=_assumptions(sensitivity, asked.slack),
     )
     said = f"{asked.model} within {asked.budget or 'what ' + (mix.hardware or '') + ' holds'}: {_kind(mix)}, by `assay recipe`."
     data = recipe_data(base, asked.name, said, choices.schemes(taken))
-    return Proposal(mix, PrecisionRecipe.model_validate(data), recipe_text(mix, data))
+    is_known = meaning_of(base, choices.schemes(picks)) in {**wholes, **measured}
+    candidate = None
+    if not is_known and tuple(picks) not in controls_picks(controls):
+        candidate = PrecisionRecipe.model_validate(recipe_data(base, asked.name, said, choices.schemes(picks)))
+    return Proposal(mix, PrecisionRecipe.model_validate(data), recipe_text(mix, data), candidate)
 
 
 def _kind(mix: Mix) -> str:
@@ -138,27 +157,89 @@ def _bound(best: Solution) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ who wins
-def _uniform_wins(
+@dataclass(frozen=True)
+class _Duel:
+    """The mix and the uniform recipe that lost least, both measured by the same with all parts quantized at once."""
+
+    mine: PredictedMeasured
+    rival: Control
+    theirs: PredictedMeasured
+
+    @property
+    def where(self) -> str:
+        return "on these texts" if self.theirs.source == SENSITIVITY else f"in {self.theirs.source}"
+
+    @property
+    def uniform_wins(self) -> str | None:
+        """Why the uniform recipe is proposed; None: the mix is."""
+        if self.mine.measured_nats < self.theirs.measured_nats:
+            return None
+        return (
+            f"{self.rival[0]} is proposed: measured {self.where} with all parts quantized at once it loses "
+            f"{self.theirs.measured_nats:.4g} nats a token, the mix {self.mine.measured_nats:.4g}."
+        )
+
+    def mix_wins(self, their_size: str) -> str:
+        return (
+            f"Measured {self.where} with all parts quantized at once it loses {self.mine.measured_nats:.4g} nats a token, "
+            f"{self.rival[0]} ({their_size}), the best uniform recipe of at most this size, {self.theirs.measured_nats:.4g}."
+        )
+
+
+def _duel(
     base: PrecisionRecipe,
     choices: Choices,
-    rival: Control | None,
-    advantage: Advantage | None,
+    uniforms: Sequence[Control],
     picks: Sequence[int],
-    problem: Problem,
-    measured: Mapping[str, PredictedMeasured],
+    known: Mapping[str, PredictedMeasured],
+) -> _Duel | None:
+    """None: the mix is one of the uniform recipes, or it or all of these were not measured."""
+    mine = known.get(meaning_of(base, choices.schemes(picks)))
+    found = [(one, known.get(meaning_of(base, choices.schemes(one[1])))) for one in uniforms]
+    theirs = [(one, nats) for one, nats in found if nats is not None]
+    if mine is None or not theirs or tuple(picks) in {at for _, at in uniforms}:
+        return None
+    rival, least = min(theirs, key=lambda one: one[1].measured_nats)
+    return _Duel(mine, rival, least)
+
+
+def wholes_of(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitivity) -> dict[str, PredictedMeasured]:
+    """Meaning of a choice -> what it lost with all its parts quantized at once, on the texts of the sensitivities."""
+    keys = {(part.layer, part.role) for part in choices.parts}
+    found: dict[str, PredictedMeasured] = {}
+
+    def take(chosen: Mapping[tuple[int, str], str], one: UniformDamage | WholeDamage, name: str) -> None:
+        if chosen.keys() <= keys:
+            found[meaning_of(base, {key: chosen.get(key, KEPT) for key in keys})] = PredictedMeasured(
+                name=name,
+                source=SENSITIVITY,
+                predicted_nats=one.sum_of_parts_nats,
+                measured_nats=one.damage_nats,
+                interval=one.interval,
+            )
+
+    for uniform in sensitivity.uniform:
+        of = uniform.scheme
+        rows = [part for part in sensitivity.parts if part.scheme == of and part.damage_nats is not None]
+        take({(row.layer, row.role): of for row in rows if row.layer is not None}, uniform, f"uniform {of}")
+    for whole in sensitivity.wholes:
+        take({(layer, role): scheme for layer, role, scheme in whole.schemes}, whole, "a mix as a whole")
+    return found
+
+
+def controls_picks(controls: Mapping[str, tuple[str, tuple[int, ...]]]) -> set[tuple[int, ...]]:
+    return {at for _, at in controls.values()}
+
+
+def _uniform_wins(
+    choices: Choices, rival: Control | None, advantage: Advantage | None, picks: Sequence[int], problem: Problem
 ) -> str | None:
-    """Why the best uniform recipe within the limits is proposed; None: the mix is."""
+    """By the sums of parts: why the best uniform recipe within the limits is proposed; None: the mix is."""
     if rival is None or advantage is None:
         return None
     name, of_rival = rival
     if of_rival == tuple(picks):
         return f"The best choice is {name}, one scheme for all."
-    mine, theirs = (measured.get(meaning_of(base, choices.schemes(at))) for at in (picks, of_rival))
-    if mine is not None and theirs is not None and theirs.measured_nats <= mine.measured_nats:
-        return (
-            f"{name} is proposed: measured in {theirs.source} it loses {theirs.measured_nats:.4g} nats a token, the mix "
-            f"{mine.measured_nats:.4g}."
-        )
     lost = problem.damage(of_rival)
     if advantage.low_nats is not None and advantage.low_nats <= 0:
         return (
@@ -174,21 +255,17 @@ def _uniform_wins(
 
 
 def _better_whole(
-    choices: Choices, sensitivity: Sensitivity, uniforms: Sequence[Control], rival: Control, advantage: Advantage | None
+    base: PrecisionRecipe,
+    choices: Choices,
+    wholes: Mapping[str, PredictedMeasured],
+    uniforms: Sequence[Control],
+    rival: Control,
+    advantage: Advantage | None,
 ) -> tuple[tuple[int, ...], str] | None:
     """(picks, reason) of the uniform recipe that lost least where all parts were quantized at once, if that is another than the
     one that the sums of the parts favour: a sum does not see what parts do to each other. None: it is not, or is not known."""
-    lost = {one.scheme: one.damage_nats for one in sensitivity.uniform}
-    known = {}
-    for name, at in uniforms:
-        chosen = choices.schemes(at)
-        schemes = set(chosen.values()) - {KEPT}
-        if len(schemes) != 1 or (nats := lost.get(scheme := schemes.pop())) is None:
-            continue
-        in_whole = [(p.layer, p.role) for p in sensitivity.parts if p.scheme == scheme and p.damage_nats is not None]
-        # what a machine refuses is kept by the recipe and was not by what was measured
-        if all(chosen[key] == scheme for key in in_whole if key in chosen):
-            known[name] = (nats, at)
+    found = {name: (wholes.get(meaning_of(base, choices.schemes(at))), at) for name, at in uniforms}
+    known = {name: (whole.measured_nats, at) for name, (whole, at) in found.items() if whole is not None}
     if rival[0] not in known:
         return None
     best = min(known, key=lambda name: known[name][0])
@@ -286,19 +363,6 @@ def _not_taken(choices: Choices) -> tuple[NotTaken, ...]:
     )
 
 
-def _of_sensitivity(sensitivity: Sensitivity) -> tuple[PredictedMeasured, ...]:
-    return tuple(
-        PredictedMeasured(
-            name=f"uniform {one.scheme}",
-            source="sensitivity",
-            predicted_nats=one.sum_of_parts_nats,
-            measured_nats=one.damage_nats,
-            interval=one.interval,
-        )
-        for one in sensitivity.uniform
-    )
-
-
 def _assumptions(sensitivity: Sensitivity, slack: float) -> tuple[str, ...]:
     said = [
         "damages of parts add up: what two parts lose together is what each loses alone",
@@ -320,7 +384,7 @@ def _assumptions(sensitivity: Sensitivity, slack: float) -> tuple[str, ...]:
 
 
 def with_replay(proposal: Proposal, said: str) -> Proposal:
-    return Proposal(proposal.mix.model_copy(update={"replayed": said}), proposal.recipe, proposal.text)
+    return replace(proposal, mix=proposal.mix.model_copy(update={"replayed": said}))
 
 
 __all__ = ["Asked", "Machine", "MixPoint", "Proposal", "meaning_of", "propose", "with_replay"]

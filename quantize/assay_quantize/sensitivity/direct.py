@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class Found:
-    """Of one part, or of a whole uniform precision. kl_N: nats at each scored position, text after text in the order of
+    """Of one part, or of a whole precision. kl_N: nats at each scored position, text after text in the order of
     `texts`. other_experts: layer -> share of tokens that chose other experts."""
 
     kl_N: npt.NDArray[np.float32]
@@ -131,8 +131,8 @@ class Direct:
         """What is not there yet, in passes of the whole model."""
         layers = len(self._runner.layers)
         left = [key for key, scheme in pairs if self._kept.load(part_name(key, scheme)) is None]
-        uniform = [s for s in self._layout.plans if self._kept.load(part_name(None, s)) is None]
-        passes = sum(1 - (key.layer or 0) / layers for key in left) + len(uniform) + 1
+        wholes = [name for name in self._layout.wholes() if self._kept.load(part_name(None, name)) is None]
+        passes = sum(1 - (key.layer or 0) / layers for key in left) + len(wholes) + 1
         return Cost(passes, passes * self._pass_s, 4 * len(self._reference.states_NH) * len(left))
 
     def noise(self) -> float:
@@ -141,18 +141,17 @@ class Direct:
             self._runner.advance()
         return float(self._runner.kl(self._reference.states_NH, self._runner.run().states_NH).double().mean())
 
-    def uniform(self) -> Iterator[tuple[str, Found]]:
-        """Every scheme in all parts that it fits. Call it first: the model is run from its first layer."""
+    def wholes(self) -> Iterator[tuple[str, Found]]:
+        """Every scheme in all parts that it fits, and every mix. Call it first: the model is run from its first layer."""
         assert self._runner.layer == 0
-        for scheme in self._layout.plans:
-            name = part_name(None, scheme)
+        for whole, chosen in self._layout.wholes().items():
+            name = part_name(None, whole)
             if (found := self._kept.load(name)) is None:
-                self._say(f"{scheme} in every part")
-                keys = [key for key, sizes in self._layout.sizes.items() if key.role != "mtp" and scheme in sizes]
-                with self._rounded(keys, scheme):
+                self._say(f"{whole} in every part" if whole in self._layout.plans else "a mix as a whole")
+                with self._rounded(chosen):
                     found = self._measure()
                 self._kept.save(name, found)
-            yield scheme, found
+            yield whole, found
 
     def parts(self, pairs: Sequence[tuple[Key, str]]) -> Iterator[tuple[Key, str, Found]]:
         """Of each pair, layer after layer: pairs must be sorted by layer."""
@@ -162,7 +161,7 @@ class Direct:
                 assert key.layer is not None and self._runner.layer <= key.layer, "pairs are sorted by layer"
                 while self._runner.layer < key.layer:
                     self._runner.advance()
-                with self._rounded([key], scheme):
+                with self._rounded({key: scheme}):
                     found = self._measure()
                 self._kept.save(name, found)
                 self._say(f"{number} of {len(pairs)}: {key}, {scheme}: {found.kl_N.mean(dtype=np.float64):.3g} nats")
@@ -170,25 +169,25 @@ class Direct:
 
     # -------------------------------------------------------------------------------------------- one measurement
     @contextmanager
-    def _rounded(self, keys: Sequence[Key], scheme: str) -> Iterator[None]:
-        """The parts rounded in the model, and plain again afterwards."""
+    def _rounded(self, chosen: Mapping[Key, str]) -> Iterator[None]:
+        """The parts rounded in the model, each in its scheme, and plain again afterwards."""
         views = self._runner.views
         before: dict[str, Tensor] = {}
+        scheme_of: dict[str, str] = {}
         try:
-            for key in keys:
+            for key, scheme in chosen.items():
                 for name, plain, back in self._rounder.weights(key, scheme):
-                    before[name] = views[name].clone()
+                    before[name], scheme_of[name] = views[name].clone(), scheme
                     if before[name].shape != plain.shape:
                         raise QuantizeError(
                             f"{name}: transformers builds it as {list(before[name].shape)}, not {list(plain.shape)}"
                         )
                     views[name].copy_(back)
-            watched = {at: scheme for at, names in self._runner.addresses.items() if before.keys() & set(names)}
-            if input_args(scheme) is None:
+            watched = {
+                at: scheme_of[name] for at, names in self._runner.addresses.items() for name in names if name in scheme_of
+            }
+            with RoundInputs(watched) if any(map(input_args, chosen.values())) else nullcontext():
                 yield
-            else:
-                with RoundInputs(watched):
-                    yield
         finally:
             for name, plain in before.items():
                 views[name].copy_(plain)

@@ -17,7 +17,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,14 @@ class Layered:
         self._finish()
 
     def found(self) -> Iterator[tuple[Key | None, str, Found]]:
-        """Of every part and scheme; key None: the scheme in all parts at once."""
+        """Of every part and scheme; key None: of a whole of the layout, by its name."""
         for key, scheme in self._all():
             found = self._kept.load(part_name(key, scheme))
             assert found is not None, "`run` went to the end"
             yield key, scheme, found
 
     def _all(self) -> list[tuple[Key | None, str]]:
-        return [*((None, scheme) for scheme in self._layout.plans), *self._layout.pairs()]
+        return [*((None, whole) for whole in self._layout.wholes()), *self._layout.pairs()]
 
     # -------------------------------------------------------------------------------------------- one layer
     def _layer(self, layer: int, before: Path | None, to_the_end: bool) -> Path:
@@ -122,14 +122,14 @@ class Layered:
                     if key.layer is not None and key.layer < layer:
                         name = part_name(key, scheme)
                         self._note(name, layer, chosen, self._through(layer, whole, name, before, partial))
-                for scheme in self._layout.plans:
-                    name = part_name(None, scheme)
-                    with self._rounded(layer, whole, [key for key, one in mine if one == scheme], scheme):
+                for one, every in self._layout.wholes().items():
+                    name = part_name(None, one)
+                    with self._rounded(layer, whole, {key: scheme for key, scheme in every.items() if key.layer == layer}):
                         source = before if layer else None
                         self._note(name, layer, chosen, self._through(layer, whole, name, source, partial))
             for key, scheme in mine:
                 name = part_name(key, scheme)
-                with self._rounded(layer, whole, [key], scheme, compared=(key, scheme)):
+                with self._rounded(layer, whole, {key: scheme}, compared=(key, scheme)):
                     seen = self._through(layer, whole, name, before, partial, entering=REFERENCE)
                 self._note(name, layer, chosen, seen)
                 self.hidden[key, scheme] = self._difference(partial, name)
@@ -160,37 +160,35 @@ class Layered:
 
     @contextmanager
     def _rounded(
-        self, layer: int, whole: nn.Module, keys: Sequence[Key], scheme: str, *, compared: Pair | None = None
+        self, layer: int, whole: nn.Module, chosen: Mapping[Key, str], *, compared: Pair | None = None
     ) -> Iterator[None]:
-        """Parts of the layer rounded, and plain again afterwards: read once more, so that no copy is kept. compared: the only
-        one, whose `weights` are found on the way."""
+        """Parts of the layer rounded, each in its scheme, and plain again afterwards: read once more, so that no copy is kept.
+        compared: the only one, whose `weights` are found on the way."""
         prefix = f"{self._skeleton.prefix}.{layer}."
         parameters = {f"{prefix}{name}": parameter for name, parameter in whole.named_parameters()}
-        changed: list[str] = []
+        changed: dict[str, str] = {}
 
-        def copied(key: Key) -> Iterator[tuple[str, Tensor, Tensor]]:
+        def copied(key: Key, scheme: str) -> Iterator[tuple[str, Tensor, Tensor]]:
             for name, plain, back in self._rounder.weights(key, scheme):
                 if name not in parameters:
                     raise QuantizeError(
                         f"{self._layout.checkpoint.location}: transformers builds no parameter for {name}; use --proxy "
                         "weights, which reads the checkpoint only"
                     )
-                changed.append(name)
+                changed[name] = scheme
                 parameters[name].copy_(back)
                 yield name, plain, back
 
         try:
             if compared is not None:
-                self.weights[compared] = relative_error(copied(compared[0]))
+                self.weights[compared] = relative_error(copied(*compared))
             else:
-                for key in keys:
-                    for _ in copied(key):
+                for part in chosen.items():
+                    for _ in copied(*part):
                         pass
-            if input_args(scheme) is None:
+            watched = {parameters[name].data_ptr(): scheme for name, scheme in changed.items()}
+            with RoundInputs(watched) if any(map(input_args, chosen.values())) else nullcontext():
                 yield
-            else:
-                with RoundInputs({parameters[name].data_ptr(): scheme for name in changed}):
-                    yield
         finally:
             for name in changed:
                 parameters[name].copy_(self._skeleton.plain(self._reader, name))
@@ -243,7 +241,7 @@ class Layered:
                 continue
             done = {*self._layout.pairs()} & {(Key(at, role), scheme) for at, role, scheme, *_ in told["parts"]}
             wanted = {pair for pair in self._layout.pairs() if pair[0].layer is not None and pair[0].layer <= _layer_of(path)}
-            streams = [part_name(*one) for one in (*((None, s) for s in self._layout.plans), *wanted)] if to_the_end else []
+            streams = [part_name(*one) for one in (*((None, s) for s in self._layout.wholes()), *wanted)] if to_the_end else []
             if not wanted <= done or not all(self._are_whole(path, name) for name in (REFERENCE, *streams)):
                 continue  # of a run for other schemes, or for `hidden`; or what a crash has left
             self._take(told["parts"])
@@ -403,4 +401,4 @@ def states_bytes(layout: Layout, num_tokens: int, longest: int, *, to_the_end: b
     """The most that states take on the disk: those in front of a layer and those behind it, for each stream."""
     text = text_of(layout.checkpoint.config)
     each = num_tokens * (4 * int(text["hidden_size"]) + 8 * min(longest, int(text.get("index_topk", 0))))
-    return 2 * each * ((1 + len(layout.pairs()) + len(layout.plans)) if to_the_end else 2)
+    return 2 * each * ((1 + len(layout.pairs()) + len(layout.wholes())) if to_the_end else 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from assay.errors import PlanError
@@ -57,6 +57,16 @@ class Layout:
     left_out: tuple[LeftOut, ...]
     other_bytes: int
     all_weights: int
+    mixes: Mapping[str, Mapping[Key, str]] = field(default_factory=dict)
+    """Name -> scheme of each part that is not kept: mixes that are measured as a whole, beside each scheme."""
+
+    def wholes(self) -> dict[str, Mapping[Key, str]]:
+        """What is measured with all its parts quantized at once: each scheme in every part that it fits, and `mixes`."""
+        uniform: dict[str, Mapping[Key, str]] = {
+            scheme: {key: scheme for key, sizes in self.sizes.items() if key.role != "mtp" and scheme in sizes}
+            for scheme in self.plans
+        }
+        return uniform | dict(self.mixes)
 
     def pairs(self) -> list[tuple[Key, str]]:
         """Every part with every scheme that fits it, MTP left out: by layer, then role, then scheme."""

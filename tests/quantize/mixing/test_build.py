@@ -12,10 +12,11 @@ import yaml
 from sensitivities import BITS, SCHEMES, Damage, by_bits, sensitivity
 
 from assay.errors import AssayError
+from assay.quantities import size
 from assay.recipes.load import load_recipe, parse_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.choice.mix import Mix, PredictedMeasured
-from assay.records.diagnosis.sensitivity import UniformDamage
+from assay.records.diagnosis.sensitivity import UniformDamage, WholeDamage
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.mixing.build import Asked, Proposal, meaning_of, propose
 from assay_quantize.mixing.choose import Choices, choices_of
@@ -47,14 +48,20 @@ def proposed(
     texts: str = "24 replies",
     measured: dict[str, PredictedMeasured] | None = None,
     whole: dict[str, float] | None = None,
+    mix: tuple[PrecisionRecipe, float] | None = None,
+    always_mix: bool = False,
 ) -> Proposal:
-    """whole: scheme -> what is lost with all parts in it at once."""
+    """whole: scheme -> what is lost with all parts in it at once. mix: the same of a recipe."""
     made = choices(checkpoint, damage, error)
-    asked = Asked("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack)
+    asked = Asked("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack, always_mix)
     found = sensitivity(checkpoint, damage, error=error, texts=texts)
     if whole is not None:
         lost = [UniformDamage(scheme=one, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0) for one, nats in whole.items()]
         found = found.model_copy(update={"uniform": tuple(lost)})
+    if mix is not None:
+        schemes = [(part.layer, part.role, mix[0].scheme_of(part.role, part.layer)) for part in made.parts]
+        of_mix = WholeDamage(schemes=[one for one in schemes if one[2]], damage_nats=mix[1], sum_of_parts_nats=1.0)
+        found = found.model_copy(update={"wholes": (of_mix,)})
     return propose(asked, BASE, made, found, SHIPPED, SCHEMES, measured or {})
 
 
@@ -167,6 +174,37 @@ def test_of_uniform_recipes_the_one_that_is_best_as_a_whole_is_proposed(checkpoi
     unknown = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.005})
     for one in (as_summed, unknown):
         assert set(taken(one.mix).values()) == {"w4a16_g32"} and one.mix.reason.endswith("is within its error.")
+
+
+def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
+    """Sums of parts cannot tell the mix from its control; both as a whole can."""
+    whole = {"w4a16_g32": 0.006, "w4a16": 0.005}
+    unsure = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole)
+    mix = unsure.candidate
+    assert mix is not None and len(mix.schemes) > 1
+    won = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.004))
+    assert (won.mix.proposes, won.recipe.sha256, won.candidate) == ("mix", mix.sha256, None)
+    assert won.mix.reason == (
+        f"Measured on these texts with all parts quantized at once it loses 0.004 nats a token, w4a16 ({_size(won, 'w4a16')}), "
+        "the best uniform recipe of at most this size, 0.005."
+    )
+    lost = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.0055))
+    assert (lost.mix.proposes, lost.candidate) == ("uniform", None) and set(taken(lost.mix).values()) == {"w4a16"}
+    assert lost.mix.reason == (
+        "w4a16 is proposed: measured on these texts with all parts quantized at once it loses 0.005 nats a token, the mix 0.0055."
+    )
+    assert lost.mix.sensitivity_sha256 == won.mix.sensitivity_sha256 == unsure.mix.sensitivity_sha256
+
+
+def _size(made: Proposal, name: str) -> str:
+    return size(next(one.bytes for one in made.mix.controls if one.name == name))
+
+
+def test_a_mix_is_written_where_it_is_asked_for(checkpoint: Checkpoint) -> None:
+    plain, asked = (proposed(checkpoint, weak, 5.5, error=3.0, always_mix=mix) for mix in (False, True))
+    assert (plain.mix.proposes, asked.mix.proposes) == ("uniform", "mix")
+    assert asked.candidate is not None and asked.recipe.sha256 == asked.candidate.sha256 == plain.candidate.sha256  # type: ignore[union-attr]
+    assert asked.mix.reason == f"Written as a mix was asked for. {plain.mix.reason}"
 
 
 def test_what_was_measured_of_more_parts_than_a_recipe_has_is_not_its_own(checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ Pair = tuple[Key | None, str]
 class Opened:
     def __init__(self, reader: SourceReader, schemes: Sequence[str] = ("w4a16", "nvfp4")) -> None:
         self.reader = reader
-        self.layout: Layout = find_parts(reader.checkpoint, schemes, model="tiny")
+        layout = find_parts(reader.checkpoint, schemes, model="tiny")
+        mix = {Key(0, "attention"): "w4a16", Key(1, "shared_expert"): schemes[-1], Key(2, "routed_expert"): "w4a16"}
+        self.layout: Layout = replace(layout, mixes={"mix": mix})
         self.rounder = Rounder(self.layout, reader)
 
     def layered(self, keep: Path) -> Layered:
@@ -51,7 +54,7 @@ def whole(opened: Opened, tiny_glm: Path) -> dict[Pair, Found]:
     """What the whole model in transformers gives, part by part."""
     model: Any = load_model(opened.reader.checkpoint, tiny_glm, "cpu")
     direct = Direct(opened.layout, opened.rounder, Runner(model, batched(TEXTS, 64)), TEXTS, None, lambda line: None)
-    found: dict[Pair, Found] = {(None, scheme): one for scheme, one in direct.uniform()}
+    found: dict[Pair, Found] = {(None, scheme): one for scheme, one in direct.wholes()}
     return found | {(key, scheme): one for key, scheme, one in direct.parts(opened.layout.pairs())}
 
 

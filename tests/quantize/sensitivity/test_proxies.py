@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,11 @@ class Loaded:
         self.model: Any = load_model(self.checkpoint, folder, "cpu")
         self.rounder = Rounder(self.layout, reader)
 
-    def direct(self, keep: Path | None, batch_tokens: int = 64) -> Direct:
+    def direct(
+        self, keep: Path | None, mixes: Mapping[str, Mapping[Key, str]] | None = None, *, batch_tokens: int = 64
+    ) -> Direct:  # fmt: skip
         runner = Runner(self.model, batched(TEXTS, batch_tokens))
-        return Direct(self.layout, self.rounder, runner, TEXTS, keep, lambda line: None)
+        return Direct(replace(self.layout, mixes=mixes or {}), self.rounder, runner, TEXTS, keep, lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +104,44 @@ def test_kl_is_what_text_by_text_gives(loaded: Loaded, scheme: str) -> None:
     np.testing.assert_allclose(ours.kl_N, theirs.numpy(), rtol=2e-3, atol=2e-8)
 
 
+def test_a_mix_is_measured_as_a_whole(loaded: Loaded, tmp_path: Path) -> None:
+    """One part of a mix is that part; every part in one scheme is that scheme; with two schemes each part has its own."""
+    uniform, part = dict(loaded.direct(None).wholes()), (Key(1, "shared_expert"), "nvfp4")
+    [(_, _, alone)] = list(loaded.direct(None).parts([part]))
+    both = {Key(0, "attention"): "w4a16", part[0]: part[1]}
+    every = dict(loaded.layout.wholes()["w4a16"])
+    direct = loaded.direct(tmp_path, {"one": dict([part]), "two": both, "every": every})
+    found = dict(direct.wholes())
+    assert list(found) == ["w4a16", "nvfp4", "one", "two", "every"]
+    np.testing.assert_array_equal(found["every"].kl_N, uniform["w4a16"].kl_N)
+    np.testing.assert_array_equal(found["one"].kl_N, alone.kl_N)
+    plain = [ln_p(loaded.model, text) for text in TEXTS]
+    views, before = direct._runner.views, {}
+    for key, scheme in both.items():
+        for name, _, back in loaded.rounder.weights(key, scheme):
+            before[name] = views[name].clone()
+            views[name].copy_(back)
+    experts = loaded.model.model.layers[1].mlp.shared_experts
+    handles = [
+        module.register_forward_pre_hook(lambda _, args: (round_inputs(args[0], "nvfp4"),))
+        for module in experts.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    after = [ln_p(loaded.model, text) for text in TEXTS]
+    for handle in handles:
+        handle.remove()
+    for name, weight in before.items():
+        views[name].copy_(weight)
+    theirs = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(plain, after, strict=True)])
+    np.testing.assert_allclose(found["two"].kl_N, theirs.numpy(), rtol=2e-3, atol=2e-8)
+    again = loaded.direct(tmp_path, {"two": both})
+    assert again.cost([]).num_passes == 1, "it is kept"
+
+
 def test_the_model_is_plain_again_afterwards(loaded: Loaded) -> None:
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     direct = loaded.direct(None)
-    assert [scheme for scheme, _ in direct.uniform()] == ["w4a16", "nvfp4"]
+    assert [scheme for scheme, _ in direct.wholes()] == ["w4a16", "nvfp4"]
     list(direct.parts(loaded.layout.pairs()))
     assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
     assert direct.noise() == 0.0

@@ -25,7 +25,8 @@ from assay.cli.options import (
 from assay.cli.places import check_places, place_for
 from assay.cli.terminal import emit, results, say
 from assay.errors import AssayError
-from assay.recipes.precision import SchemeName
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe, SchemeName
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
 
 DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
@@ -88,6 +89,16 @@ def sensitivity(
     length: Annotated[
         int, typer.Option("--length", min=8, help="Longest reply, and length of pieces of --text, in tokens.")
     ] = 256,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mix",
+            metavar="RECIPE,...",
+            callback=several,
+            help="Also measure these precisions with all their parts quantized at once: `assay recipe` then goes by that, and "
+            "not by sums of parts. `assay recipe --mix` writes one.",
+        ),
+    ] = None,
     served: Annotated[
         int,
         typer.Option(
@@ -163,7 +174,7 @@ def sensitivity(
         profile=profile_for(aim, profile) if served else None, scores=tuple(map(Path, scores or ())),
         seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
         memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
-        own=text == ["own"],
+        own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, one) for one in mix or ()),
     )  # fmt: skip
     check_asked(asked)
     if hardware is not None:

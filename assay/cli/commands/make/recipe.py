@@ -73,6 +73,14 @@ def recipe(
             help="Share of the least loss that may be given up so that neighbouring layers are alike; 0: the optimum itself.",
         ),
     ] = 0.02,
+    mix: Annotated[
+        bool,
+        typer.Option(
+            "--mix/--best",
+            help="Write the mix also where a uniform recipe is proposed: `assay sensitivity --mix FILE` then measures it as a "
+            "whole, which decides.",
+        ),
+    ] = False,
     replay: Annotated[
         bool,
         typer.Option(
@@ -121,6 +129,7 @@ def recipe(
         run=run,
         name=None if out is None else out.stem,
         slack=slack,
+        always_mix=mix,
     )
     said, taken = replayed(aim, known, made, hardware) if replay else ("not asked: --no-replay", True)
     made = with_replay(made, said)
