@@ -191,7 +191,8 @@ def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
     lost = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.0055))
     assert (lost.mix.proposes, lost.candidate) == ("uniform", None) and set(taken(lost.mix).values()) == {"w4a16"}
     assert lost.mix.reason == (
-        "w4a16 is proposed: measured on these texts with all parts quantized at once it loses 0.005 nats a token, the mix 0.0055."
+        "w4a16 is proposed: measured on these texts with all parts quantized at once it loses 0.005 nats a token, the mix "
+        "0.0055."
     )
     assert lost.mix.sensitivity_sha256 == won.mix.sensitivity_sha256 == unsure.mix.sensitivity_sha256
 
