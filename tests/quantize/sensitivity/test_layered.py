@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused(opened: Opened, tmp_path: Path, monkeypatc
     assert whole_bytes(plan) > 4 * sum(opened.layout.num_weights.values()) * 0.5
     tokens = sum(batch.ids_BT.numel() for batch in batched(TEXTS, module.BATCH_TOKENS))
     hidden = int(opened.reader.checkpoint.config["hidden_size"])
-    streams = 1 + len(opened.layout.pairs()) + 2
+    streams = 1 + len(opened.layout.pairs()) + 2 + 1  # the reference, parts, schemes, the mix
     assert states_bytes(opened.layout, tokens, 32, to_the_end=True) == 2 * tokens * 4 * hidden * streams
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(QuantizeError, match=r"states take up to .* 10 B are free on its disk; fewer --tokens or --schemes"):
