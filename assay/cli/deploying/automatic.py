@@ -231,6 +231,11 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, candidate: P
         return None
     say(f"{candidate.name}: the mix is measured as a whole, as the uniform recipes were")
     found = _find(replace(asked, mixes=(candidate,)))
+    if found.texts_sha256 != before.texts_sha256:
+        raise AssayError(
+            f"{record}: was measured on other texts than the model writes now (sha256 {before.texts_sha256[:16]} and "
+            f"{found.texts_sha256[:16]}); delete it to have parts measured anew"
+        )
     return before.model_copy(update={"wholes": found.wholes})
 
 

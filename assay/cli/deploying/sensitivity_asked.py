@@ -88,9 +88,13 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
     for recipe in asked.mixes:
         where = f"--mix {recipe.name}"
         method = "none" if recipe.calibration == "none" else recipe.calibration.method
+        if method not in ("none", "gptq"):
+            raise AssayError(f"{where}: has `calibration: {method}`, and parts are measured by gptq or data-free")
         for key, theirs, ours in (("observer", recipe.observer, asked.observer), ("calibration", method, asked.method)):
             if theirs != ours:
                 raise AssayError(f"{where}: has `{key}: {theirs}`, and {ours} is measured; say --{_OPTIONS[key]} {theirs}")
+        if method == "gptq" and recipe.calibration != calibration_of(asked):
+            raise AssayError(f"{where}: has other options of `calibration` than w4a16-gptq, with which parts are measured")
         if recipe.needs_calibration or recipe.kv_cache is not None:
             raise AssayError(f"{where}: scales of activations and of the KV cache are not measured here; name one without them")
         roles = {key.role for key in layout.sizes}

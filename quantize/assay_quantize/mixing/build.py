@@ -50,12 +50,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Proposal:
-    """candidate: the mix, if nobody has measured it with all its parts quantized at once. None: somebody has, or it is a control."""
+    """candidate: the mix, if nobody has measured it with all its parts quantized at once. None: somebody has, or it is a
+    control."""
 
     mix: Mix
     recipe: PrecisionRecipe
     text: str
     candidate: PrecisionRecipe | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """A uniform recipe is proposed by sums of parts, and the mix was not measured."""
+        return self.mix.proposes == "uniform" and self.candidate is not None
 
 
 def propose(
@@ -167,7 +173,11 @@ class _Duel:
 
     @property
     def where(self) -> str:
-        return "on these texts" if self.theirs.source == SENSITIVITY else f"in {self.theirs.source}"
+        return (
+            "on these texts with all parts quantized at once"
+            if self.theirs.source == SENSITIVITY
+            else f"in {self.theirs.source}"
+        )
 
     @property
     def uniform_wins(self) -> str | None:
@@ -175,13 +185,13 @@ class _Duel:
         if self.mine.measured_nats < self.theirs.measured_nats:
             return None
         return (
-            f"{self.rival[0]} is proposed: measured {self.where} with all parts quantized at once it loses "
-            f"{self.theirs.measured_nats:.4g} nats a token, the mix {self.mine.measured_nats:.4g}."
+            f"{self.rival[0]} is proposed: measured {self.where} it loses {self.theirs.measured_nats:.4g} nats a token, the mix "
+            f"{self.mine.measured_nats:.4g}."
         )
 
     def mix_wins(self, their_size: str) -> str:
         return (
-            f"Measured {self.where} with all parts quantized at once it loses {self.mine.measured_nats:.4g} nats a token, "
+            f"Measured {self.where} it loses {self.mine.measured_nats:.4g} nats a token, "
             f"{self.rival[0]} ({their_size}), the best uniform recipe of at most this size, {self.theirs.measured_nats:.4g}."
         )
 

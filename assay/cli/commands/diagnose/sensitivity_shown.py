@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from assay.cli.terminal import escape, print_rows
 from assay.quantities import size
 from assay.records.base import Interval
-from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart
+from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart, WholeDamage
 from assay.records.plan import Role
 
 WORST = 8
@@ -145,6 +146,7 @@ def _lines(found: Sensitivity) -> list[str]:
             each = ", ".join(f"{routing.layer}: {routing.other_experts:.1%}" for routing in whole.routing[:12])
             more = f"; most in layer {most.layer}: {most.other_experts:.1%}" if len(whole.routing) > 12 else ""
             lines.append(f"routers, {whole.scheme} everywhere: tokens with other experts by layer: {each}{more}")
+    lines += [f"as a whole: {whole_said(whole)}" for whole in found.wholes]
     for drafts in found.mtp_acceptance:
         lines.append(
             f"MTP block in {drafts.scheme} ({drafts.label}): {drafts.accepted_share:.1%} of {drafts.num_drafted:,} drafted "
@@ -157,6 +159,14 @@ def _lines(found: Sensitivity) -> list[str]:
         )
     lines += [f"NOT MEASURED: {what}: {why}" for what, why in found.not_measured.items()]
     return lines
+
+
+def whole_said(whole: WholeDamage) -> str:
+    """How many parts of a mix are in which scheme, and what it loses."""
+    counts = Counter(scheme for _, _, scheme in whole.schemes)
+    parts = ", ".join(f"{number} part{'s' if number > 1 else ''} in {scheme}" for scheme, number in counts.most_common())
+    figure = f"{whole.damage_nats:.3g}" if whole.interval is None else _figure(whole.interval)
+    return f"{parts}: {figure} nats a token; the parts sum to {whole.sum_of_parts_nats:.3g}"
 
 
 def _kinds(found: Sensitivity) -> list[str]:

@@ -141,6 +141,11 @@ def recipe(
         print_mix(made.mix, results())
         if out is None:
             print(f"\n{made.text}", end="")
+    if made.undecided and not mix:
+        say(
+            "the sums cannot tell the mix from this: `--mix --out MIX.yaml` writes the mix, `assay sensitivity ... --mix "
+            "MIX.yaml` measures it as a whole, and this command then goes by that"
+        )
     if not taken:
         say("nothing was written: vLLM's loaders would not take this recipe")
         raise typer.Exit(1)

@@ -106,6 +106,9 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     assert {part.scheme for part in Sensitivity.load(record).parts} == {"bf16", "w4a16", "fp8_block"}
     assert Manifest.load(made / "auto-4.5bpw/checkpoint/assay_manifest.json").recipe_sha256 == recipe.sha256
     assert mix.point.bits_per_weight <= 4.5 and mix.reason in said
+    assert "auto-4.5bpw: the mix is measured as a whole, as the uniform recipes were" in said
+    wholes = [check for check in mix.checks if check.name == "a mix as a whole"]
+    assert [one.source for one in wholes] == ["sensitivity"] and f"loses {wholes[0].measured_nats:.4g} nats" in mix.reason
 
     short, chosen = (plan_numbers(Plan.load(made / name / "plan.json")) for name in ("short", "auto-4.5bpw"))
     assert short.calibrated == "gptq on 256 tokens of text, held against the items of 1 task (1 text left out)"
@@ -212,7 +215,7 @@ def test_a_model_larger_than_memory_is_measured_on_files(run: Run, folder: Path,
     chosen_before.touch()  # nothing is measured again, so no memory is needed
     check_texts_of_mix(resolve_target(str(recipe)), wanted, folder)
     code, _, said = run("quantize", written("[texts/plain.txt]"))
-    assert code == 0 and "one layer at a time is held" in said
+    assert code == 0 and "auto-4.5bpw: not measured as a whole, as one layer at a time is held; sums of parts decide" in said
     chosen = Path("runs/large/automatic")
     (record,) = chosen.glob("sensitivity-*.json")
     found = Sensitivity.load(record)

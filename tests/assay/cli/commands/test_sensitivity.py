@@ -20,6 +20,16 @@ TRAINED = Path(__file__).parents[4] / "examples" / "tiny_glm" / "checkpoint"
 PROMPTS = "\n".join(json.dumps({"text": f"{i} + {i + 7} = {2 * i + 7}. The garden has {i} trees."}) for i in range(60))
 
 
+MIX = """schema: 1
+name: mine
+mtp: keep
+keep:
+  source: [norm]
+  bf16: [mtp, dense_mlp, shared_expert, routed_expert, lm_head, embedding, router, indexer]
+  fp32: [router_bias]
+"""
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained model of this repository, the experts of layer 2 with outliers."""
@@ -117,10 +127,21 @@ def test_whole_record(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
     assert "1 of 16: layer 0 attention, w4a16: " in told
     assert sum(shares_by_role(found, "w4a16").values()) == pytest.approx(1)
 
-    code, out, told = run(*arguments)
-    assert "1 of 16" not in told, "what was measured is kept"
-    again = Sensitivity.model_validate_json(out)
-    assert again.model_copy(update={"cpu_seconds": found.cpu_seconds}) == found
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        f"{MIX}quantize: {{attention: w4a16}}\ncalibration: none\n"
+        "layers: {'1': {attention: nvfp4}, '2': {attention: bf16}}\n"
+    )
+    code, out, told = run(*arguments[:-1], "--mix", recipe)
+    assert "1 of 16" not in told and "a mix as a whole" in told, "what was measured is kept"
+    again = Sensitivity.load(tmp_path / "found" / "sensitivity.json")
+    assert again.model_copy(update={"cpu_seconds": found.cpu_seconds, "wholes": ()}) == found
+    (whole,) = again.wholes
+    assert whole.schemes == ((0, "attention", "w4a16"), (1, "attention", "nvfp4")) and whole.interval is not None
+    sums = (parts[0, "attention"]["w4a16"].damage_nats or 0) + (parts[1, "attention"]["nvfp4"].damage_nats or 0)
+    assert whole.sum_of_parts_nats == pytest.approx(sums) and whole.damage_nats == pytest.approx(sums, rel=0.5)
+    (line,) = [line for line in out.splitlines() if line.startswith("as a whole: ")]
+    assert line.startswith("as a whole: 1 part in w4a16, 1 part in nvfp4: ") and line.endswith(f"sum to {sums:.3g}")
 
 
 @pytest.mark.slow
@@ -232,8 +253,38 @@ def test_hours_elsewhere_are_said_from_shapes(run: Run, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("lines", "options", "problem"),
+    [
+        ("calibration: none\nobserver: mse", (), "has `observer: mse`, and minmax is measured; say --observer mse"),
+        ("calibration: {method: gptq}", (), "has `calibration: gptq`, and none is measured; say --method gptq"),
+        ("calibration: {method: awq}", (), "has `calibration: awq`, and parts are measured by gptq or data-free"),
+        (
+            "calibration: none\nkv_cache: fp8",
+            (),
+            "scales of activations and of the KV cache are not measured here; name one without them",
+        ),
+        ("calibration: none", (), "has layer 0 attention in w4a16_g32, which --schemes has not; name that too"),
+        (
+            "calibration: none",
+            ("--proxy", "fisher"),
+            "--mix measures a whole model, and --proxy fisher does not; say --proxy kl",
+        ),
+    ],
+)
+def test_a_mix_of_what_is_not_measured_is_refused(
+    run: Run, tiny_glm: Path, tmp_path: Path, lines: str, options: tuple[str, ...], problem: str
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"{MIX}quantize: {{attention: w4a16_g32}}\n{lines}\n")
+    code, out, told = run("sensitivity", tiny_glm, "--schemes", "w4a16,nvfp4", "--mix", recipe, *options)
+    errors = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert (code, out, len(errors)) == (2, "", 1) and problem in errors[0], told
+
+
+@pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (("--mix", "none.yaml"), "none.yaml"),
         (("--schemes", "w3a16"), "--schemes w3a16: did you mean w4a16? it takes one of: w4a16, w4a16_g64"),
         (("--proxy", "hessian"), "--proxy hessian: it takes one of: kl, fisher, hidden, weights"),
         (("--schemes", "w4a16", "--map", "nvfp4"), "--map nvfp4: is not measured; say one of --schemes (w4a16)"),

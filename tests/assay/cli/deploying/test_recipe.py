@@ -19,20 +19,21 @@ from assay.recipes.load import parse_recipe, recipe_file
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval, sha256_of
 from assay.records.choice.mix import Mix
-from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage
+from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import make_plan
 
 WIDE = ("w4a16", "w4a16_g32", "nvfp4", "fp8_channel")
 
 
+def weak(layer: int, role: str, scheme: str) -> float:
+    """Experts of layer 2 lose ten times as much."""
+    return by_bits(layer, role, scheme) * (10 if (layer, role) == (2, "routed_expert") else 1)
+
+
 @pytest.fixture(scope="module")
 def record(tiny_glm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts of layer 2 lose ten times as much; the record's own uniform measurement loses more than the sum."""
-
-    def weak(layer: int, role: str, scheme: str) -> float:
-        return by_bits(layer, role, scheme) * (10 if (layer, role) == (2, "routed_expert") else 1)
-
+    """The record's own uniform measurement loses more than the sum."""
     path = tmp_path_factory.mktemp("sensitivity") / "sensitivity.json"
     made = sensitivity(open_checkpoint(tiny_glm), weak, WIDE)
     ends = Interval(value=0.11, low=0.1, high=0.12, n=24)
@@ -174,6 +175,34 @@ def test_what_a_run_measured_stands_beside_the_sum_and_decides(run: Run, tiny_gl
     assert mix.reason.startswith(
         f"w4a16-g32 is proposed: measured in {folder}, against fp8 it loses 0.02 nats a token, the mix 0.025"
     )
+
+
+def test_what_was_measured_as_a_whole_decides(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    """As docs/mixed-precision.md has it: the uniform recipe is proposed, the mix is asked for, measured and proposed."""
+    unsure = sensitivity(open_checkpoint(tiny_glm), weak, WIDE, error=3.0)
+    of_schemes = {"w4a16": 0.06, "w4a16_g32": 0.05, "nvfp4": 0.055}
+    lost = [
+        UniformDamage(scheme=scheme, bytes=1, damage_nats=nats, sum_of_parts_nats=0.1) for scheme, nats in of_schemes.items()
+    ]
+    file = tmp_path / "sensitivity.json"
+    unsure.model_copy(update={"uniform": tuple(lost)}).save(file)
+    asked = ("recipe", tiny_glm, "--budget", "5bpw", "--sensitivity", file, "--no-replay")
+    code, _, said = run(*asked, "--out", tmp_path / "first.yaml")
+    first = Mix.load(tmp_path / "first.json")
+    assert code == 0 and first.proposes == "uniform", said
+    assert "measures it as a whole, and this command then goes by that" in said
+    code, printed, said = run(*asked, "--mix", "--out", tmp_path / "mix.yaml")
+    mix = Mix.load(tmp_path / "mix.json")
+    assert (code, mix.proposes, printed.splitlines()[1]) == (0, "mix", f"Written as a mix was asked for. {first.reason}")
+    chosen = tuple((part.layer, part.role, part.scheme) for part in mix.parts if part.scheme != "bf16")
+    for nats, proposes in ((0.04, "mix"), (0.051, "uniform")):
+        whole = WholeDamage(schemes=chosen, damage_nats=nats, sum_of_parts_nats=0.1)
+        unsure.model_copy(update={"uniform": tuple(lost), "wholes": (whole,)}).save(file)
+        code, printed, said = run(*asked, "--json")
+        again = Mix.model_validate_json(printed)
+        assert (code, again.proposes) == (0, proposes) and "the sums cannot tell" not in said, again.reason
+        assert f"{nats:.4g}" in again.reason and "0.05" in again.reason
+        assert (again.parts == mix.parts) == (proposes == "mix")
 
 
 # ------------------------------------------------------------------------------------------------ wrong input
