@@ -102,9 +102,9 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
             raise AssayError(f"{where}: quantizes {', '.join(others)}, and parts are {', '.join(sorted(roles))}")
         chosen = {key: recipe.scheme_of(key.role, key.layer) for key in layout.sizes if key.role != "mtp"}
         mix = {key: scheme for key, scheme in chosen.items() if scheme is not None}
-        for key, scheme in mix.items():
-            if scheme not in layout.sizes[key]:
-                raise AssayError(f"{where}: has {key} in {scheme}, which --schemes has not; name that too")
+        for part, scheme in mix.items():
+            if scheme not in layout.sizes[part]:
+                raise AssayError(f"{where}: has {part} in {scheme}, which --schemes has not; name that too")
         found[mix_name(mix)] = mix
     return found
 

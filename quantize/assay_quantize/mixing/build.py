@@ -185,8 +185,8 @@ class _Duel:
         if self.mine.measured_nats < self.theirs.measured_nats:
             return None
         return (
-            f"{self.rival[0]} is proposed: measured {self.where} it loses {self.theirs.measured_nats:.4g} nats a token, the mix "
-            f"{self.mine.measured_nats:.4g}."
+            f"{self.rival[0]} is proposed: measured {self.where} it loses {self.theirs.measured_nats:.4g} nats a token, the "
+            f"mix {self.mine.measured_nats:.4g}."
         )
 
     def mix_wins(self, their_size: str) -> str:
