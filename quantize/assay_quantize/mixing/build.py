@@ -173,11 +173,9 @@ class _Duel:
 
     @property
     def where(self) -> str:
-        return (
-            "on these texts with all parts quantized at once"
-            if self.theirs.source == SENSITIVITY
-            else f"in {self.theirs.source}"
-        )
+        if self.theirs.source == SENSITIVITY:
+            return "with all parts quantized at once, on the texts that it was chosen on,"
+        return f"measured in {self.theirs.source},"
 
     @property
     def uniform_wins(self) -> str | None:
@@ -185,14 +183,15 @@ class _Duel:
         if self.mine.measured_nats < self.theirs.measured_nats:
             return None
         return (
-            f"{self.rival[0]} is proposed: measured {self.where} it loses {self.theirs.measured_nats:.4g} nats a token, the "
-            f"mix {self.mine.measured_nats:.4g}."
+            f"{self.rival[0]} is proposed: {self.where} it loses {self.theirs.measured_nats:.4g} nats a token, and the mix "
+            f"{self.mine.measured_nats:.4g}."
         )
 
     def mix_wins(self, their_size: str) -> str:
+        where = self.where[0].upper() + self.where[1:]
         return (
-            f"Measured {self.where} it loses {self.mine.measured_nats:.4g} nats a token, "
-            f"{self.rival[0]} ({their_size}), the best uniform recipe of at most this size, {self.theirs.measured_nats:.4g}."
+            f"{where} it loses {self.mine.measured_nats:.4g} nats a token, and {self.rival[0]} ({their_size}), the best uniform "
+            f"recipe of at most this size, {self.theirs.measured_nats:.4g}."
         )
 
 
@@ -215,25 +214,31 @@ def _duel(
 
 def wholes_of(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitivity) -> dict[str, PredictedMeasured]:
     """Meaning of a choice -> what it lost with all its parts quantized at once, on the texts of the sensitivities."""
-    keys = {(part.layer, part.role) for part in choices.parts}
+    parts = {(part.layer, part.role): part for part in choices.parts}
     found: dict[str, PredictedMeasured] = {}
 
-    def take(chosen: Mapping[tuple[int, str], str], one: UniformDamage | WholeDamage, name: str) -> None:
-        if chosen.keys() <= keys:
-            found[meaning_of(base, {key: chosen.get(key, KEPT) for key in keys})] = PredictedMeasured(
-                name=name,
+    def take(chosen: Mapping[tuple[int, str], str], one: UniformDamage | WholeDamage, name: str | None = None) -> None:
+        if not chosen.keys() <= parts.keys() or any(scheme not in parts[key].num_bytes for key, scheme in chosen.items()):
+            return
+        schemes = {key: chosen.get(key, KEPT) for key in parts}
+        total = choices.stored.other_bytes + sum(parts[key].num_bytes[scheme] for key, scheme in schemes.items())
+        found.setdefault(
+            meaning_of(base, schemes),
+            PredictedMeasured(
+                name=name or f"mix of {size(total)}",
                 source=SENSITIVITY,
                 predicted_nats=one.sum_of_parts_nats,
                 measured_nats=one.damage_nats,
                 interval=one.interval,
-            )
+            ),
+        )
 
     for uniform in sensitivity.uniform:
         of = uniform.scheme
         rows = [part for part in sensitivity.parts if part.scheme == of and part.damage_nats is not None]
         take({(row.layer, row.role): of for row in rows if row.layer is not None}, uniform, f"uniform {of}")
     for whole in sensitivity.wholes:
-        take({(layer, role): scheme for layer, role, scheme in whole.schemes}, whole, "a mix as a whole")
+        take({(layer, role): scheme for layer, role, scheme in whole.schemes}, whole)
     return found
 
 

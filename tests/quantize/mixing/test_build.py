@@ -186,15 +186,20 @@ def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
     assert (won.mix.proposes, won.candidate) == ("mix", None)
     assert (won.recipe.quantize, won.recipe.layers) == (mix.quantize, mix.layers)
     assert won.mix.reason == (
-        f"Measured on these texts with all parts quantized at once it loses 0.004 nats a token, w4a16 ({_size(won, 'w4a16')}), "
-        "the best uniform recipe of at most this size, 0.005."
+        "With all parts quantized at once, on the texts that it was chosen on, it loses 0.004 nats a token, and w4a16 "
+        f"({_size(won, 'w4a16')}), the best uniform recipe of at most this size, 0.005."
     )
     lost = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.0055))
     assert (lost.mix.proposes, lost.candidate) == ("uniform", None) and set(taken(lost.mix).values()) == {"w4a16"}
     assert lost.mix.reason == (
-        "w4a16 is proposed: measured on these texts with all parts quantized at once it loses 0.005 nats a token, the mix "
-        "0.0055."
+        "w4a16 is proposed: with all parts quantized at once, on the texts that it was chosen on, it loses 0.005 nats a token, "
+        "and the mix 0.0055."
     )
+    assert {one.name for one in lost.mix.checks} == {
+        "uniform w4a16",
+        "uniform w4a16_g32",
+        f"mix of {size(won.mix.point.bytes)}",
+    }
     assert lost.mix.sensitivity_sha256 == won.mix.sensitivity_sha256 == unsure.mix.sensitivity_sha256
 
 

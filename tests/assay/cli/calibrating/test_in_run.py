@@ -16,6 +16,7 @@ from assay.cli.candidates.planned import is_made, planned_run
 from assay.cli.deploying.automatic import check_texts_of_mix
 from assay.cli.targets import resolve_target
 from assay.errors import AssayError
+from assay.quantities import size
 from assay.recipes.load import load_recipe
 from assay.recipes.model import automatic_of
 from assay.recipes.precision import PrecisionRecipe
@@ -107,7 +108,7 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     assert Manifest.load(made / "auto-4.5bpw/checkpoint/assay_manifest.json").recipe_sha256 == recipe.sha256
     assert mix.point.bits_per_weight <= 4.5 and mix.reason in said
     assert "auto-4.5bpw: the mix is measured as a whole, as the uniform recipes were" in said
-    wholes = [check for check in mix.checks if check.name == "a mix as a whole"]
+    wholes = [check for check in mix.checks if check.name == f"mix of {size(mix.point.bytes)}"]
     assert [one.source for one in wholes] == ["sensitivity"] and f"loses {wholes[0].measured_nats:.4g} nats" in mix.reason
 
     short, chosen = (plan_numbers(Plan.load(made / name / "plan.json")) for name in ("short", "auto-4.5bpw"))

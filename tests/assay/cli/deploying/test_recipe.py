@@ -173,7 +173,7 @@ def test_what_a_run_measured_stands_beside_the_sum_and_decides(run: Run, tiny_gl
         assert checks["w4a16"].predicted_nats == pytest.approx(sums) and checks["w4a16"].measured_nats == 0.025
         assert checks["nvfp4a16"].interval is not None and checks["nvfp4a16"].interval.value == uniform_nats
     assert mix.reason.startswith(
-        f"w4a16-g32 is proposed: measured in {folder}, against fp8 it loses 0.02 nats a token, the mix 0.025"
+        f"w4a16-g32 is proposed: measured in {folder}, against fp8, it loses 0.02 nats a token, and the mix 0.025"
     )
 
 
