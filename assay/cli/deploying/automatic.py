@@ -217,6 +217,7 @@ def _measured(aim: Target, record: Path) -> Sensitivity:
 def _measured_whole(aim: Target, record: Path, before: Sensitivity, candidate: PrecisionRecipe) -> Sensitivity | None:
     """The sensitivities with what the mix loses with all its parts quantized at once. None: nothing else is measured so, or
     one layer at a time is held, which would run every part's stream once more."""
+    from assay.cli.deploying.sensitivity_asked import as_measured
     from assay.cli.deploying.sensitivity_by_layer import is_by_layer
     from assay.cli.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -230,12 +231,8 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, candidate: P
         say(f"{candidate.name}: not measured as a whole, as one layer at a time is held; sums of parts decide")
         return None
     say(f"{candidate.name}: the mix is measured as a whole, as the uniform recipes were")
-    found = _find(replace(asked, mixes=(candidate,)))
-    if found.texts_sha256 != before.texts_sha256:
-        raise AssayError(
-            f"{record}: was measured on other texts than the model writes now (sha256 {before.texts_sha256[:16]} and "
-            f"{found.texts_sha256[:16]}); delete it to have parts measured anew"
-        )
+    only = replace(asked, mixes=(as_measured(asked, candidate),), parts_of=(record, before.texts_sha256), by_layer=False)
+    found = _find(only)
     return before.model_copy(update={"wholes": found.wholes})
 
 

@@ -57,6 +57,8 @@ class Asked:
     """How INT4 weights are rounded: to the nearest, or by a calibration."""
     mixes: tuple[PrecisionRecipe, ...] = ()
     """Measured with all their parts quantized at once, beside the parts."""
+    parts_of: tuple[Path, str] | None = None
+    """Record of the parts and SHA-256 of its texts, where only `mixes` are missing: they are measured on the same."""
 
 
 @dataclass
@@ -90,7 +92,10 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
         method = "none" if recipe.calibration == "none" else recipe.calibration.method
         if method not in ("none", "gptq"):
             raise AssayError(f"{where}: has `calibration: {method}`, and parts are measured by gptq or data-free")
-        for key, theirs, ours in (("observer", recipe.observer, asked.observer), ("calibration", method, asked.method)):
+        chosen = {key: recipe.scheme_of(key.role, key.layer) for key in layout.sizes if key.role != "mtp"}
+        mix = {key: scheme for key, scheme in chosen.items() if scheme is not None}
+        measured = asked.method if set(INTEGERS) & set(mix.values()) else method  # --method changes nothing else
+        for key, theirs, ours in (("observer", recipe.observer, asked.observer), ("calibration", method, measured)):
             if theirs != ours:
                 raise AssayError(f"{where}: has `{key}: {theirs}`, and {ours} is measured; say --{_OPTIONS[key]} {theirs}")
         if method == "gptq" and recipe.calibration != calibration_of(asked):
@@ -100,9 +105,12 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
         roles = {key.role for key in layout.sizes}
         if others := sorted(set(recipe.quantize) - roles):
             raise AssayError(f"{where}: quantizes {', '.join(others)}, and parts are {', '.join(sorted(roles))}")
-        chosen = {key: recipe.scheme_of(key.role, key.layer) for key in layout.sizes if key.role != "mtp"}
-        mix = {key: scheme for key, scheme in chosen.items() if scheme is not None}
+        if not mix:
+            raise AssayError(f"{where}: keeps every part in 16 bits, which loses nothing; name one that quantizes some")
+        left = {(one.layer, one.role, one.scheme): one.why for one in layout.left_out}
         for part, scheme in mix.items():
+            if (why := left.get((part.layer, part.role, scheme))) is not None:
+                raise AssayError(f"{where}: has {part} in {scheme}, which it cannot take: {why}; give it another or `bf16`")
             if scheme not in layout.sizes[part]:
                 raise AssayError(f"{where}: has {part} in {scheme}, which --schemes has not; name that too")
         found[mix_name(mix)] = mix
@@ -110,6 +118,26 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
 
 
 _OPTIONS = {"observer": "observer", "calibration": "method"}
+
+
+def as_measured(asked: Asked, mix: PrecisionRecipe) -> PrecisionRecipe:
+    """The mix as its parts and the uniform recipes were measured: what its base says beyond that is of all of them alike."""
+    same = {"calibration": "none" if mix.calibration == "none" else calibration_of(asked)}
+    return mix.model_copy(update=same | {"kv_cache": None, "activations": "constant", "headroom": 1.0})
+
+
+def check_texts(asked: Asked, documents: Sequence[Document]) -> None:
+    """AssayError, before anything is measured: they are not those that parts were measured on before."""
+    from assay_quantize.sensitivity.texts import texts_sha256
+
+    if asked.parts_of is None:
+        return
+    record, before = asked.parts_of
+    if (now := texts_sha256(scored(documents))) != before:
+        raise AssayError(
+            f"{record}: was measured on other texts than there are now (sha256 {before[:16]} and {now[:16]}); delete it to "
+            "have parts measured anew"
+        )
 
 
 def mix_name(mix: Mapping[Key, str]) -> str:

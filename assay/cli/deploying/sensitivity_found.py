@@ -16,6 +16,7 @@ from assay.cli.deploying.sensitivity_asked import (
     Pair,
     by_weights,
     calibration_of,
+    check_texts,
     measure,
     mixes_of,
     scored,
@@ -139,6 +140,7 @@ def _in_transformers(
 
     model = load_model(layout.checkpoint, folder, "cpu")
     documents, told = texts_for(asked, model, folder)
+    check_texts(asked, documents)
     texts = scored(documents)
     say(f"{len(texts)} texts, {sum(one.num_scored for one in texts):,} scored tokens: {told}")
     runner = Runner(model, batched(texts, BATCH_TOKENS))
@@ -156,7 +158,8 @@ def _in_transformers(
     elif asked.only_estimate:
         say("estimate: three passes of the whole model over the texts, one of them backward")
         return None
-    _by_fisher(layout, rounder, runner, texts, figures)
+    if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
+        _by_fisher(layout, rounder, runner, texts, figures)
     return documents, told
 
 

@@ -50,8 +50,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Proposal:
-    """candidate: the mix, if nobody has measured it with all its parts quantized at once. None: somebody has, or it is a
-    control."""
+    """candidate: the mix, if it was not measured with all its parts quantized at once as uniform recipes were. None: it was, or
+    it is one of them."""
 
     mix: Mix
     recipe: PrecisionRecipe
@@ -91,7 +91,8 @@ def propose(
     uniforms = [(name, at) for name, (kind, at) in controls.items() if kind == "uniform" and problem.holds(at)]
     wholes = wholes_of(base, choices, sensitivity)
     rival = min(uniforms, key=lambda one: (problem.damage(one[1]), problem.used(one[1])), default=None)
-    duel = next((one for known in (measured, wholes) if (one := _duel(base, choices, uniforms, picks, known))), None)
+    strongest = _strongest(base, choices, uniforms, rival, wholes)
+    duel = next((one for known in (measured, wholes) if (one := _duel(base, choices, uniforms, strongest, picks, known))), None)
     rival = rival if duel is None else duel.rival
     advantage = None if rival is None else advantage_of(choices, rival[0], rival[1], picks)
     if duel is not None:
@@ -104,7 +105,8 @@ def propose(
         better = _better_whole(base, choices, wholes, uniforms, rival, advantage)
         if better is not None:
             taken, reason = better
-    if reason is not None and asked.always_mix and tuple(picks) not in controls_picks(controls):
+    is_uniform = tuple(picks) in {at for kind, at in controls.values() if kind == "uniform"}
+    if reason is not None and asked.always_mix and not is_uniform:
         taken, won, reason = picks, f"Written as a mix was asked for. {reason}", None
     why = reason or won
     mixed = _parts(choices, taken)
@@ -147,9 +149,9 @@ def propose(
     )
     said = f"{asked.model} within {asked.budget or 'what ' + (mix.hardware or '') + ' holds'}: {_kind(mix)}, by `assay recipe`."
     data = recipe_data(base, asked.name, said, choices.schemes(taken))
-    is_known = meaning_of(base, choices.schemes(picks)) in {**wholes, **measured}
+    is_known = duel is not None or meaning_of(base, choices.schemes(picks)) in wholes
     candidate = None
-    if not is_known and tuple(picks) not in controls_picks(controls):
+    if not is_known and not is_uniform:
         candidate = PrecisionRecipe.model_validate(recipe_data(base, asked.name, said, choices.schemes(picks)))
     return Proposal(mix, PrecisionRecipe.model_validate(data), recipe_text(mix, data), candidate)
 
@@ -199,17 +201,34 @@ def _duel(
     base: PrecisionRecipe,
     choices: Choices,
     uniforms: Sequence[Control],
+    strongest: Control | None,
     picks: Sequence[int],
     known: Mapping[str, PredictedMeasured],
 ) -> _Duel | None:
-    """None: the mix is one of the uniform recipes, or it or all of these were not measured."""
+    """None: the mix is one of the uniform recipes, or was not measured; or no uniform recipe was measured that lost less, and
+    not the strongest."""
     mine = known.get(meaning_of(base, choices.schemes(picks)))
     found = [(one, known.get(meaning_of(base, choices.schemes(one[1])))) for one in uniforms]
     theirs = [(one, nats) for one, nats in found if nats is not None]
     if mine is None or not theirs or tuple(picks) in {at for _, at in uniforms}:
         return None
     rival, least = min(theirs, key=lambda one: one[1].measured_nats)
+    if mine.measured_nats < least.measured_nats and strongest not in [one for one, _ in theirs]:
+        return None  # ahead of others says nothing
     return _Duel(mine, rival, least)
+
+
+def _strongest(
+    base: PrecisionRecipe,
+    choices: Choices,
+    uniforms: Sequence[Control],
+    rival: Control | None,
+    wholes: Mapping[str, PredictedMeasured],
+) -> Control | None:
+    """The uniform recipe that lost least as a whole, where `rival`, which the sums favour, was measured so; else that."""
+    found = [(one, wholes.get(meaning_of(base, choices.schemes(one[1])))) for one in uniforms]
+    lost = {one[0]: (whole.measured_nats, one) for one, whole in found if whole is not None}
+    return rival if rival is None or rival[0] not in lost else min(lost.values(), key=lambda each: each[0])[1]
 
 
 def wholes_of(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitivity) -> dict[str, PredictedMeasured]:
@@ -240,10 +259,6 @@ def wholes_of(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitivity)
     for whole in sensitivity.wholes:
         take({(layer, role): scheme for layer, role, scheme in whole.schemes}, whole)
     return found
-
-
-def controls_picks(controls: Mapping[str, tuple[str, tuple[int, ...]]]) -> set[tuple[int, ...]]:
-    return {at for _, at in controls.values()}
 
 
 def _uniform_wins(

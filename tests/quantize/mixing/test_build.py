@@ -268,6 +268,51 @@ def test_what_a_run_measured_decides(checkpoint: Checkpoint) -> None:
     )
 
 
+def test_ahead_of_others_than_the_best_uniform_recipe_says_nothing(checkpoint: Checkpoint) -> None:
+    """A run measured the mix and w4a16; w4a16-g32, which the sums favour, is measured as a whole only, or not at all."""
+    mix = proposed(checkpoint, weak, 5.5, error=3.0).candidate
+    assert mix is not None
+    of_sure = taken(proposed(checkpoint, weak, 5.5).mix)
+    schemes = {key: mix.scheme_of(key[1], key[0]) or "bf16" for key in of_sure}
+    uniform = dict.fromkeys(schemes, "w4a16")
+    measured = {
+        meaning_of(BASE, one): PredictedMeasured(name=name, source="runs/tiny", predicted_nats=0.1, measured_nats=lost)
+        for name, one, lost in (("mix", schemes, 0.03), ("sure", of_sure, 0.03), ("w4a16", uniform, 0.05))
+    }
+    whole = {"w4a16_g32": 0.004, "w4a16": 0.006}
+    lost = proposed(checkpoint, weak, 5.5, error=3.0, measured=measured, whole=whole, mix=(mix, 0.005))
+    assert lost.mix.proposes == "uniform" and set(taken(lost.mix).values()) == {"w4a16_g32"}
+    assert lost.mix.reason.startswith("w4a16-g32 is proposed: measured on these texts with all parts quantized at once it")
+    sure, unsure = (proposed(checkpoint, weak, 5.5, error=error, measured=measured) for error in (0.01, 3.0))
+    assert sure.mix.proposes == "mix" and sure.mix.reason.startswith("It is expected to lose ")
+    assert unsure.mix.reason.endswith("is within its error.") and unsure.undecided and unsure.candidate == mix
+    one_whole = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.006}, mix=(mix, 0.005))
+    assert one_whole.mix.reason.startswith("w4a16-g32 is proposed: it is expected to lose ") and one_whole.candidate is None
+    measured = {key: one.model_copy(update={"measured_nats": 0.08 - one.measured_nats}) for key, one in measured.items()}
+    beaten = proposed(checkpoint, weak, 5.5, measured=measured)
+    assert set(taken(beaten.mix).values()) == {"w4a16"}, "it lost less than the mix, however good a third one is"
+
+
+def test_a_mix_that_ships_as_a_precision_is_a_mix(checkpoint: Checkpoint) -> None:
+    """w4a16-experts keeps attention and dense layers: it is written where a mix is asked for, and measured as a whole."""
+    experts = load_recipe(PrecisionRecipe, "w4a16-experts")
+    every = choices(checkpoint)
+    shipped = {(part.layer, part.role): experts.scheme_of(part.role, part.layer) or "bf16" for part in every.parts}
+    picks = every.picks_of(shipped)
+    assert picks is not None
+    bits = every.bits_per_weight(every.total_bytes(picks)) + 1e-6
+
+    def dense(layer: int, role: str, scheme: str) -> float:
+        return by_bits(layer, role, scheme) * (1000 if shipped[layer, role] == "bf16" else 1e-3)
+
+    plain, asked = (proposed(checkpoint, dense, bits, error=9.0, slack=0.0, always_mix=mix) for mix in (False, True))
+    assert "w4a16-experts" in {one.name for one in plain.mix.controls if one.kind == "shipped"}
+    assert plain.mix.proposes == "uniform" and plain.undecided, plain.mix.reason
+    assert plain.candidate is not None
+    assert asked.mix.proposes == "mix" and taken(asked.mix) == shipped
+    assert {key: plain.candidate.scheme_of(key[1], key[0]) or "bf16" for key in shipped} == shipped
+
+
 # ------------------------------------------------------------------------------------------------ calibrated
 def test_a_calibrated_mix_is_held_against_calibrated_recipes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     base = load_recipe(PrecisionRecipe, "w4a16-gptq")
