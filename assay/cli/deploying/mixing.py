@@ -57,6 +57,13 @@ def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
                 f"{where}: loses {part.damage_nats:g} nats a token in {part.scheme}, which no divergence does; run "
                 "`assay sensitivity` again"
             )
+    wholes = [(f"uniform {shown(one.scheme)}", one.damage_nats) for one in sensitivity.uniform]
+    for name, nats in (*wholes, *(("a mix", one.damage_nats) for one in sensitivity.wholes)):
+        if not 0 <= nats <= MOST_NATS:
+            raise AssayError(
+                f"{path}: {name} loses {nats:g} nats a token as a whole, which no divergence does; run "
+                "`assay sensitivity` again"
+            )
 
 
 def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:

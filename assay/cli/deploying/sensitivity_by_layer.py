@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assay.cli.deploying.sensitivity_asked import Asked, Figures, scored, take_found, texts_for
+from assay.cli.deploying.sensitivity_asked import Asked, Figures, mixes_of, scored, take_found, texts_for
 from assay.cli.terminal import results, say
 from assay.errors import AssayError
 from assay.quantities import size
@@ -117,6 +118,7 @@ def say_hours(asked: Asked) -> None:
         raise AssayError("--hardware: of proxies kl, hidden and weights; fisher holds the model whole: see `--estimate` alone")
     aim = with_shapes(asked.aim)
     layout = find_parts(open_source(aim), asked.schemes, model=aim.recipe.name, observer=asked.observer)
+    layout = replace(layout, mixes=mixes_of(asked, layout))
     plan = next(iter(layout.plans.values()))
     machine, cores, of_torch = machine_for(plan, asked.hardware, with_torch=True)
     to_the_end, is_weights = asked.proxy == "kl", asked.proxy == "weights"
@@ -132,6 +134,7 @@ def say_hours(asked: Asked) -> None:
         length=asked.length,
         memory_bytes=min(largest, 1 << 30) if is_weights else needed_bytes(plan, asked.length),
         disk_bytes=0 if is_weights else states_bytes(layout, asked.num_tokens, asked.length, to_the_end=to_the_end),
+        mixes=[[(scheme, layout.num_weights[key]) for key, scheme in mix.items()] for mix in layout.mixes.values()],
     )
     print_sensitivity(made, results())
     if not is_weights:

@@ -100,6 +100,13 @@ class WholeDamage(Part):
     interval: Interval | None = None
     sum_of_parts_nats: float
 
+    @model_validator(mode="after")
+    def _each_part_once(self) -> Self:
+        keys = [(layer, role) for layer, role, _ in self.schemes]
+        if twice := [key for key in set(keys) if keys.count(key) > 1]:
+            raise ValueError(f"schemes: {twice[0]} is there twice")
+        return self
+
 
 class RankCorrelation(Part):
     """Spearman's rank correlation of two ways to say how sensitive parts are; the interval is over parts, each with
@@ -180,6 +187,9 @@ class Sensitivity(Record):
         keys = [(part.layer, part.role, part.scheme) for part in self.parts]
         if twice := [key for key in set(keys) if keys.count(key) > 1]:
             raise ValueError(f"parts: {twice[0]} is there twice")
+        mixes = [frozenset(whole.schemes) for whole in self.wholes]
+        if len(set(mixes)) < len(mixes):
+            raise ValueError("wholes: a mix is there twice")
         if self.calibration is not None and "method" not in self.calibration:
             raise ValueError("calibration: names no method")
         return self

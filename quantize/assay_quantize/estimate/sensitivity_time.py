@@ -47,17 +47,20 @@ def estimate_sensitivity(
     length: int,
     memory_bytes: int,
     disk_bytes: int,
+    mixes: Sequence[Sequence[tuple[str, int]]] = (),
 ) -> SensitivityEstimate:
     """plans: scheme -> the plan that gives it to every part. parts: (layer, scheme, weights) of every part and scheme that is
-    measured. memory_bytes: beyond the process; disk_bytes: of states. Both are the proxy's own."""
+    measured. mixes: (scheme, weights) of every part of those that are measured as a whole. memory_bytes: beyond the process;
+    disk_bytes: of states. Both are the proxy's own."""
     plan, layers = next(iter(plans.values())), num_hidden_layers(next(iter(plans.values())).config)
     rates = core_rates(torch_rates, machine.cores)
     weights = sum(count for _, _, count in parts)
     times = 2 if proxy == "kl" else 1  # by itself, and with all others
-    round_s = times * sum(2 * count / MEASURED[scheme][0] / 1e9 for _, scheme, count in parts) + weights * COMPARED_S
+    rounded = [*((scheme, times * count) for _, scheme, count in parts), *(part for mix in mixes for part in mix)]
+    round_s = sum(2 * count / MEASURED[scheme][0] / 1e9 for scheme, count in rounded) + weights * COMPARED_S
     each = f"{1e9 * COMPARED_S:.3g} ns a weight to compare, of one core"
     rounding = Line("round", round_s, f"{len(parts)} parts and schemes, {weights:.3g} weights; {each}")
-    read = times * sum(2 * count for _, _, count in parts)
+    read = sum(2 * count for _, count in rounded)
     often = "twice" if times == 2 else "once"
     source = Line(
         "source", read / machine.read / 1e9, f"{size(read)} read, each part {often} a scheme, {machine.read:.3g} GB/s"
@@ -69,7 +72,7 @@ def estimate_sensitivity(
             Line("tokens", None, f"{tokens:,} in sequences of {length}, of --text or --run"),
             source,
             rounding,
-            *_passes(plan, parts, layers, machine, rates, len(plans), tokens, length, to_the_end=proxy == "kl"),
+            *_passes(plan, parts, layers, machine, rates, len(plans) + len(mixes), tokens, length, to_the_end=proxy == "kl"),
         ]
     return SensitivityEstimate(
         machine=machine.name,
@@ -82,11 +85,11 @@ def estimate_sensitivity(
 
 
 def _passes(
-    plan: Plan, parts: Sequence[tuple[int, str, int]], layers: int, machine: Machine, rates: TorchRates, schemes: int,
+    plan: Plan, parts: Sequence[tuple[int, str, int]], layers: int, machine: Machine, rates: TorchRates, wholes: int,
     tokens: int, length: int, *, to_the_end: bool,
 ) -> list[Line]:  # fmt: skip
     """Through layers, and the states in front of them and behind."""
-    behind = layers * schemes + sum(layers - layer for layer, _, _ in parts)
+    behind = layers * wholes + sum(layers - layer for layer, _, _ in parts)
     through = layers + (behind if to_the_end else len(parts))
     share, numbers, stored = routed_share(plan), 0.0, 0
     for tensor in plan.tensors:
@@ -109,6 +112,6 @@ def _passes(
     ]
     if to_the_end:
         text = text_of(plan.config)
-        flops = 2 * (len(parts) + schemes) * 2.0 * tokens * int(text["hidden_size"]) * int(text["vocab_size"])
+        flops = 2 * (len(parts) + wholes) * 2.0 * tokens * int(text["hidden_size"]) * int(text["vocab_size"])
         lines.append(Line("head", flops / rates.product, f"{flops:.3g} FLOP: each part's words beside the reference's"))
     return lines

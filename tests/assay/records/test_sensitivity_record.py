@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from assay.records.diagnosis.sensitivity import (
     Sensitivity,
     SensitivityPart,
     UniformDamage,
+    WholeDamage,
     WorstTensor,
 )
 
@@ -76,3 +78,14 @@ def test_a_part_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sensitivity.json").write_text(text)
     with pytest.raises(AssayError, match=r"'routed_expert', 'w4a16'.* is there twice"):
         Sensitivity.load(tmp_path / "sensitivity.json")
+
+
+def test_a_part_of_a_mix_or_a_mix_twice_is_refused(tmp_path: Path) -> None:
+    mix = WholeDamage(schemes=((3, "routed_expert", "w4a16"),), damage_nats=0.1, sum_of_parts_nats=0.2)
+    data = json.loads(record().model_copy(update={"wholes": (mix,)}).as_text())
+    (whole,) = data["wholes"]
+    twice = {**whole, "schemes": [*whole["schemes"], [3, "routed_expert", "nvfp4"]]}
+    for wholes, said in (([twice], r"\(3, 'routed_expert'\) is there twice"), ([whole, whole], "a mix is there twice")):
+        (tmp_path / "sensitivity.json").write_text(json.dumps(data | {"wholes": wholes}))
+        with pytest.raises(AssayError, match=said):
+            Sensitivity.load(tmp_path / "sensitivity.json")

@@ -172,6 +172,17 @@ def test_sensitivity_is_passes_through_layers_and_the_rounding_of_parts(glm5: Pl
         assert said == {name: None if value is None else pytest.approx(value) for name, value in lines.items()}
         assert made[proxy].total_s == pytest.approx(sum(value for value in lines.values() if value))
         assert (made[proxy].memory_bytes, made[proxy].disk_bytes) == (PROCESS_BYTES + 5, 7)
+    with_mix = estimate_sensitivity(
+        {"w4a16": glm5}, parts, machine, COPIES, MEASURED_CALIBRATION, proxy="kl",
+        tokens=tokens, length=256, memory_bytes=5, disk_bytes=7, mixes=[[("w4a16", attention)]],
+    )  # fmt: skip
+    more = {line.name: (line.seconds or 0) - (wanted["kl"].get(line.name) or 0) for line in with_mix.lines}
+    assert more == {
+        "tokens": 0, "layers": 0,
+        "source": pytest.approx(2 * attention / 2e9), "round": pytest.approx(2 * attention / rate),
+        "passes": pytest.approx(78 * one / product), "states": pytest.approx(78 * state * (1 / 2e9 + 1 / 0.5e9)),
+        "head": pytest.approx(2 * 2 * tokens * HIDDEN * 154_880 / product),
+    }  # fmt: skip
 
 
 def test_it_is_printed_line_by_line(glm5: Plan) -> None:

@@ -252,6 +252,17 @@ def test_hours_elsewhere_are_said_from_shapes(run: Run, monkeypatch: pytest.Monk
     assert names[:9] == ["tokens", "source", "round", "layers", "passes", "states", "together", "disk", "memory"]
 
 
+def test_hours_elsewhere_count_mixes(run: Run, tiny_glm: Path) -> None:
+    arguments = ("sensitivity", tiny_glm, "--schemes", "w4a16,nvfp4", "--estimate", "--hardware", "server")
+    passes = [
+        int(next(line for line in run(*arguments, *more)[1].splitlines() if line.startswith("  passes ")).split()[3])
+        for more in ((), ("--mix", "w4a16,nvfp4"))
+    ]
+    assert passes[1] == passes[0] + 2 * 3, "every layer of each mix"
+    code, _, told = run(*arguments, "--mix", "w4a16-g32")
+    assert code == 2 and "--mix w4a16-g32: has layer 0 attention in w4a16_g32, which --schemes has not" in told
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "problem"),
     [

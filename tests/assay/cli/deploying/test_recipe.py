@@ -275,6 +275,19 @@ def test_a_record_that_was_edited_is_refused_in_a_line(
     assert code == 2 and said.startswith("error: ") and expected in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize(("kind", "nats"), [("uniform", -0.01), ("wholes", -0.01), ("wholes", 1e308)])
+def test_what_no_mix_loses_is_refused(run: Run, tiny_glm: Path, record: Path, tmp_path: Path, kind: str, nats: float) -> None:
+    """A whole that loses less than nothing would always be proposed."""
+    data = json.loads(record.read_text())
+    data["wholes"] = [{"schemes": [[0, "attention", "w4a16"]], "damage_nats": 0.1, "sum_of_parts_nats": 0.1}]
+    data[kind][0]["damage_nats"] = nats
+    (tmp_path / "edited.json").write_text(json.dumps(data))
+    code, _, said = run("recipe", tiny_glm, "--budget", "4.5bpw", "--sensitivity", tmp_path / "edited.json")
+    name = "a mix" if kind == "wholes" else f"uniform {data[kind][0]['scheme']}"
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"edited.json: {name} loses {nats:g} nats a token as a whole, which no divergence does; run `assay s" in said
+
+
 def test_a_record_of_other_files_is_noted(run: Run, tiny_glm: Path, record: Path, tmp_path: Path) -> None:
     """They may be a copy; or the same names and shapes, trained on since."""
     command = ("recipe", tiny_glm, "--budget", "4.5bpw", "--no-replay", "--sensitivity")
