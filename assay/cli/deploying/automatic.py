@@ -57,7 +57,8 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     folder.mkdir(parents=True, exist_ok=True)
     sensitivity = _measured(aim, record)
     made, known = _proposed(aim, wanted, sensitivity, record)
-    if made.candidate is not None and (whole := _measured_whole(aim, record, sensitivity, made.candidate)) is not None:
+    mixes = [one for one in (made.candidate, made.control) if one is not None]
+    if made.candidate is not None and (whole := _measured_whole(aim, record, sensitivity, mixes)) is not None:
         made, known = _proposed(aim, wanted, whole, record)
     said, is_taken = replayed(aim, known, made, how.hardware)
     if not is_taken:
@@ -214,9 +215,9 @@ def _measured(aim: Target, record: Path) -> Sensitivity:
     return found
 
 
-def _measured_whole(aim: Target, record: Path, before: Sensitivity, candidate: PrecisionRecipe) -> Sensitivity | None:
-    """The sensitivities with what the mix loses with all its parts quantized at once. None: nothing else is measured so, or
-    one layer at a time is held, which would run every part's stream once more."""
+def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Sequence[PrecisionRecipe]) -> Sensitivity | None:
+    """The sensitivities with what the mix, and its control, lose with all parts quantized at once. None: nothing else is
+    measured so, or one layer at a time is held, which would run every part's stream once more."""
     from assay.cli.deploying.sensitivity_asked import as_measured
     from assay.cli.deploying.sensitivity_by_layer import is_by_layer
     from assay.cli.targets import local_checkpoint
@@ -228,11 +229,11 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, candidate: P
         return None
     checkpoint = open_checkpoint(local_checkpoint(aim.location))
     if is_by_layer(asked, find_parts(checkpoint, asked.schemes, model=aim.recipe.name, observer=asked.observer)):
-        say(f"{candidate.name}: not measured as a whole, as one layer at a time is held; sums of parts decide")
+        say(f"{mixes[0].name}: not measured as a whole, as one layer at a time is held; sums of parts decide")
         return None
-    say(f"{candidate.name}: the mix is measured as a whole, as the uniform recipes were")
-    only = replace(asked, mixes=(as_measured(asked, candidate),), parts_of=(record, before.texts_sha256), by_layer=False)
-    found = _find(only)
+    say(f"{mixes[0].name}: the mix is measured as a whole, as the uniform recipes were")
+    each = tuple(as_measured(asked, one) for one in mixes)
+    found = _find(replace(asked, mixes=each, parts_of=(record, before.texts_sha256), by_layer=False))
     return before.model_copy(update={"wholes": found.wholes})
 
 

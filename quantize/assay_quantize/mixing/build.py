@@ -50,18 +50,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Proposal:
-    """candidate: the mix, if it was not measured with all its parts quantized at once as uniform recipes were. None: it was, or
-    it is one of them."""
+    """candidate: the mix, if it was not measured with all its parts quantized at once. None: it was, or it is uniform.
+    control: the best uniform recipe, where that was not measured so, as those of the record have other parts."""
 
     mix: Mix
     recipe: PrecisionRecipe
     text: str
     candidate: PrecisionRecipe | None = None
+    control: PrecisionRecipe | None = None
 
     @property
     def undecided(self) -> bool:
-        """A uniform recipe is proposed by sums of parts, and the mix was not measured."""
-        return self.mix.proposes == "uniform" and self.candidate is not None
+        """A uniform recipe is proposed by sums of parts, and it or the mix was not measured."""
+        return self.mix.proposes == "uniform" and (self.candidate or self.control) is not None
 
 
 def propose(
@@ -149,11 +150,20 @@ def propose(
     )
     said = f"{asked.model} within {asked.budget or 'what ' + (mix.hardware or '') + ' holds'}: {_kind(mix)}, by `assay recipe`."
     data = recipe_data(base, asked.name, said, choices.schemes(taken))
-    is_known = duel is not None or meaning_of(base, choices.schemes(picks)) in wholes
-    candidate = None
-    if not is_known and not is_uniform:
-        candidate = PrecisionRecipe.model_validate(recipe_data(base, asked.name, said, choices.schemes(picks)))
-    return Proposal(mix, PrecisionRecipe.model_validate(data), recipe_text(mix, data), candidate)
+    made = Proposal(mix, PrecisionRecipe.model_validate(data), recipe_text(mix, data))
+    if duel is not None or is_uniform:
+        return made
+
+    def unmeasured(recipe: str, at: Sequence[int]) -> PrecisionRecipe | None:
+        chosen = choices.schemes(at)
+        if meaning_of(base, chosen) in wholes:
+            return None
+        return PrecisionRecipe.model_validate(recipe_data(base, recipe, said, chosen))
+
+    control = None
+    if strongest is not None and sensitivity.uniform:  # else none is measured as a whole
+        control = unmeasured(f"{asked.name}-uniform", strongest[1])
+    return replace(made, candidate=unmeasured(asked.name, picks), control=control)
 
 
 def _kind(mix: Mix) -> str:

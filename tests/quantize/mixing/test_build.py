@@ -226,8 +226,21 @@ def test_what_was_measured_of_more_parts_than_a_recipe_has_is_not_its_own(checkp
     found = found.model_copy(update={"uniform": tuple(lost)})
     made = choices_of(replace(stored, parts=tuple(parts)), found, SCHEMES)
     asked = Asked("tiny", "/models/tiny", "mix", "6bpw", made.bytes_at(6.0), None)
-    mix = propose(asked, BASE, made, found, SHIPPED, SCHEMES, {}).mix
+    first = propose(asked, BASE, made, found, SHIPPED, SCHEMES, {})
+    mix, control = first.mix, first.control
     assert mix.advantage is not None and mix.advantage.uniform == "uniform w4a16_g32" and mix.proposes == "uniform"
+    assert first.candidate is not None and control is not None, "both are to be measured, else nothing is decided"
+    for lost_by_mix, proposes in ((0.004, "mix"), (0.007, "uniform")):
+        wholes = [
+            WholeDamage(
+                schemes=[(*key, scheme) for key in taken(mix) if (scheme := recipe.scheme_of(key[1], key[0]))],
+                damage_nats=nats, sum_of_parts_nats=1.0,
+            )
+            for recipe, nats in ((first.candidate, lost_by_mix), (control, 0.0045))
+        ]  # fmt: skip
+        again = propose(asked, BASE, made, found.model_copy(update={"wholes": tuple(wholes)}), SHIPPED, SCHEMES, {})
+        assert again.mix.proposes == proposes and "0.0045" in again.mix.reason and not again.undecided
+        assert proposes == "mix" or taken(again.mix) == taken(mix)
     assert set(taken(mix).values()) == {"w4a16_g32", "bf16"} and mix.reason.endswith("is within its error.")
 
 
@@ -288,6 +301,7 @@ def test_ahead_of_others_than_the_best_uniform_recipe_says_nothing(checkpoint: C
     assert unsure.mix.reason.endswith("is within its error.") and unsure.undecided and unsure.candidate == mix
     one_whole = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.006}, mix=(mix, 0.005))
     assert one_whole.mix.reason.startswith("w4a16-g32 is proposed: it is expected to lose ") and one_whole.candidate is None
+    assert one_whole.undecided and one_whole.control is not None and one_whole.control.schemes == ("w4a16_g32",)
     measured = {key: one.model_copy(update={"measured_nats": 0.08 - one.measured_nats}) for key, one in measured.items()}
     beaten = proposed(checkpoint, weak, 5.5, measured=measured)
     assert set(taken(beaten.mix).values()) == {"w4a16"}, "it lost less than the mix, however good a third one is"

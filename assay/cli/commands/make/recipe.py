@@ -144,7 +144,8 @@ def recipe(
     if made.undecided and not mix:
         say(
             "the sums cannot tell the mix from this: `--mix --out MIX.yaml` writes the mix, `assay sensitivity ... --mix "
-            "MIX.yaml` measures it as a whole, and this command then goes by that"
+            f"MIX.yaml{'' if made.control is None else ',THIS.yaml'}` measures "
+            f"{'it' if made.control is None else 'it, and this recipe,'} as a whole, and this command then goes by that"
         )
     if not taken:
         say("nothing was written: vLLM's loaders would not take this recipe")
