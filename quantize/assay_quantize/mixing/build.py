@@ -202,8 +202,8 @@ class _Duel:
     def mix_wins(self, their_size: str) -> str:
         where = self.where[0].upper() + self.where[1:]
         return (
-            f"{where} it loses {self.mine.measured_nats:.4g} nats a token, and {self.rival[0]} ({their_size}), the best uniform "
-            f"recipe of at most this size, {self.theirs.measured_nats:.4g}."
+            f"{where} it loses {self.mine.measured_nats:.4g} nats a token, and {self.rival[0]} ({their_size}), the best "
+            f"uniform recipe of at most this size, {self.theirs.measured_nats:.4g}."
         )
 
 

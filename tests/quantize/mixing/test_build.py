@@ -295,7 +295,7 @@ def test_ahead_of_others_than_the_best_uniform_recipe_says_nothing(checkpoint: C
     whole = {"w4a16_g32": 0.004, "w4a16": 0.006}
     lost = proposed(checkpoint, weak, 5.5, error=3.0, measured=measured, whole=whole, mix=(mix, 0.005))
     assert lost.mix.proposes == "uniform" and set(taken(lost.mix).values()) == {"w4a16_g32"}
-    assert lost.mix.reason.startswith("w4a16-g32 is proposed: measured on these texts with all parts quantized at once it")
+    assert lost.mix.reason.startswith("w4a16-g32 is proposed: with all parts quantized at once, on the texts")
     sure, unsure = (proposed(checkpoint, weak, 5.5, error=error, measured=measured) for error in (0.01, 3.0))
     assert sure.mix.proposes == "mix" and sure.mix.reason.startswith("It is expected to lose ")
     assert unsure.mix.reason.endswith("is within its error.") and unsure.undecided and unsure.candidate == mix
