@@ -217,8 +217,8 @@ def _measured(aim: Target, record: Path) -> Sensitivity:
 
 def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Sequence[PrecisionRecipe]) -> Sensitivity | None:
     """The sensitivities with what the mix, and its control, lose with all parts quantized at once. None: nothing else is
-    measured so, or one layer at a time is held, which would run every part's stream once more."""
-    from assay.cli.deploying.sensitivity_asked import as_measured
+    measured so; the texts are others now; or one layer at a time is held, which would run every part's stream once more."""
+    from assay.cli.deploying.sensitivity_asked import OtherTexts, as_measured
     from assay.cli.deploying.sensitivity_by_layer import is_by_layer
     from assay.cli.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -233,7 +233,11 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Seque
         return None
     say(f"{mixes[0].name}: the mix is measured as a whole, as the uniform recipes were")
     each = tuple(as_measured(asked, one) for one in mixes)
-    found = _find(replace(asked, mixes=each, parts_of=(record, before.texts_sha256), by_layer=False))
+    try:
+        found = _find(replace(asked, mixes=each, parts_of=(record, before.texts_sha256), by_layer=False))
+    except OtherTexts as problem:
+        say(f"{mixes[0].name}: not measured as a whole, as {problem}; sums of parts decide")
+        return None
     return before.model_copy(update={"wholes": found.wholes})
 
 

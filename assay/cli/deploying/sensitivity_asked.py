@@ -126,18 +126,19 @@ def as_measured(asked: Asked, mix: PrecisionRecipe) -> PrecisionRecipe:
     return mix.model_copy(update=same | {"kv_cache": None, "activations": "constant", "headroom": 1.0})
 
 
+class OtherTexts(AssayError):
+    """The model writes others than parts were measured on: another version of torch, another number of threads."""
+
+
 def check_texts(asked: Asked, documents: Sequence[Document]) -> None:
-    """AssayError, before anything is measured: they are not those that parts were measured on before."""
+    """OtherTexts, before anything is measured: they are not those that parts were measured on before."""
     from assay_quantize.sensitivity.texts import texts_sha256
 
     if asked.parts_of is None:
         return
     record, before = asked.parts_of
     if (now := texts_sha256(scored(documents))) != before:
-        raise AssayError(
-            f"{record}: was measured on other texts than there are now (sha256 {before[:16]} and {now[:16]}); delete it to "
-            "have parts measured anew"
-        )
+        raise OtherTexts(f"{record} was measured on other texts than there are now (sha256 {before[:16]} and {now[:16]})")
 
 
 def mix_name(mix: Mapping[Key, str]) -> str:

@@ -133,6 +133,14 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     code, _, said = run(*again)
     assert code == 2 and "auto-4.5bpw.yaml: is not what was chosen, which auto-4.5bpw.json beside it says" in said
     chosen_file.write_text(before_text)
+    other = made / "automatic/auto-5bpw.yaml"
+    of_others = json.loads(record.read_text()) | {"texts_sha256": "f" * 64}
+    known = record.read_text()
+    record.write_text(json.dumps(of_others))
+    code, _, said = run("quantize", "mine.yaml", "-p", "auto-5bpw")
+    assert code == 0 and other.is_file(), said
+    assert f"auto-5bpw: not measured as a whole, as {record} was measured on other texts than there are now (sha256 f" in said
+    record.write_text(known)
     for old, new in (("tokens: 640", "slack: 0, tokens: 640"), ("slack: 0, tokens: 640", "tokens: 704")):
         limits.write_text(limits.read_text().replace(old, new))
         code, _, said = run(*again)
