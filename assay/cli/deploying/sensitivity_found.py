@@ -67,10 +67,11 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     layout = find_parts(checkpoint, asked.schemes, model=asked.aim.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
     imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
-    say(
-        f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
-        f"({IN_WORDS[asked.proxy]})" + (f", {asked.served} of them served" if asked.served else "")
-    )
+    if asked.parts_of is None:
+        say(
+            f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
+            f"({IN_WORDS[asked.proxy]})" + (f", {asked.served} of them served" if asked.served else "")
+        )
     figures = Figures()
     documents: Sequence[Document] = ()
     told = ""
