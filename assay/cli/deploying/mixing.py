@@ -150,7 +150,7 @@ def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, 
 # ------------------------------------------------------------------------------------------------ what was measured
 def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> dict[str, PredictedMeasured]:
     """Identity of a choice -> what a run measured of a checkpoint that was made so, where all its damages are known."""
-    from assay_quantize.mixing.build import meaning_of
+    from assay_quantize.mixing.measured import meaning_of
 
     found: dict[str, PredictedMeasured] = {}
     if run is None:

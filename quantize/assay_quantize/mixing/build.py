@@ -10,9 +10,8 @@ from assay.errors import AssayError
 from assay.quantities import size
 from assay.recipes.calibrated.methods import INTEGERS
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.base import sha256_of
 from assay.records.choice.mix import KEPT, Advantage, Mix, MixedPart, MixPoint, NotTaken, PredictedMeasured
-from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
+from assay.records.diagnosis.sensitivity import Sensitivity
 from assay_quantize.mixing.choose import (
     SLACK,
     Choices,
@@ -22,13 +21,11 @@ from assay_quantize.mixing.choose import (
     frontier_of,
     mix_of,
 )
+from assay_quantize.mixing.measured import Control, duel_of, meaning_of, strongest_of, wholes_of
 from assay_quantize.mixing.parts import Machine
 from assay_quantize.mixing.recipe_text import layers_text, recipe_data, recipe_text, usual_schemes
 from assay_quantize.mixing.solve import Problem, Solution
 
-Control = tuple[str, tuple[int, ...]]
-SENSITIVITY = "sensitivity"
-"""Who measured, where it was not a run."""
 NEAR = 0.02
 """Share of the uniform recipe's damage by which a mix must be ahead where no damage has an interval."""
 
@@ -92,8 +89,10 @@ def propose(
     uniforms = [(name, at) for name, (kind, at) in controls.items() if kind == "uniform" and problem.holds(at)]
     wholes = wholes_of(base, choices, sensitivity)
     rival = min(uniforms, key=lambda one: (problem.damage(one[1]), problem.used(one[1])), default=None)
-    strongest = _strongest(base, choices, uniforms, rival, wholes)
-    duel = next((one for known in (measured, wholes) if (one := _duel(base, choices, uniforms, strongest, picks, known))), None)
+    strongest = strongest_of(base, choices, uniforms, rival, wholes)
+    duel = next(
+        (one for known in (measured, wholes) if (one := duel_of(base, choices, uniforms, strongest, picks, known))), None
+    )
     rival = rival if duel is None else duel.rival
     advantage = None if rival is None else advantage_of(choices, rival[0], rival[1], picks)
     if duel is not None:
@@ -175,102 +174,6 @@ def _bound(best: Solution) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ who wins
-@dataclass(frozen=True)
-class _Duel:
-    """The mix and the uniform recipe that lost least, both measured by the same with all parts quantized at once."""
-
-    mine: PredictedMeasured
-    rival: Control
-    theirs: PredictedMeasured
-
-    @property
-    def where(self) -> str:
-        if self.theirs.source == SENSITIVITY:
-            return "with all parts quantized at once, on the texts that it was chosen on,"
-        return f"measured in {self.theirs.source},"
-
-    @property
-    def uniform_wins(self) -> str | None:
-        """Why the uniform recipe is proposed; None: the mix is."""
-        if self.mine.measured_nats < self.theirs.measured_nats:
-            return None
-        return (
-            f"{self.rival[0]} is proposed: {self.where} it loses {self.theirs.measured_nats:.4g} nats a token, and the mix "
-            f"{self.mine.measured_nats:.4g}."
-        )
-
-    def mix_wins(self, their_size: str) -> str:
-        where = self.where[0].upper() + self.where[1:]
-        return (
-            f"{where} it loses {self.mine.measured_nats:.4g} nats a token, and {self.rival[0]} ({their_size}), the best "
-            f"uniform recipe of at most this size, {self.theirs.measured_nats:.4g}."
-        )
-
-
-def _duel(
-    base: PrecisionRecipe,
-    choices: Choices,
-    uniforms: Sequence[Control],
-    strongest: Control | None,
-    picks: Sequence[int],
-    known: Mapping[str, PredictedMeasured],
-) -> _Duel | None:
-    """None: the mix is one of the uniform recipes, or was not measured; or no uniform recipe was measured that lost less, and
-    not the strongest."""
-    mine = known.get(meaning_of(base, choices.schemes(picks)))
-    found = [(one, known.get(meaning_of(base, choices.schemes(one[1])))) for one in uniforms]
-    theirs = [(one, nats) for one, nats in found if nats is not None]
-    if mine is None or not theirs or tuple(picks) in {at for _, at in uniforms}:
-        return None
-    rival, least = min(theirs, key=lambda one: one[1].measured_nats)
-    if mine.measured_nats < least.measured_nats and strongest not in [one for one, _ in theirs]:
-        return None  # ahead of others says nothing
-    return _Duel(mine, rival, least)
-
-
-def _strongest(
-    base: PrecisionRecipe,
-    choices: Choices,
-    uniforms: Sequence[Control],
-    rival: Control | None,
-    wholes: Mapping[str, PredictedMeasured],
-) -> Control | None:
-    """The uniform recipe that lost least as a whole, where `rival`, which the sums favour, was measured so; else that."""
-    found = [(one, wholes.get(meaning_of(base, choices.schemes(one[1])))) for one in uniforms]
-    lost = {one[0]: (whole.measured_nats, one) for one, whole in found if whole is not None}
-    return rival if rival is None or rival[0] not in lost else min(lost.values(), key=lambda each: each[0])[1]
-
-
-def wholes_of(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitivity) -> dict[str, PredictedMeasured]:
-    """Meaning of a choice -> what it lost with all its parts quantized at once, on the texts of the sensitivities."""
-    parts = {(part.layer, part.role): part for part in choices.parts}
-    found: dict[str, PredictedMeasured] = {}
-
-    def take(chosen: Mapping[tuple[int, str], str], one: UniformDamage | WholeDamage, name: str | None = None) -> None:
-        if not chosen.keys() <= parts.keys() or any(scheme not in parts[key].num_bytes for key, scheme in chosen.items()):
-            return
-        schemes = {key: chosen.get(key, KEPT) for key in parts}
-        total = choices.stored.other_bytes + sum(parts[key].num_bytes[scheme] for key, scheme in schemes.items())
-        found.setdefault(
-            meaning_of(base, schemes),
-            PredictedMeasured(
-                name=name or f"mix of {size(total)}",
-                source=SENSITIVITY,
-                predicted_nats=one.sum_of_parts_nats,
-                measured_nats=one.damage_nats,
-                interval=one.interval,
-            ),
-        )
-
-    for uniform in sensitivity.uniform:
-        of = uniform.scheme
-        rows = [part for part in sensitivity.parts if part.scheme == of and part.damage_nats is not None]
-        take({(row.layer, row.role): of for row in rows if row.layer is not None}, uniform, f"uniform {of}")
-    for whole in sensitivity.wholes:
-        take({(layer, role): scheme for layer, role, scheme in whole.schemes}, whole)
-    return found
-
-
 def _uniform_wins(
     choices: Choices, rival: Control | None, advantage: Advantage | None, picks: Sequence[int], problem: Problem
 ) -> str | None:
@@ -317,13 +220,6 @@ def _better_whole(
         f"{known[best][0]:.4g} nats a token on these texts; {rival[0]}, which the sums of single parts favour, loses "
         f"{known[rival[0]][0]:.4g}, and no mix is expected to be ahead of that by more than {by}."
     )
-
-
-def meaning_of(base: PrecisionRecipe, schemes: Mapping[tuple[int, str], str]) -> str:
-    """What a choice and the plan of a checkpoint can be compared by: the scheme of each part, and how scales were found."""
-    calibration = base.calibration if base.calibration == "none" else base.calibration.model_dump(mode="json")
-    chosen = [[layer, role, scheme] for (layer, role), scheme in sorted(schemes.items())]
-    return sha256_of([base.observer, base.mtp, calibration, chosen])
 
 
 def _mix_wins(

@@ -18,8 +18,9 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.choice.mix import Mix, PredictedMeasured
 from assay.records.diagnosis.sensitivity import UniformDamage, WholeDamage
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.mixing.build import Asked, Proposal, meaning_of, propose
+from assay_quantize.mixing.build import Asked, Proposal, propose
 from assay_quantize.mixing.choose import Choices, choices_of
+from assay_quantize.mixing.measured import meaning_of
 from assay_quantize.mixing.parts import stored_parts
 from assay_quantize.mixing.recipe_text import layers_text
 from assay_quantize.plan.planner import make_plan
