@@ -185,8 +185,7 @@ def take_found(
                 )
             )
             continue
-        keys = [key for key, sizes in layout.sizes.items() if key.role != "mtp" and scheme in sizes]
-        saved = sum(layout.sizes[key]["bf16"] - layout.sizes[key][scheme] for key in keys)
+        saved = sum(layout.sizes[key]["bf16"] - layout.sizes[key][scheme] for key in layout.wholes()[scheme])
         figures.uniform.append(
             UniformDamage(
                 scheme=scheme,

@@ -295,7 +295,7 @@ def test_a_mix_of_what_is_not_measured_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--mix", "none.yaml"), "none.yaml"),
+        (("--mix", "none.yaml"), "error: none.yaml: cannot be read: No such file or directory"),
         (("--schemes", "w3a16"), "--schemes w3a16: did you mean w4a16? it takes one of: w4a16, w4a16_g64"),
         (("--proxy", "hessian"), "--proxy hessian: it takes one of: kl, fisher, hidden, weights"),
         (("--schemes", "w4a16", "--map", "nvfp4"), "--map nvfp4: is not measured; say one of --schemes (w4a16)"),
