@@ -75,12 +75,27 @@ class SmoothQuantCalibration(OnText):
     strength: float = Field(default=0.5, ge=0, le=1)
 
 
-Calibrated = GptqCalibration | AwqCalibration | AwqGptqCalibration | SmoothQuantCalibration
+class AutoRoundCalibration(OnText):
+    """Rounding and clipping learned by AutoRound (arXiv 2309.05516), through llm-compressor; symmetric INT4 only.
+
+    iterations: steps of its signed gradient descent for each layer. batch: sequences of one step.
+    """
+
+    method: Literal["autoround"]
+    iterations: int = Field(default=200, ge=1)
+    batch: int = Field(default=8, ge=1)
+
+
+Calibrated = GptqCalibration | AwqCalibration | AwqGptqCalibration | SmoothQuantCalibration | AutoRoundCalibration
 METHODS: dict[str, type[Calibrated]] = {
     "gptq": GptqCalibration, "awq": AwqCalibration, "awq+gptq": AwqGptqCalibration, "smoothquant": SmoothQuantCalibration,
+    "autoround": AutoRoundCalibration,
 }  # fmt: skip
-INTEGERS = ("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel", "w4a16_asym")
-CALIBRATES: dict[str, tuple[str, ...]] = {**dict.fromkeys(METHODS, INTEGERS), "smoothquant": ("w8a8",)}
+SYMMETRIC = ("w4a16", "w4a16_g64", "w4a16_g32", "w4a16_channel")
+INTEGERS = (*SYMMETRIC, "w4a16_asym")
+CALIBRATES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(METHODS, INTEGERS), "smoothquant": ("w8a8",), "autoround": SYMMETRIC,
+}  # fmt: skip
 """Method -> schemes whose weights it changes."""
 SCALED_BY = {"awq": "AWQ", "awq+gptq": "AWQ", "smoothquant": "SmoothQuant"}
 """Method -> what scales weights before they are rounded, and puts the inverse into norms, routers or other weights."""

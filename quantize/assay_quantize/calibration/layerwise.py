@@ -7,6 +7,9 @@ expert seeing every token, so that the method sees its inputs; then with the wei
 routing, for the inputs of the next layer: under GPTQ the rounded ones, so that it knows of the errors before it. What is left
 is a file for each layer and a `CalibratedLayers` record; the engine takes its tensors from there and everything else (MTP,
 router, norms, embedding, head) from the source, by the plan.
+
+Under AutoRound a layer runs once, with the weights of the source, for its own inputs and those of the next layer; what it puts
+out once it is tuned goes on beside them. A state has both then: first all parts of the one, then all of the other.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -28,7 +31,7 @@ from torch import Tensor
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.file_data import data_of_files, hashes_of_files, other_data
-from assay.recipes.calibrated.methods import Calibrated
+from assay.recipes.calibrated.methods import AutoRoundCalibration, Calibrated
 from assay.recipes.families import num_hidden_layers
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
@@ -47,6 +50,9 @@ from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tens
 from assay_quantize.plan.identity import plan_sha256
 
 SAID_EVERY_S = 10.0
+TRIMMED_EVERY = 5
+"""Steps of AutoRound. What glibc keeps of gradients of all sizes grows with every step, by half in 40 of a layer of 50 million
+weights; giving it back each time takes a third longer."""
 
 
 def asked_sha256(plan: Plan, text: Text) -> str:
@@ -199,23 +205,14 @@ def _one(
 ) -> Finished:
     """One layer: its file, the states behind it, and its line of the journal. becomes: what the next layer gets instead of
     what this one puts out, of it and its tokens; None: the same."""
-    from assay_quantize.calibration.methods import Method, plain_forward
+    from assay_quantize.calibration.methods import LayerResult, Method, plain_forward
 
     started, tensors = time.monotonic(), layers[layer]
-    digest, fell_back = "", tuple[str, ...]()
-    is_last = layer == len(layers) - 1
-
-    def run(begin: int) -> tuple[Tensor, ...]:
-        end = min(begin + size, len(tokens))
-        batch = torch.from_numpy(tokens[begin:end]).long()
-        made: tuple[Tensor, ...] = skeleton.run(layer, batch, folder.read_state(layer, begin, end))
-        if not bool(torch.isfinite(made[0]).all()):
-            raise QuantizeError(
-                f"{skeleton.where}: layer {layer} gives values that are NaN or infinite, so nothing behind it can be "
-                "calibrated; take another copy of the source, or a precision without `calibration`"
-            )
-        return made
-
+    is_tuned, is_last = isinstance(options, AutoRoundCalibration), layer == len(layers) - 1
+    # AutoRound puts sequences together itself
+    passing = _Passing(skeleton, folder, layer, tokens, 1 if is_tuned else size, is_tuned, becomes, say)
+    writing: Any = nullcontext() if is_last else folder.writing_state(layer + 1, len(tokens))
+    result = LayerResult({}, ())
     with skeleton.filled(layer, reader) as whole:
         for tensor in tensors:
             if not bool(torch.isfinite(skeleton.model.get_parameter(tensor.name)).all()):
@@ -223,33 +220,107 @@ def _one(
                     f"{skeleton.where}: {tensor.name} has values that are NaN or infinite; the source is damaged: take another "
                     "copy"
                 )
-        if tensors:
-            method = Method(options, observer, tensors)
-            for watch in method.watches(skeleton.model):
-                with watch:
-                    for begin in range(0, len(tokens), size):
-                        run(begin)
-                        say(f"watching, {begin} of {len(tokens)} sequences")
-            say("rounding")
-            result = method.finish(skeleton.model, whole)
-            digest, fell_back = folder.write_layer(layer, tensors, result.tensors), result.fell_back
-            del method, result
-        if not is_last:
-            with plain_forward(skeleton.model), folder.writing_state(layer + 1, len(tokens)) as states:
-                for begin in range(0, len(tokens), size):
-                    state = run(begin)
-                    if becomes is not None:
-                        state = (becomes(state[0], torch.from_numpy(tokens[begin : begin + size]).long()),)
-                    states.append(state)
-                    say(f"passing on, {begin} of {len(tokens)} sequences")
+        if tensors and isinstance(options, AutoRoundCalibration):
+            with writing as states:
+                result = passing.tuned(Method(options, observer, tensors), whole, states, options)
+        else:
+            if tensors:
+                method = Method(options, observer, tensors)
+                for watch in method.watches(skeleton.model):
+                    with watch:
+                        for _ in passing.outputs("watching"):
+                            pass
+                say("rounding")
+                result = method.finish(skeleton.model, whole)
+                del method
+            if not is_last:
+                with plain_forward(skeleton.model), writing as states:
+                    for begin, made in passing.outputs("passing on"):
+                        states.append(passing.next_of(begin, made))
+                    for begin, made in passing.outputs("passing on", of_tuned=True) if is_tuned else ():
+                        states.append(passing.next_of(begin, made), is_tuned=True)
+        digest = folder.write_layer(layer, tensors, result.tensors) if tensors else ""
     return Finished(
         layer=layer,
         digest=digest,
         states=() if is_last else folder.state_hashes(layer + 1),
-        fell_back=fell_back,
+        fell_back=result.fell_back,
         seconds=time.monotonic() - started,
         tokens_sha256=tokens_sha256,
     )
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """All sequences through one layer, `size` at once. has_tuned: a state is that of the untouched model and behind it that of
+    the tuned one; of the first layer both are the embedded tokens."""
+
+    skeleton: Any
+    folder: WorkFolder
+    layer: int
+    tokens: Any
+    size: int
+    has_tuned: bool
+    becomes: Any
+    say: Say
+
+    def outputs(self, doing: str, *, of_tuned: bool = False) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """The first of the sequences, and what the layer makes of them; of_tuned: of what the tuned layers before it gave."""
+        for begin in range(0, len(self.tokens), self.size):
+            state = self._inputs(begin, of_tuned=of_tuned)
+            yield begin, self._checked(self.skeleton.run(self.layer, self._batch(begin), state))
+            self.say(f"{doing}, {begin} of {len(self.tokens)} sequences")
+
+    def next_of(self, begin: int, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What goes into the next layer."""
+        if self.becomes is None:
+            return made
+        return (self.becomes(made[0].to(self.skeleton.device), self._batch(begin)),)
+
+    def tuned(self, method: Any, whole: Any, states: Any, options: AutoRoundCalibration) -> Any:
+        """The result of AutoRound. states: gets both of what goes into the next layer; None: there is none."""
+        for watch in method.watches(self.skeleton.model):
+            with watch:
+                for begin, made in self.outputs("watching"):
+                    if states is not None:
+                        states.append(self.next_of(begin, made))
+        count = len(self.tokens)
+        passes = iter(range(-(-count // options.batch), -options.iterations, -1))  # those before are of the untouched layer
+
+        def step(*_: Any) -> None:
+            number = -next(passes, 0)
+            if number % TRIMMED_EVERY == 0:
+                _trim()
+            self.say(f"tuning, step {min(options.iterations, max(0, number))} of {options.iterations}")
+
+        handle = whole.register_forward_pre_hook(step)
+        before = None if self._inputs(0, of_tuned=True) is None else (self._inputs(n, of_tuned=True) for n in range(count))
+        try:
+            result = method.finish(self.skeleton.model, whole, before)
+        finally:
+            handle.remove()
+        for begin, made in enumerate(map(self._checked, result.tuned)):
+            if states is not None:
+                states.append(self.next_of(begin, made), is_tuned=True)
+        return result
+
+    def _batch(self, begin: int) -> Tensor:
+        return torch.from_numpy(self.tokens[begin : begin + self.size]).long()
+
+    def _inputs(self, begin: int, *, of_tuned: bool) -> tuple[Tensor, ...] | None:
+        state = self.folder.read_state(self.layer, begin, min(begin + self.size, len(self.tokens)))
+        if state is None or not self.has_tuned:
+            return state
+        half = len(state) // 2
+        return state[half:] if of_tuned else state[:half]
+
+    def _checked(self, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not bool(torch.isfinite(made[0]).all()):
+            raise QuantizeError(
+                f"{self.skeleton.where}: layer {self.layer} gives values that are NaN or infinite, so nothing behind it can be "
+                "calibrated; take another copy of the source, or a precision without `calibration`"
+            )
+        return made
 
 
 class _Slowly:
@@ -317,6 +388,10 @@ def _nothing_old_is_garbage() -> Iterator[None]:
 def _give_back() -> None:
     """Memory that is free goes back to the system: of the many allocations of a layer glibc keeps a part."""
     gc.collect()
+    _trim()
+
+
+def _trim() -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.errors import QuantizeError
 from assay.quantities import size
@@ -25,6 +25,8 @@ AT_ONCE_BYTES = 128 << 20
 """Of copies that weights take which are rounded together; part of the method as `BATCH_TOKENS` is."""
 SPARE_BYTES = 256 << 20
 """Buffers of the matrix library, interpreter, fragments."""
+IMPORTED_NUMBERS = 16 << 20
+"""What auto-round imports when it begins, in bytes / 4."""
 MOST_TEXTS_AT_ONCE = 128
 CACHE_BYTES = 2 << 30
 """Of keys and values of the texts that a model writes at once."""
@@ -45,9 +47,12 @@ def weights_at_once(tensors: Sequence[TensorPlan]) -> int:
     return max(1, min(15, AT_ONCE_BYTES // (FLOAT_BYTES * most)))
 
 
-def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int) -> int:
+def layer_bytes(
+    plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int, *, gpu: bool = False
+) -> int:
     """The most that a layer takes: weights in FP32 and once more as they are stored, Hessians, what one weight's rounding
-    needs, and the activations of a batch. shape: sequences and their length. batch: sequences at once."""
+    needs, and the activations of a batch. shape: sequences and their length. batch: sequences at once. gpu: of a GPU's memory,
+    where AutoRound has some of it in the memory of the CPU."""
     weights: defaultdict[int, int] = defaultdict(int)
     mtp, config = calibrated_mtp_layer(plan), text_of(plan.config)
     for tensor in plan.tensors:
@@ -63,15 +68,48 @@ def layer_bytes(plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: t
     for layer, tensors in layers.items():
         widest = max((max(t.shape) for t in tensors), default=int(config.get("hidden_size", 1)))
         rounded = [t for t in tensors if t.action == "quantize"]
+        packed = sum(output.num_bytes for t in tensors for output in t.outputs)
+        if method == "autoround":
+            tuning = autoround_numbers(plan, rounded, shape, widest)
+            most = max(most, FLOAT_BYTES * (weights[layer] + (tuning.gpu if gpu else tuning.cpu)) + packed)
+            continue
         rounding = max(map(rounding_numbers, rounded), default=0) * weights_at_once(rounded)
         scores = 3 * batch * heads * shape[1] ** 2
         moving = max(rounding, scores + 12 * tokens * widest)
-        packed = sum(output.num_bytes for t in tensors for output in t.outputs)
         seen = hessian_numbers(rounded) if method in ("gptq", "awq+gptq") else 0
         if method in ("awq", "awq+gptq"):  # one after the other
             seen = max(seen, awq_numbers(rounded, math.prod(shape)))
         most = max(most, FLOAT_BYTES * (weights[layer] + seen + moving) + packed)
     return most
+
+
+class AutoRoundNumbers(NamedTuple):
+    """gpu, beside: on a GPU, and of the machine's memory at the same time. cpu: where the CPU does it all."""
+
+    gpu: int
+    beside: int
+    cpu: int
+
+
+def autoround_numbers(plan: Plan, tensors: Sequence[TensorPlan], shape: tuple[int, ...], widest: int) -> AutoRoundNumbers:
+    """What AutoRound takes beside the weights.
+
+    For each weight offsets, their gradients, and what a step keeps for these; for each token of a step activations with their
+    gradients; in the memory of a CPU also the best offsets so far, all inputs and outputs of the layer with their masks, and
+    what glibc keeps between two steps. Measured (decision 199): 0.8 of this on a GPU, 0.4 to 0.9 on a CPU.
+    """
+    sequences, length = shape
+    config = text_of(plan.config)
+    step = min(sequences, int(plan.precision_recipe["calibration"]["batch"]))
+    chosen, heads = int(config.get("num_experts_per_tok") or 0) + 1, int(config.get("num_attention_heads", 1))
+    weights, scores = sum(math.prod(tensor.shape) for tensor in tensors), 3 * step * heads * length**2
+    moved = step * length * widest * chosen
+    kept = 4 * sequences * length * int(config.get("hidden_size", 1)) + 2 * sequences * length**2 + IMPORTED_NUMBERS
+    return AutoRoundNumbers(
+        gpu=5 * weights + 6 * moved + scores,
+        beside=2 * weights + kept,
+        cpu=16 * weights + 24 * moved + scores + kept,
+    )
 
 
 def awq_numbers(tensors: Sequence[TensorPlan], tokens: int) -> int:
@@ -122,7 +160,7 @@ def check_gpu_memory(
     plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], batch: int, free_bytes: int, source: Path
 ) -> None:
     """QuantizeError: a layer does not fit into what a GPU has free."""
-    needed = layer_bytes(plan, layers, shape, batch) + SPARE_BYTES
+    needed = layer_bytes(plan, layers, shape, batch, gpu=True) + SPARE_BYTES
     if needed > free_bytes:
         raise QuantizeError(
             f"{source}: calibrating its largest layer takes {size(needed)} of the GPU's memory, {size(free_bytes)} are free; "

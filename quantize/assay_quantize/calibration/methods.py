@@ -9,8 +9,8 @@ result against `oneshot`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from assay.errors import QuantizeError
 from assay.foreign_text import shown
 from assay.recipes.calibrated.methods import (
+    AutoRoundCalibration,
     AwqCalibration,
     AwqGptqCalibration,
     Calibrated,
@@ -35,7 +36,9 @@ from assay.recipes.calibrated.methods import (
     SmoothQuantCalibration,
 )
 from assay.records.plan import TensorPlan
+from assay_quantize.calibration.autoround import TunedAlone
 from assay_quantize.calibration.memory import weights_at_once
+from assay_quantize.calibration.skeleton import State
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import compressed_tensors_scheme, module_of
 from assay_quantize.plan.calibrated import Smoothing, smoothings
@@ -113,10 +116,11 @@ def _factorized(weights: Tensor, hessians: Tensor, dampening: float, fell_back: 
 @dataclass(frozen=True)
 class LayerResult:
     """tensors: output of the plan -> its value, in the memory of the CPU. fell_back: weights that GPTQ could only round to the
-    nearest."""
+    nearest. tuned: what the layer puts out after AutoRound, of each sequence; empty under other methods."""
 
     tensors: dict[str, Tensor]
     fell_back: tuple[str, ...]
+    tuned: Iterable[State] = ()
 
 
 class Method:
@@ -156,10 +160,10 @@ class Method:
         for modifier in modifiers:
             modifier.on_initialize(state)
         if self._scaling is not None and isinstance(self._rounding, SharedGPTQ):
-            yield _watched(model, [self._scaling], state)
+            yield _watched(model, [self._scaling], state, every_expert=True)
             self._scale(model)
             modifiers = [self._rounding]
-        yield _watched(model, modifiers, state)
+        yield _watched(model, modifiers, state, every_expert=not isinstance(self._rounding, TunedAlone))
 
     def _scale(self, model: Any) -> None:
         """Afterwards norms and routers are what is stored, in the dtype that they had."""
@@ -178,11 +182,13 @@ class Method:
             parameter.data = parameter.data.to(TORCH_DTYPES[tensor.outputs[0].dtype]).to(parameter.dtype)
         self._scaled = True
 
-    def finish(self, model: Any, layer: nn.Module) -> LayerResult:
-        """Round the weights. They are rounded as the source has them: in its dtype, which is that of the scales.
+    def finish(self, model: Any, layer: nn.Module, tuned: Iterable[State] | None = None) -> LayerResult:
+        """Round the weights. They are rounded as the source has them: in its dtype, which is that of the scales; by AutoRound,
+        in BF16. tuned: what the layers before it put out after AutoRound, of each sequence.
 
         Afterwards the layer's weights are those that llm-compressor passes inputs of the next layer through, in the dtype that
-        they had: under GPTQ what the checkpoint will give, else the scaled ones before they are rounded.
+        they had: under GPTQ what the checkpoint will give, else the scaled ones before they are rounded. AutoRound leaves its
+        own: inputs of the next layer have to be made before.
         """
         from llmcompressor.utils.helpers import DisableQuantization
 
@@ -194,10 +200,15 @@ class Method:
         for tensor in self._smoothed:
             (output,) = tensor.outputs
             tensors[output.name] = model.get_parameter(tensor.name).data.to(TORCH_DTYPES[output.dtype]).to("cpu")
-        for name, module in modules.items():
-            module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
-        with torch.no_grad(), DisableQuantization(model):
-            self._rounding.on_sequential_epoch_end(self._state, None, modules=list(layer.modules()))
+        put_out: Iterable[State] = ()
+        if isinstance(self._rounding, TunedAlone):
+            with plain_forward(model):
+                put_out = self._rounding.tune(self._state, layer, tuned)
+        else:
+            for name, module in modules.items():
+                module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
+            with torch.no_grad(), DisableQuantization(model):
+                self._rounding.on_sequential_epoch_end(self._state, None, modules=list(layer.modules()))
         fell_back = tuple(self._rounding._rtn_fallback_module_names) if isinstance(self._rounding, SharedGPTQ) else ()
         for name, module in modules.items():
             tensors |= self._packed(self._tensors[name], module)
@@ -205,7 +216,7 @@ class Method:
         for module in modules.values():
             module.weight.data = module.weight.data.to(dtype)
         self._state.model = None
-        return LayerResult(tensors, tuple(sorted(fell_back)))
+        return LayerResult(tensors, tuple(sorted(fell_back)), put_out)
 
     def _packed(self, tensor: TensorPlan, module: nn.Module) -> dict[str, Tensor]:
         """The weight as compressed-tensors stores it, by the names of the plan."""
@@ -232,7 +243,11 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
-    """What rounds weights: GPTQ, or to the nearest."""
+    """What rounds weights: GPTQ, AutoRound, or to the nearest."""
+    if isinstance(options, AutoRoundCalibration):
+        return TunedAlone(
+            config_groups=dict(groups), iters=options.iterations, batch_size=options.batch, enable_torch_compile=False
+        )
     if isinstance(options, GptqCalibration | AwqGptqCalibration):
         order = None if options.activation_order == "none" else options.activation_order
         return SharedGPTQ(
@@ -256,14 +271,15 @@ def _smoothquant(options: SmoothQuantCalibration, found: Sequence[Smoothing]) ->
 
 
 @contextmanager
-def _watched(model: Any, modifiers: Sequence[Any], state: Any) -> Iterator[None]:
-    """Every expert sees every token."""
+def _watched(model: Any, modifiers: Sequence[Any], state: Any, *, every_expert: bool) -> Iterator[None]:
+    """every_expert: sees every token, which changes nothing in what a layer puts out."""
     from llmcompressor.modeling.moe.context import moe_calibration_context
     from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
 
     for modifier in modifiers:
         modifier.on_calibration_start(state, None)
-    with calibration_forward_context(model), DisableQuantization(model), moe_calibration_context():
+    experts = moe_calibration_context() if every_expert else nullcontext()
+    with calibration_forward_context(model), DisableQuantization(model), experts:
         yield
 
 

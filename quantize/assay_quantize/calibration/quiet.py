@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-LEVEL = "LLM_COMPRESSOR_LOG_LEVEL"
-"""llm-compressor reads it when it is imported, before it writes its first line."""
+LEVELS = ("LLM_COMPRESSOR_LOG_LEVEL", "AR_LOG_LEVEL")
+"""llm-compressor and auto-round read them when they are imported, before they write their first line."""
 
 
 @contextmanager
@@ -19,7 +19,8 @@ def quiet() -> Iterator[None]:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, {LEVEL: os.environ.get(LEVEL, "CRITICAL")}))
+        levels = {name: os.environ.get(name, "CRITICAL") for name in LEVELS}
+        stack.enter_context(patch.dict(os.environ, levels))
         stack.enter_context(patch.object(tqdm, "__init__", _without_bar(tqdm.__init__)))
         for name in ("llmcompressor", "compressed_tensors"):
             logger.disable(name)

@@ -5,7 +5,8 @@
     text.json                   what the tokens were made of, and their SHA-256; written before them
     layer-00003.safetensors     a finished layer (`checkpoint/calibrated_layers.py`)
     state-00004-0.npy           what goes into the next layer: hidden states [sequences, length, columns], in FP32; `-1` and
-                                so on for what some models pass on beside them
+                                so on for what some models pass on beside them; behind all of these, under AutoRound, the
+                                same of the tuned model
 
 A layer counts once its line is there; files are renamed to their names when they are whole. Of states only the last is kept.
 What is there counts as long as it has the digest that was written of it: what is damaged is made again, and what comes behind
@@ -163,8 +164,9 @@ class StateWriter:
         self._folder, self._layer, self._sequences = folder, layer, sequences
         self._files: list[Any] = []
 
-    def append(self, state: Sequence[Tensor]) -> None:
-        for part, tensor in enumerate(state):
+    def append(self, state: Sequence[Tensor], *, is_tuned: bool = False) -> None:
+        """is_tuned: the state of the tuned model, whose parts are behind as many of the untouched one, which are there."""
+        for part, tensor in enumerate(state, len(state) if is_tuned else 0):
             value = tensor.detach().to("cpu").contiguous().numpy()
             if part == len(self._files):
                 file = _partial(self._folder.state_path(self._layer, part)).open("wb")

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.recipes.calibrated.methods import AwqCalibration, AwqGptqCalibration, GptqCalibration
+from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqCalibration, AwqGptqCalibration, GptqCalibration
 from assay.recipes.families import num_experts, num_hidden_layers, split_layer, text_of
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.calibration.memory import BATCH_TOKENS, hessian_numbers, layer_bytes, weights_at_once
+from assay_quantize.calibration.memory import BATCH_TOKENS, autoround_numbers, hessian_numbers, layer_bytes, weights_at_once
 from assay_quantize.checkpoint.calibrated_layers import parts_of
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, scalable, smoothings
 
@@ -32,8 +32,10 @@ class CalibrationWork:
     device. watched: operations of the pass in which every expert sees every token; passed_on: of the one with the real routing.
     hessians, factorized: of GPTQ, which rounds so many weights. columns: steps of one column for `at_once` weights;
     column_numbers: weights that these steps touch; searched: operations of AWQ's search, and of the copies it rounds,
-    searched_numbers. state_bytes: what goes from layer to layer. written: files of layers. layer_bytes: the most that one layer
-    takes while it is calibrated.
+    searched_numbers. steps: of AutoRound in each layer; tuned: operations of them all, tuned_numbers: numbers of weights that
+    they round, tuned_weights: how often they round one. state_bytes: what goes from layer to layer. written: files of layers.
+    layer_bytes: the most that one layer takes while it is calibrated; gpu_layer_bytes, beside_bytes: of a GPU's memory, and of
+    the machine's at the same time, the weights apart.
     """
 
     method: str
@@ -52,9 +54,15 @@ class CalibrationWork:
     updates: float
     searched: float
     searched_numbers: float
+    steps: int
+    tuned: float
+    tuned_numbers: float
+    tuned_weights: int
     state_bytes: int
     written: int
     layer_bytes: int
+    gpu_layer_bytes: int
+    beside_bytes: int
     embedding_bytes: int
 
     @property
@@ -101,6 +109,10 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         if isinstance(options, AwqCalibration | AwqGptqCalibration)
         else (0.0, 0.0)
     )
+    everywhere, routed = 2 * tokens * (of_all + of_experts) + scores, 2 * tokens * (of_all + of_experts * share) + scores
+    iterations, part, shape = 0, 0.0, (sequences, length)
+    if isinstance(options, AutoRoundCalibration):
+        iterations, part = options.iterations, min(options.batch, sequences) / sequences
     return CalibrationWork(
         method=options.method,
         tokens=tokens,
@@ -108,8 +120,8 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         layers=len(every),
         read=sum(tensor.num_bytes for tensors in every.values() for tensor in tensors),
         prepared=sum(FLOAT_BYTES * math.prod(tensor.shape) for tensors in every.values() for tensor in tensors),
-        watched=(2 if isinstance(options, AwqGptqCalibration) else 1) * (2 * tokens * (of_all + of_experts) + scores),
-        passed_on=2 * tokens * (of_all + of_experts * share) + scores,
+        watched=routed if iterations else (2 if isinstance(options, AwqGptqCalibration) else 1) * everywhere,
+        passed_on=2 * routed if iterations else routed,  # of the untouched layer, and of the tuned one
         hessians=2.0 * tokens * _hessian_numbers(rounded) if gptq else 0.0,
         factorized=sum(count * 4 / 3 * columns**3 for (_, columns), count in shapes.items()),
         weights=len(gptq),
@@ -118,9 +130,17 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         updates=float(sum(count * rows * columns**2 for (rows, columns), count in shapes.items())),
         searched=search[0],
         searched_numbers=search[1],
-        state_bytes=tokens * _state_bytes(plan, length),
+        steps=iterations,
+        tuned=3 * iterations * part * routed,  # a gradient takes twice what the outputs take
+        tuned_numbers=float(iterations * sum(math.prod(one.shape) for tensors in rounded.values() for one in tensors)),
+        tuned_weights=iterations * sum(map(len, rounded.values())),
+        state_bytes=tokens * _state_bytes(plan, length) * (2 if iterations else 1),
         written=sum(output.num_bytes for tensors in changed.values() for tensor in tensors for output in parts_of(tensor)),
-        layer_bytes=layer_bytes(plan, layers, (sequences, length), batch),
+        layer_bytes=layer_bytes(plan, layers, shape, batch),
+        gpu_layer_bytes=layer_bytes(plan, layers, shape, batch, gpu=True),
+        beside_bytes=FLOAT_BYTES * max((autoround_numbers(plan, some, shape, 0).beside for some in rounded.values()), default=0)
+        if iterations
+        else 0,
         embedding_bytes=min(tokens, int(text_of(plan.config)["vocab_size"])) * int(text_of(plan.config)["hidden_size"]) * 4,
     )
 

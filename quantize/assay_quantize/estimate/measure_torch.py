@@ -54,6 +54,7 @@ def measured_torch(plan: Plan) -> TorchRates:
                 column_s=column_s,
                 column_number_s=number_s,
                 searched_number_s=_searched_s(),
+                tuned_number_s=_tuned_s(),
                 bus=None,
                 source=SOURCE,
             )
@@ -108,6 +109,27 @@ def _searched_s() -> float:
         (scaled.view(1024, 8, 128) / step).clamp(-8, 7).round().mul(step).view(1024, 1024).div(1.1).to(w_OI.dtype)
 
     return _seconds(search) / int(w_OI.numel())
+
+
+def _tuned_s() -> float:
+    """What a step of AutoRound does with one number of a weight: rounded with its offset, the gradient, the offset moved and
+    kept."""
+    import torch
+    from auto_round.data_type.int import quant_tensor_sym
+
+    weight_OI = _random(2048, 1024).bfloat16()
+    groups_GI = weight_OI.view(-1, 128)
+    offset_GI = torch.zeros(groups_GI.shape, requires_grad=True)
+    clipping = {name: torch.ones(len(groups_GI), requires_grad=True) for name in ("min_scale", "max_scale")}
+    ranges = {"tensor_min": groups_GI.min(1)[0], "tensor_max": groups_GI.max(1)[0]}
+
+    def step() -> None:
+        rounded_OI, *_ = quant_tensor_sym(weight_OI, bits=4, group_size=128, v=offset_GI, **clipping, **ranges)
+        gradient_GI, *_ = torch.autograd.grad(rounded_OI, [offset_GI, *clipping.values()], weight_OI)
+        offset_GI.data.sub_(0.005 * gradient_GI.sign())
+        offset_GI.data.clone()
+
+    return _seconds(step) / int(weight_OI.numel())
 
 
 def _random(*shape: int) -> Any:

@@ -92,6 +92,14 @@ def calibrated_tensors(plan: Plan) -> dict[int, list[TensorPlan]]:
     return dict(sorted(rounded.items()))
 
 
+def with_signed_scales(plan: Plan) -> frozenset[str]:
+    """Weights whose scales may be negative: AutoRound uses all sixteen codes, -8 for the largest weight of a group, and turns
+    the group round where that one is positive (auto-round 0.15, `data_type/int.py`, `quant_tensor_sym`)."""
+    if method_of(plan) != "autoround":
+        return frozenset()
+    return frozenset(tensor.name for tensors in calibrated_tensors(plan).values() for tensor in tensors)
+
+
 def check_scaled(plan: Plan) -> None:
     """PlanError: AWQ is to find one scale for weights of different schemes.
 

@@ -16,7 +16,7 @@ from assay_quantize.plan.fits import KV_TOKENS, WORKSPACE_BYTES, Fit, fits
 from assay_quantize.plan.planner import bytes_by_role
 from assay_quantize.plan.stored import stored_by
 
-METHOD_NAMES = {"gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
+METHOD_NAMES = {"gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant", "autoround": "AutoRound"}
 
 
 def print_plan(plan: Plan, console: Console) -> None:

@@ -103,9 +103,10 @@ def opened_checks(
     *,
     is_quick: bool = False,
     scales: Mapping[str, float] | None = None,
+    signed: frozenset[str] = frozenset(),
 ) -> Iterator[Checks]:
     """headers: of the checkpoint, by the safetensors library. groups: of its config.json; None: they are damaged. is_quick,
-    scales: as for `SlabChecks`."""
+    scales, signed: as for `SlabChecks`."""
     with ExitStack() as opened:
         stored = StoredReader(folder, headers, past_cache=is_quick)
         opened.callback(stored.close)
@@ -115,7 +116,7 @@ def opened_checks(
             if original.recomputes and groups is not None:
                 definition = Definition(stored, headers, original, groups)
         read_back = None if original is None else ReadBack(stored, original, scales)
-        yield Checks(SlabChecks(stored, original, is_quick=is_quick, scales=scales), definition, read_back)
+        yield Checks(SlabChecks(stored, original, is_quick=is_quick, scales=scales, signed=signed), definition, read_back)
 
 
 def expected_hashes(folder: Path, manifest: Manifest | None) -> dict[str, str]:

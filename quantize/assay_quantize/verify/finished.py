@@ -33,6 +33,7 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import header_bytes, planned_shards
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.formats.schemes import module_of
+from assay_quantize.plan.calibrated import with_signed_scales
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.static_scales import needs_calibration, static_scales
 from assay_quantize.verify.contents import contents_by_shard, jobs_of_judged, jobs_of_shard, judge_jobs, opened_checks
@@ -86,8 +87,9 @@ class FinishedShards:
             scales = static_scales(plan, original.importance)
         self._checks = self._opened.enter_context(
             opened_checks(
-                folder, self._headers, self.groups, original, is_quick=True, scales=scales if needs_calibration(plan) else {}
-            )
+                folder, self._headers, self.groups, original, is_quick=True, scales=scales if needs_calibration(plan) else {},
+                signed=with_signed_scales(plan),
+            )  # fmt: skip
         )
 
     def __enter__(self) -> Self:

@@ -94,11 +94,13 @@ class SlabChecks:
         *,
         is_quick: bool = False,
         scales: Mapping[str, float] | None = None,
+        signed: frozenset[str] = frozenset(),
     ) -> None:
         """scales: what the calibration file makes of every static scale; None: it was not given. is_quick: of weights whose
         bytes are right no errors are summed up, and a group's largest weight is only noted: who asks for that holds the global
-        scales against it afterwards."""
+        scales against it afterwards. signed: weights whose scales may be negative."""
         self._reader, self._original, self._is_quick, self._scales = stored, original, is_quick, scales
+        self._signed = signed
         self._source = None if original is None else original.reader
         self._scratch, self._loans = Scratch(), Loans()
 
@@ -180,6 +182,8 @@ class SlabChecks:
                     self._original.amax.note(tensor, rows)
                 return SlabFindings(Counter(), scales=dict.fromkeys(has_scale, ScaleCounts(0, 0, 0)), shape=shape)
         scales = {part: count_bad_scales(parts[part], outputs[part].dtype) for part in has_scale}
+        if tensor.name in self._signed:
+            scales = {part: counts._replace(negative=0) for part, counts in scales.items()}
         if self._original is not None:
             found = SlabFindings(scales=scales, shape=shape)
             return self._recomputed(self._original, tensor, begin, parts, rows, found, is_right)

@@ -41,6 +41,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.formats.schemes import INPUT_LEAVES, KV_LEAVES, SCHEMES, SOURCE_DTYPES, module_of
+from assay_quantize.plan.calibrated import with_signed_scales
 from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.static_scales import needs_calibration, static_scales
@@ -124,7 +125,8 @@ def verify(
         if plan is not None and contents:
             original = _original(source_checkpoint, plan, importance, findings)
             scales = _static_scales(plan, importance, findings)
-            checks = opened.enter_context(opened_checks(folder, headers, groups, original, scales=scales))
+            signed = with_signed_scales(plan)
+            checks = opened.enter_context(opened_checks(folder, headers, groups, original, scales=scales, signed=signed))
             _note_sample(sample, findings)
         expected = expected_hashes(folder, manifest) if hashes else {}
         if finished is not None and plan is not None and contents and source is not None:

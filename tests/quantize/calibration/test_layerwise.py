@@ -168,7 +168,17 @@ calibration: {method: awq, grid: 3, mtp: true}
 """
 
 
-@pytest.mark.parametrize(("precision", "layers", "kills"), [("w4a16-gptq", 3, 10), ("mtp.yaml", 1, 3)])
+TUNED = """schema: 1
+name: tuned
+extends: w4a16
+mtp: quantize
+calibration: {method: autoround, iterations: 2, batch: 2, mtp: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers", "kills"), [("w4a16-gptq", 3, 10), ("mtp.yaml", 1, 3), ("tuned.yaml", 1, 4)]
+)
 def test_killed_at_random_moments_the_bytes_are_the_same(
     tmp_path: Path, words: Path, precision: str, layers: int, kills: int
 ) -> None:
@@ -176,6 +186,7 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
         tmp_path / "model", num_layers=layers, hidden=128, dense_intermediate=128, num_heads=2, num_kv_heads=1, num_experts=2
     )
     (tmp_path / "mtp.yaml").write_text(WITH_MTP)
+    (tmp_path / "tuned.yaml").write_text(TUNED)
     plan = plan_of(source, str(tmp_path / precision) if precision.endswith(".yaml") else precision)
     with in_processes(plan, source, words, tmp_path) as run_all:
         said = run_all([(str(tmp_path / "whole"), -1)])
@@ -464,4 +475,4 @@ def test_what_cannot_be_calibrated_is_said_in_a_line(tmp_path: Path, source: Pat
     assert code == 2 and "calibration by gptq is for schemes w4a16, w4a16_g64" in said
     (tmp_path / "odd.yaml").write_text("schema: 1\nname: odd\nextends: w4a16\ncalibration: {method: gptk, tokens: 0}\n")
     code, _, said = run("quantize", source, "-p", tmp_path / "odd.yaml", *out)
-    assert code == 2 and "method must be one of gptq, awq, awq+gptq, smoothquant (got 'gptk')" in said
+    assert code == 2 and "method must be one of gptq, awq, awq+gptq, smoothquant, autoround (got 'gptk')" in said

@@ -12,7 +12,7 @@ from calibrating import LENGTH, SEQUENCES, layer_tensors, load_all, plan_of
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.recipes.calibrated.methods import AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
+from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
 from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.calibration.kept import TOKENS
 from assay_quantize.calibration.layerwise import calibrate_layers
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def by_oneshot(
-    folder: Path, tokens: torch.Tensor, modifiers: list[Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tokens: torch.Tensor, modifiers: list[Any], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Codes and scales that llm-compressor's own `oneshot` gives the whole model, on the same sequences in the same order; and
     its weights that are not quantized."""
@@ -39,7 +39,7 @@ def by_oneshot(
     linearize_moe(model)
     data = Dataset.from_dict({"input_ids": tokens.tolist(), "attention_mask": torch.ones_like(tokens).tolist()})
     oneshot(model=model, dataset=data, recipe=modifiers, num_calibration_samples=len(tokens), max_seq_length=tokens.shape[1],
-            shuffle_calibration_samples=False)  # fmt: skip
+            shuffle_calibration_samples=False, **options)  # fmt: skip
     made = {}
     for name, module in model.named_modules():
         if (scheme := getattr(module, "quantization_scheme", None)) is not None:
@@ -81,15 +81,15 @@ def awq_of(found: dict[str, list[str]]) -> Any:
 
 
 def of_both(
-    folder: Path, precision: str, words: Path, work: Path, modifiers: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
+    folder: Path, precision: str, words: Path, work: Path, modifiers: Any, monkeypatch: pytest.MonkeyPatch, **of_oneshot: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """What we make of a model, and what `oneshot` does. modifiers: of the options of the recipe."""
     plan = plan_of(folder, precision)
     calibrate_layers(plan, folder, work, Text((words,)), batch_tokens=LENGTH)  # oneshot's batch is one sequence
     tokens = torch.from_numpy(np.load(work / TOKENS)).long()
     assert tokens.shape == (SEQUENCES, LENGTH)
     options = PrecisionRecipe.model_validate(plan.precision_recipe).calibration
-    return layer_tensors(work), by_oneshot(folder, tokens, modifiers(options), monkeypatch)
+    return layer_tensors(work), by_oneshot(folder, tokens, modifiers(options), monkeypatch, **of_oneshot)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -168,6 +168,34 @@ def test_layers_are_those_of_oneshot_under_smoothquant(tmp_path: Path, words: Pa
     got, expected = of_both(folder, recipe, words, tmp_path / "work", modifiers, monkeypatch)
     assert len(got) == 2 * (2 * 4 + 3 + 5 * 3) + 2 * 2 + 1 and got.keys() <= expected.keys()
     assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_layers_are_those_of_oneshot_under_autoround(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second layer is tuned with what the tuned first one puts out."""
+    from llmcompressor.modifiers.autoround import AutoRoundModifier
+
+    folder = make_tiny_glm4_moe(tmp_path / "model", dtype="fp32", num_layers=2, hidden=128, num_heads=2, num_kv_heads=1)
+    (tmp_path / "whole.yaml").write_text(
+        WHOLE.format(extends="w4a16") + "calibration: {method: autoround, iterations: 12, batch: 4}\n"
+    )
+
+    def modifiers(options: AutoRoundCalibration) -> list[Any]:
+        return [AutoRoundModifier(scheme="W4A16", targets=["Linear"], ignore=["lm_head"], iters=options.iterations,
+                                  batch_size=options.batch, enable_torch_compile=False)]  # fmt: skip
+
+    # every expert on every token would change nothing but the last bits
+    recipe, options = str(tmp_path / "whole.yaml"), {"moe_calibrate_all_experts": False}
+    got, expected = of_both(folder, recipe, words, tmp_path / "work", modifiers, monkeypatch, **options)
+    expected = {name: value for name, value in expected.items() if not name.endswith(".weight")}
+    assert got.keys() == expected.keys() and len(got) == 2 * (2 * 4 + 3 + 5 * 3)
+    assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+    (tmp_path / "whole.yaml").write_text(
+        WHOLE.format(extends="w4a16") + "calibration: {method: autoround, iterations: 1, batch: 4}\n"
+    )
+    calibrate_layers(plan_of(folder, recipe), folder, tmp_path / "untuned", Text((words,)), batch_tokens=LENGTH)
+    untuned = layer_tensors(tmp_path / "untuned")
+    assert all(not torch.equal(got[name], untuned[name]) for name in got if name.endswith("weight_packed"))
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -10,11 +10,11 @@ import pytest
 from command_line import Run
 from rich.console import Console
 
-from assay.recipes.calibrated.methods import AwqCalibration
+from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqCalibration
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_quantize.calibration.memory import SPARE_BYTES
+from assay_quantize.calibration.memory import IMPORTED_NUMBERS, SPARE_BYTES
 from assay_quantize.estimate.calibration_time import (
     MEASURED_CALIBRATION,
     PROCESS_BYTES,
@@ -83,9 +83,15 @@ def test_the_work_of_glm_5_is_that_of_its_shapes(glm5: Plan) -> None:
         updates=float(updates),
         searched=0.0,
         searched_numbers=0.0,
+        steps=0,
+        tuned=0.0,
+        tuned_numbers=0.0,
+        tuned_weights=0,
         state_bytes=T * (4 * HIDDEN + 8 * LENGTH),
         written=rounded * 33 // 64,
         layer_bytes=4 * (layer + seen + 6 * OUT + 4 * 16384**2) + packed_layer,
+        gpu_layer_bytes=4 * (layer + seen + 6 * OUT + 4 * 16384**2) + packed_layer,
+        beside_bytes=0,
         embedding_bytes=4 * T * HIDDEN,
     )
 
@@ -94,7 +100,9 @@ def test_every_line_is_work_over_a_rate(glm5: Plan) -> None:
     gpu = Gpu("test", 80_000_000_000, fp32=50.0, memory=4.0, bus=40.0, source="made up")
     machine = Machine("test", 4, read=2.0, write=0.5, network=None, source="made up", gpu=gpu)
     work, rates = calibration_work(glm5), gpu_rates(gpu)
-    assert rates == TorchRates(36.5e12, 8.5e12, 2.7e-6, 440 / 4e12, 100 / 4e12, 5.2, rates.source, weight_s=7.9e-3)
+    assert rates == TorchRates(
+        36.5e12, 8.5e12, 2.7e-6, 440 / 4e12, 100 / 4e12, 160 / 4e12, 5.2, rates.source, weight_s=7.9e-3, tuned_weight_s=2.8e-3
+    )
     made = estimate_calibration(glm5, machine, COPIES, MEASURED_CALIBRATION, gpu=True)
     seconds = {
         "tokens": None, "source": work.read / 2e9, "weights": work.prepared / 10e9, "to the GPU": work.prepared / 2 / 5.2e9,
@@ -133,6 +141,29 @@ def test_awq_runs_what_reads_the_scaled_inputs_again_for_each_candidate(glm5: Pl
     gates = DENSE * 2 * HIDDEN * 12288 + MOE * ((EXPERTS + 1) * 2 * HIDDEN * EXPERT + EXPERTS * HIDDEN)
     assert work.searched_numbers == 20 * (down + gates)
     assert (work.hessians, work.factorized, work.columns) == (0.0, 0, 0)
+
+
+def test_autoround_goes_through_every_weight_in_each_step(glm5: Plan) -> None:
+    recipe = {**glm5.precision_recipe, "calibration": AutoRoundCalibration(method="autoround").model_dump()}
+    plan, gptq = glm5.model_copy(update={"precision_recipe": recipe}), calibration_work(glm5)
+    work = calibration_work(plan)
+    assert work.watched == gptq.passed_on and work.passed_on == 2 * gptq.passed_on and work.state_bytes == 2 * gptq.state_bytes
+    assert (work.steps, work.tuned_weights) == (200, 200 * gptq.weights)
+    assert work.tuned == pytest.approx(3 * 200 * 8 / 128 * gptq.passed_on)
+    assert work.tuned_numbers == 200 * gptq.column_numbers
+    assert (work.hessians, work.columns, work.searched) == (0.0, 0, 0.0)
+    layer = ATTENTION + (EXPERTS + 1) * ONE_EXPERT
+    kept = 4 * T * HIDDEN + 2 * 128 * LENGTH**2 + IMPORTED_NUMBERS
+    assert work.beside_bytes == 4 * (2 * layer + kept)
+    assert work.layer_bytes - work.gpu_layer_bytes == 4 * (11 * layer + 18 * 8 * LENGTH * 28672 * 9 + kept)
+    made = estimate_calibration(plan, MACHINES["1xh200"], COPIES, MEASURED_CALIBRATION, gpu=True)
+    (tune,) = (line for line in made.lines if line.name == "tune")
+    rates = made.rates
+    numbers_s = work.tuned_numbers * rates.tuned_number_s + work.tuned_weights * rates.tuned_weight_s
+    assert tune.seconds == pytest.approx(work.tuned / rates.product + numbers_s)
+    assert made.problem == "a layer takes 269 GB, the GPU has 141 GB: fewer tokens, or on the CPU"
+    assert made.host_bytes == PROCESS_BYTES + work.embedding_bytes + work.written // 78 + work.beside_bytes
+    assert "one at a time" in made.lines[0].text
 
 
 def test_sensitivity_is_passes_through_layers_and_the_rounding_of_parts(glm5: Plan) -> None:
