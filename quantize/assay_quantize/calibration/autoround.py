@@ -63,7 +63,7 @@ class TunedAlone(AutoRoundModifier):
         return {module for module in model.modules() if getattr(module, "quantization_scheme", None) is not None}
 
     def _build_layer_config_for_autoround(self, wrapped_model: nn.Module) -> dict[str, dict[str, Any]]:
-        made: dict[str, dict[str, Any]] = super()._build_layer_config_for_autoround(wrapped_model)  # type: ignore[no-untyped-call]
+        made: dict[str, dict[str, Any]] = super()._build_layer_config_for_autoround(wrapped_model)
         targets = self._match_autoround_targets(wrapped_model)
         others = {name: dict(UNTOUCHED) for name, module in wrapped_model.named_modules()
                   if isinstance(module, nn.Linear) and module not in targets}  # fmt: skip

@@ -288,7 +288,7 @@ class _Passing:
         passes = iter(range(-(-count // options.batch), -options.iterations, -1))  # those before are of the untouched layer
 
         def step(*_: Any) -> None:
-            number = -next(passes, 0)
+            number = -next(passes, -options.iterations)
             if number % TRIMMED_EVERY == 0:
                 _trim()
             self.say(f"tuning, step {min(options.iterations, max(0, number))} of {options.iterations}")

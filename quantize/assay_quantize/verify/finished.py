@@ -87,9 +87,14 @@ class FinishedShards:
             scales = static_scales(plan, original.importance)
         self._checks = self._opened.enter_context(
             opened_checks(
-                folder, self._headers, self.groups, original, is_quick=True, scales=scales if needs_calibration(plan) else {},
+                folder,
+                self._headers,
+                self.groups,
+                original,
+                is_quick=True,
+                scales=scales if needs_calibration(plan) else {},
                 signed=with_signed_scales(plan),
-            )  # fmt: skip
+            )
         )
 
     def __enter__(self) -> Self:

@@ -95,7 +95,9 @@ def test_a_layer_without_weights_to_tune_passes_both_states_on(tmp_path: Path, w
 
 
 def test_what_it_takes_of_memory_is_counted(tmp_path: Path, words: Path) -> None:
-    source = make_tiny_glm4_moe(tmp_path / "model", num_layers=1, first_dense=0, hidden=128, num_heads=2, num_kv_heads=1, mtp=False)
+    source = make_tiny_glm4_moe(
+        tmp_path / "model", num_layers=1, first_dense=0, hidden=128, num_heads=2, num_kv_heads=1, mtp=False
+    )
     plan = plan_of(source, recipe_in(tmp_path))
     layers, shape = calibrated_tensors(plan), (SEQUENCES, LENGTH)
     whole = sum(math.prod(t.shape) for t in plan.tensors if ".layers.0." in t.name)

@@ -176,9 +176,7 @@ calibration: {method: autoround, iterations: 2, batch: 2, mtp: true}
 """
 
 
-@pytest.mark.parametrize(
-    ("precision", "layers", "kills"), [("w4a16-gptq", 3, 10), ("mtp.yaml", 1, 3), ("tuned.yaml", 1, 4)]
-)
+@pytest.mark.parametrize(("precision", "layers", "kills"), [("w4a16-gptq", 3, 10), ("mtp.yaml", 1, 3), ("tuned.yaml", 1, 4)])
 def test_killed_at_random_moments_the_bytes_are_the_same(
     tmp_path: Path, words: Path, precision: str, layers: int, kills: int
 ) -> None:
