@@ -47,7 +47,7 @@ HOW_TO_MIX = (
     '`layers` what differs in single layers: `layers: {"0-2, 77": {routed_expert: fp8_block, attention: bf16}}`'
 )
 
-EVERY_EXPERT = "with gptq and awq every expert sees every token: `tokens` is what each of them sees; leave it out"
+EVERY_EXPERT = "counted by `assay calibrate` alone: with gptq and awq each expert sees all `tokens`; leave it out"
 
 TAKEN_NAMES = frozenset({"bf16", "fp16", "fp32", "source", "reference"}) | {
     "measurements", "probes", "levers", "locate", "logs", "report", "calibration", "automatic"

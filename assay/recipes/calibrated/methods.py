@@ -13,10 +13,10 @@ from assay.recipes.calibrated.texts import TextNames
 
 
 class OnText(Section):
-    """What all methods have. tokens: of the text that goes through the model, which every expert sees. length: of its
-    sequences. seed: of text that the model writes itself. text: where it comes from, as `--text` says it; empty: what the
-    command or the model's recipe says. mtp: the MTP block is calibrated as well, under `mtp: quantize`; else it is rounded
-    without."""
+    """What all methods have. tokens: of the text that goes through the model; every expert sees all of them, but for AutoRound.
+    length: of its sequences. seed: of text that the model writes itself. text: where it comes from, as `--text` says it; empty:
+    what the command or the model's recipe says. mtp: the MTP block is calibrated as well, under `mtp: quantize`; else it is
+    rounded without."""
 
     tokens: int = Field(default=65_536, ge=1)
     length: int = Field(default=512, ge=8)
@@ -76,7 +76,8 @@ class SmoothQuantCalibration(OnText):
 
 
 class AutoRoundCalibration(OnText):
-    """Rounding and clipping learned by AutoRound (arXiv 2309.05516), through llm-compressor; symmetric INT4 only.
+    """Rounding and clipping learned by AutoRound (arXiv 2309.05516), through llm-compressor; symmetric INT4 only. It has its own
+    scales, whatever `observer` is. An expert learns from the tokens that are routed to it, and no other.
 
     iterations: steps of its signed gradient descent for each layer. batch: sequences of one step.
     """

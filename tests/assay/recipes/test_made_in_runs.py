@@ -99,8 +99,8 @@ def test_gptq_has_no_budget_by_expert(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(PrecisionRecipe, str(tmp_path / "mine.yaml"))
     assert str(caught.value) == (
-        f"{tmp_path}/mine.yaml: calibration.tokens_per_expert: with gptq and awq every expert sees every token: `tokens` is "
-        "what each of them sees; leave it out"
+        f"{tmp_path}/mine.yaml: calibration.tokens_per_expert: counted by `assay calibrate` alone: with gptq and awq "
+        "each expert sees all `tokens`; leave it out"
     )
 
 
