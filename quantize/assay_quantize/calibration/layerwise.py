@@ -97,7 +97,7 @@ def calibrate_layers(
     threads = torch.get_num_threads()
     begin = {
         "asked_sha256": asked,
-        "versions": _versions(),
+        "versions": _versions(options),
         "threads": workers or threads,
         "device": device,
         "batch_tokens": batch_tokens,
@@ -132,7 +132,7 @@ def calibrate_layers(
                 layers={layer: lines[layer].digest for layer, tensors in layers.items() if tensors},
                 smoothed=tuple(t.name for tensors in layers.values() for t in tensors if t.action != "quantize"),
                 fell_back=tuple(sorted(name for line in lines.values() for name in line.fell_back)),
-                versions=_versions(),
+                versions=_versions(options),
                 sources=drawn.taken.sources,
                 withheld=drawn.taken.withheld,
                 seconds=max(time.monotonic() - started, sum(line.seconds for line in lines.values())),
@@ -370,8 +370,11 @@ def _check_source(plan: Plan, source: Path) -> None:
         raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
-def _versions() -> dict[str, str]:
-    return {package: version(package) for package in ("llmcompressor", "compressed-tensors", "torch", "transformers")}
+def _versions(options: Calibrated) -> dict[str, str]:
+    packages = ["llmcompressor", "compressed-tensors", "torch", "transformers"]
+    if isinstance(options, AutoRoundCalibration):
+        packages.append("auto-round")
+    return {package: version(package) for package in packages}
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,8 @@ def test_the_command_says_little_and_what_it_cannot_do_in_a_line(tmp_path: Path,
     path = recipe_in(tmp_path, tokens=LENGTH * SEQUENCES, length=LENGTH)
     code, printed, said = run("quantize", source, "-p", path, *out)
     assert code == 0 and "verified: " in printed, said
+    manifest = json.loads((tmp_path / "made" / "assay_manifest.json").read_text())
+    assert manifest["calibrated"]["versions"]["auto-round"] == version("auto-round")
     assert "autoround: layer 2 of 3" in said and "INFO" not in said + printed and "WARNING" not in said + printed
     for options, message in (
         ({"iterations": 0}, "iterations"),
