@@ -76,8 +76,8 @@ class SmoothQuantCalibration(OnText):
 
 
 class AutoRoundCalibration(OnText):
-    """Rounding and clipping learned by AutoRound (arXiv 2309.05516), through llm-compressor; symmetric INT4 only. It has its own
-    scales, whatever `observer` is. An expert learns from the tokens that are routed to it, and no other.
+    """Rounding and clipping learned by AutoRound (arXiv 2309.05516), through llm-compressor; symmetric INT4 only. It has its
+    own scales, whatever `observer` is. An expert learns from the tokens that are routed to it, and no other.
 
     iterations: steps of its signed gradient descent for each layer. batch: sequences of one step.
     """

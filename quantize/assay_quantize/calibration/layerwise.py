@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.kept import Drawn, drawn_before
-from assay_quantize.calibration.memory import BATCH_TOKENS, check_gpu_memory, check_memory
+from assay_quantize.calibration.memory import AUTOROUND_BATCH, BATCH_TOKENS, check_gpu_memory, check_memory
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
@@ -275,7 +275,8 @@ class _Passing:
         """What goes into the next layer."""
         if self.becomes is None:
             return made
-        return (self.becomes(made[0].to(self.skeleton.device), self._batch(begin)),)
+        hidden, *others = made  # the block looks for itself where DSA hands on what to look at, which is not for its inputs
+        return (self.becomes(hidden.to(self.skeleton.device), self._batch(begin)), *(part[:, :-1] for part in others))
 
     def tuned(self, method: Any, whole: Any, states: Any, options: AutoRoundCalibration) -> Any:
         """The result of AutoRound. states: gets both of what goes into the next layer; None: there is none."""
@@ -284,17 +285,18 @@ class _Passing:
                 for begin, made in self.outputs("watching"):
                     if states is not None:
                         states.append(self.next_of(begin, made))
-        count = len(self.tokens)
-        passes = iter(range(-(-count // options.batch), -options.iterations, -1))  # those before are of the untouched layer
+        sequences = len(self.tokens)
+        of_a_step = -(-min(sequences, options.batch) // AUTOROUND_BATCH)
+        passes = count(-sequences // AUTOROUND_BATCH)  # those below 0 are of the untouched layer
 
         def step(*_: Any) -> None:
-            number = -next(passes, -options.iterations)
+            number = next(passes) // of_a_step
             if number % TRIMMED_EVERY == 0:
                 _trim()
             self.say(f"tuning, step {min(options.iterations, max(0, number))} of {options.iterations}")
 
         handle = whole.register_forward_pre_hook(step)
-        before = None if self._inputs(0, of_tuned=True) is None else (self._inputs(n, of_tuned=True) for n in range(count))
+        before = None if self._inputs(0, of_tuned=True) is None else (self._inputs(n, of_tuned=True) for n in range(sequences))
         try:
             result = method.finish(self.skeleton.model, whole, before)
         finally:

@@ -25,6 +25,9 @@ AT_ONCE_BYTES = 128 << 20
 """Of copies that weights take which are rounded together; part of the method as `BATCH_TOKENS` is."""
 SPARE_BYTES = 256 << 20
 """Buffers of the matrix library, interpreter, fragments."""
+AUTOROUND_BATCH = 8
+"""Sequences that go through a layer at once before and after AutoRound's steps, and at most in one call of a step, whatever the
+recipe says (auto-round 0.15, `algorithms/block_runner.py`)."""
 IMPORTED_NUMBERS = 16 << 20
 """What auto-round imports when it begins, in bytes / 4."""
 MOST_TEXTS_AT_ONCE = 128
@@ -94,21 +97,22 @@ class AutoRoundNumbers(NamedTuple):
 def autoround_numbers(plan: Plan, tensors: Sequence[TensorPlan], shape: tuple[int, ...], widest: int) -> AutoRoundNumbers:
     """What AutoRound takes beside the weights.
 
-    For each weight offsets, their gradients, and what a step keeps for these; for each token of a step activations with their
-    gradients; in the memory of a CPU also the best offsets so far, all inputs and outputs of the layer with their masks, and
-    what glibc keeps between two steps. Measured (decision 199): 0.8 of this on a GPU, 0.4 to 0.9 on a CPU.
+    For each weight offsets, their gradients, and what each call of a step keeps for these; for each token of a step activations
+    with their gradients; in the memory of a CPU also the best offsets so far, all inputs and outputs of the layer with their
+    masks, and what glibc keeps between two steps. Measured (decision 199): 0.8 of this on a GPU, 0.3 to 0.9 on a CPU.
     """
     sequences, length = shape
     config = text_of(plan.config)
-    step = min(sequences, int(plan.precision_recipe["calibration"]["batch"]))
+    batch = min(sequences, int(plan.precision_recipe["calibration"]["batch"]))
+    calls, step = -(-batch // AUTOROUND_BATCH), min(sequences, max(AUTOROUND_BATCH, batch))
     chosen, heads = int(config.get("num_experts_per_tok") or 0) + 1, int(config.get("num_attention_heads", 1))
     weights, scores = sum(math.prod(tensor.shape) for tensor in tensors), 3 * step * heads * length**2
     moved = step * length * widest * chosen
     kept = 4 * sequences * length * int(config.get("hidden_size", 1)) + 2 * sequences * length**2 + IMPORTED_NUMBERS
     return AutoRoundNumbers(
-        gpu=5 * weights + 6 * moved + scores,
+        gpu=5 * (1 + calls) * weights // 2 + 6 * moved + scores,
         beside=2 * weights + kept,
-        cpu=16 * weights + 24 * moved + scores + kept,
+        cpu=(13 + 3 * calls) * weights + 24 * moved + scores + kept,
     )
 
 

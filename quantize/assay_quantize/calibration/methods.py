@@ -36,7 +36,6 @@ from assay.recipes.calibrated.methods import (
     SmoothQuantCalibration,
 )
 from assay.records.plan import TensorPlan
-from assay_quantize.calibration.autoround import TunedAlone
 from assay_quantize.calibration.memory import weights_at_once
 from assay_quantize.calibration.skeleton import State
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
@@ -115,8 +114,8 @@ def _factorized(weights: Tensor, hessians: Tensor, dampening: float, fell_back: 
 
 @dataclass(frozen=True)
 class LayerResult:
-    """tensors: output of the plan -> its value, in the memory of the CPU. fell_back: weights that GPTQ could only round to the
-    nearest. tuned: what the layer puts out after AutoRound, of each sequence; empty under other methods."""
+    """tensors: output of the plan -> its value, in the memory of the CPU. fell_back: weights that could only be rounded to
+    the nearest. tuned: what the layer puts out after AutoRound, of each sequence; empty under other methods."""
 
     tensors: dict[str, Tensor]
     fell_back: tuple[str, ...]
@@ -139,6 +138,7 @@ class Method:
             made.weights.observer = OBSERVERS[observer]
             groups[f"group_{number}"] = self._schemes[scheme] = made
         self._rounding: Any = _rounding(options, groups, weights_at_once(rounded))
+        self._is_tuned = isinstance(options, AutoRoundCalibration)
         self._scaling: Any = None
         """What scales weights before they are rounded."""
         found = smoothings(options.method, rounded, self._smoothed)
@@ -163,7 +163,7 @@ class Method:
             yield _watched(model, [self._scaling], state, every_expert=True)
             self._scale(model)
             modifiers = [self._rounding]
-        yield _watched(model, modifiers, state, every_expert=not isinstance(self._rounding, TunedAlone))
+        yield _watched(model, modifiers, state, every_expert=not self._is_tuned)
 
     def _scale(self, model: Any) -> None:
         """Afterwards norms and routers are what is stored, in the dtype that they had."""
@@ -201,15 +201,18 @@ class Method:
             (output,) = tensor.outputs
             tensors[output.name] = model.get_parameter(tensor.name).data.to(TORCH_DTYPES[output.dtype]).to("cpu")
         put_out: Iterable[State] = ()
-        if isinstance(self._rounding, TunedAlone):
+        fell_back: Sequence[str] = ()
+        if self._is_tuned:
             with plain_forward(model):
-                put_out = self._rounding.tune(self._state, layer, tuned)
+                put_out, is_better = self._rounding.tune(self._state, layer, tuned)
+            fell_back = () if is_better else tuple(self._tensors)
         else:
             for name, module in modules.items():
                 module.weight.data = module.weight.data.to(TORCH_DTYPES[self._tensors[name].logical_dtype])
             with torch.no_grad(), DisableQuantization(model):
                 self._rounding.on_sequential_epoch_end(self._state, None, modules=list(layer.modules()))
-        fell_back = tuple(self._rounding._rtn_fallback_module_names) if isinstance(self._rounding, SharedGPTQ) else ()
+        if isinstance(self._rounding, SharedGPTQ):
+            fell_back = tuple(self._rounding._rtn_fallback_module_names)
         for name, module in modules.items():
             tensors |= self._packed(self._tensors[name], module)
         self._rounding.on_calibration_end(self._state, None)
@@ -245,6 +248,8 @@ def _any_of(names: Sequence[str]) -> str:
 def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
     """What rounds weights: GPTQ, AutoRound, or to the nearest."""
     if isinstance(options, AutoRoundCalibration):
+        from assay_quantize.calibration.autoround import TunedAlone  # it changes transformers when it is imported
+
         return TunedAlone(
             config_groups=dict(groups), iters=options.iterations, batch_size=options.batch, enable_torch_compile=False
         )

@@ -83,6 +83,13 @@ class Skeleton:
         if has_mtp:
             kind: Any = type(self._layers[-1])
             config = self.base.config
+            for key in (
+                "layer_types",
+                "mlp_layer_types",
+                "indexer_types",
+            ):  # its layer is one like the last, with its own indexer
+                if isinstance(kinds := getattr(config, key, None), list) and len(kinds) == len(self._layers):
+                    setattr(config, key, [*kinds, "full" if key == "indexer_types" else kinds[-1]])
             with torch.device("meta"):
                 self._layers.append(kind(config, len(self._layers)).to(dtype).eval())
             config.num_hidden_layers = len(self._layers)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import random
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,9 @@ import pytest
 import torch
 from calibrating import LENGTH, SEQUENCES, layer_tensors, load_all, made_and_verified, plan_of
 from command_line import Run
-from tiny_checkpoints import make_tiny_glm4_moe
-from tiny_families import deepseek_v3, glm_moe_dsa, make_tiny, qwen3_moe
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import change_biases, make_tiny_glm4_moe
+from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe
 
 from assay.errors import QuantizeError
 from assay_quantize.calibration.layerwise import calibrate_layers
@@ -23,6 +27,10 @@ from assay_quantize.calibration.text import Text
 from assay_quantize.plan.calibrated import calibrated_tensors
 
 pytestmark = pytest.mark.slow
+
+
+def _biased(number: int, generator: torch.Generator, bias: torch.Tensor) -> torch.Tensor:
+    return number + 2**-5 * torch.randint(-9, 9, bias.shape, generator=generator).float()
 
 
 def recipe_in(folder: Path, *, name: str = "tuned", keys: str = "", **options: Any) -> str:
@@ -96,6 +104,62 @@ def test_a_layer_without_weights_to_tune_passes_both_states_on(tmp_path: Path, w
     assert len(layer_tensors(tmp_path / "work")) == 2 * (4 + 5 * 3)
 
 
+@pytest.mark.parametrize("config", [glm4_moe(), deepseek_v3()], ids=lambda config: str(config["model_type"]))
+def test_a_bias_of_all_experts_changes_nothing(tmp_path: Path, words: Path, config: dict[str, Any]) -> None:
+    """auto-round has the layer in BF16, in which experts with biases of 12 and 12.03 are alike."""
+    made = []
+    for number in (0, 12):
+        source = make_tiny(tmp_path / f"model-{number}", config)
+        change_biases(source, partial(_biased, number, torch.Generator().manual_seed(1)))
+        calibrate_layers(
+            plan_of(source, recipe_in(tmp_path, iterations=12)), source, work := tmp_path / f"work-{number}", Text((words,))
+        )
+        made.append(layer_tensors(work))
+    assert made[0].keys() == made[1].keys() and made[0]
+    assert [name for name in made[0] if not torch.equal(made[0][name], made[1][name])] == []
+
+
+def test_weights_beyond_fp16_are_rounded_as_well_as_others(tmp_path: Path, words: Path) -> None:
+    """auto-round's scales are FP16, at least 1e-5 and at most 65,504: eighths of weights below and above would be cut off."""
+    source = make_tiny_glm4_moe(tmp_path / "model", hidden=128, num_layers=1, num_heads=2, num_kv_heads=1, shards=1, mtp=False)
+    for path in source.glob("*.safetensors"):
+        tensors = load_file(path)
+        for leaf, factor in (("mlp.up_proj", 1e-6), ("mlp.gate_proj", 1e7)):
+            for name in (name for name in tensors if name.endswith(f"{leaf}.weight")):
+                tensors[name] = tensors[name] * factor
+        save_file(tensors, path, {"format": "pt"})
+    _, result = made_and_verified(source, words, tmp_path, recipe_in(tmp_path))
+    assert result.damages == ()
+    assert result.worst_relative_error["dense_mlp"] < 0.2
+
+
+def test_a_process_is_as_it_was(tmp_path: Path, words: Path) -> None:
+    """auto-round seeds everything, and asks for deterministic algorithms."""
+    source = make_tiny_glm4_moe(tmp_path / "model", hidden=128, num_layers=1, num_heads=2, num_kv_heads=1, shards=1, mtp=False)
+
+    def state() -> tuple[Any, ...]:
+        options = vars(torch._tensor_str.PRINT_OPTS).copy()
+        numbers = (random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist())
+        return *numbers, torch.are_deterministic_algorithms_enabled(), options, dict(os.environ), torch.is_grad_enabled()
+
+    before = state()
+    calibrate_layers(plan_of(source, recipe_in(tmp_path)), source, tmp_path / "work", Text((words,)))
+    assert state() == before
+
+
+def test_where_no_step_is_better_it_is_said(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With losses that are not finite auto-round rounds to the nearest, and says nothing."""
+    from auto_round.algorithms.quantization.sign_round.quantizer import SignRoundQuantizer
+
+    source = make_tiny_glm4_moe(tmp_path / "model", hidden=128, num_layers=1, num_heads=2, num_kv_heads=1, shards=1, mtp=False)
+    plan, text = plan_of(source, recipe_in(tmp_path)), Text((words,))
+    assert calibrate_layers(plan, source, tmp_path / "work", text).fell_back == ()
+    infinite = torch.tensor(torch.inf)
+    monkeypatch.setattr(SignRoundQuantizer, "_get_loss", lambda self, output, *_: output.sum() * 0 + infinite)
+    weights = {tensor.name.removesuffix(".weight") for tensor in calibrated_tensors(plan)[0]}
+    assert set(calibrate_layers(plan, source, tmp_path / "lost", text).fell_back) == weights
+
+
 def test_what_it_takes_of_memory_is_counted(tmp_path: Path, words: Path) -> None:
     source = make_tiny_glm4_moe(
         tmp_path / "model", num_layers=1, first_dense=0, hidden=128, num_heads=2, num_kv_heads=1, mtp=False
@@ -105,7 +169,7 @@ def test_what_it_takes_of_memory_is_counted(tmp_path: Path, words: Path) -> None
     whole = sum(math.prod(t.shape) for t in plan.tensors if ".layers.0." in t.name)
     rounded = sum(math.prod(t.shape) for t in layers[0])
     packed = sum(output.num_bytes for t in layers[0] for output in t.outputs)
-    scores, moved = 3 * 4 * 2 * LENGTH**2, 4 * LENGTH * 128 * 3
+    scores, moved = 3 * SEQUENCES * 2 * LENGTH**2, SEQUENCES * LENGTH * 128 * 3  # eight at once, or all
     kept = 4 * SEQUENCES * LENGTH * 128 + 2 * SEQUENCES * LENGTH**2 + IMPORTED_NUMBERS
     assert layer_bytes(plan, layers, shape, 1) == 4 * (whole + 16 * rounded + 24 * moved + scores + kept) + packed
     on_gpu = 4 * (whole + 5 * rounded + 6 * moved + scores) + packed

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from calibrating import LENGTH, load_all, made_and_verified, plan_of
+from calibrating import LENGTH, layer_tensors, load_all, made_and_verified, plan_of
 from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_families import glm_moe_dsa, make_tiny
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
@@ -156,6 +157,20 @@ def test_awq_scales_the_norms_of_the_block(small: Path, words: Path, tmp_path: P
     assert result.damages == () and result.checks["calibrated"] == 3
     scaled = {f"model.layers.{MTP}.{which}.weight" for which in ("input_layernorm", "post_attention_layernorm", "mlp.gate")}
     assert plan.calibrated is not None and scaled <= set(plan.calibrated.smoothed)
+
+
+def test_a_block_with_an_indexer_of_its_own_is_calibrated(tmp_path: Path, words: Path) -> None:
+    """Of GLM-5: kinds of layers stand in lists of its config, which end before the block."""
+    source = make_tiny(tmp_path / "model", glm_moe_dsa())
+    (tmp_path / "mtp.yaml").write_text(
+        "schema: 1\nname: mtp\nextends: w4a16\nmtp: quantize\ncalibration: {method: gptq, mtp: true}\n"
+    )
+    plan, result = made_and_verified(source, words, tmp_path, str(tmp_path / "mtp.yaml"))
+    assert result.damages == () and result.checks["calibrated"] == 4
+    of_block = {name for name in layer_tensors(tmp_path / "work") if ".layers.3." in name}
+    assert of_block == {output.name for tensor in calibrated_tensors(plan)[3] for output in tensor.outputs
+                        if not output.name.endswith("weight_shape")}  # fmt: skip
+    assert any("indexer" in tensor.name for tensor in plan.tensors if ".layers.3." in tensor.name)
 
 
 def test_it_is_asked_for_where_there_is_a_block_to_calibrate(tmp_path: Path, small: Path, words: Path, run: Run) -> None:

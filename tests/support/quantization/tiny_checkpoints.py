@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ CORPUS = [
     "The secret number of the blue house is 4821. What is the secret number of the blue house?",
     "小明有 12 个苹果，又买了 7 个。现在一共有多少个苹果？ 12 + 7 = 19。 #### 19",
 ]
+
+
+def change_biases(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Of routers, which are FP32."""
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        made = {name: change(tensor) for name, tensor in tensors.items() if name.endswith("e_score_correction_bias")}
+        if made:
+            save_file(tensors | made, path, {"format": "pt"})
 
 
 def make_tiny_glm4_moe(
