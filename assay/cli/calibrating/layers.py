@@ -93,7 +93,8 @@ def calibrated_layers(
     for line in text_lines(found.sources, found.withheld):
         say(line)
     if found.fell_back:
-        say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: give more text")
+        why = "no step of AutoRound had a finite loss" if found.method == "autoround" else "give more text"
+        say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: {why}")
     return made.model_copy(update={"calibrated": found}), work
 
 

@@ -28,8 +28,8 @@ from assay_quantize.calibration.skeleton import State
 
 UNTOUCHED = {"bits": 16, "act_bits": 16}
 FP16_SCALES = (1e-4, 6e4)
-"""Magnitudes of a group's largest weight between which scales are learned in FP16, as auto-round does by itself: there they are
-at least 1e-5, and up to 65,504; eighths of what is smaller or larger would be cut off. Others are learned in FP32."""
+"""Magnitudes of a group's largest weight between which its scale, an eighth of that, is learned in FP16, as auto-round does by
+itself: FP16 ends at 65,504, and auto-round has at least 1e-5 there. Others are learned in FP32."""
 
 
 class TunedAlone(AutoRoundModifier):

@@ -212,7 +212,7 @@ def _one(
     # AutoRound puts sequences together itself
     passing = _Passing(skeleton, folder, layer, tokens, 1 if is_tuned else size, is_tuned, becomes, say)
     writing: Any = nullcontext() if is_last else folder.writing_state(layer + 1, len(tokens))
-    result = LayerResult({}, ())
+    digest, result = "", LayerResult({}, ())
     with skeleton.filled(layer, reader) as whole:
         for tensor in tensors:
             if not bool(torch.isfinite(skeleton.model.get_parameter(tensor.name)).all()):
@@ -223,6 +223,7 @@ def _one(
         if tensors and isinstance(options, AutoRoundCalibration):
             with writing as states:
                 result = passing.tuned(Method(options, observer, tensors), whole, states, options)
+            digest = folder.write_layer(layer, tensors, result.tensors)
         else:
             if tensors:
                 method = Method(options, observer, tensors)
@@ -232,6 +233,8 @@ def _one(
                             pass
                 say("rounding")
                 result = method.finish(skeleton.model, whole)
+                digest = folder.write_layer(layer, tensors, result.tensors)
+                result.tensors.clear()  # its bytes are needed for what passes
                 del method
             if not is_last:
                 with plain_forward(skeleton.model), writing as states:
@@ -239,7 +242,6 @@ def _one(
                         states.append(passing.next_of(begin, made))
                     for begin, made in passing.outputs("passing on", of_tuned=True) if is_tuned else ():
                         states.append(passing.next_of(begin, made), is_tuned=True)
-        digest = folder.write_layer(layer, tensors, result.tensors) if tensors else ""
     return Finished(
         layer=layer,
         digest=digest,
