@@ -205,7 +205,7 @@ def _one(
 ) -> Finished:
     """One layer: its file, the states behind it, and its line of the journal. becomes: what the next layer gets instead of
     what this one puts out, of it and its tokens; None: the same."""
-    from assay_quantize.calibration.methods import LayerResult, Method, plain_forward
+    from assay_quantize.calibration.methods.method import LayerResult, Method, plain_forward
 
     started, tensors = time.monotonic(), layers[layer]
     is_tuned, is_last = isinstance(options, AutoRoundCalibration), layer == len(layers) - 1

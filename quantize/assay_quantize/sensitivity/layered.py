@@ -148,7 +148,7 @@ class Layered:
     ) -> dict[int, Tensor]:
         """A stream through the layer that is filled. entering: whose states it is given; None: its own. Returns the experts
         that its tokens chose, by batch."""
-        from assay_quantize.calibration.methods import plain_forward
+        from assay_quantize.calibration.methods.method import plain_forward
 
         chosen: dict[int, Tensor] = {}
         for number, batch in enumerate(self._batches):

@@ -44,7 +44,7 @@ def test_states_between_layers_are_those_of_the_whole_model(tmp_path: Path, conf
     """Filled one by one from the files of the source, layers give what transformers gives that loads all of it."""
     from transformers import AutoModelForCausalLM
 
-    from assay_quantize.calibration.methods import plain_forward
+    from assay_quantize.calibration.methods.method import plain_forward
     from assay_quantize.calibration.skeleton import Skeleton
     from assay_quantize.checkpoint.source_reader import SourceReader
 
@@ -76,7 +76,8 @@ import numpy
 from assay.records.plan import Plan
 from assay_quantize.calibration.quiet import quiet
 with quiet():
-    from assay_quantize.calibration import layerwise, methods, skeleton
+    from assay_quantize.calibration import layerwise, skeleton
+    from assay_quantize.calibration.methods import method
 from assay_quantize.calibration.memory import SPARE_BYTES, check_gpu_memory, layer_bytes
 from assay_quantize.calibration.text import Text
 
@@ -364,7 +365,7 @@ def test_a_layer_its_inputs_and_its_hessians_are_on_the_device(tmp_path: Path, m
     from assay_quantize.calibration.quiet import quiet
 
     with quiet():
-        from assay_quantize.calibration.methods import Method
+        from assay_quantize.calibration.methods.method import Method
         from assay_quantize.calibration.skeleton import Skeleton
     from assay_quantize.checkpoint.source_reader import SourceReader
 

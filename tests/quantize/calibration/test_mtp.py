@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from assay.errors import PlanError
-from assay_quantize.calibration.methods import plain_forward
+from assay_quantize.calibration.methods.method import plain_forward
 from assay_quantize.calibration.mtp import MtpInput
 from assay_quantize.calibration.skeleton import Skeleton
 from assay_quantize.checkpoint.checkpoint import open_checkpoint

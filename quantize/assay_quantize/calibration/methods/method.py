@@ -248,7 +248,7 @@ def _any_of(names: Sequence[str]) -> str:
 def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
     """What rounds weights: GPTQ, AutoRound, or to the nearest."""
     if isinstance(options, AutoRoundCalibration):
-        from assay_quantize.calibration.autoround import TunedAlone  # it changes transformers when it is imported
+        from assay_quantize.calibration.methods.autoround import TunedAlone  # it changes transformers when it is imported
 
         return TunedAlone(
             config_groups=dict(groups), iters=options.iterations, batch_size=options.batch, enable_torch_compile=False
