@@ -68,7 +68,7 @@ def test_scales_may_be_negative_and_everything_else_is_the_sources(tmp_path: Pat
 
 
 def test_two_states_go_from_layer_to_layer(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of DSA each has two parts. The first is that of the untouched model; without steps to tune they would differ as well."""
+    """The first is the untouched model's and the second the tuned one's; with DSA, each has two parts."""
     from assay_quantize.calibration import layerwise
 
     source = make_tiny(tmp_path / "model", glm_moe_dsa())
