@@ -105,9 +105,20 @@ def plans_for(aim: Target, checkpoint: Checkpoint, recipes: Iterable[PrecisionRe
 
 
 def stand_in(aim: Target, checkpoint: Checkpoint, wanted: Automatic) -> Plan:
-    """For a precision of which nothing is chosen yet: its base, w4a16 unless the model's recipe names another."""
+    """For a precision of which nothing is chosen yet: its base."""
+    return plan_for(aim, checkpoint, automatic_base(aim)).model_copy(update={"precision": wanted.name})
+
+
+def automatic_base(aim: Target) -> PrecisionRecipe:
+    """What a run's choices extend: w4a16 unless the model's recipe names another. PlanError: no part is measured so."""
     base = load_recipe(PrecisionRecipe, aim.recipe.automatic.base or "w4a16")
-    return plan_for(aim, checkpoint, base).model_copy(update={"precision": wanted.name})
+    if base.needs_calibration:
+        problem = "has scales that come from a file of `assay calibrate`, with which no part is measured"
+    elif base.calibration != "none" and base.calibration.method != "gptq":
+        problem = "parts are measured data-free or by gptq"
+    else:
+        return base
+    raise PlanError(f"automatic.base {base.name}: {problem}; take w4a16 or w4a16-gptq")
 
 
 def plan_for(aim: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) -> Plan:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from assay.cli.deploying.mixing import base_for, propose_for, replayed
 from assay.cli.interrupted import says_what_is_kept
+from assay.cli.stages import automatic_base
 from assay.cli.terminal import say
 from assay.errors import AssayError
 from assay.quantities import size
@@ -104,8 +105,7 @@ def _check_room(aim: Target, wanted: Automatic) -> None:
 
     checkpoint = open_checkpoint(local_checkpoint(aim.location))
     layout = find_parts(checkpoint, aim.recipe.automatic.schemes, model=aim.recipe.name)
-    base = aim.recipe.automatic.base
-    has_mtp = base is not None and load_recipe(PrecisionRecipe, base).mtp == "quantize"
+    has_mtp = automatic_base(aim).mtp == "quantize"
     of_parts = (
         sizes["bf16"] if key.role == "mtp" and not has_mtp else min(sizes.values()) for key, sizes in layout.sizes.items()
     )
@@ -165,11 +165,7 @@ def texts_sha256(aim: Target) -> str | list[str]:
 
 def _rounding(aim: Target) -> tuple[str, str]:
     """How the base finds scales, and how it rounds INT4 weights."""
-    if aim.recipe.automatic.base is None:
-        return "minmax", "none"
-    base = load_recipe(PrecisionRecipe, aim.recipe.automatic.base)
-    if base.calibration != "none" and base.calibration.method != "gptq":
-        raise AssayError(f"automatic.base {base.name}: parts are measured data-free or by gptq; take w4a16 or w4a16-gptq")
+    base = automatic_base(aim)
     return base.observer, "none" if base.calibration == "none" else base.calibration.method
 
 

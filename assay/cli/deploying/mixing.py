@@ -67,12 +67,17 @@ def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
 
 
 def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
-    """AssayError: its scales are found, or its INT4 weights are rounded, otherwise than those that were measured."""
+    """AssayError: its scales are found, or its INT4 weights are rounded, otherwise than what was measured."""
     method = "none" if sensitivity.calibration is None else str(sensitivity.calibration["method"])
     usual = _BASES.get((sensitivity.observer, method))
     if named is None and usual is None:
         raise AssayError(f"say --base FILE, a precision with `observer: {sensitivity.observer}` and calibration by {method}")
     base = load_recipe(PrecisionRecipe, named or usual or "")
+    if base.needs_calibration:
+        raise AssayError(
+            f"--base {base.name}: has scales that come from a file of `assay calibrate`, with which nothing was measured; take "
+            f"{usual or 'one'} or another base without"
+        )
     theirs = "none" if base.calibration == "none" else base.calibration.method
     for key, of_base, measured in (("observer", base.observer, sensitivity.observer), ("calibration", theirs, method)):
         if of_base != measured:

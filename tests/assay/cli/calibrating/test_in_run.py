@@ -194,6 +194,12 @@ def test_what_cannot_be_used_or_chosen_is_said_before_anything_is_measured(run: 
         "name smaller `automatic: {schemes: [...]}` in the model's recipe"
     )
     assert "write 4.5bpw" in one_error(run("quantize", "plain.yaml", "-p", "auto-1bpw"))
+    with (folder / "plain.yaml").open("a") as file:
+        file.write("automatic: {base: fp8-kv}\n")
+    assert one_error(run("quantize", "plain.yaml", "-p", "auto-6bpw")) == (
+        "automatic.base fp8-kv: has scales that come from a file of `assay calibrate`, with which no part is measured; take "
+        "w4a16 or w4a16-gptq"
+    )
 
 
 @pytest.mark.slow

@@ -221,13 +221,21 @@ WRONG: list[tuple[list[Any], str]] = [
         ["--budget", "4.5bpw", "--base", "w4a16-gptq"],
         "--base w4a16-gptq: has `calibration: gptq`, the sensitivities were measured with none; take w4a16 or another base",
     ),
+    *(
+        (
+            ["--budget", "4.5bpw", "--base", name],
+            f"--base {name}: has scales that come from a file of `assay calibrate`, with which nothing was measured; take "
+            "w4a16 or another base without",
+        )
+        for name in ("nvfp4-calibrated", "fp8-static", "fp8-kv")
+    ),
     (["--budget", "4.5bpw", "--out", "x.json"], "--out x.json: is no .yaml file; a recipe is one"),
     (["--budget", "4.5bpw", "--out", "no/x.yaml"], "--out no/x.yaml: there is no folder no; make it, or give another name"),
     (["--budget", "4.5bpw", "--out", "bf16.yaml"], "--out bf16.yaml: bf16 already means something in a run's folder"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "expected"), WRONG, ids=[line[1][:40] for line in WRONG])
+@pytest.mark.parametrize(("arguments", "expected"), WRONG, ids=[line[1][:45] for line in WRONG])
 def test_wrong_input_is_one_line(
     run: Run, tiny_glm: Path, record: Path, tmp_path: Path, arguments: list[Any], expected: str
 ) -> None:
