@@ -194,12 +194,14 @@ def test_what_cannot_be_used_or_chosen_is_said_before_anything_is_measured(run: 
         "name smaller `automatic: {schemes: [...]}` in the model's recipe"
     )
     assert "write 4.5bpw" in one_error(run("quantize", "plain.yaml", "-p", "auto-1bpw"))
-    with (folder / "plain.yaml").open("a") as file:
-        file.write("automatic: {base: fp8-kv}\n")
-    assert one_error(run("quantize", "plain.yaml", "-p", "auto-6bpw")) == (
-        "automatic.base fp8-kv: has scales that come from a file of `assay calibrate`, with which no part is measured; take "
-        "w4a16 or w4a16-gptq"
-    )
+    plain = (folder / "plain.yaml").read_text()
+    for base, problem in {
+        "fp8-kv": "has scales that come from a file of `assay calibrate`, with which no part is measured",
+        "w4a16-awq": "parts are measured data-free or by gptq",
+    }.items():
+        (folder / "plain.yaml").write_text(f"{plain}automatic: {{base: {base}}}\n")
+        said = one_error(run("quantize", "plain.yaml", "-p", "auto-6bpw"))
+        assert said == f"automatic.base {base}: {problem}; take w4a16 or w4a16-gptq"
 
 
 @pytest.mark.slow
