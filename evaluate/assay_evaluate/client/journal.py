@@ -148,6 +148,14 @@ class Reply:
     http_status: int | None = None
     latency_s: float | None = None
     error: str | None = None
+    reply_id: str | None = None
+    """The server's own `id` of the reply. None: it gives none, or kept before ids were."""
+    model: str | None = None
+    """Which model the reply says it is of. None: as above."""
+    system_fingerprint: str | None = None
+    """Which server configuration the reply says it is of. None: as above."""
+    stop_reason: str | int | None = None
+    """The stop string or token id that ended the reply, where one did."""
     logprobs: TokenLogprobs | None = None
 
 

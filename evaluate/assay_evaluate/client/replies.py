@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
-from assay_evaluate.transport.foreign_json import MOST_COUNT, plain, text_of
+from assay_evaluate.transport.foreign_json import MOST_COUNT, fingerprint_in, plain, text_of
 
 
 def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:
@@ -42,6 +43,10 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         http_status=200,
         latency_s=latency_s,
         logprobs=logprobs,
+        reply_id=_name(data.get("id")),
+        model=_name(data.get("model")),
+        system_fingerprint=fingerprint_in(data),
+        stop_reason=_stop_reason(choice.get("stop_reason")),
     )
 
 
@@ -64,6 +69,16 @@ def _count(told: Any) -> int | None:
     if type(told) in {int, float} and 0 <= told < MOST_COUNT and told == int(told):
         return int(told)
     raise TypeError(f"{type(told).__name__} in place of a count")
+
+
+def _name(told: Any) -> str | None:
+    """A name that the reply gives itself, for people and records. None: it gives none."""
+    return shown(told) if isinstance(told, str) and told else None
+
+
+def _stop_reason(told: Any) -> str | int | None:
+    """vLLM's `stop_reason`: the stop string or the id of the stop token that ended the reply. None: neither did."""
+    return told if type(told) is int and 0 <= told < MOST_COUNT else _name(told)
 
 
 def _known(told: Any) -> int:
