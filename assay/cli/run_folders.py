@@ -14,8 +14,9 @@ from pathlib import Path
 import typer
 
 from assay.atomic_files import remove_leftovers
+from assay.cli.gate_choice import REGISTERED_GATES
 from assay.cli.options import refuse_unused
-from assay.cli.run_lock import locked_run
+from assay.cli.run_lock import LOCK, locked_run
 from assay.cli.targets import run_name
 from assay.cli.terminal import console, escape
 from assay.errors import AssayError
@@ -25,6 +26,7 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity, source_of
 
+JOURNAL = "journal.db"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -35,18 +37,38 @@ def open_run(
     """The folder for `about`, its run.json written; says so if it is not RUNS/MODEL.
 
     name: of the folder, if the user gave one. lock: no other evaluation is at work in it meanwhile. keep_suite: the run is one
-    of this suite from now on. AssayError: a run about something else has that name; another evaluation; a damaged run.json.
+    of this suite from now on. A start that is refused before anything was made or answered leaves the name free.
+    AssayError: a run about something else has that name; another evaluation; a damaged run.json.
     """
     for _ in range(5):  # another process may take the folder between the choice and the claim
         folder, why = choose_run(runs, about, name)
         with locked_run(folder) if lock else nullcontext():
+            was_free = read_run(folder) is None
             if not _claim(folder, about if keep_suite else about.model_copy(update={"suite": None})):
                 continue
             if why is not None:
                 console.print(escape(f"{why}; this goes to {folder}"))
-            yield folder
+            with _freed_if_nothing_came(folder) if was_free else nullcontext():
+                yield folder
             return
     raise AssayError(f"{runs}: other commands took every folder that was chosen for {about.model}; say --name NAME")
+
+
+@contextmanager
+def _freed_if_nothing_came(folder: Path) -> Iterator[None]:
+    """After an error, take back what a claim left in the folder, if there is nothing else."""
+    from assay_evaluate.client.journal import count_replies
+
+    try:
+        yield
+    except BaseException:
+        # The journal stays: it remembers the hashes of checkpoints, which take hours to make.
+        kept = {LOCK, "logs", JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"}
+        claim = {RUN_RECORD, REGISTERED_GATES}
+        if {path.name for path in folder.iterdir()} <= claim | kept and not count_replies(folder / JOURNAL):
+            for name in claim:
+                (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def choose_run(runs: Path, about: RunRecord, name: str | None = None) -> tuple[Path, str | None]:

@@ -94,12 +94,13 @@ def evaluate_in_run(
     *,
     same_weights: bool = False,
     own_texts: bool | None = None,
+    again: Sequence[str] = (),
 ) -> Judged:
     """Measure what is missing, judge everything, write report and cards.
 
     gates: registered before the first question; those of an earlier evaluation in this run hold. same_weights: servers that run
     already may have the same. own_texts: candidates write texts of their own, for `assay deployment`; None: if the model's
-    recipe names deployment profiles.
+    recipe names deployment profiles. again: labels that are measured anew.
     """
     from assay_evaluate.run.evaluate import evaluate as run_suite
 
@@ -122,6 +123,7 @@ def evaluate_in_run(
                 gates=limits,
                 same_weights=same_weights,
                 own_texts=bool(aim.recipe.deployment_profiles) if own_texts is None else own_texts,
+                again=again,
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)

@@ -301,6 +301,8 @@ class Measurement(Record):
     signature: Signature | None = None
     """Which weights answered, when the measurement began. None: recorded before this was, or the server gives no
     log-probabilities."""
+    replies_sha256: str | None = None
+    """With checkpoint and suite the key of its replies in the journal. None: recorded before this was."""
 
 
 class TaskBudget(Part):

@@ -123,4 +123,4 @@ def test_the_precision_is_called_by_its_name_everywhere(folder: Path, printed: s
 
 def test_the_second_run_asks_nothing(folder: Path, printed: str) -> None:
     again = assay(folder, "evaluate", "models/mine.yaml", "--precisions", "my/attention-kept.yaml")
-    assert again.returncode == 0 and again.stderr.count(": measured already\n") == 3
+    assert again.returncode == 0 and again.stderr.count(": measured already, on ") == 3

@@ -23,7 +23,7 @@ from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.evaluate import StartServer
 from assay_evaluate.run.identity import identity
 from assay_evaluate.run.suite import measure_suite
-from assay_evaluate.run.weights import know, named_sha256
+from assay_evaluate.run.weights import keep, know, named_sha256, times_again
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.statistics import clopper_pearson
@@ -67,14 +67,16 @@ def check_budgets(
         settle_sources(few, journal, on_progress)
         checkpoint = named_sha256(reference, journal)
         with _server(reference, profile, serving, run_dir, start_server, on_progress) as server:
-            known = None if reference.endpoint is None else know(reference, server, journal)[1]
-            checkpoint = checkpoint if known is None else known.checkpoint_sha256
+            attempt = times_again(reference.label, journal)
+            if reference.endpoint is not None:
+                known = keep(reference, server, journal, know(reference, server, journal)[1])
+                checkpoint, attempt = known.checkpoint_sha256, attempt + known.attempt
             assert checkpoint is not None, "a folder, or a server that has signed"
             results = measure_suite(
                 few,
                 server,
                 journal,
-                identity(checkpoint, server.fingerprint, suite.name, 0 if known is None else known.attempt),
+                identity(checkpoint, server.fingerprint, suite.name, attempt),
                 None,
                 checkpoint=reference.checkpoint,
                 serving=serving,

@@ -27,7 +27,7 @@ from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.documents import own_suite
-from assay_evaluate.run.identity import checkpoint_sha256, identity
+from assay_evaluate.run.identity import checkpoint_sha256, identity, identity_of
 from assay_evaluate.run.own_texts import Asked, OwnTexts, find_own_texts
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.verdicts.acceptance import DraftingSide
@@ -57,7 +57,7 @@ def deploy(
     gates = GateRecipe.model_validate(judged.gate_recipe)
     with Journal(run_dir / "journal.db") as journal:
         check_deployable(measured, checkpoint, profile, journal)
-        left = find_own_texts(journal, suite, identity(measured.checkpoint_sha256, measured.fingerprint, measured.suite))
+        left = find_own_texts(journal, suite, identity_of(measured))
         serving = serving_of(measured)
         spec = ServerSpec(
             checkpoint=checkpoint,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from assay.callbacks import Say
 from assay.errors import AssayError, MeasureError
@@ -32,19 +33,22 @@ from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
+from assay_evaluate.run.asked_again import require_as_before
 from assay_evaluate.run.candidate import Candidate, sorted_out
 from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.further_rounds import go_on, look_again, look_ahead
-from assay_evaluate.run.identity import checkpoint_bytes, identity, require_alike
+from assay_evaluate.run.identity import checkpoint_bytes, identity, identity_of, require_alike
 from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
 from assay_evaluate.run.rounds import Rounds
-from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_others
+from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
 from assay_evaluate.run.suite import measure_suite
 from assay_evaluate.run.weight_bits import weight_bits
 from assay_evaluate.run.weights import (
     Known,
     alike,
+    asked_as,
     changed,
+    count_again,
     distrust,
     keep,
     know,
@@ -52,6 +56,7 @@ from assay_evaluate.run.weights import (
     require_others,
     require_separate,
     sign_given,
+    times_again,
 )
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
@@ -72,6 +77,7 @@ def evaluate(
     gates: GateRecipe | None = None,
     same_weights: bool = False,
     own_texts: bool = False,
+    again: Sequence[str] = (),
     on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
     foresee: Callable[[ServerSpec], Fingerprint | None] = planned_fingerprint,
@@ -82,10 +88,14 @@ def evaluate(
     something else in that place, and what was measured against another reference, moves to measurements/earlier/.
     gates: as registered; tasks with a range of samples or items are asked in rounds until these decide (`rounds.py`). None: all
     go to their max.
-    same_weights: labels whose servers run already may have the same weights. own_texts: every candidate whose server is started
-    here also writes texts of its own (`own_texts.py`). start_server and foresee (the fingerprint a server would have, without
-    starting it; None: only the server can tell) are seams for tests. Raises ServeError when a server does not start,
-    MeasureError when one dies, is served unlike the reference, or answers with other weights than its label's.
+    same_weights: labels whose servers run already may have the same weights; each is asked by itself all the same.
+    own_texts: every candidate whose server is started here also writes texts of its own (`own_texts.py`).
+    again: labels that are measured anew, whatever was answered before; with the reference's all are, since its texts are what
+    they are held against.
+    start_server and foresee (the fingerprint a server would have, without starting it; None: only the server can tell) are
+    seams for tests.
+    Raises ServeError when a server does not start, MeasureError when one dies, is served unlike the reference, answers with
+    other weights than its label's, or otherwise than when it was measured.
     """
     reference, others = sorted_out(candidates)
     require_separate(candidates)
@@ -109,6 +119,7 @@ def evaluate(
         run.check_alike(reference, others)
         if reference.endpoint is not None:
             run.know_weights([reference, *others], same_weights=same_weights)
+        run.forget([reference, *others], again)
         first, repeat = run.measure_reference(reference)
         run.report(*set_aside_others(first, run_dir))  # of older runs, whose reference was there already
         measured = [run.measure_candidate(one, first) for one in others]
@@ -139,6 +150,10 @@ class _Evaluation:
     """Of those measured, now or by an earlier run: label -> (which checkpoint, signature)."""
     notes: dict[str, str] = field(default_factory=dict)
     """Label -> what the report must say of its weights."""
+    asked_as: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of labels whose checkpoint another label has as well: part of the key of their replies."""
+    times_again: dict[str, int] = field(default_factory=dict)
+    """Label -> how often it was measured anew."""
 
     def report(self, *lines: str | None) -> None:
         for line in lines:
@@ -170,8 +185,10 @@ class _Evaluation:
         return self.foresee(self.spec(one)) if one.endpoint is None else self.join(one).fingerprint
 
     def who(self, label: str, checkpoint: str, fingerprint: Fingerprint) -> Identity:
-        attempt = self.known[label].attempt if label in self.known else 0
-        return identity(checkpoint, fingerprint, self.suite.name, attempt)
+        if label not in self.times_again:
+            self.times_again[label] = times_again(label, self.journal)
+        attempt = self.times_again[label] + (self.known[label].attempt if label in self.known else 0)
+        return identity(checkpoint, fingerprint, self.suite.name, attempt, self.asked_as.get(label))
 
     def checkpoint(self, one: Candidate) -> str:
         """Identity of what is measured."""
@@ -188,14 +205,31 @@ class _Evaluation:
     def know_weights(self, candidates: Sequence[Candidate], *, same_weights: bool) -> None:
         """Let all given servers sign, before anything is measured. MeasureError: weights are not what their labels say."""
         found: dict[str, tuple[str, Signature]] = {}
-        for one in candidates:
-            server = self.join(one)
+        servers = [self.join(one) for one in candidates]
+        for one, server in zip(candidates, servers, strict=True):
             signature, self.known[one.label] = know(one, server, self.journal)
             found[one.label] = server.base_url, signature
         if not same_weights:
             require_others(found)
         for _, other, sentence in alike(found):
             self.notes[other] = f"{sentence}, which --same-weights allows"
+        for one, server in zip(candidates, servers, strict=True):
+            sha256 = self.known[one.label].checkpoint_sha256
+            if (key := asked_as(one, server, sha256, self.journal, same_weights=same_weights)) is not None:
+                self.asked_as[one.label] = key
+
+    def forget(self, candidates: Sequence[Candidate], again: Sequence[str]) -> None:
+        """Of labels that are measured anew: set aside their measurements, and let no reply of before be found.
+
+        MeasureError: there is no such label.
+        """
+        labels = [one.label for one in candidates]
+        if unknown := [label for label in again if label not in labels]:
+            raise MeasureError(f"--again {unknown[0]}: no such label; this evaluation has {', '.join(labels)}")
+        for one in candidates:
+            if one.label in again or labels[0] in again:
+                count_again(one.label, self.journal)
+                self.report(*set_aside_label(one.label, self.run_dir))
 
     def find(self, one: Candidate, label: str, checkpoint: str, reference: str) -> Measurement | None:
         """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving."""
@@ -206,7 +240,7 @@ class _Evaluation:
         planned = self.planned(one)
         same = (
             planned is not None
-            and self.who(one.label, checkpoint, planned) == self.who(one.label, checkpoint, found.fingerprint)
+            and self.who(one.label, checkpoint, planned) == identity_of(found)
             and (found.checkpoint_sha256, found.suite_sha256) == (checkpoint, self.suite.sha256)
             and (found.reference_checkpoint_sha256, found.model) == (reference, self.model)
         )
@@ -214,8 +248,17 @@ class _Evaluation:
             return None
         if found.signature is not None:
             self.signed[one.label] = checkpoint, found.signature
-        self.on_progress(f"{label}: measured already")
+        day = found.started.partition("T")[0]
+        again = f"`--again {one.label}` measures it anew"
+        if one.endpoint is not None and label == one.label:
+            num_asked = self.ask_again(one, identity_of(found), f"measured, on {day}")
+            again = f"{num_asked} of its questions, asked again, are answered as they were; {again}"
+        self.on_progress(f"{label}: measured already, on {day}; {again}")
         return found
+
+    def ask_again(self, one: Candidate, who: Identity, when: str) -> int:
+        """A few questions that a given server has answered before. MeasureError: it answers otherwise now."""
+        return require_as_before(one.label, self.join(one), self.journal, who, when, self.profile.concurrency)
 
     def measure_reference(self, one: Candidate) -> tuple[Measurement, Measurement]:
         """The reference, and once more in another batch composition on the same server: the noise floor."""
@@ -238,6 +281,8 @@ class _Evaluation:
 
     def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
         checkpoint = self.checkpoint(one)
+        if one.endpoint is None and checkpoint == reference.checkpoint_sha256:
+            self.asked_as[one.label] = {"label": one.label}  # a copy of the reference is asked all the same
         found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
         if found is not None and not self.lacks_own_texts(one, found):
             return found  # `go_on` asks further where that is due
@@ -347,6 +392,8 @@ class _Evaluation:
         who = self.who(one.label, checkpoint, server.fingerprint)
         self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
         signature = self.begin(one, server, checkpoint)
+        if one.endpoint is not None and not is_noise_floor:
+            self.ask_again(one, who, "asked before")
         tasks = self.rounds.first(of_reference=one.is_reference, is_noise_floor=is_noise_floor)
         results = measure_suite(
             self.suite,
@@ -385,6 +432,7 @@ class _Evaluation:
             seconds=round(time.monotonic() - clock, 3),
             reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
             signature=signature,
+            replies_sha256=who.fingerprint_sha256,
             **{**results, "notes": (*one.notes, *self.notes_of(one, server), *results["notes"])},
         )
         self.report(make_room_for(measurement, self.run_dir))
@@ -399,7 +447,7 @@ class _Evaluation:
         """The signature before a measurement. None: a server started here gives no log-probabilities."""
         if one.endpoint is None:
             return self.sign_started(one, server, checkpoint)
-        signature, known = know(one, server, self.journal)
+        signature, known = know(one, server, self.journal, self.known.get(one.label))
         self.known[one.label] = keep(one, server, self.journal, dataclasses.replace(known, is_open=True))
         return signature
 

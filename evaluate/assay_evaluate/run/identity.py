@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from assay.errors import AssayError, CheckpointError, MeasureError
 from assay.records.base import sha256_of
 from assay.records.manifest import load_manifest
+from assay.records.measurement import Measurement
 from assay.records.run import WRITTEN_ABOUT, verification_of
 from assay.records.serving import Fingerprint
 from assay.records.verification import Verification, is_as_verified
@@ -20,18 +21,34 @@ FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Besides the weights, what changes how a checkpoint answers: config, tokenizer, chat template, generation defaults."""
 
 
-def identity(checkpoint: str, fingerprint: Fingerprint, suite: str, attempt: int = 0) -> Identity:
+def identity(
+    checkpoint: str,
+    fingerprint: Fingerprint,
+    suite: str,
+    attempt: int = 0,
+    asked_as: Mapping[str, Any] | None = None,
+) -> Identity:
     """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too.
 
     Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows. attempt:
-    how often its weights changed while it was measured; earlier replies are then not found again.
+    how often it is measured anew; earlier replies are then not found again. asked_as: label and addresses, of a checkpoint that
+    another label has too: neither may answer for the other.
     """
     how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
     if fingerprint.server == "external":
         how.append(fingerprint.system_fingerprint)
     if attempt:
         how.append({"attempt": attempt})
+    if asked_as is not None:
+        how.append(dict(asked_as))
     return Identity(checkpoint, sha256_of(how), suite)
+
+
+def identity_of(measured: Measurement) -> Identity:
+    """Key of the replies that a measurement was made from."""
+    if measured.replies_sha256 is None:  # recorded before it was
+        return identity(measured.checkpoint_sha256, measured.fingerprint, measured.suite)
+    return Identity(measured.checkpoint_sha256, measured.replies_sha256, measured.suite)
 
 
 def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:

@@ -36,6 +36,12 @@ def make_room_for(measurement: Measurement, run_dir: Path) -> str | None:
     return None if why is None else _moved(run_dir, there.label, why, set_aside(path, there.checkpoint_sha256))
 
 
+def set_aside_label(label: str, run_dir: Path) -> list[str]:
+    """Set aside what was measured of a label, and its noise floor, before it is measured anew; the lines to print."""
+    there = [run_dir / "measurements" / f"{name}.json" for name in (label, f"{label}-repeat")]
+    return [_moved(run_dir, path.stem, "is replaced", set_aside(path, None)) for path in there if path.is_file()]
+
+
 def set_aside_others(reference: Measurement, run_dir: Path) -> list[str]:
     """Set aside what was not measured against this reference; the lines to print."""
     lines = []

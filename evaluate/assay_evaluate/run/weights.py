@@ -76,17 +76,21 @@ class Known:
     """A measurement was begun and has not ended: if the weights are others now, nobody can say since when."""
 
 
-def know(one: Candidate, server: Server, journal: Journal) -> tuple[Signature, Known]:
+def know(one: Candidate, server: Server, journal: Journal, before: Known | None = None) -> tuple[Signature, Known]:
     """The signature of the label's server now, and what is known of the weights behind the label, which must be the same.
 
+    Nothing is written: a start that is refused must not bind the label. before: what this run knows of it already.
     MeasureError: they are others, or nothing shows which they are.
     """
     signature = sign_given(one.label, server)
     sha256 = named_sha256(one, journal)
     kept = journal.find_items("weights", _key(one, server, sha256))
-    if kept is None:
-        return signature, keep(one, server, journal, Known(sha256 or unnamed_sha256(server, signature), signature))
-    known = Known(**{**kept[0], "signature": Signature.model_validate(kept[0]["signature"])})
+    if kept is not None:
+        known = Known(**{**kept[0], "signature": Signature.model_validate(kept[0]["signature"])})
+    elif before is not None:
+        known = before
+    else:
+        return signature, Known(sha256 or unnamed_sha256(server, signature), signature)
     if not known.signature.agrees_with(signature):
         if known.is_open:
             distrust(one, server, journal, known)
@@ -108,6 +112,35 @@ def keep(one: Candidate, server: Server, journal: Journal, known: Known) -> Know
 def distrust(one: Candidate, server: Server, journal: Journal, known: Known) -> None:
     """What was answered so far is not used again."""
     keep(one, server, journal, dataclasses.replace(known, attempt=known.attempt + 1, is_open=False))
+
+
+def asked_as(
+    one: Candidate, server: Server, sha256: str, journal: Journal, *, same_weights: bool
+) -> dict[str, Any] | None:  # fmt: skip
+    """What besides the checkpoint tells the replies of a label from those of another label with the same checkpoint.
+
+    The first label to ask keeps the checkpoint's own key, wherever its server moves to; with same_weights, where it is the
+    servers that are compared, only at the addresses that it had. None: this is the first, as the journal notes from now on.
+    """
+    what = {"checkpoint": sha256, "served": server.fingerprint.comparable_sha256}
+    addresses = () if one.endpoint is None else one.endpoint.addresses
+    mine = {"label": one.label, "addresses": sorted(":".join(map(str, server_place(url))) for url in addresses)}
+    first = journal.find_items("asked first", what)
+    if first is None:
+        journal.keep_items("asked first", what, [mine])
+        return None
+    is_first = first[0] == mine or (first[0]["label"] == one.label and not same_weights)
+    return None if is_first else mine
+
+
+def times_again(label: str, journal: Journal) -> int:
+    """How often a user had the label measured anew (`--again`): part of the key of its replies."""
+    return int(journal.counters(f"again:{label}").get("times", 0))
+
+
+def count_again(label: str, journal: Journal) -> None:
+    """From now on nothing that was answered for the label before is used."""
+    journal.add_counters(f"again:{label}", {"times": 1})
 
 
 def _key(one: Candidate, server: Server, sha256: str | None) -> dict[str, str | None]:

@@ -22,7 +22,7 @@ from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.phase import reference_text
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
-from assay_evaluate.run.identity import identity
+from assay_evaluate.run.identity import identity_of
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 
 TOP_K = 64
@@ -85,7 +85,7 @@ def texts_of_run(run_dir: Path) -> Sequence[Document]:
     if reference is None:
         raise MeasureError(f"{run_dir}: holds no measurement of a reference, so no texts; run `assay evaluate`, or say --text")
     suite = SuiteRecipe.model_validate(reference.suite_recipe)
-    who = identity(reference.checkpoint_sha256, reference.fingerprint, reference.suite)
+    who = identity_of(reference)
     with Journal(run_dir / "journal.db") as journal:
         text = reference_text(journal, suite, who, reference.not_measured.get("divergence"))
     if text is None or text.why_not is not None or not text.documents:

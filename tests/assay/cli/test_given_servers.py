@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_errors import one_error
+from fake_server import FakeServer
 from given_servers import given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
@@ -93,6 +94,25 @@ def test_given_on_the_command_line_with_a_key(run: Run, monkeypatch: pytest.Monk
         assert code == 0 and "w4a16: measured already" in again, again
     assert key not in out + err + again
     assert not [path for path in Path("runs").rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+
+
+def test_a_refused_start_leaves_no_name_taken(run: Run) -> None:
+    """The candidate has the reference's weights; then another reference and other gates under the same --name."""
+    Path("one.yaml").write_text(SUITE)
+    with given_servers("fp8", "bf16", "w4a16") as servers, FakeServer() as mistaken:
+        fp8, bf16, w4a16 = (one.base_url for one in servers.by_label.values())
+        mistaken.logits = servers.by_label["fp8"].logits
+        words = ("--suite", "one.yaml", "--name", "first")
+        code, out, err = run("evaluate", "--reference", f"fp8={fp8}", "--candidate", f"w4a16={mistaken.base_url}", *words)
+        assert (code, out) == (2, "") and "answer with the same weights" in err
+        assert not Path("runs/first/run.json").exists() and not Path("runs/first/gates.registered.json").exists()
+        code, _, err = run("evaluate", "--reference", f"bf16={bf16}", "--candidate", f"w4a16={w4a16}", *words)
+        assert code == 0, err
+        assert sorted(path.stem for path in Path("runs/first/measurements").glob("*.json")) == ["bf16", "bf16-repeat", "w4a16"]
+        code, _, err = run(
+            "evaluate", "--reference", f"bf16={bf16}", "--candidate", f"w4a16={w4a16}", *words, "--again", "w4a16"
+        )  # fmt: skip
+        assert code == 0 and "bf16: measured already, on " in err and "w4a16: measured in " in err, err
 
 
 @pytest.mark.parametrize(

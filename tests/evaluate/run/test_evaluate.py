@@ -151,7 +151,12 @@ def test_second_run_starts_no_server(world: World, folders: dict[str, Path]) -> 
     assert run(world, folders, lines=lines) == first
     assert {name: world.num_asked(name) for name in folders} == asked
     assert [len(servers) for servers in world.servers.values()] == [1, 1]
-    assert lines == ["fp8: measured already", "fp8-repeat: measured already", "w4a16: measured already"]
+    day = first[0].started[:10]
+    assert lines == [
+        f"fp8: measured already, on {day}; `--again fp8` measures it anew",
+        f"fp8-repeat: measured already, on {day}; `--again fp8` measures it anew",
+        f"w4a16: measured already, on {day}; `--again w4a16` measures it anew",
+    ]
 
 
 @pytest.mark.slow

@@ -228,10 +228,16 @@ def test_servers_alone_are_measured_and_known_again(tmp_path: Path) -> None:
         asked = servers.count("/v1/chat/completions")
         lines: list[str] = []
         again = run(tmp_path, servers.by_label, lines)
-        assert servers.count("/v1/chat/completions") == asked
+        assert servers.count("/v1/chat/completions") == asked + 2 * 6, (
+            "six questions of each label, to see that nothing changed"
+        )
+        day = first[0].started[:10]
+        same = "6 of its questions, asked again, are answered as they were; "
         assert again == first and [line for line in lines if "measured already" in line] == [
-            "fp8: measured already", "fp8-repeat: measured already", "w4a16: measured already"
-        ]  # fmt: skip
+            f"fp8: measured already, on {day}; {same}`--again fp8` measures it anew",
+            f"fp8-repeat: measured already, on {day}; `--again fp8` measures it anew",
+            f"w4a16: measured already, on {day}; {same}`--again w4a16` measures it anew",
+        ]
     reference, repeat, candidate = first
     assert reference.signature is not None and reference.signature == repeat.signature != candidate.signature
     assert reference.checkpoint_sha256 == repeat.checkpoint_sha256 != candidate.checkpoint_sha256

@@ -61,6 +61,15 @@ def evaluate(
             "--same-weights", help="Allow two of the given servers to have the same weights, to compare one setup with another."
         ),
     ] = False,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--again",
+            metavar="LABEL",
+            help="Measure this label anew, whatever was answered before: its server was repaired, say. With the reference's "
+            "label all are, since its texts are what they are held against.",
+        ),
+    ] = None,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
     gates: GatesOption = None,
@@ -102,7 +111,7 @@ def evaluate(
     from assay.cli.targets import resolve_target
 
     if budget_check:
-        unused = ("precisions", "candidate", "same_weights", "own_texts", "swe_slice", "swe_filter", "swe_repeats")
+        unused = ("precisions", "candidate", "same_weights", "again", "own_texts", "swe_slice", "swe_filter", "swe_repeats")
         refuse_unused(ctx, "with --budget-check, which asks the reference single questions only", *unused)
     if reference is not None:
         refuse_unused(ctx, "with --reference, whose candidates are named by --candidate", "precisions")
@@ -154,8 +163,9 @@ def evaluate(
             raise typer.Exit(1)
         return
     judged = evaluate_in_run(
-        aim, compared, chosen_suite, chosen, limits, runs, name, same_weights=same_weights, own_texts=own_texts
-    )
+        aim, compared, chosen_suite, chosen, limits, runs, name,
+        same_weights=same_weights, own_texts=own_texts, again=again or (),
+    )  # fmt: skip
     if as_json:
         emit(load_report(judged.run_dir))
     else:

@@ -147,7 +147,7 @@ class PlannedLadder:
     def measure(self, on_progress: Say) -> SpeedRecord:
         """Everything that is missing; the run is held meanwhile. AssayError: there is no such kind of prompts."""
         from assay_evaluate.client.journal import Journal
-        from assay_evaluate.run.identity import checkpoint_sha256, identity
+        from assay_evaluate.run.identity import checkpoint_sha256, identity_of
         from assay_evaluate.speed.measure import Measuring, Subject
         from assay_evaluate.speed.prompts import Prompts, asked_in
 
@@ -157,7 +157,7 @@ class PlannedLadder:
                 asked: dict[str, list[str]] = {}
                 for one in self.place.measurements:
                     if one.is_reference and one.suite == self.suite.name:
-                        asked = asked_in(journal, identity(one.checkpoint_sha256, one.fingerprint, one.suite))
+                        asked = asked_in(journal, identity_of(one))
                 prompts = Prompts(self.suite, ladder.seed, ladder.prompt_tokens, asked)
                 prompts.check(ladder.prompts)
                 subjects = [
