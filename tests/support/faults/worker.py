@@ -8,6 +8,7 @@ from a generator that is seeded at planting, so that the same requests, asked in
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -223,10 +224,19 @@ def loops(faulty: Faulty, rate: float, start: int, period: int) -> None:
     faulty.on_logits(change)
 
 
-def mix_up_rows(faulty: Faulty, row: int) -> None:
-    """Requests at place `row` of the batch and beyond get their neighbour's logits: seen only under load."""
+def mix_up_rows(faulty: Faulty, row: int, hold_s: float = 0.0) -> None:
+    """Requests at place `row` of the batch and beyond get their neighbour's logits: seen only under load.
+
+    hold_s: how long the first step of a request waits while there are no others beyond `row`. Requests that were sent together
+    are then in one batch, however busy the machine is that sends them.
+    """
+    held: set[str] = set()
 
     def change(logits: torch.Tensor, rows: Rows) -> None:
+        names = {faulty.runner.input_batch.req_ids[request] for request, _ in rows}
+        if len(names) <= row and not names <= held:
+            time.sleep(hold_s)
+        held.update(names)
         late = [i for i, (request, _) in enumerate(rows) if request >= row]
         if late:
             logits[late] = logits[[i - 1 for i in late]]

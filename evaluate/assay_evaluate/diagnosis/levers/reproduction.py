@@ -149,7 +149,7 @@ def write_bundle(
         })  # fmt: skip
     bundle = {
         "assay": assay.__version__, "label": report.label, "lever": report.lever, "sentence": report.sentence,
-        "base_url": endpoint.base_url, "model": endpoint.model, "concurrency": setting.concurrency, "passes": 3,
+        "base_url": endpoint.base_url, "model": endpoint.model, "concurrency": setting.concurrency, "passes": 10,
         "seed": "requests are greedy: no seed is sent; the server's own is in server.sh", "requests": requests,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @pytest.mark.parametrize(
     ("fault", "parameters", "lever"),
     [
-        ("rows mixed up under load", {"row": 2}, "concurrency"),
+        ("rows mixed up under load", {"row": 2, "hold_s": 0.25}, "concurrency"),
         ("stale KV above a slot", {"block": STALE_FROM}, "kv_cache"),
         ("wrong drafts accepted", {"rate": 1.0}, "speculation"),
     ],
