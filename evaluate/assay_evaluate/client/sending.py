@@ -10,20 +10,22 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from assay.foreign_text import shown
+from assay.foreign_text import one_line, shown
 from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.replies import read_reply
+from assay_evaluate.client.replies import NotFinished, read_reply
 from assay_evaluate.transport.connection import MOST_REPLY_BYTES, Connection, HttpReply
 from assay_evaluate.transport.errors import AnothersReply, TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_of
+from assay_evaluate.transport.foreign_json import MOST_MESSAGE, WRONG_SHAPE, NotJson, fingerprint_in, text_of
+from assay_evaluate.transport.told_errors import ToldError, error_in
 
 COME_LATER = frozenset({408, 409, 425, 429})
 """HTTP statuses with which a server puts a request off."""
-MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
-"""HTTP statuses of a wrong address or key. One by itself may be a gateway's hiccup; every request gets it, or none."""
+MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 402, 403, 404, 405})
+"""HTTP statuses of a wrong address or key, or an account without credit. One by itself may be a gateway's hiccup; every request
+gets it, or none."""
 REFUSED = frozenset(range(400, 500)) - COME_LATER - MISCONFIGURED | {501}
 """HTTP statuses with which a server refuses a request for good."""
 TRY_AGAIN = (COME_LATER | frozenset(range(500, 600))) - {501}
@@ -58,6 +60,8 @@ class Received:
     retry_after_s: float | None = None
     is_of_another: bool = False
     """Failed: the reply that came belongs to another request."""
+    no_answer: Literal["page", "shape", "unfinished"] | None = None
+    """Failed with status 200: no JSON came, JSON of another shape, or a reply that the server did not finish."""
 
 
 class Sender:
@@ -140,14 +144,33 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
         if not isinstance(data, dict):
             raise TypeError(f"{type(data).__name__} in place of an object")
         _check_whose(data, request_id)
+        if (told := error_in(data)) is not None:
+            return _refusal(told, latency_s, response.retry_after_s)
         choice = data["choices"][0]
         return Received(
             read_reply(data, request, latency_s), read_rows(choice), text_of(choice.get("routed_experts")), fingerprint_in(data)
         )
+    except NotFinished as error:
+        reply = Reply("failed", error=str(error), http_status=status, latency_s=latency_s, finish_reason=shown(error.word, 40))
+        return Received(reply, may_help=True, no_answer="unfinished")
     except WRONG_SHAPE as error:
         what = f"reply is not what the API promises: {type(error).__name__}: {shown(error, 400)}"
         reply = Reply("failed", error=what, http_status=status, latency_s=latency_s)
-        return Received(reply, may_help=True, is_of_another=isinstance(error, AnothersReply))
+        if isinstance(error, AnothersReply):
+            return Received(reply, may_help=True, is_of_another=True)
+        return Received(reply, may_help=True, no_answer="page" if isinstance(error, NotJson) else "shape")
+
+
+def _refusal(told: ToldError, latency_s: float, retry_after_s: float | None) -> Received:
+    """An error that came with status 200, as if it had come with the status that it names."""
+    may_help = told.status not in REFUSED
+    code = "" if told.status is None else f" ({told.status})"
+    words = one_line(" ".join(told.message[: 8 * MOST_MESSAGE].split()))[:MOST_MESSAGE]
+    reply = Reply(
+        "failed" if may_help else "refused", error=f"HTTP 200 with an error in it{code}: {words}",
+        http_status=told.status or 200, latency_s=latency_s,
+    )  # fmt: skip
+    return Received(reply, may_help=may_help, retry_after_s=retry_after_s)
 
 
 def _check_whose(data: dict[str, Any], request_id: str) -> None:
