@@ -7,6 +7,7 @@ import json
 import random
 import re
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,15 @@ BYTES_PER_LOGPROB = 256
 """Room in a reply for one log-probability: its token, as text, as bytes and as JSON names them."""
 
 
+MOST_NO_ANSWER = 8
+"""Replies in a row to the requests of one task that are no answers, after which it is asked no more."""
+SHAPE_ATTEMPTS = 3
+"""How often one request has had JSON of another shape by then: a gateway that starts, or tires, sends a page, and is waited for
+as long as one request is tried; a wrong shape is there to stay."""
+
+NoAnswer = Literal["page", "shape", "unfinished"]
+"""What came with status 200: no JSON, JSON of another shape, or a reply that the server did not finish."""
+
 OUR_ID = re.compile(r"assay-[0-9a-f]{16}-[0-9]+")
 """The id that a request is given (X-Request-Id). vLLM repeats it in the reply's own `id`."""
 
@@ -60,8 +70,34 @@ class Received:
     retry_after_s: float | None = None
     is_of_another: bool = False
     """Failed: the reply that came belongs to another request."""
-    no_answer: Literal["page", "shape", "unfinished"] | None = None
-    """Failed with status 200: no JSON came, JSON of another shape, or a reply that the server did not finish."""
+    no_answer: NoAnswer | None = None
+    """Failed with status 200."""
+
+
+class Unanswered:
+    """Which tasks get nothing but replies that are no answers: trying all requests often helps none. For several threads."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[str, int] = {}
+        self._over: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def why_over(self, task: str) -> str | None:
+        """Why the task is asked no more. None: it is."""
+        return self._over.get(task)
+
+    def count(self, task: str, received: Received, attempt: int, *, is_last: bool) -> None:
+        """One reply to it. is_last: of the attempts at its request."""
+        if received.no_answer is None:
+            if received.reply.status != "failed" and self._in_a_row.get(task):
+                self._in_a_row[task] = 0
+            return
+        with self._lock:
+            in_a_row = self._in_a_row[task] = self._in_a_row.get(task, 0) + 1
+            is_patient = received.no_answer != "shape" or attempt < SHAPE_ATTEMPTS
+            if in_a_row >= MOST_NO_ANSWER and (is_last or not is_patient):
+                why = f"not asked: the last {in_a_row} replies to {task} were no answers: {received.reply.error}"
+                self._over.setdefault(task, why)
 
 
 class Sender:
@@ -154,11 +190,13 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
         reply = Reply("failed", error=str(error), http_status=status, latency_s=latency_s, finish_reason=shown(error.word, 40))
         return Received(reply, may_help=True, no_answer="unfinished")
     except WRONG_SHAPE as error:
+        is_of_another, is_page = isinstance(error, AnothersReply), isinstance(error, NotJson)
         what = f"reply is not what the API promises: {type(error).__name__}: {shown(error, 400)}"
+        if not is_of_another and not is_page:  # whose message has it
+            what += f"; received {shown(' '.join(response.body[:400].decode(errors='replace').split()), 100)}"
         reply = Reply("failed", error=what, http_status=status, latency_s=latency_s)
-        if isinstance(error, AnothersReply):
-            return Received(reply, may_help=True, is_of_another=True)
-        return Received(reply, may_help=True, no_answer="page" if isinstance(error, NotJson) else "shape")
+        no_answer: NoAnswer | None = None if is_of_another else "page" if is_page else "shape"
+        return Received(reply, may_help=True, is_of_another=is_of_another, no_answer=no_answer)
 
 
 def _refusal(told: ToldError, latency_s: float, retry_after_s: float | None) -> Received:

@@ -159,7 +159,9 @@ def test_thinking_in_the_message_and_in_parts_is_one() -> None:
 )
 def test_contents_of_another_shape_are_refused_by_name(content: Any, why: str) -> None:
     found = received(chat(content))
-    assert found.reply.error == f"reply is not what the API promises: TypeError: {why}"
+    text = json.dumps(chat(content))
+    shown = text[:100] + ("…" if len(text) > 100 else "")
+    assert found.reply.error == f"reply is not what the API promises: TypeError: {why}; received {shown}"
     assert found.may_help and found.no_answer == "shape"
 
 
