@@ -12,9 +12,11 @@ from assay.records.divergence import Drift, ExactDivergence, Structural, TextMea
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
-Truncation = Literal["length", "budget", "context", "empty"]
+Truncation = Literal["length", "budget", "context", "empty", "reasoning_only"]
 """Why a reply counts as cut off. budget, context: it reached its budget, or the model's longest text, whatever the server
-says. length: only the server says so. empty: the end came inside thinking, no answer was begun."""
+says. length: only the server says so. empty: the end came inside thinking, no answer was begun. reasoning_only: the answer was
+given, and stands in what the server calls thinking: its reasoning parser's fault, or that of a model that does not end its
+thinking."""
 
 
 class ToolItem(Part):

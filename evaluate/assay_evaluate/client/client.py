@@ -4,6 +4,9 @@ What the journal holds is not asked again. Connection errors, 429 and 5xx are tr
 server wants (Retry-After), and, if that does not help while the server lives, recorded as failed: infrastructure, never a wrong
 answer. A dead server stops everything with the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
 
+A task that gets nothing but replies that are no answers (a page, JSON of another shape, `abort`) is asked no more after a few,
+and its other requests fail with that reason; a rerun asks them.
+
 Requests in waves are for those who look at the server: each is sent whether or not it was asked before, and what goes wrong is
 what they look for, so only a server that asks for patience is asked again.
 """
@@ -24,17 +27,30 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from assay.errors import MeasureError, ServeError, UnreachableError
+from assay.foreign_text import shown
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, REQUEST_S, TRY_AGAIN, Received, Sender, wait_s
+from assay_evaluate.client.sending import (
+    COME_LATER,
+    MISCONFIGURED,
+    REQUEST_S,
+    TRY_AGAIN,
+    Received,
+    Sender,
+    Unanswered,
+    wait_s,
+)
 from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson, count_in, object_in
+from assay_evaluate.transport.foreign_json import MOST_MESSAGE, NotJson, count_in, object_in
+from assay_evaluate.transport.told_errors import error_in
 
 MOST_MISCONFIGURED = 8
 """Replies in a row with such a status after which the address or the key counts as wrong."""
+PAGE_ATTEMPTS = 2
+"""How often a question about the server is asked that is answered with status 200 and no JSON, or an error in it."""
 PROGRESS_EVERY_S = 10.0
 IDLE_EVERY_S = 0.05
 WINDOW = 64
@@ -85,18 +101,24 @@ class Address:
 
 @dataclass(frozen=True)
 class Told:
-    """What a server answered to a question about itself. `data`: the reply's JSON object; {} if the status is not 200."""
+    """What a server answered to a question about itself.
+
+    `data`: the reply's JSON object; {} if the status is not 200, or no object came: such an endpoint is not offered.
+    """
 
     status: int
+    """Of an error told with status 200, the status that it names, or 500."""
     data: dict[str, Any]
     message: str
-    """The server's own words about an error, on one line."""
+    """The server's own words about an error, or what came instead of an object, on one line."""
 
     @property
     def num_prompt_tokens(self) -> int | None:
-        """Of the prompt, as /tokenize counts them or a reply bills them. None: the server does not say."""
-        counted = count_in(self.data, "count")
-        return counted if counted is not None else count_in(object_in(self.data, "usage"), "prompt_tokens")
+        """Of the prompt, as /tokenize counts them or a reply bills them. None: the server does not say, or says 0.
+
+        A prompt has one at least; servers that do not count write zeros.
+        """
+        return count_in(self.data, "count") or count_in(object_in(self.data, "usage"), "prompt_tokens") or None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -144,6 +166,7 @@ class Client:
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._misconfigured_in_a_row = 0
+        self._unanswered = Unanswered()
         self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         self._about = self._sender.connect(self._urls[0])
@@ -251,15 +274,19 @@ class Client:
         return jobs
 
     def post(self, path: str, body: dict[str, Any]) -> Told:
-        """A question about the server itself: not journaled. MeasureError: no reply, or none that is a JSON object."""
+        """A question about the server itself: not journaled. MeasureError: no reply that can be used comes.
+
+        The caller looks at what comes with status 200: gateways answer paths that they do not know with {} or a page.
+        """
         url = f"{self._urls[0]}{path}"
         for attempt in itertools.count(1):
             is_last = attempt == self._max_attempts
             waits_s = None
             try:
                 reply = self._post(path, body)
-                if reply.status not in TRY_AGAIN or is_last:
-                    return _told(url, reply)
+                told, may_help = _told(reply)
+                if is_last or not may_help or (reply.status == 200 and attempt == PAGE_ATTEMPTS):
+                    return told
                 waits_s = reply.retry_after_s
             except UnusableReply as error:
                 raise MeasureError(f"{url}: {error}") from None
@@ -366,16 +393,22 @@ class Client:
 
     def _put(self, connection: Connection, job: PendingRequest) -> Answered:
         """Send one request until it is answered, refused, or out of attempts."""
+        task = job.request.task
+        if (why := self._unanswered.why_over(task)) is not None:
+            return Answered(job, Reply("failed", error=why), 0)
         for attempt in itertools.count(1):
             with self.flight.one():
                 received = self._send(connection, job.request)
+            is_last = attempt == self._max_attempts or not received.may_help
+            self._unanswered.count(task, received, attempt, is_last=is_last)
             if received.reply.status != "failed":
                 break
-            is_last = attempt == self._max_attempts or not received.may_help
             self._check_alive(is_patient=not is_last)
             if is_last:
                 break
             if self._dispatcher.stopped.wait(wait_s(job.key, attempt, self._backoff_s, received.retry_after_s)):
+                break
+            if self._unanswered.why_over(task) is not None:
                 break
         return Answered(job, received.reply, attempt)
 
@@ -413,13 +446,16 @@ def _gone(error: ServeError) -> str:
     return f"the server is gone, what was answered is kept, run again to go on: {error}"
 
 
-def _told(url: str, reply: HttpReply) -> Told:
+def _told(reply: HttpReply) -> tuple[Told, bool]:
+    """What was answered, and whether another may come if it is asked again."""
     if reply.status != 200:
-        return Told(reply.status, {}, reply.message)
+        return Told(reply.status, {}, reply.message), reply.status in TRY_AGAIN
     try:
         data = reply.json()
     except NotJson as error:
-        raise MeasureError(f"{url}: HTTP 200, but {error}; give the address of an OpenAI-compatible server") from None
+        return Told(200, {}, str(error)), True
     if not isinstance(data, dict):
-        raise MeasureError(f"{url}: HTTP 200, but no JSON object; give the address of an OpenAI-compatible server")
-    return Told(200, data, "")
+        return Told(200, {}, f"no JSON object: {shown(data, 100)}"), False
+    if (refusal := error_in(data)) is not None:
+        return Told(refusal.status or 500, {}, shown(refusal.message, MOST_MESSAGE)), refusal.status in TRY_AGAIN
+    return Told(200, data, ""), False

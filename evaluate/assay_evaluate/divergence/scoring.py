@@ -37,23 +37,28 @@ class Scoring:
 
 
 def learn_scoring(client: Client, fingerprint: Fingerprint) -> Scoring:
-    """Ask the server, with three small requests at most; one that was started without the endpoint is not asked."""
+    """Ask the server, with three small requests at most; one that was started without the endpoint is not asked.
+
+    The endpoint is there if log-probabilities come: a gateway answers any path with status 200.
+    """
     if not fingerprint.flags.get(SCALE_OUT) and fingerprint.server != "external":
         return Scoring("completions", False)
-    first = _try(client, {"prompt_logprobs": 1, "flat_logprobs": True})
-    if first is None:
-        first = _try(client, {"prompt_logprobs": 1})
-        if first is None or "prompt_logprobs" not in first:
+    form: ScoringForm = "packed"
+    if not _has_array(_try(client, {"prompt_logprobs": 1, "flat_logprobs": True})):
+        form = "generate"
+        if not isinstance(_try(client, {"prompt_logprobs": 1}).get("prompt_logprobs"), list):
             return Scoring("completions", False)
-    form: ScoringForm = "packed" if first.get("prompt_token_id_logprobs") else "generate"
     exact = _try(client, {"prompt_logprobs": 1, "prompt_logprob_token_ids": [[0, 1]]})
-    return Scoring(form, exact is not None and bool(exact.get("prompt_token_id_logprobs")))
+    return Scoring(form, _has_array(exact))
 
 
-def _try(client: Client, more: dict[str, Any]) -> dict[str, Any] | None:
+def _try(client: Client, more: dict[str, Any]) -> dict[str, Any]:
     body = {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False, **more}}
-    response = client.post(GENERATE, body)
-    return response.data if response.status == 200 else None
+    return client.post(GENERATE, body).data
+
+
+def _has_array(told: dict[str, Any]) -> bool:
+    return isinstance(told.get("prompt_token_id_logprobs"), str)
 
 
 def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: ScoringForm) -> list[Request]:
