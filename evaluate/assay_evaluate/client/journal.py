@@ -267,6 +267,18 @@ class Journal:
             self._execute_all("UPDATE requests SET status = 'changed' WHERE key = ?", [(key,) for key in changed])
         return found
 
+    def find_last(self, keys: Sequence[str]) -> dict[str, Reply]:
+        """The last reply to each request, final or not, by key: with failed ones, of which only the error is known."""
+        found = self.find_all(keys)
+        for first in range(0, len(keys), MOST_KEYS):
+            some = keys[first : first + MOST_KEYS]
+            marks = ",".join("?" * len(some))
+            for key, error in self._execute(
+                f"SELECT key, error FROM requests WHERE key IN ({marks}) AND status = 'failed'", some
+            ):
+                found[key] = Reply("failed", error=error)
+        return found
+
     def write_requests(self, requests: Sequence[tuple[str, Request]], who: Identity) -> None:
         """Note, in one transaction, that these requests are about to be sent, each under its key."""
         now = time.time()
