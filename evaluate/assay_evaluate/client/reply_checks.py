@@ -10,8 +10,9 @@ whatever its model writes, so that it speaks of the serving (a gateway, a detoke
     stop_without_end  `stop`, with a last token that ends no reply (the end was cut, or `length` renamed)
     row               a log-probability that is another token's: the drawn token is likelier than the listed ones and not listed
 
-`find_contradictions` looks at one reply; `EndTokens` learns from many which tokens end a reply; `repeated_texts` finds one text
-for different questions, which models write, too: no contradiction, but worth asking again.
+`find_contradictions` looks at one reply; `EndTokens` learns from many which tokens end a reply; `unlike_counts` finds equal
+replies that are billed differently, `repeated_texts` one text for different questions (models write that, too: no
+contradiction, but worth asking again).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay_evaluate.client.decoded_text import BROKEN, Compared, LeftOut, compare_text, is_known_mark
+from assay_evaluate.client.decoded_text import BROKEN, Compared
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import Reply
 
@@ -51,23 +52,20 @@ def find_contradictions(
     max_tokens: int,
     room_tokens: int | None = None,
     rows: Sequence[TokenRow] = (),
-    decoded: str | None = None,
+    compared: Compared | None = None,
     ends: EndTokens | None = None,
-    left_out: LeftOut = is_known_mark,
 ) -> list[Contradiction]:
     """All that contradict each other in one answered reply.
 
     max_tokens: as the request said. room_tokens: what the context leaves for a reply (None: unknown, so that no reply is said
-    to be cut early). rows: its log-probabilities. decoded: what all of its ids decode to, marks included; None: not known.
-    ends: tokens that end replies, learned from replies of the same server. Replies with tool calls have texts of the parser's
-    making: theirs is not compared.
+    to be cut early). rows: its log-probabilities. compared: its text with what all of its ids decode to (`compare_text`; None:
+    not known). ends: tokens that end replies, learned from replies of the same server. The text of a reply with tool calls is
+    of the parser's making, and that of one with a stop string ends elsewhere than its ids: neither is held against them.
     """
     found: list[Contradiction] = []
-    compared: Compared | None = None
-    if decoded is not None and not reply.has_tool_calls and not isinstance(reply.stop_reason, str):
-        compared = compare_text(decoded, reply.text, reply.reasoning, left_out=left_out)
-        if not compared.is_equal:
-            found.append(Contradiction("text", f"the text is not what its token ids decode to: {compared.difference}"))
+    is_text_comparable = not reply.has_tool_calls and not isinstance(reply.stop_reason, str)
+    if compared is not None and not compared.is_equal and is_text_comparable:
+        found.append(Contradiction("text", f"the text is not what its token ids decode to: {compared.difference}"))
     found += [*check_count(reply, max_tokens=max_tokens, rows=rows), *check_rows(rows)]
     end = check_end(reply, max_tokens=max_tokens, room_tokens=room_tokens, compared=compared, ends=ends)
     return [*found, *([end] if end is not None else [])]
@@ -188,4 +186,20 @@ def repeated_texts(replies: Iterable[tuple[Hashable, Hashable, str]]) -> dict[Ha
         others = [name for name, question in having[1:] if question != first[1]]
         if others:
             found |= {first[0]: others[0], **dict.fromkeys(others, first[0])}
+    return found
+
+
+def unlike_counts(replies: Iterable[tuple[Hashable, Hashable, int | None]]) -> dict[Hashable, tuple[int, int]]:
+    """Of replies as (id, what was asked and came back, billed tokens): id -> (its tokens, those that the equal ones have).
+
+    Of two that differ the later one is named; of more, those that differ from the most common number.
+    """
+    alike: dict[Hashable, list[tuple[Hashable, int]]] = defaultdict(list)
+    for name, content, count in replies:
+        if count is not None:
+            alike[content].append((name, count))
+    found: dict[Hashable, tuple[int, int]] = {}
+    for having in alike.values():
+        [(usual, _)] = Counter(count for _, count in having).most_common(1)
+        found |= {name: (count, usual) for name, count in having if count != usual}
     return found

@@ -18,6 +18,7 @@ from assay_evaluate.client.reply_checks import (
     find_contradictions,
     repeated_texts,
     text_of_rows,
+    unlike_counts,
 )
 
 HARMONY = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|channel|>final<|message|>It is 4.<|return|>"
@@ -179,13 +180,13 @@ def test_text_of_rows() -> None:
 
 def test_all_of_one_reply() -> None:
     ends = ends_of((5, 6, 1), (7, 1), (6, 9, 1), (5, 2))
-    told = find_contradictions(reply(output_tokens=4), max_tokens=8, decoded="xy<|user|>", ends=ends)
+    told = find_contradictions(reply(output_tokens=4), max_tokens=8, compared=compare_text("xy<|user|>", "x"), ends=ends)
     assert [one.kind for one in told] == ["text", "count"]
     assert told[0].sentence == "the text is not what its token ids decode to: its last 1 of 2 characters are lost"
     called = reply(has_tool_calls=True, finish_reason="tool_calls", text="")
-    assert find_contradictions(called, max_tokens=8, decoded="<tool_call>{}</tool_call>", ends=ends) == []
+    assert find_contradictions(called, max_tokens=8, compared=compare_text("<tool_call>{}", ""), ends=ends) == []
     stopped = reply(stop_reason="\n", token_ids=(5, 6, 4))
-    assert find_contradictions(stopped, max_tokens=8, decoded="x\n", ends=ends) == [], (
+    assert find_contradictions(stopped, max_tokens=8, compared=compare_text("x\n", "x"), ends=ends) == [], (
         "a stop string ends text and ids elsewhere"
     )
 
@@ -197,3 +198,9 @@ def test_repeated_texts() -> None:
     )
     told = repeated_texts([("a", 1, long), ("b", 2, long), ("c", 1, long), ("d", 3, other), ("e", 4, "42"), ("f", 5, "42")])
     assert told == {"a": "b", "b": "a"}
+
+
+def test_unlike_counts() -> None:
+    """Equal replies to equal questions have equal counts."""
+    told = unlike_counts([("a", 1, 96), ("b", 1, 103), ("c", 2, 7), ("d", 2, 7), ("e", 1, None), ("f", 1, 96), ("g", 3, 9)])
+    assert told == {"b": (103, 96)}
