@@ -34,6 +34,9 @@ SHORTEST_REPEATED = 48
 """Characters from which on two equal texts are more than a short answer."""
 LEAST_ENDS = 4
 """Replies that ended, from which on it is known which tokens end one."""
+LEAST_MARKED = 0.2
+"""Share of such replies whose ids end in a mark, from which on the server is one that tells that token: of one that leaves it
+out, only texts that end in markup do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ class EndTokens:
         ended = sum(self._last.values())
         if ended < LEAST_ENDS:
             return None
-        if compared is not None and 2 * self._marked[True] > sum(self._marked):
+        if compared is not None and self._marked[True] >= max(LEAST_ENDS, LEAST_MARKED * sum(self._marked)):
             return compared.ends_with_mark or (token not in self._inside and self._last[token] > 1)
         own = sum(count for token, count in self._last.items() if token not in self._inside)
         return None if 2 * own <= ended else token not in self._inside

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from probe_stub import BEGIN, HAN, IDS, LATIN, OTHER, Call, Fault, StubServer, encode
+from scipy.stats import fisher_exact
 from statsmodels.stats.proportion import proportion_confint
 
 from assay.errors import MeasureError
@@ -28,7 +29,7 @@ from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
 from assay_evaluate.diagnosis.probes.replies import habits
 from assay_evaluate.diagnosis.probes.replies.detectors import longest_loop, signs_in
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
-from assay_evaluate.statistics.rates import lower_bound, sentence, trials_needed, upper_bound
+from assay_evaluate.statistics.rates import exceeds_p, lower_bound, sentence, trials_needed, trials_to_tell, upper_bound
 from assay_evaluate.statistics.trends import find_step
 
 pytestmark = pytest.mark.slow
@@ -70,6 +71,24 @@ def test_sentence_says_what_none_bounds() -> None:
     assert sentence(0, 2000, "token") == "0 of 2,000 tokens: below 0.15 % at 95 %"
     assert sentence(0, 7500, "request") == "0 of 7,500 requests: below 0.04 % at 95 %"
     assert sentence(3, 2000, "token") == "3 of 2,000 tokens: 0.15 %, between 0.041 % and 0.39 %"
+
+
+def test_rates_of_two_sides() -> None:
+    """Against scipy's own Fisher test; and the trials that tell have the power that they say, by drawing."""
+    for table in ((1, 7500, 0, 7500), (6, 7500, 0, 7500), (60, 2000, 3, 2000), (3, 24, 1, 40), (0, 5, 3, 9)):
+        events, trials, other, other_trials = table
+        fisher = fisher_exact([[events, trials - events], [other, other_trials - other]], "greater").pvalue
+        assert exceeds_p(*table) == pytest.approx(fisher, rel=1e-9)
+    assert trials_to_tell(1 / 7500, 0.0, 0.025) == 60_000 and trials_to_tell(1 / 24, 0.0, 0.025) == 190
+    assert trials_to_tell(0.1, 0.1, 0.025) is trials_to_tell(1e-7, 0.0, 0.025) is None
+    needed = trials_to_tell(0.02, 0.005, 0.025)
+    assert needed is not None
+    draw = np.random.default_rng(4)
+    pairs = zip(draw.binomial(needed, 0.02, 2000), draw.binomial(needed, 0.005, 2000), strict=True)
+    told = np.mean([exceeds_p(int(a), needed, int(b), needed) <= 0.025 for a, b in pairs])
+    assert 0.78 < told < 0.86
+    with pytest.raises(ValueError, match="3 events in 2 trials"):
+        exceeds_p(3, 2, 0, 2)
 
 
 # ------------------------------------------------------------------------------------------------ a healthy server

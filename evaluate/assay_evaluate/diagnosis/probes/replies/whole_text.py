@@ -25,8 +25,10 @@ from assay_evaluate.client.reply_checks import (
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.transport.foreign_json import text_of
 
+FEW = 0.25
+"""Share of replies that differ from what their ids decode to, beyond which /detokenize has to show that it can be believed."""
 MOST_ROUND_TRIPS = 4
-"""Texts that are sent through /tokenize and /detokenize where most differ from what their ids decode to."""
+"""Texts that are sent through /tokenize and /detokenize for that."""
 
 
 def probe_text(session: ProbeSession) -> ProbeResult:
@@ -110,14 +112,14 @@ def _tokenized(session: ProbeSession, text: str) -> tuple[int, ...]:
 
 
 def believed_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
-    """`compared_texts`; and why they are not believed: most differ, and /detokenize writes those texts otherwise, too.
+    """`compared_texts`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
 
     A text that /tokenize and /detokenize give back as it is can be written with this tokenizer. If its reply's ids decode to
     another one, it is not their text, be it in every reply.
     """
     compared = compared_texts(session, replies)
     differ = [one for one in replies if one.id in compared and not compared[one.id].is_equal]
-    if 2 * len(differ) <= len(compared):
+    if len(differ) <= FEW * len(compared):
         return compared, None
     if session.endpoint.offer.tokenize and all(_comes_back(session, one) for one in differ[:MOST_ROUND_TRIPS]):
         return compared, None
