@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from assay.errors import MeasureError
+from assay.quantities import percent_plain
 from assay.records.probe import Offer, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
 from assay_evaluate.diagnosis.probes.replies.habits import MOST_ASKED_AGAIN
@@ -232,5 +233,5 @@ def cost_of_limit(limited: ProbeSettings, planned: Planned, unlimited: Planned) 
         return f"--requests {limited.most_requests} leaves everything that is sent without it"
     return (
         f"--requests {limited.most_requests} leaves {few.num_requests:,} replies, which show a fault of {sees(few)} with "
-        f"{limited.level:.0%}; the {all_.num_requests:,} without it show {sees(all_)}"
+        f"{percent_plain(limited.level)}; the {all_.num_requests:,} without it show {sees(all_)}"
     )
