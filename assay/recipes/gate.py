@@ -115,7 +115,7 @@ class EffectiveLengthGate(Section):
 
 
 class ProbesGate(Section):
-    """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): one alarm fails the candidate."""
+    """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): an alarm fails that the reference has surely less."""
 
     kind: Literal["probes"]
     required: tuple[ProbeName, ...] = ()

@@ -16,8 +16,8 @@ from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 
 ProbeName = Literal[
-    "argmax", "recompute", "consensus", "routing", "determinism", "speculation", "acceptance", "garble", "tools", "nonfinite",
-    "swapped",
+    "argmax", "recompute", "consensus", "routing", "determinism", "speculation", "acceptance", "temperature", "tools", "garble",
+    "text", "nonfinite", "swapped",
 ]  # fmt: skip
 """In the order in which they run."""
 ProbeStatus = Literal["ok", "alarm", "not_run"]
@@ -34,6 +34,13 @@ class ProbeSettings(Part):
     """Replies of the garble scan. A fault of 4 in 10,000 requests needs 7,488 to be seen once with 95 %."""
     concurrency: int = Field(default=16, ge=1)
     """Requests in flight: the server's full batch (max_num_seqs), if you know it."""
+    num_scored: int = Field(default=192, ge=0, exclude_if=lambda count: count == 192)
+    """Replies of the garble scan that are scored although nothing in them is odd: a token that was lost on the way leaves ids
+    that prefill would not have written."""
+    most_suspects: int | None = Field(default=None, ge=0, exclude_if=lambda count: count is None)
+    """Odd replies of the run that are scored and asked for again; the others are undecided. None: all are scored."""
+    most_requests: int | None = Field(default=None, ge=1, exclude_if=lambda count: count is None)
+    """Of all probes together, to which the numbers above were fitted. None: they were said one by one."""
     num_alone: int = Field(default=12, ge=1)
     """Requests that are repeated one at a time: enough to tell a server's noise from a fault, few enough to wait for."""
     short_tokens: int = Field(default=64, ge=1)
@@ -48,6 +55,8 @@ class ProbeSettings(Part):
     """Share of the garble scan's requests that are hung up on in the middle of the reply."""
     temperature: float = Field(default=0.0, ge=0)
     """Of the garble scan. 0: a suspicious reply is asked for again, alone, which tells the model's habits from the server's."""
+    num_neighbours: int = Field(default=4, ge=0, exclude_if=lambda count: count == 4)
+    """Requests that are asked again among short and among long neighbours; each takes two full batches."""
     num_tools: tuple[int, ...] = (1, 8, 32, 128)
     """Rungs of the tool-count ladder."""
     num_tool_requests: int = Field(default=8, ge=1)
@@ -76,6 +85,8 @@ class Witness(Part):
     """Place in its wave of requests, 0 first: what the server's slot follows."""
     concurrency: int | None = None
     """Requests in flight with it."""
+    text: str | None = None
+    """The beginning of the reply, of replies whose text is at fault. None: it is not, or kept before texts were."""
 
 
 class ProbeResult(Part):
@@ -99,6 +110,13 @@ class ProbeResult(Part):
     """The probe's own figures; docs/fidelity.md says what each means."""
     witnesses: tuple[Witness, ...] = ()
     """The first events, at most 20."""
+    undecided: tuple[Witness, ...] = ()
+    """Odd replies that could not be told from habits of the model, at most 20: neither events nor among the trials."""
+    requests_hit: int | None = None
+    """Requests with at least one event, of `num_requests`: events of one request are not independent of each other, requests
+    nearly are. None: not counted, or not run."""
+    stands_without_events: bool = False
+    """Whether an alarm rests on all requests together, and would stand if the single events had not been."""
     first_event_at: int | None = None
     """Requests the probe had looked at when it saw the first event. None: no event."""
     num_requests: int = 0

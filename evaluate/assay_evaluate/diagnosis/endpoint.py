@@ -16,6 +16,8 @@ from assay_evaluate.serving.external import find_version, get, list_models, sum_
 from assay_evaluate.transport.connection import root_url
 
 QUESTION = [{"role": "user", "content": "1 + 1"}]
+MOST_DISCOVERY_REQUESTS = 17
+"""Requests to the model with which `find_endpoint` finds out what it offers, at most; each for one or two tokens."""
 TIMEOUT_S = 600.0
 """Of a short reply, unless the settings say otherwise."""
 EXTENDED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}

@@ -1,24 +1,32 @@
-"""Serving-fidelity probes as a gate: an alarm that the reference does not have fails, what was not probed is NOT MEASURED, too
-few requests are UNDERPOWERED.
+"""Serving-fidelity probes as a gate: an alarm fails a candidate if the reference, served alike, has surely fewer of its events.
 
-An alarm on both sides is a fault of the serving, not of the candidate: NOT MEASURED, unless the candidate's rate is surely the
-higher one.
+An alarm on both sides is a fault of the serving: NOT MEASURED, and so is one without a reference to compare with. A few events
+against none may be chance: UNDERPOWERED, with the number of requests that would tell. The reference's own alarms are said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from assay.recipes.gate import ProbesGate
 from assay.records.base import Interval
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, ProbeResult, find_probes
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics import independent_difference
+from assay_evaluate.statistics.rates import exceeds_p, trials_to_tell
+
+ALPHA = 0.025
+"""Of all probes of a candidate together: an innocent one FAILs so often at most."""
 
 
 def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Measurement, candidate: Measurement) -> Verdict:
-    """The verdict of one candidate; `observed` is the rate of the probe that decides, where one does."""
+    """The verdict of one candidate; `observed` is the rate of the probe that decides, where one does.
+
+    An alarm says that something is wrong where the candidate was served; that it is the candidate shows only beside the
+    reference, which is served in the same way. A probe that counts rare events is compared with the reference's by an exact
+    test of requests (events of one request are one): one garbled reply of 7,500 against none is chance.
+    """
 
     def verdict(status: Status, detail: str, observed: Interval | None = None, limit: float | None = None) -> Verdict:
         return Verdict(
@@ -31,15 +39,13 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
         why = "the probes of that name are of another checkpoint" if other else "it was not probed"
         return verdict("NOT MEASURED", f"No probes of {candidate.label}: {why}; `assay probe` does it.")
     before = find_probes(reports, reference)
-    own = [one for one in report.alarms if not _is_shared(one, before, report.settings.level)]
-    if own:
-        also = ", ".join(one.name for one in own[1:])
-        detail = f"{own[0].name}: {own[0].reason}{f' (alarms also in {also})' if also else ''}"
-        return verdict("FAIL", f"{detail}; {_beside(own[0], before, reference)}.", own[0].rate)
     if report.alarms:
-        names = ", ".join(one.name for one in report.alarms)
-        detail = f"{names}: {reference.label} has the same alarm, so the serving is at fault and not this checkpoint"
-        return verdict("NOT MEASURED", f"{detail}: {report.alarms[0].reason}.", report.alarms[0].rate)
+        num_tests = _num_compared(report, before)
+        judged = [(one, *_judge_alarm(one, before, reference.label, ALPHA / num_tests)) for one in report.alarms]
+        alarm, status, why = next(found for word in _WORST_FIRST for found in judged if found[1] == word)
+        others = [one.name for one, *_ in judged if one is not alarm]
+        also = f" (alarms also in {', '.join(others)})" if others else ""
+        return verdict(status, f"{alarm.name}: {alarm.reason}{also}; {why}.", alarm.rate)
     for name in gate.required:
         result = report.result(name)
         if result is None or result.status == "not_run":
@@ -52,26 +58,81 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
         if result.upper > limit:
             return verdict("UNDERPOWERED", f"{name}: {result.sentence}; allowed {limit:.2g}.", result.rate, limit)
     ran = [one for one in report.results if one.status == "ok"]
-    return verdict("PASS", f"No alarm in {len(ran)} probes, {report.num_requests:,} requests.{_tightest(ran)}")
+    said = f"No alarm in {len(ran)} probes, {report.num_requests:,} requests.{_tightest(ran)}"
+    return verdict("PASS", f"{said}{_alarms_of(before, reference.label)}")
 
 
-def _is_shared(alarm: ProbeResult, before: ProbeReport | None, level: float) -> bool:
-    """Whether the reference has this alarm too, and no surely smaller rate of its events."""
-    other = None if before is None else before.result(alarm.name)
-    if other is None or other.status != "alarm":
-        return False
-    if not alarm.trials or not other.trials or alarm.events is None or other.events is None:
-        return True
-    return independent_difference(alarm.events, alarm.trials, other.events, other.trials, level).low <= 0
+_WORST_FIRST: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED")
 
 
-def _beside(alarm: ProbeResult, before: ProbeReport | None, reference: Measurement) -> str:
+@dataclass(frozen=True)
+class Hit:
+    """Requests of a probe in which something was wrong, and all that it looked at."""
+
+    requests: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.requests or 'none'} of {self.of:,}"
+
+
+def _hit(result: ProbeResult | None) -> Hit | None:
+    """None: the probe did not run, or counts nothing by request."""
+    if result is None or result.status == "not_run" or not result.trials or result.events is None:
+        return None
+    if result.requests_hit is not None and result.unit == "request":
+        return Hit(min(result.requests_hit, result.trials), result.trials)
+    if result.requests_hit is not None:
+        return Hit(min(result.requests_hit, result.num_requests), result.num_requests) if result.num_requests else None
+    if result.unit == "request":
+        return Hit(result.events, result.trials)
+    named = len({one.request for one in result.witnesses})  # a record of before requests were counted
+    return Hit(min(named, result.num_requests), result.num_requests) if result.num_requests else None
+
+
+def _num_compared(report: ProbeReport, before: ProbeReport | None) -> int:
+    """Probes with an event on either side: the tests among which chance may choose.
+
+    Given the events of both sides together, on which the test is conditioned, this number does not tell the sides apart.
+    """
+    named = {one.name for each in (report, before) if each is not None for one in each.results}
+    counts = [
+        sum(hit.requests for each in (report, before) if each is not None and (hit := _hit(each.result(name))) is not None)
+        for name in named
+    ]
+    return max(1, sum(count > 0 for count in counts))
+
+
+def _judge_alarm(alarm: ProbeResult, before: ProbeReport | None, reference: str, alpha: float) -> tuple[Status, str]:
+    """(what it makes of the candidate, why)."""
     other = None if before is None else before.result(alarm.name)
     if other is None or other.status == "not_run":
-        return f"whether {reference.label} does the same was not probed"
-    if other.status == "ok":
-        return f"no alarm in {reference.label}"
-    return f"{reference.label} has the alarm too, but fewer events: {other.events} of {other.trials} {alarm.unit}s"
+        return (
+            "NOT MEASURED",
+            f"whether {reference} does the same was not probed, so it may be the serving's: probe {reference}",
+        )
+    own, its = _hit(alarm), _hit(other)
+    if own is None or its is None or not own.requests or alarm.stands_without_events:
+        is_shared = other.status == "alarm" and (other.stands_without_events or its is None or not its.requests)
+        if is_shared:
+            return "NOT MEASURED", f"{reference} has the same alarm, so the serving is at fault and not this checkpoint"
+        return "FAIL", f"no alarm in {reference}" if other.status == "ok" else f"{reference} has it in single requests only"
+    p_value = exceeds_p(own.requests, own.of, its.requests, its.of)
+    if p_value <= alpha:
+        return "FAIL", f"in {reference} {its} requests, here {own} (p {p_value:.1g})"
+    if its.requests:
+        said = f"{reference} has it too, in {its} requests (here {own}, p {p_value:.2g}): the serving is at fault"
+        return "NOT MEASURED", f"{said}, and not shown to be this checkpoint"
+    needed = trials_to_tell(own.requests / own.of, 0.0, alpha)
+    more = "" if needed is None else f"; about {needed:,} requests of each would tell, if that is its rate"
+    return "UNDERPOWERED", f"in {reference} {its} requests: so many more come by chance with p {p_value:.2g}{more}"
+
+
+def _alarms_of(before: ProbeReport | None, reference: str) -> str:
+    """That the reference itself alarms, where it does."""
+    if before is None or not before.alarms:
+        return ""
+    return f" {reference} itself alarms: " + "; ".join(f"{one.name}: {one.reason}" for one in before.alarms) + "."
 
 
 def _tightest(ran: Sequence[ProbeResult]) -> str:

@@ -91,7 +91,7 @@ def test_a_path_with_a_comma_is_one_value(tmp_path: Path, monkeypatch: pytest.Mo
         (
             ("probe", "x", "--probes", "argmax,garbel"),
             "--probes garbel: did you mean garble? it takes one of: argmax, recompute, consensus, routing, determinism, "
-            "speculation, acceptance, garble, tools, nonfinite, swapped",
+            "speculation, acceptance, temperature, tools, garble, text, nonfinite, swapped",
         ),
     ],
 )

@@ -23,6 +23,7 @@ from assay_reports.report import write_report
 from assay_reports.run import load_run
 
 Run = Callable[..., tuple[int, str, str]]
+MANY = (*ALARM[:-1], result("garble", 60, 2000, "60 of 2000 replies are garbled"))
 
 
 def measured(label: str) -> Measurement:
@@ -43,12 +44,84 @@ def test_verdicts() -> None:
         "10,000 requests takes 7,500."
     )
     found = verdict_of(gate, probed("w4a16", *ALARM))
-    assert found.status == "FAIL" and found.observed == clopper_pearson(3, 2000)
+    assert found.status == "NOT MEASURED" and found.observed == clopper_pearson(3, 2000)
     assert found.detail == (
-        "garble: 3 of 2000 replies are garbled, and not by the model's habit; whether fp8 does the same was not probed."
+        "garble: 3 of 2000 replies are garbled, and not by the model's habit; whether fp8 does the same was not probed, so it "
+        "may be the serving's: probe fp8."
     )
-    found = verdict_of(gate, probed("w4a16", *ALARM), probed("fp8", *CLEAN))
-    assert found.status == "FAIL" and found.detail.endswith("; no alarm in fp8.")
+    found = verdict_of(gate, probed("w4a16", *MANY), probed("fp8", *CLEAN))
+    assert (found.status, found.detail) == (
+        "FAIL", "garble: 60 of 2000 replies are garbled; in fp8 none of 2,000 requests, here 60 of 2,000 (p 6e-19)."
+    )  # fmt: skip
+
+
+def test_few_events_against_none_are_chance() -> None:
+    """One garbled reply of 7,500 against none has p = 0.5; the number of requests that would tell is said."""
+    [garbled] = (result("garble", 1, 7500, "1 of 7500 replies are garbled, and not by the model's habit"),)
+    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", garbled), probed("fp8", result("garble", 0, 7500)))
+    assert (found.status, found.detail) == (
+        "UNDERPOWERED",
+        "garble: 1 of 7500 replies are garbled, and not by the model's habit; in fp8 none of 7,500 requests: so many more come "
+        "by chance with p 0.5; about 60,000 requests of each would tell, if that is its rate.",
+    )
+    five = verdict_of(
+        ProbesGate(kind="probes"), probed("w4a16", result("garble", 5, 7500, "5")), probed("fp8", result("garble", 0, 7500))
+    )
+    six = verdict_of(
+        ProbesGate(kind="probes"), probed("w4a16", result("garble", 6, 7500, "6")), probed("fp8", result("garble", 0, 7500))
+    )
+    assert (five.status, six.status) == ("UNDERPOWERED", "FAIL")
+
+
+def test_events_of_one_request_are_one() -> None:
+    """40 tokens of one reply with another's cache rows are one request that was hit, of 64."""
+    tokens = result("consensus", 40, 4000, "40 of 4000 positions").model_copy(
+        update={"unit": "token", "requests_hit": 1, "num_requests": 64}
+    )
+    clean = result("consensus", 0, 4000).model_copy(update={"unit": "token", "requests_hit": 0, "num_requests": 64})
+    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", tokens), probed("fp8", clean))
+    assert (
+        found.status == "UNDERPOWERED" and "in fp8 none of 64 requests: so many more come by chance with p 0.5" in found.detail
+    )
+    all_hit = tokens.model_copy(update={"requests_hit": 50})
+    assert verdict_of(ProbesGate(kind="probes"), probed("w4a16", all_hit), probed("fp8", clean)).status == "FAIL"
+
+
+def test_several_probes_share_one_alpha() -> None:
+    """Six events against none fail alone (p 0.016), and not as one of three probes that had any."""
+    several = [
+        result(name, 6, 7500, "6") if name == "garble" else result(name, 1, 7500, "1") for name in ("garble", "text", "x")
+    ]
+    clean = [result(name, 0, 7500) for name in ("garble", "text", "x")]
+    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *several), probed("fp8", *clean))
+    assert found.status == "UNDERPOWERED" and "(alarms also in text, x)" in found.detail
+
+
+def test_an_alarm_of_all_requests_together() -> None:
+    """It does not rest on single events, so that there is nothing to count; nor does one without an event."""
+    gate = ProbesGate(kind="probes")
+    every = result("recompute", 1, 64, "mean exp|Δ| is 1.2").model_copy(update={"stands_without_events": True})
+    single = result("recompute", 1, 64, "1 of 64 replies are above 1.05")
+    clean = result("recompute", 0, 64)
+    assert verdict_of(gate, probed("w4a16", every), probed("fp8", clean)).detail == (
+        "recompute: mean exp|Δ| is 1.2; no alarm in fp8."
+    )
+    assert verdict_of(gate, probed("w4a16", every), probed("fp8", clean)).status == "FAIL"
+    assert verdict_of(gate, probed("w4a16", every), probed("fp8", single)).detail.endswith(
+        "; fp8 has it in single requests only."
+    )
+    assert verdict_of(gate, probed("w4a16", every), probed("fp8", every)).status == "NOT MEASURED"
+    without = result("acceptance", 0, 64, "1.05 tokens per step over all")
+    assert verdict_of(gate, probed("w4a16", without), probed("fp8", result("acceptance", 0, 64))).status == "FAIL"
+
+
+def test_an_alarm_of_the_reference_is_said() -> None:
+    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *CLEAN), probed("fp8", *ALARM))
+    assert (found.status, found.detail) == (
+        "PASS",
+        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in "
+        "10,000 requests takes 7,500. fp8 itself alarms: garble: 3 of 2000 replies are garbled, and not by the model's habit.",
+    )
 
 
 def test_an_alarm_that_the_reference_shares_is_not_the_candidates() -> None:
@@ -56,13 +129,12 @@ def test_an_alarm_that_the_reference_shares_is_not_the_candidates() -> None:
     found = verdict_of(gate, probed("w4a16", *ALARM), probed("fp8", *ALARM))
     assert (found.status, found.detail) == (
         "NOT MEASURED",
-        "garble: fp8 has the same alarm, so the serving is at fault and not this checkpoint: 3 of 2000 replies are garbled, "
-        "and not by the model's habit.",
+        "garble: 3 of 2000 replies are garbled, and not by the model's habit; fp8 has it too, in 3 of 2,000 requests (here 3 "
+        "of 2,000, p 0.66): the serving is at fault, and not shown to be this checkpoint.",
     )
-    more = (*ALARM[:-1], result("garble", 60, 2000, "60 of 2000 replies are garbled"))
-    found = verdict_of(gate, probed("w4a16", *more), probed("fp8", *ALARM))
+    found = verdict_of(gate, probed("w4a16", *MANY), probed("fp8", *ALARM))
     assert (found.status, found.detail) == (
-        "FAIL", "garble: 60 of 2000 replies are garbled; fp8 has the alarm too, but fewer events: 3 of 2000 requests.",
+        "FAIL", "garble: 60 of 2000 replies are garbled; in fp8 3 of 2,000 requests, here 60 of 2,000 (p 3e-15).",
     )  # fmt: skip
 
 
@@ -89,7 +161,7 @@ def test_a_rate_must_be_excluded(limit: float, status: str) -> None:
 
 def test_an_endpoint_of_somebody_else_is_found_by_its_label() -> None:
     foreign = probed("w4a16", *ALARM).model_copy(update={"checkpoint_sha256": None})
-    assert verdict_of(ProbesGate(kind="probes"), foreign).status == "FAIL"
+    assert verdict_of(ProbesGate(kind="probes"), foreign).status == "NOT MEASURED", "its alarm, without one of the reference"
     ours = probed("anything", *CLEAN, sha256=sha256_of_label("w4a16"))
     assert verdict_of(ProbesGate(kind="probes"), foreign, ours).status == "PASS", "the hash says more than a name"
 
@@ -100,7 +172,7 @@ def test_the_whole_judgement() -> None:
     with_probes = recipe.model_copy(update={"gates": (*recipe.gates, ProbesGate(kind="probes"))})
     measurements = make_measurements(0)
     before = judge(measurements, recipe, model=MODEL).overall
-    reports = [probed("w4a16", *ALARM), *(probed(label, *CLEAN) for label in ("fp8", "bf16", "nvfp4a16"))]
+    reports = [probed("w4a16", *MANY), *(probed(label, *CLEAN) for label in ("fp8", "bf16", "nvfp4a16"))]
     judged = judge(measurements, with_probes, model=MODEL, probes=reports)
     seen = {v.candidate: v.status for v in judged.verdicts if v.gate == "probes"}
     assert seen == {"fp8-repeat": "PASS", "bf16": "PASS", "w4a16": "FAIL", "nvfp4a16": "PASS"}
@@ -150,7 +222,7 @@ def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
     gate = "  - {kind: probes, required: [garble], max_rate: {garble: 0.01}}\n"
     gates.write_text(text.replace("name: quick", "name: strict") + gate)
     for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
-        probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
+        probed(label, *(MANY if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
     code, out, _ = run("gate", run_dir, "--gates", gates, "--json")
     seen = {one.candidate: one.status for one in GateReport.model_validate_json(out).verdicts if one.gate == "probes"}
     assert code == 1 and seen == {"fp8-repeat": "PASS", "bf16": "PASS", "nvfp4a16": "PASS", "w4a16": "FAIL"}

@@ -139,8 +139,14 @@ class StubServer:
         """Without it in the Authorization header everything is refused."""
         self.gateway: Callable[[dict[str, Any], tuple[int, Any]], tuple[int, Any]] = lambda body, answered: answered
         """What stands in front of it makes this of a reply."""
+        self.asked: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
+        """What stands in front of it makes this of a request."""
         self.detokenizes = True
         """Offers /detokenize."""
+        self.detokenized: Callable[[str], str] = lambda text: text
+        """What it makes of a text there."""
+        self.temperature = 1.0
+        """Of replies that are not greedy, whatever they ask for."""
         self.tells_drafts = True
         """With every reply; else only the counters do."""
         self.drafted: Counter[str] = Counter()
@@ -179,11 +185,12 @@ class StubServer:
             ids = self._prompt_ids(body)
             return 200, {"count": len(ids), "tokens": ids}
         if path == "/detokenize" and self.extras and self.detokenizes:
-            return 200, {"prompt": "".join(LETTERS.get(token, "<end>") for token in body["tokens"])}
+            return 200, {"prompt": self.detokenized("".join(LETTERS.get(token, "<end>") for token in body["tokens"]))}
         if path not in (CHAT, COMPLETIONS) or (path == COMPLETIONS and not self.extras):
             return 404, {"error": {"message": "Not Found"}}
         if not self.extras and {"return_token_ids", "top_k"} & body.keys():
             return 400, {"error": {"message": "Unrecognized request argument supplied"}}
+        body = self.asked(body)
         ids = self._prompt_ids(body)
         if "prompt_logprobs" in body:
             return self.gateway(body, (200, self._scored(ids, body)))
@@ -238,7 +245,7 @@ class StubServer:
                 token, logprobs = ZERO, np.full(VOCABULARY, math.nan)
             else:
                 logprobs = log_softmax(logits)
-                noise = 0 if call.greedy else draw.gumbel(size=VOCABULARY)
+                noise = 0 if call.greedy else self.temperature * draw.gumbel(size=VOCABULARY)
                 token = self.fault.choose(call, position, int(np.argmax(logits + noise)), logits)
             made.ids.append(token)
             made.rows.append((token, self.fault.report(call, position, logprobs)))

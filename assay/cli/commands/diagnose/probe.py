@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -32,12 +33,14 @@ from assay.cli.places import Place, belongs_to, check_places, place_for
 from assay.cli.targets import url_in
 from assay.cli.terminal import emit, escape, results, say
 from assay.errors import AssayError
-from assay.foreign_text import check_label, safe_name
+from assay.foreign_text import check_label, one_line, safe_name
 from assay.records.base import sha256_of_file
 from assay.records.probe import ProbeName, ProbeReport, ProbeResult, ProbeSettings, ledger_of
 from assay_evaluate.run.set_aside import make_room_for_probes
 from assay_evaluate.serving.api_key import bearer
 
+SHOWN_REPLIES = 3
+"""Of each probe, in the terminal; the record and the ledger have more."""
 COLOURS = {"ok": "green", "alarm": "bold red", "not_run": "yellow"}
 WORDS = {"ok": "ok", "alarm": "ALARM", "not_run": "not run"}
 
@@ -69,11 +72,21 @@ def probe(
             help=f"One or several of: {', '.join(get_args(ProbeName))}. Default: all.",
         ),
     ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=2, help="Replies whose log-probabilities are examined.")] = 48,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests",
+            min=2,
+            help="At most so many requests of all probes together; what fewer cannot show is said. Beside --garble, which "
+            "sizes the scan by itself: replies whose log-probabilities are examined (48).",
+        ),
+    ] = None,
     garble: Annotated[
-        int,
-        typer.Option("--garble", min=1, help="Replies of the garble scan. To see a fault of 4 in 10,000 requests takes 7,500."),
-    ] = 256,
+        int | None,
+        typer.Option(
+            "--garble", min=1, help="Replies of the garble scan (256). To see a fault of 4 in 10,000 requests takes 7,500."
+        ),
+    ] = None,
     concurrency: ConcurrencyOption = None,
     long_tokens: Annotated[int, typer.Option("--long-tokens", min=1, help="Tokens of long prompts.")] = 768,
     max_tokens: MaxTokensOption = 160,
@@ -118,19 +131,23 @@ def probe(
     check_places(run, out)
     _refuse_settings_of_others(ctx, probes)
     settings = ProbeSettings(
-        num_requests=requests, num_garble_requests=garble, concurrency=concurrency or 16, long_tokens=long_tokens,
-        max_tokens=max_tokens, abort_share=abort_share, temperature=temperature,
-        expected_acceptance_length=expected_acceptance, seed=seed,
+        concurrency=concurrency or 16, long_tokens=long_tokens, max_tokens=max_tokens, abort_share=abort_share,
+        temperature=temperature, expected_acceptance_length=expected_acceptance, seed=seed,
     )  # fmt: skip
+    if garble is not None:
+        settings = settings.model_copy(
+            update={"num_garble_requests": garble, **({"num_requests": requests} if requests else {})}
+        )
+    most = requests if garble is None else None
     if (url := url_in(target)) is not None:
         refuse_unused(ctx, URL_FORM, "profile", "runs")
         headers = bearer(api_key_env, "--api-key-env")
-        report, path = _probe_url(url, settings, probes, model, without_speculation, label, run, out, headers)
+        report, path = _probe_url(url, settings, most, probes, model, without_speculation, label, run, out, headers)
     else:
         refuse_unused(ctx, f"{CHECKPOINT_FORM}, with drafts and without", "model", "api_key_env", "without_speculation")
         if run is not None or out is not None:
             refuse_unused(ctx, "with --run or --out", "runs")
-        report, path = _probe_checkpoint(target, settings, probes, profile, concurrency, label, run, runs, out)
+        report, path = _probe_checkpoint(target, settings, most, probes, profile, concurrency, label, run, runs, out)
     report.save(path)
     if as_json:
         emit(report)
@@ -145,7 +162,8 @@ def _refuse_settings_of_others(ctx: typer.Context, probes: list[str] | None) -> 
     for name, parameters in SETTINGS_OF.items():
         if probes is not None and name not in probes:
             refuse_unused(ctx, f"without the probe {name}, which --probes leaves out", *parameters)
-    if probes is not None and not set(probes) - ASKS_ITS_OWN:
+    is_limit = ctx.params.get("garble") is None  # then --requests is of all
+    if probes is not None and not set(probes) - ASKS_ITS_OWN and not is_limit:
         refuse_unused(ctx, f"by the probes {' and '.join(probes)}, which ask requests of their own", "requests")
 
 
@@ -158,9 +176,27 @@ def _new_file(place: Place, label: str, checkpoint_sha256: str | None) -> Path:
     return path
 
 
+def _announced(settings: ProbeSettings, most: int | None, names: Sequence[str] | None, *, has_pair: bool) -> ProbeSettings:
+    """Say what will be sent at most to an endpoint of which nothing is known. most: of all; MeasureError if it is too few."""
+    from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
+    from assay_evaluate.diagnosis.probes.planned import cost_of_limit, fit_settings, plan_requests
+    from assay_evaluate.diagnosis.probes.run_probes import checked_names
+
+    wanted = checked_names(names)
+    unlimited = plan_requests(settings, wanted, has_pair=has_pair)
+    if most is not None:
+        settings = fit_settings(settings, most, wanted, has_pair=has_pair)
+    planned = plan_requests(settings, wanted, has_pair=has_pair)
+    say(f"{planned.sentence(settings)}; up to {MOST_DISCOVERY_REQUESTS} small ones before find out what the endpoint offers")
+    if most is not None:
+        say(cost_of_limit(settings, planned, unlimited))
+    return settings
+
+
 def _probe_url(
     url: str,
     settings: ProbeSettings,
+    most: int | None,
     names: list[str] | None,
     model: str | None,
     without_speculation: str | None,
@@ -177,6 +213,7 @@ def _probe_url(
         raise AssayError(
             "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
         )
+    settings = _announced(settings, most, names, has_pair=without_speculation is not None)
     endpoint = find(url)
     other = None if without_speculation is None else find(url_in(without_speculation) or without_speculation)
     name = label or safe_name(endpoint.model)
@@ -190,6 +227,7 @@ def _probe_url(
 def _probe_checkpoint(
     target: str,
     settings: ProbeSettings,
+    most: int | None,
     names: list[str] | None,
     profile: str | None,
     concurrency: int | None,
@@ -211,6 +249,7 @@ def _probe_checkpoint(
     place = place_for("probe", "probes", run=run or its_run, out=out)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
+    settings = _announced(settings, most, names, has_pair=True)
     spec = ServerSpec(
         checkpoint=folder, profile=chosen, serving=aim.recipe.serving, speculate=True,
         log_path=place.logs / f"vllm-probe-{name}.log",
@@ -247,8 +286,22 @@ def print_probes(report: ProbeReport, out: Console) -> None:
     else:
         for one in report.results:
             out.print(escape(f"{one.name:12} {WORDS[one.status]:8} {_line(one)}"))
+    _print_replies(report, out)
     if report.errors:
         out.print(escape("no reply: " + ", ".join(f"{count} times {error}" for error, count in report.errors.items())))
+
+
+def _print_replies(report: ProbeReport, out: Console) -> None:
+    """Some of the replies that are at fault, and of those that nobody could tell, as they came."""
+    for one in report.results:
+        for what, shown_ones in (("", one.witnesses), ("undecided ", one.undecided)):
+            for each in [each for each in shown_ones if each.text is not None][:SHOWN_REPLIES]:
+                out.print(escape(f"{one.name}: {what}reply {each.request}: {each.what}: {_quoted(each.text or '')}"))
+
+
+def _quoted(text: str) -> str:
+    """On one line, with what cannot be seen written out."""
+    return "nothing" if not text else f'"{one_line(text.replace(chr(10), chr(92) + "n"))}"'
 
 
 def _line(one: ProbeResult) -> str:

@@ -68,7 +68,8 @@ def probe_acceptance(session: ProbeSession) -> ProbeResult:
     odd = [(one, why) for one in enough if (why := _oddity(one, low, rate, len(enough))) is not None]
     alarms = [f"{len(odd)} of {len(enough)} replies of {ENOUGH_TOKENS} tokens or more: {odd[0][1]}"] if odd else []
     upper = 1 + _accepted_per_step(told, session.settings.level).high
-    alarms += _alarms_of_all(length, upper, drafts, session.settings.expected_acceptance_length)
+    of_all = _alarms_of_all(length, upper, drafts, session.settings.expected_acceptance_length)
+    alarms += of_all
     is_few = not enough
     return session.result(
         "acceptance",
@@ -79,6 +80,7 @@ def probe_acceptance(session: ProbeSession) -> ProbeResult:
         reason=f"no reply had {ENOUGH_TOKENS} tokens: only all replies together were judged" if is_few else None,
         num_requests=len(told),
         witnesses=[witness(one.exchange, why, None, f"{low:.3g} to rate {HIGH_RATE}", f"{one.length:.3f}") for one, why in odd],
+        stands_without_events=bool(of_all),
         first_event_at=next((enough.index(one) + 1 for one, _ in odd), None),
         details={
             "mean_length": length,
@@ -111,6 +113,7 @@ def _by_counters(session: ProbeSession) -> ProbeResult:
         alarm="; ".join(alarms) or None,
         reason=f"only all requests together were judged: {WHY_NOT_TOLD}",
         num_requests=asked,
+        stands_without_events=True,
         first_event_at=1 if alarms else None,
         details={"mean_length": length, "rate": accepted / drafted, "expected_length": expected, "num_drafts": int(drafts)},
     )

@@ -40,6 +40,7 @@ def probe_argmax(session: ProbeSession) -> ProbeResult:
         unit="token",
         alarm=alarm if events else None,
         num_requests=looked,
+        requests_hit=len({one.request for one in events}),
         witnesses=events,
         first_event_at=first,
         details={

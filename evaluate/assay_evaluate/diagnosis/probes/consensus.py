@@ -76,6 +76,8 @@ def probe_consensus(session: ProbeSession) -> ProbeResult:
         unit="token",
         alarm="; ".join(_alarms(tally)) or None,
         num_requests=len(scored),
+        requests_hit=len({one.request for one in tally.witnesses}),
+        stands_without_events=_tie_alarm(tally) is not None,
         witnesses=tally.witnesses,
         first_event_at=tally.first_event_at,
         details={
@@ -155,10 +157,16 @@ def _alarms(tally: ConsensusTally) -> list[str]:
         found.append(
             f"{swaps} of {tally.positions} positions: both paths are sure of different tokens (allowed {SWAP_RATE:.1%})"
         )
+    ties = _tie_alarm(tally)
+    return [*found, ties] if ties is not None else found
+
+
+def _tie_alarm(tally: ConsensusTally) -> str | None:
     one_sided = (tally.ties["decode"], tally.ties["prefill"])
-    if sum(one_sided):
-        p_value = float(stats.binomtest(max(one_sided), sum(one_sided)).pvalue)
-        if p_value < TIE_P_VALUE and abs(one_sided[0] - one_sided[1]) > TIE_SHARE * tally.positions:
-            side = "decoding" if one_sided[0] > one_sided[1] else "prefill"
-            found.append(f"only {side} has equal log-probabilities ({max(one_sided)} positions): it ranks at a lower precision")
-    return found
+    if not sum(one_sided):
+        return None
+    p_value = float(stats.binomtest(max(one_sided), sum(one_sided)).pvalue)
+    if p_value >= TIE_P_VALUE or abs(one_sided[0] - one_sided[1]) <= TIE_SHARE * tally.positions:
+        return None
+    side = "decoding" if one_sided[0] > one_sided[1] else "prefill"
+    return f"only {side} has equal log-probabilities ({max(one_sided)} positions): it ranks at a lower precision"

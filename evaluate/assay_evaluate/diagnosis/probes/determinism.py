@@ -14,9 +14,6 @@ from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.probes.divergences import Arm, arm, decision_limit, witnesses
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run
 
-NEIGHBOUR_PROMPTS = 4
-"""Prompts per kind of neighbours: each takes a full batch."""
-
 
 def probe_determinism(session: ProbeSession) -> ProbeResult:
     """Alarm: a reply parts where the reply alone had decided (see `decision_limit`). Needs log-probabilities to judge."""
@@ -26,7 +23,7 @@ def probe_determinism(session: ProbeSession) -> ProbeResult:
     asked = [one.ask for one in baseline]
     in_batch = {one.ask.id: one for one in session.greedy}
     arms = [
-        arm("alone again", baseline, session.client.ask_together(_renamed(asked, "again"), 1)),
+        arm("alone again", baseline, session.alone_again),
         arm("full batch", baseline, [in_batch[ask.id.removeprefix("alone/")] for ask in asked]),
     ]
     if session.endpoint.offer.cache_salt:
@@ -34,7 +31,7 @@ def probe_determinism(session: ProbeSession) -> ProbeResult:
         arms.append(arm("cold prefix", baseline, session.client.ask_together(_renamed(salted, "cold"), 1)))
         arms.append(arm("warm prefix", baseline, session.client.ask_together(_renamed(salted, "warm"), 1)))
     for what, num_tokens in (("short", session.settings.short_tokens), ("long", session.settings.long_tokens)):
-        some = baseline[:NEIGHBOUR_PROMPTS]
+        some = baseline[: session.settings.num_neighbours]
         arms.append(arm(f"{what} neighbours", some, _among(session, [one.ask for one in some], what, num_tokens)))
     return _judge(session, arms)
 
@@ -77,7 +74,8 @@ def _judge(session: ProbeSession, arms: Sequence[Arm]) -> ProbeResult:
         unit="prompt",
         alarm=alarm,
         reason=reason,
-        num_requests=trials,
+        num_requests=len({parting.baseline.id for one in arms for parting in one.partings}),
+        requests_hit=len({parting.baseline.id for one in arms for parting in one.decided(limit)}),
         witnesses=events,
         details={
             "decided_nats": limit,

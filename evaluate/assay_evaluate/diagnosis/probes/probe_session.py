@@ -15,6 +15,7 @@ from typing import Any
 from assay.records.probe import Detail, ProbeResult, ProbeSettings, ProbeStatus, Witness
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS, sampling
 from assay_evaluate.client.client import Client
+from assay_evaluate.client.decoded_text import Compared
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
@@ -23,6 +24,10 @@ from assay_evaluate.statistics.rates import sentence, upper_bound
 from assay_evaluate.tasks.items import LANGUAGES, Language, arithmetic_item, filler_sentence, haystack, writing_item
 
 MOST_WITNESSES = 20
+EXCERPT_CHARACTERS = 160
+TOP_OF_TWO = 2
+"""Log-probabilities of replies that are not examined token by token: the drawn token and the likeliest (vLLM lists the drawn
+one first), which is what tells a row of another token and an unlike temperature."""
 FIRST_TRY_CHARACTERS = 400
 LEAST_NOTES = 2
 """Of 4,096 kinds each: with them no two prompts are the same, though there are only 24 texts to ask for."""
@@ -59,6 +64,10 @@ class ProbeSession:
     on_progress: Callable[[str], None] = lambda line: None
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     """Of this run: makes a prompt new to a prefix cache that knows those of the run before."""
+    compared: dict[str, Compared] = field(default_factory=dict)
+    """By id of a reply: its text against what its ids decode to, as far as that was asked."""
+    read_alike: dict[str, bool] = field(default_factory=dict)
+    """By id of a reply without ids: whether the tokens of its log-probabilities read as its text."""
 
     # ------------------------------------------------------------------------------------------------ prompts
     def prompts(self, what: str, count: int, num_tokens: int, *, writing_only: bool = False) -> list[ProbePrompt]:
@@ -172,13 +181,28 @@ class ProbeSession:
     def long_replies(self) -> list[Exchange]:
         """Texts of a hundred tokens and more, sampled at T=1."""
         prompts = self.prompts("long-reply", self.settings.num_requests // 2, self.settings.short_tokens, writing_only=True)
-        asks = [self.ask("long-reply", prompt, temperature=1.0) for prompt in prompts]
+        asks = [self.ask("long-reply", prompt, temperature=1.0, logprobs_wanted=TOP_OF_TWO) for prompt in prompts]
         return self.client.ask_together(asks, self.settings.concurrency)
 
     @cached_property
     def alone(self) -> list[Exchange]:
         """Some of the greedy requests again, one at a time."""
         return self.client.ask_together(self.again(self.greedy, "alone"), 1)
+
+    @cached_property
+    def alone_again(self) -> list[Exchange]:
+        """The same as `alone`, once more."""
+        asks = [replace(one.ask, id=f"again/{one.ask.id}") for one in self.alone]
+        return self.client.ask_together(asks, 1)
+
+    def generated(self) -> list[Exchange]:
+        """Every answered request of this run, so far, for a reply that a user would read: none that scores, none hung up on."""
+        return [
+            one
+            for one in self.client.tally.exchanges.values()
+            if one.is_answered and one.ask.prompt and one.ask.path in (CHAT, COMPLETIONS)
+            and one.ask.body["max_tokens"] > 1 and "prompt_logprobs" not in one.ask.body
+        ]  # fmt: skip
 
     @cached_property
     def alone_scored(self) -> list[RescoredReply]:
@@ -190,10 +214,10 @@ class ProbeSession:
         able = [one.ask for one in exchanges if one.is_answered][: self.settings.num_alone]
         return [replace(ask, id=f"{what}/{ask.id}", body={**ask.body, **more}) for ask in able]
 
-    def score(self, exchanges: Sequence[Exchange], concurrency: int) -> list[RescoredReply]:
+    def score(self, exchanges: Sequence[Exchange], concurrency: int, top_k: int | None = None) -> list[RescoredReply]:
         """The tokens of every answered reply, scored again by one pass over prompt and reply (vLLM's prompt_logprobs)."""
         able = [one for one in exchanges if one.is_answered and one.reply.token_ids and one.reply.prompt_token_ids]
-        top_k = min(self.top_k or self.settings.top_k, self.endpoint.offer.prompt_logprobs or 1)
+        top_k = top_k or min(self.top_k or self.settings.top_k, self.endpoint.offer.prompt_logprobs or 1)
         asks = [self._score_ask(one, top_k) for one in able]
         scored = self.client.ask_together([replace(ask, id=f"score/{ask.id}") for ask in asks], concurrency)
         return [RescoredReply(one, back.reply.logprobs, back.reply.error) for one, back in zip(able, scored, strict=True)]
@@ -228,8 +252,12 @@ class ProbeSession:
         first_event_at: int | None = None,
         reason: str | None = None,
         details: dict[str, Detail] | None = None,
+        requests_hit: int | None = None,
+        stands_without_events: bool = False,
+        undecided: Sequence[Witness] = (),
     ) -> ProbeResult:
-        """A probe that ran. alarm: why, or None; reason: what to know about a result that is no alarm."""
+        """A probe that ran. alarm: why, or None; reason: what to know about a result that is no alarm. requests_hit: where it
+        is not `events`."""
         if trials == 0:
             return not_run(name, unit, reason or "no reply that could be looked at", num_requests)
         status: ProbeStatus = "ok" if alarm is None else "alarm"
@@ -245,6 +273,9 @@ class ProbeSession:
             reason=alarm or reason,
             details=details or {},
             witnesses=tuple(witnesses[:MOST_WITNESSES]),
+            undecided=tuple(undecided[:MOST_WITNESSES]),
+            requests_hit=events if requests_hit is None and unit == "request" else requests_hit,
+            stands_without_events=alarm is not None and stands_without_events,
             first_event_at=first_event_at,
             num_requests=num_requests,
         )
@@ -258,9 +289,21 @@ def not_run(name: str, unit: str, reason: str, num_requests: int = 0) -> ProbeRe
     )  # fmt: skip
 
 
-def witness(exchange: Exchange, what: str, position: int | None = None, expected: Any = None, seen: Any = None) -> Witness:
-    """An event in one exchange."""
+def witness(
+    exchange: Exchange,
+    what: str,
+    position: int | None = None,
+    expected: Any = None,
+    seen: Any = None,
+    *,
+    excerpt_at: int | None = None,
+) -> Witness:
+    """An event in one exchange. excerpt_at: character of the reply around which some of its text is kept with it."""
+    text = None
+    if excerpt_at is not None:
+        start = max(0, min(excerpt_at - EXCERPT_CHARACTERS // 2, len(exchange.text) - EXCERPT_CHARACTERS))
+        text = exchange.text[start : start + EXCERPT_CHARACTERS]
     return Witness(
         request=exchange.id, what=what, position=position, expected=expected, seen=seen, slot=exchange.slot,
-        concurrency=exchange.concurrency,
+        concurrency=exchange.concurrency, text=text,
     )  # fmt: skip

@@ -76,6 +76,7 @@ def probe_recompute(session: ProbeSession) -> ProbeResult:
     deltas = np.concatenate([one.delta_P for one in full])
     mean = _mean_exp(full)
     steps = find_steps(full, alone)
+    others = [one for one, error in zip(full, errors, strict=True) if error <= limit]
     alarms = []
     if mean > MEAN_LIMIT:
         alarms.append(f"mean exp|Δ| is {mean:.4g} (limit {MEAN_LIMIT})")
@@ -91,6 +92,7 @@ def probe_recompute(session: ProbeSession) -> ProbeResult:
         num_requests=len(full),
         witnesses=[_witness(full[number], limit) for number in beyond],
         first_event_at=beyond[0] + 1 if beyond else None,
+        stands_without_events=_is_alarming(others, alone),
         details={
             "mean_exp_delta": mean,
             "mean_exp_delta_alone": float(np.nanmean(np.exp(np.concatenate([one.delta_P for one in alone]))))
@@ -103,6 +105,13 @@ def probe_recompute(session: ProbeSession) -> ProbeResult:
             **{f"step_{what.replace(' ', '_')}": _figures(step) for what, step in steps.items()},
         },
     )
+
+
+def _is_alarming(others: Sequence[Compared], alone: Sequence[Compared]) -> bool:
+    """Whether the replies that are no events alarm together: one that is far off lifts the mean, and looks like a step."""
+    if not others:
+        return True
+    return _mean_exp(others) > MEAN_LIMIT or any(step.is_structural for step in find_steps(others, alone).values())
 
 
 def _mean_exp(compared: Sequence[Compared]) -> float:

@@ -64,6 +64,7 @@ def probe_routing(session: ProbeSession) -> ProbeResult:
     events = [number for number, mean in enumerate(means) if mean < LEAST_AGREEMENT]
     by_layer_L = np.concatenate([agreed for _, agreed in pairs]).mean(0)
     worst = int(by_layer_L.argmin())
+    others = [agreed for (_, agreed), mean in zip(pairs, means, strict=True) if mean >= LEAST_AGREEMENT]
     alarms = (
         [f"{len(events)} of {len(pairs)} replies agree in less than {LEAST_AGREEMENT:.0%} of their experts"] if events else []
     )
@@ -81,6 +82,7 @@ def probe_routing(session: ProbeSession) -> ProbeResult:
             for n in events
         ],
         first_event_at=events[0] + 1 if events else None,
+        stands_without_events=not others or bool(np.concatenate(others).mean(0).min() < LEAST_OF_LAYER),
         details={
             "mean_agreement": float(np.mean(means)),
             "worst_layer": worst,

@@ -15,13 +15,16 @@ from assay_evaluate.diagnosis.probes.acceptance import probe_acceptance
 from assay_evaluate.diagnosis.probes.argmax import probe_argmax
 from assay_evaluate.diagnosis.probes.consensus import probe_consensus
 from assay_evaluate.diagnosis.probes.determinism import probe_determinism
+from assay_evaluate.diagnosis.probes.planned import plan_requests
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
 from assay_evaluate.diagnosis.probes.recompute import probe_recompute
 from assay_evaluate.diagnosis.probes.replies.garble import probe_garble
 from assay_evaluate.diagnosis.probes.replies.nonfinite import probe_nonfinite
 from assay_evaluate.diagnosis.probes.replies.swapped import probe_swapped
+from assay_evaluate.diagnosis.probes.replies.whole_text import probe_text
 from assay_evaluate.diagnosis.probes.routing import probe_routing
 from assay_evaluate.diagnosis.probes.speculation import probe_speculation
+from assay_evaluate.diagnosis.probes.temperature import probe_temperature
 from assay_evaluate.diagnosis.probes.tool_ladder import probe_tools
 
 Probe = Callable[[ProbeSession], ProbeResult]
@@ -34,9 +37,11 @@ PROBES: dict[str, Probe] = {
     "determinism": probe_determinism,
     "speculation": probe_speculation,
     "acceptance": probe_acceptance,
-    "garble": probe_garble,
+    "temperature": probe_temperature,
     "tools": probe_tools,
-    "nonfinite": probe_nonfinite,  # the last two look at everything that was asked
+    "garble": probe_garble,  # this one and the next three look at everything that was asked
+    "text": probe_text,
+    "nonfinite": probe_nonfinite,
     "swapped": probe_swapped,
 }
 
@@ -73,9 +78,17 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if names is None or name in names]
 
 
+def _announcement(session: ProbeSession, names: Sequence[str]) -> str:
+    """What will be sent, before the first of it is; nothing that was asked before on this session is sent again."""
+    endpoint, has_pair = session.endpoint, session.without_speculation is not None
+    planned = plan_requests(session.settings, names, endpoint.offer, endpoint.max_model_len, has_pair=has_pair)
+    return planned.sentence(session.settings)
+
+
 def run_session(session: ProbeSession, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
     """Run `names`, in their order, on a session that is open; what it was asked before is not asked again."""
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    session.on_progress(_announcement(session, names))
     results = []
     for name in names:
         begun = time.monotonic()

@@ -50,7 +50,8 @@ def pair_with(session: ProbeSession, other: ProbedEndpoint) -> ProbeResult:
         unit="prompt",
         alarm=alarm,
         reason=reason,
-        num_requests=2 * len(pair.partings),
+        num_requests=len(pair.partings),
+        requests_hit=len(events),
         witnesses=events,
         details={
             "decided_nats": limit,

@@ -81,6 +81,7 @@ def probe_tools(session: ProbeSession) -> ProbeResult:
         num_requests=looked,
         witnesses=events,
         first_event_at=first,
+        stands_without_events=True,
         details={
             "valid_calls": {rung.name: rung.share for rung in rungs},
             "malformed": {rung.name: rung.num_malformed for rung in rungs},

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from probe_stub import BEGIN, HAN, IDS, LATIN, OTHER, Call, Fault, StubServer, encode
+from scipy.stats import fisher_exact
 from statsmodels.stats.proportion import proportion_confint
 
 from assay.errors import MeasureError
@@ -25,10 +26,10 @@ from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes.consensus import positions_of
 from assay_evaluate.diagnosis.probes.divergences import part
 from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
-from assay_evaluate.diagnosis.probes.replies import garble
+from assay_evaluate.diagnosis.probes.replies import habits
 from assay_evaluate.diagnosis.probes.replies.detectors import longest_loop, signs_in
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
-from assay_evaluate.statistics.rates import lower_bound, sentence, trials_needed, upper_bound
+from assay_evaluate.statistics.rates import exceeds_p, lower_bound, sentence, trials_needed, trials_to_tell, upper_bound
 from assay_evaluate.statistics.trends import find_step
 
 pytestmark = pytest.mark.slow
@@ -72,6 +73,24 @@ def test_sentence_says_what_none_bounds() -> None:
     assert sentence(3, 2000, "token") == "3 of 2,000 tokens: 0.15 %, between 0.041 % and 0.39 %"
 
 
+def test_rates_of_two_sides() -> None:
+    """Against scipy's own Fisher test; and the trials that tell have the power that they say, by drawing."""
+    for table in ((1, 7500, 0, 7500), (6, 7500, 0, 7500), (60, 2000, 3, 2000), (3, 24, 1, 40), (0, 5, 3, 9)):
+        events, trials, other, other_trials = table
+        fisher = fisher_exact([[events, trials - events], [other, other_trials - other]], "greater").pvalue
+        assert exceeds_p(*table) == pytest.approx(fisher, rel=1e-9)
+    assert trials_to_tell(1 / 7500, 0.0, 0.025) == 60_000 and trials_to_tell(1 / 24, 0.0, 0.025) == 190
+    assert trials_to_tell(0.1, 0.1, 0.025) is trials_to_tell(1e-7, 0.0, 0.025) is None
+    needed = trials_to_tell(0.02, 0.005, 0.025)
+    assert needed is not None
+    draw = np.random.default_rng(4)
+    pairs = zip(draw.binomial(needed, 0.02, 2000), draw.binomial(needed, 0.005, 2000), strict=True)
+    told = np.mean([exceeds_p(int(a), needed, int(b), needed) <= 0.025 for a, b in pairs])
+    assert 0.78 < told < 0.86
+    with pytest.raises(ValueError, match="3 events in 2 trials"):
+        exceeds_p(3, 2, 0, 2)
+
+
 # ------------------------------------------------------------------------------------------------ a healthy server
 @pytest.mark.slow
 def test_a_healthy_server_alarms_nothing(tmp_path: Path) -> None:
@@ -84,7 +103,8 @@ def test_a_healthy_server_alarms_nothing(tmp_path: Path) -> None:
     assert (report.label, report.num_failed, report.errors) == ("here", 0, {})
     assert [result.events for result in report.results] == [0] * len(PROBES)
     found = {result.name: result for result in report.results}
-    assert found["garble"].trials == 40 and found["garble"].details["num_aborted"] == 4
+    assert (found["garble"].details["num_of_the_scan"], found["garble"].details["num_aborted"]) == (40, 4)
+    assert found["garble"].trials == found["text"].trials == found["text"].details["num_decoded"] + 32, "all but calls of tools"
     assert found["recompute"].details["mean_exp_delta"] == pytest.approx(1, abs=1e-6)
     assert found["consensus"].details["top1_agreement"] == 1
     assert found["routing"].details["mean_agreement"] == 1
@@ -103,7 +123,7 @@ def test_a_plain_endpoint_is_probed_as_far_as_it_goes(logprobs: bool) -> None:
     """No ids, no prompt log-probabilities, no counters: what can run runs, the rest says what is missing."""
     report = probed(extras=False, logprobs=logprobs)
     assert {name for name, status in statuses(report).items() if status == "ok"} == (
-        {"determinism", "garble", "tools", "nonfinite"} | ({"argmax"} if logprobs else set())
+        {"determinism", "garble", "text", "tools", "nonfinite"} | ({"argmax", "temperature"} if logprobs else set())
     )
     reasons = {result.name: result.reason for result in report.results if result.status == "not_run"}
     missing = (
@@ -284,32 +304,13 @@ def behind(
         return list(run_probes(endpoint, SMALL, names).results)
 
 
-@pytest.mark.parametrize(
-    ("letters", "detokenizes", "kind"),
-    [
-        ("жш", True, "not_its_ids"),
-        ("qz", True, "not_its_ids"),
-        ("жш", False, "wrong_script"),
-        ("\ufffd\ufffd", False, "replacement"),
-    ],
-)
-def test_text_that_is_garbled_behind_its_ids_is_no_habit(letters: str, detokenizes: bool, kind: str) -> None:
-    """Prefill would have chosen the same ids, and says nothing about the text."""
-    [result] = behind(garbling(10, letters), ["garble"], detokenizes=detokenizes)
-    assert (result.status, result.details["num_decoded"]) == ("alarm", 40 if detokenizes else 0)
-    assert kind in str(result.reason) and (result.events == 4 or not detokenizes)  # else the gateway garbles it alone, too
-    [healthy] = behind(lambda body, answered: answered, ["garble"], detokenizes=detokenizes)
-    assert (healthy.status, healthy.events) == ("ok", 0)
-
-
-def test_text_that_is_written_in_another_way_is_no_alarm() -> None:
-    """A server whose /detokenize never agrees with its replies cannot be compared, and says so."""
-    with StubServer(drafts=False) as server:
-        endpoint = find_endpoint(server.base_url)
-        server.gateway = garbling(1, "qz")
-        [result] = run_probes(endpoint, SMALL, ["garble"]).results
-    assert result.status == "ok"
-    assert result.reason == "the text of 40 replies is not what /detokenize makes of their ids: it is not believed"
+@pytest.mark.parametrize(("letters", "kind"), [("жш", "wrong_script"), ("\ufffd\ufffd", "replacement_character")])
+def test_text_that_is_garbled_behind_its_ids_is_no_habit(letters: str, kind: str) -> None:
+    """Prefill would have chosen the same ids, and says nothing about the text; alone it is not odd."""
+    [result] = behind(garbling(10, letters), ["garble"], detokenizes=False)
+    assert result.status == "alarm" and kind in str(result.reason)
+    [healthy] = behind(lambda body, answered: answered, ["garble"], detokenizes=False)
+    assert (healthy.status, healthy.events, healthy.undecided) == ("ok", 0, ())
 
 
 @pytest.mark.parametrize(("is_always", "status"), [(True, "ok"), (False, "alarm")])
@@ -322,7 +323,7 @@ def test_text_in_another_script_is_a_habit_only_if_it_is_written_alone_too(
         is_odd = position == 3 and sum(call.prompt_ids) % 5 == 0 and (is_always or call.in_flight > 1)
         return OTHER if is_odd else token
 
-    monkeypatch.setattr(garble, "is_own", lambda scored, temperature: True)
+    monkeypatch.setattr(habits, "is_own", lambda scored, temperature: True)
     [result] = probed(SMALL, ["garble"], fault=Fault(choose=choose), gather=SMALL.concurrency).results
     assert result.status == status, result.reason
     assert bool(result.details["num_habits"]) is is_always
@@ -502,7 +503,7 @@ def test_command_line(run: Run) -> None:
             "--out", "out",
         )  # fmt: skip
         assert code == 0, err
-        assert "argmax       ok       0 of " in out and "garble       ok       0 of 8 requests" in out
+        assert "argmax       ok       0 of " in out and "garble       ok       0 of 10 requests" in out
         record = ProbeReport.load(Path("out/stub.json"))
         assert statuses(record) == {"argmax": "ok", "garble": "ok"}
         assert Path("out/stub.requests.jsonl").read_text().count("\n") == record.num_requests

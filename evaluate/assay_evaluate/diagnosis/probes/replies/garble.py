@@ -1,9 +1,8 @@
 """Garble scan: many replies under load, long contexts among short ones, some users hanging up, and a search for odd text.
 
-An odd reply may be the model's own habit. At temperature 0 that can be told: if prefill would have chosen the same tokens, or,
-where nothing can be scored again, if the same request alone is odd too, it is a habit; else serving made it. Prefill speaks for
-the ids, and text can be garbled behind them, by a detokenizer or a gateway. Text that is not what its ids decode to is no
-habit; text of which that is not known has to be odd alone, and so has text in another script, whatever prefill says.
+Every reply of the run is looked at, also those that other probes asked for. An odd one may be the model's own habit, which
+`habits` tells. Replies of the scan in which nothing is odd are scored as well, as many as the settings say: a token that was
+lost on the way leaves ids that prefill would not have written.
 
 Users hang up because caches recycled under an aborted request were the cause of 3 to 5 in 10,000 garbled replies (z.ai,
 "Scaling Pain").
@@ -13,80 +12,74 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from assay.records.probe import ProbeResult
+from assay.records.probe import ProbeResult, Witness
 from assay_evaluate.client.exchanges import Ask, Exchange
-from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
+from assay_evaluate.client.waves import Slim
+from assay_evaluate.diagnosis.probes.probe_session import TOP_OF_TWO, ProbeSession, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not
-from assay_evaluate.diagnosis.probes.replies.detectors import SURPRISE_NATS, Sign, is_text_of, signs_in
+from assay_evaluate.diagnosis.probes.replies.batch_signs import Usual, signs_among, usual_of
+from assay_evaluate.diagnosis.probes.replies.detectors import Sign
+from assay_evaluate.diagnosis.probes.replies.habits import (
+    AT_ANY_TEMPERATURE,
+    FOREIGN_NATS,
+    Suspect,
+    furthest_behind,
+    signs_of,
+    sort_out,
+)
 from assay_evaluate.diagnosis.probes.replies.nonfinite import nonfinite_sign
+from assay_evaluate.diagnosis.probes.replies.whole_text import believed_texts, has_odd_rows, reads_alike
 from assay_evaluate.statistics.rates import lower_bound
-from assay_evaluate.transport.foreign_json import text_of
 
-FOREIGN_NATS = 2.0
-"""A token this far below the best one of prefill is none that this model picks at temperature 0; eight times a decision."""
 USUAL_LENGTH_SHARE = 0.2
 """When fewer replies than this run into their budget, one that does has missed its end."""
-MOST_ASKED_AGAIN = 64
-"""Suspects that are asked again alone; it takes as many replies one after the other."""
 FAILED_SHARE = 0.01
-NOT_ITS_IDS = "not_its_ids"
-OF_TEXT = frozenset({"wrong_script", "replacement_character", "control_character", "open_thinking", "empty"})
-"""Signs that may stand in the text alone."""
 ABORT_AFTER = (2, 6, 20)
 """Chunks of a streamed reply after which a request is hung up on, in turn."""
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A reply with its signs. `number` counts answered replies from 1."""
-
-    exchange: Exchange
-    signs: tuple[Sign, ...]
-    number: int
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple(sorted({sign.kind for sign in self.signs}))
-
-
 def probe_garble(session: ProbeSession) -> ProbeResult:
     """Alarm: one reply that serving has garbled; or more than 1 % of the requests, surely, without a reply."""
-    exchanges = session.client.ask_together(_asks(session), session.settings.concurrency, slim=_slim)
+    exchanges = session.client.ask_together(_asks(session), session.settings.concurrency, slim=_slim_of(session))
     kept = [one for one in exchanges if one.ask.abort_after is None]
-    answered = [one for one in kept if one.is_answered]
     failed = sum(one.status == "failed" for one in kept)
-    if not answered:
+    if not any(one.is_answered for one in kept):
         return not_run("garble", "request", "no request of the scan had a reply", len(kept))
-    decoded = decode(session, answered)
-    garbled, habits, unknown = _sort_out(session, find_suspects(answered, decoded), decoded)
+    answered = session.generated()
+    compared, _ = believed_texts(session, answered)
+    usual = usual_of([one for one in answered if not one.ask.body["temperature"]])
+    suspects = find_suspects(answered, usual)
+    told = sort_out(session, suspects, compared, usual)
+    garbled = sorted([*told.garbled, *_not_written(session, kept, suspects)], key=lambda one: one.number)
+    trials = len(answered) - len(told.unknown)
     alarms = []
     if garbled:
         kinds = Counter(kind for one in garbled for kind in one.kinds)
         seen = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
-        alarms.append(f"{len(garbled)} of {len(answered)} replies are garbled, and not by the model's habit: {seen}")
-    if lower_bound(failed, len(kept)) > FAILED_SHARE:
+        alarms.append(f"{len(garbled)} of {trials} replies are garbled, and not by the model's habit: {seen}")
+    is_failing = lower_bound(failed, len(kept)) > FAILED_SHARE
+    if is_failing:
         alarms.append(f"{failed} of {len(kept)} requests had no reply")
+    reason = f"{len(told.unknown)} odd replies could not be told from habits and are not counted" if told.unknown else None
     return session.result(
         "garble",
         events=len(garbled),
-        trials=len(answered),
+        trials=trials,
         unit="request",
         alarm="; ".join(alarms) or None,
-        reason="; ".join(_reasons(unknown, decoded)) or None,
-        num_requests=len(kept),
-        witnesses=[
-            witness(one.exchange, f"{one.signs[0].kind}: {one.signs[0].detail}", one.signs[0].position) for one in garbled
-        ],
+        reason=reason,
+        num_requests=trials,
+        witnesses=[_witness(one) for one in garbled],
+        undecided=[_witness(one) for one in told.unknown],
         first_event_at=garbled[0].number if garbled else None,
+        stands_without_events=is_failing,
         details={
-            "num_habits": len(habits),
-            "num_unknown": len(unknown),
-            "num_decoded": len(decoded.agree) + len(decoded.differ),
-            "habits": dict(Counter(kind for one in habits for kind in one.kinds)),
+            "num_habits": len(told.habits),
+            "num_unknown": len(told.unknown),
+            "num_of_the_scan": sum(one.is_answered for one in kept),
+            "habits": dict(Counter(kind for one in told.habits for kind in one.kinds)),
             "num_aborted": sum(one.status == "aborted" for one in exchanges),
             "num_failed": failed,
             "concurrency": session.settings.concurrency,
@@ -95,40 +88,10 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
     )
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Ids of requests whose text is, and is not, what the reply's ids decode to."""
-
-    agree: frozenset[str] = frozenset()
-    differ: frozenset[str] = frozenset()
-
-    @property
-    def is_comparable(self) -> bool:
-        """Most agree: else the server's /detokenize has another way of writing."""
-        return len(self.differ) <= len(self.agree)
-
-
-def decode(session: ProbeSession, answered: Sequence[Exchange]) -> Decoded:
-    """Ask the server what the ids of every reply are as text; of a server that does not say, nothing is known."""
-    agree: set[str] = set()
-    differ: set[str] = set()
-    for one in answered if session.endpoint.offer.detokenize else ():
-        if one.reply.token_ids is None:
-            continue
-        text = session.client.post("/detokenize", {"tokens": list(one.reply.token_ids)}).data.get("prompt")
-        if isinstance(text, str):
-            parts = (one.reply.reasoning or "", one.reply.text)
-            (agree if is_text_of(text_of(text) or "", parts) else differ).add(one.id)
-    return Decoded(frozenset(agree), frozenset(differ))
-
-
-def _reasons(unknown: Sequence[Suspect], decoded: Decoded) -> list[str]:
-    found = [f"{len(unknown)} odd replies could not be told from habits"] if unknown else []
-    if not decoded.is_comparable:
-        found.append(
-            f"the text of {len(decoded.differ)} replies is not what /detokenize makes of their ids: it is not believed"
-        )
-    return found
+def _witness(suspect: Suspect) -> Witness:
+    sign, text = suspect.signs[0], suspect.exchange.text
+    odd = next((at for at, letter in enumerate(text) if letter == "\ufffd" or ord(letter) < 9), None)
+    return witness(suspect.exchange, f"{sign.kind}: {sign.detail}", sign.position, excerpt_at=len(text) if odd is None else odd)
 
 
 def _asks(session: ProbeSession) -> list[Ask]:
@@ -138,7 +101,7 @@ def _asks(session: ProbeSession) -> list[Ask]:
     short = session.prompts("garble-short", (count + 1) // 2, settings.short_tokens)
     long = session.prompts("garble-long", count // 2, settings.long_tokens)
     prompts = [prompt for pair in zip(short, long, strict=False) for prompt in pair] + short[len(long) :]
-    asks = [session.ask("garble", prompt, temperature=settings.temperature, logprobs_wanted=1) for prompt in prompts]
+    asks = [session.ask("garble", prompt, temperature=settings.temperature, logprobs_wanted=TOP_OF_TWO) for prompt in prompts]
     num_aborts = round(count * settings.abort_share) if session.endpoint.offer.streams else 0
     for number in range(num_aborts):
         at = (number + 1) * len(prompts) // (num_aborts + 1)
@@ -148,85 +111,52 @@ def _asks(session: ProbeSession) -> list[Ask]:
     return asks
 
 
-def _slim(exchange: Exchange) -> Exchange:
-    """Log-probabilities are kept of replies that are odd; those of 7,500 would fill a gigabyte."""
-    if nonfinite_sign(exchange) is not None or signs_of(exchange, is_end_expected=False):
-        return exchange
-    return replace(exchange, rows=())
+def _slim_of(session: ProbeSession) -> Slim:
+    """Log-probabilities are kept of replies that are odd; those of 7,500 would fill gigabytes."""
+
+    def slim(exchange: Exchange) -> Exchange:
+        if exchange.is_answered and (alike := reads_alike(exchange)) is not None:
+            session.read_alike[exchange.id] = alike
+        if nonfinite_sign(exchange) is not None or signs_of(exchange, is_end_expected=False) or has_odd_rows(exchange):
+            return exchange
+        return replace(exchange, rows=())
+
+    return slim
 
 
-def find_suspects(answered: Sequence[Exchange], decoded: Decoded) -> list[Suspect]:
-    """Replies with at least one sign."""
-    cut = sum(one.reply.finish_reason == "length" for one in answered)
-    is_end_expected = cut < USUAL_LENGTH_SHARE * len(answered)
+def find_suspects(answered: Sequence[Exchange], usual: Usual) -> list[Suspect]:
+    """Replies with at least one sign, of all groups of requests."""
+    greedy = [one for one in answered if not one.ask.body["temperature"]]
+    among = signs_among(greedy, usual)
+    groups: dict[str, list[Exchange]] = {}
+    for one in answered:
+        groups.setdefault(one.id.partition("/")[0], []).append(one)
+    cut = {name: sum(one.reply.finish_reason == "length" for one in some) for name, some in groups.items()}
     found = []
-    for number, one in enumerate(answered):
-        signs = signs_of(one, is_end_expected=is_end_expected)
-        if decoded.is_comparable and one.id in decoded.differ:
-            signs.insert(0, Sign(NOT_ITS_IDS, "the text is not what its token ids decode to"))
+    for number, one in enumerate(answered, 1):
+        group = one.id.partition("/")[0]
+        is_end_expected = cut[group] < USUAL_LENGTH_SHARE * len(groups[group])
+        signs = [*signs_of(one, is_end_expected=is_end_expected), *among.get(one.id, [])]
+        if one.ask.body["temperature"]:
+            signs = [sign for sign in signs if sign.kind in AT_ANY_TEMPERATURE]
+        if one.reply.has_tool_calls:
+            signs = [sign for sign in signs if sign.kind not in ("empty", "loop", "missing_end")]
         if signs:
-            found.append(Suspect(one, tuple(signs), number + 1))
+            found.append(Suspect(one, tuple(signs), number))
     return found
 
 
-def signs_of(exchange: Exchange, *, is_end_expected: bool) -> list[Sign]:
-    reply = exchange.reply
-    return signs_in(
-        exchange.ask.prompt,
-        reply.text,
-        reasoning=reply.reasoning,
-        finish_reason=reply.finish_reason,
-        token_ids=reply.token_ids,
-        rows=exchange.rows,
-        is_end_expected=is_end_expected,
-    )
-
-
-# ------------------------------------------------------------------------------------------------ habit or fault
-def _sort_out(
-    session: ProbeSession, suspects: Sequence[Suspect], decoded: Decoded
-) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
-    """(garbled, the model's habits, not to be told)."""
-    garbled = [one for one in suspects if NOT_ITS_IDS in one.kinds]
-    habits: list[Suspect] = []
-    unknown: list[Suspect] = []
-    undecided = [one for one in suspects if NOT_ITS_IDS not in one.kinds]
-    if undecided and why_not(session) is None:
-        scored = session.score([one.exchange for one in undecided], session.settings.concurrency)
-        by_id = {one.exchange.id: one for one in scored}
-        told, undecided = undecided, []
-        for suspect in told:
-            own = is_own(by_id.get(suspect.exchange.id), session.settings.temperature)
-            if own and not _is_cleared_by_its_ids(suspect, decoded):
-                own = None
-            (undecided if own is None else habits if own else garbled).append(suspect)
-    if session.settings.temperature > 0:
-        return garbled, habits, undecided
-    again = undecided[:MOST_ASKED_AGAIN]
-    asks = [replace(one.exchange.ask, id=f"again/{one.exchange.id}") for one in again]
-    for suspect, alone in zip(again, session.client.ask_together(asks, 1), strict=True):
-        if not alone.is_answered:
-            unknown.append(suspect)
-            continue
-        signs = signs_of(alone, is_end_expected="missing_end" in suspect.kinds)
-        is_habit = {sign.kind for sign in signs} >= set(suspect.kinds)
-        (habits if is_habit else garbled).append(suspect)
-    return sorted(garbled, key=lambda one: one.number), habits, [*unknown, *undecided[MOST_ASKED_AGAIN:]]
-
-
-def _is_cleared_by_its_ids(suspect: Suspect, decoded: Decoded) -> bool:
-    """Whether the model's having chosen the ids says all about the reply's signs."""
-    if "wrong_script" in suspect.kinds:
-        return False
-    return suspect.exchange.id in decoded.agree or not OF_TEXT & set(suspect.kinds)
-
-
-def is_own(scored: RescoredReply | None, temperature: float) -> bool | None:
-    """Whether prefill would have written the reply, too. None: it could not be scored."""
-    if scored is None or scored.prefill is None or not len(scored.prefill.chosen_P):
-        return None
-    chosen_P = scored.prefill.chosen_P.astype(float)
-    if temperature > 0:
-        return bool(np.nanmin(chosen_P) > -SURPRISE_NATS)
-    gap_P = np.nanmax(scored.prefill.logprobs_PK.astype(float), axis=1) - chosen_P
-    return bool(np.nanmax(gap_P) < FOREIGN_NATS)
+def _not_written(session: ProbeSession, scan: Sequence[Exchange], suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Greedy replies of the scan without any sign that prefill would not have written, of those that are scored."""
+    if session.settings.temperature or why_not(session) is not None:
+        return []
+    odd = {one.exchange.id for one in suspects}
+    some = [one for one in scan if one.is_answered and one.id not in odd][: session.settings.num_scored]
+    numbers = {one.id: number for number, one in enumerate(session.generated(), 1)}
+    found = []
+    for scored in session.score(some, session.settings.concurrency, top_k=1):
+        gap = furthest_behind(scored)
+        if gap is not None and gap >= FOREIGN_NATS:
+            sign = Sign("not_written", f"prefill puts another token {gap:.1f} nats before one of it")
+            found.append(Suspect(scored.exchange, (sign,), numbers[scored.exchange.id]))
+    return found

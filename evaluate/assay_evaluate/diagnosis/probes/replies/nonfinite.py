@@ -45,6 +45,7 @@ def probe_nonfinite(session: ProbeSession) -> ProbeResult:
         num_requests=len(looked),
         witnesses=events,
         first_event_at=first,
+        requests_hit=max(len(events), int(counted or 0)),
         details={
             "server_counter": counted,
         },

@@ -1,0 +1,163 @@
+"""Whether a reply's text is, letter for letter, what its token ids decode to.
+
+A detokenizer, a gateway or a filter can lose, cut or change text behind right ids. What healthy servers do to text on the way
+is allowed for, and nothing else:
+
+- marks (`<|user|>`, `</think>`) are left out of replies and stand in what ids decode to (vLLM's `skip_special_tokens`);
+- a reasoning parser splits thinking from answer and drops white space and marks between and around them;
+- a character whose bytes are not all there yet is no text; decoded it is U+FFFD (vLLM v1/engine/detokenizer.py, DecodeStream);
+- a SentencePiece tokenizer decodes without the first space; `clean_up_tokenization_spaces` takes spaces before punctuation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LeftOut = Callable[[str], bool]
+"""Whether a mark that decoded ids have may be missing in a reply."""
+
+MARK = re.compile(r"<[^<>\s]{1,60}>|\[\|[^\]\s]{1,60}\|\]|\[/?[A-Z_]{2,24}\]|[◁▷][^◁▷\s]{1,24}[▷◁]")
+"""Looks like a token that is no text: `<|im_end|>`, `</think>`, `[|endofturn|]`, `[/THINK]`, `◁/think▷`."""
+KNOWN_MARK = re.compile(
+    r"<[|｜].*[|｜]>|\[\|.*\|\]|◁.*▷"
+    r"|<[/|]?(?:s|bos|eos|pad|unk|mask|sop|eop|gmask|start_of_turn|end_of_turn|think|thinking|thought|answer"
+    r"|[a-z0-9_]+[:_](?:think|answer|tool_calls?|response|cot_budget_reflect)|tool_calls?|tool_response|arg_key|arg_value)>"
+    r"|<(?:unused|extra_id_|reserved_special_token_)\w*>|\[/?(?:THINK|INST|SYSTEM_PROMPT|TOOL_CALLS|ARGS|gMASK|EOS)\]",
+    re.IGNORECASE,
+)
+CHANNEL_WORDS = re.compile(r"(?<=>)(?:assistant|analysis|final|commentary)(?=<\||$)")
+"""Between the marks of the harmony format: `<|start|>assistant<|channel|>final<|message|>`."""
+BROKEN = "\ufffd"
+_SPACE_BEFORE = re.compile(r" ([.?!,]|n't|'(?:m|s|ve|re)\b)")
+
+
+def is_known_mark(mark: str) -> bool:
+    """Whether it is one of the marks that tokenizers of published models call special, or that a parser takes out."""
+    return KNOWN_MARK.fullmatch(mark) is not None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a reply's text stands to what its ids decode to."""
+
+    is_equal: bool
+    difference: str | None = None
+    """In words, of texts that differ: `its last 31 of 93 characters are lost`."""
+    ends_with_mark: bool = False
+    """The ids end in a token that is no text, as they do where a model ended its reply itself."""
+
+
+def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_out: LeftOut = is_known_mark) -> Compared:
+    """Compare a reply's text, and the thinking that a parser split from it, with what all of its ids decode to.
+
+    left_out: which of the marks in `decoded` may be missing; at the very end any may be.
+    """
+    body, ending = _without_last_mark(decoded)
+    has_mark = bool(ending)
+    if not reasoning and text in (decoded, body):
+        return Compared(True, None, has_mark)
+    parts = [part for part in (reasoning, text) if part]
+    is_equal = _stands_in(decoded, body, parts, is_split=bool(reasoning), left_out=left_out)
+    return Compared(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
+
+
+def _without_last_mark(decoded: str) -> tuple[str, str]:
+    """(what comes before the mark at the very end, that mark); no mark: ""."""
+    marks = list(MARK.finditer(decoded, max(0, len(decoded) - 128)))
+    if not marks or marks[-1].end() != len(decoded):
+        return decoded, ""
+    return decoded[: marks[-1].start()], marks[-1].group()
+
+
+def _stands_in(decoded: str, body: str, parts: list[str], *, is_split: bool, left_out: LeftOut) -> bool:
+    for whole in dict.fromkeys((decoded, body)):
+        if _is_made_of(whole, parts, is_split, left_out):
+            return True
+    cleaned = [_SPACE_BEFORE.sub(r"\1", part) for part in parts]
+    return _is_made_of(_SPACE_BEFORE.sub(r"\1", body), cleaned, is_split, left_out)
+
+
+def _is_made_of(decoded: str, parts: list[str], is_split: bool, left_out: LeftOut) -> bool:
+    """Whether `decoded` is the parts one behind the other, with marks between that may be left out."""
+    written, said = _canonical(decoded), [_canonical(part) for part in parts]
+    at = 0
+    for number, part in enumerate(said):
+        if number == 0 and not is_split and part.startswith(" ") and not written.startswith(" "):
+            part = part[1:]  # SentencePiece
+        end = _behind_gap(written, at, part.strip(), left_out) if is_split else _consumed(written, at, part, left_out)
+        if end is None:
+            return False
+        at = end
+    while (mark := MARK.match(written, at)) and left_out(mark.group()):
+        at = mark.end()
+    while is_split and (gap := _gap_end(written, at, left_out)) is not None:
+        at = gap
+    return at == len(written)
+
+
+def _canonical(text: str) -> str:
+    """Characters that are not whole, at the end or before the last marks, are no text; others count once in a row."""
+    whole = re.sub(f"{BROKEN}+", BROKEN, text)
+    return re.sub(f"{BROKEN}(?=(?:{MARK.pattern})*$)", "", whole)
+
+
+def _consumed(decoded: str, at: int, part: str, left_out: LeftOut) -> int | None:
+    """Where `part` ends that begins at `at`, marks in between left out where they may be; None: it does not stand there."""
+    done = 0
+    while done < len(part):
+        mark = MARK.search(decoded, at)
+        plain_end = len(decoded) if mark is None else mark.start()
+        length = min(plain_end - at, len(part) - done)
+        if decoded[at : at + length] != part[done : done + length]:
+            return None
+        at, done = at + length, done + length
+        if done == len(part):
+            break
+        if mark is None:
+            return None
+        if part.startswith(mark.group(), done):
+            at, done = mark.end(), done + len(mark.group())
+        elif left_out(mark.group()):
+            at = mark.end()
+        else:
+            at, rest = at + 1, part[done : done + 1]
+            if rest != decoded[at - 1]:
+                return None
+            done += 1
+    return at
+
+
+def _behind_gap(decoded: str, at: int, part: str, left_out: LeftOut) -> int | None:
+    """Where `part` ends that begins at `at` or behind a gap; None: it does not stand there."""
+    here: int | None = at
+    while here is not None:
+        if (end := _consumed(decoded, here, part, left_out)) is not None:
+            return end
+        here = _gap_end(decoded, here, left_out)
+    return None
+
+
+def _gap_end(decoded: str, at: int, left_out: LeftOut) -> int | None:
+    """Behind one mark that may be left out, word of harmony's channels, or white space at `at`; None: none stands there."""
+    if (mark := MARK.match(decoded, at)) and left_out(mark.group()):
+        return mark.end()
+    if (word := CHANNEL_WORDS.match(decoded, at)) is not None:
+        return word.end()
+    return at + 1 if at < len(decoded) and decoded[at].isspace() else None
+
+
+def _difference(decoded: str, said: str, left_out: LeftOut) -> str:
+    """What is wrong, in words, of a text that is not what its ids decode to."""
+    written = MARK.sub(lambda mark: "" if left_out(mark.group()) else mark.group(), decoded)
+    if not said:
+        return f"it is empty, and its ids decode to {len(written)} characters"
+    if written.startswith(said):
+        return f"its last {len(written) - len(said)} of {len(written)} characters are lost"
+    if said.strip() == written.strip():
+        return "white space at its ends is lost or added"
+    if "".join(said.split()) == "".join(written.split()):
+        return "its white space or line ends are changed"
+    at = next((i for i, (a, b) in enumerate(zip(written, said, strict=False)) if a != b), min(len(written), len(said)))
+    return f"they part at character {at + 1}: {written[at : at + 12]!r} decoded, {said[at : at + 12]!r} in the reply"

@@ -1,0 +1,278 @@
+"""Gateways that lose, cut or change some replies of a healthy server: each kind is an alarm, and none is there without.
+
+The kinds are those of public reports on gateways, proxies and caches; shares are 1 in 16 unless the kind touches every reply.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from probe_stub import StubServer
+
+from assay.records.probe import ProbeResult, ProbeSettings
+from assay_evaluate.diagnosis.endpoint import find_endpoint
+from assay_evaluate.diagnosis.probes.run_probes import run_probes
+
+pytestmark = pytest.mark.slow
+Body = dict[str, Any]
+Change = Callable[[Body, Body], bool]
+"""(request, reply, changed in place) -> whether it was changed."""
+
+SETTINGS = ProbeSettings(
+    num_requests=64, num_garble_requests=40, num_alone=4, num_neighbours=0, num_scored=48, long_tokens=120, concurrency=8,
+    max_tokens=96, num_tools=(1,), num_tool_requests=2,
+)  # fmt: skip
+
+
+def message_of(reply: Body) -> Body:
+    message: Body = reply["choices"][0]["message"]
+    return message
+
+
+def edited(edit: Callable[[str], str]) -> Change:
+    """The text alone."""
+
+    def change(body: Body, reply: Body) -> bool:
+        before = message_of(reply)["content"]
+        message_of(reply)["content"] = edit(before)
+        return bool(message_of(reply)["content"] != before)
+
+    return change
+
+
+def in_the_middle(edit: Callable[[str], str]) -> Change:
+    return edited(lambda text: text[: len(text) // 2] + edit(text[len(text) // 2 :]))
+
+
+def ends_early(finish: str, *, with_ids: bool = True) -> Change:
+    """Text, ids, log-probabilities and count end after two thirds."""
+
+    def change(body: Body, reply: Body) -> bool:
+        choice = reply["choices"][0]
+        count = reply["usage"]["completion_tokens"] * 2 // 3
+        message_of(reply)["content"] = message_of(reply)["content"][:count]
+        reply["usage"]["completion_tokens"] = count
+        if with_ids and "token_ids" in choice:
+            choice["token_ids"] = choice["token_ids"][:count]
+        if choice.get("logprobs"):
+            choice["logprobs"]["content"] = choice["logprobs"]["content"][:count]
+        choice["finish_reason"] = finish
+        return True
+
+    return change
+
+
+def token_lost(body: Body, reply: Body) -> bool:
+    """From text, ids, log-probabilities and count alike: nothing in the reply contradicts it."""
+    choice = reply["choices"][0]
+    text = message_of(reply)["content"]
+    at = len(text) // 2
+    message_of(reply)["content"] = text[:at] + text[at + 1 :]
+    reply["usage"]["completion_tokens"] -= 1
+    for some in (choice.get("token_ids"), (choice.get("logprobs") or {}).get("content")):
+        if some:
+            del some[at]
+    return True
+
+
+def finish_renamed(body: Body, reply: Body) -> bool:
+    choice = reply["choices"][0]
+    is_cut = choice["finish_reason"] == "length"
+    choice["finish_reason"] = "stop" if is_cut else choice["finish_reason"]
+    return bool(is_cut)
+
+
+def more_billed(body: Body, reply: Body) -> bool:
+    reply["usage"]["completion_tokens"] += 7
+    return True
+
+
+def rows_swapped(body: Body, reply: Body) -> bool:
+    rows = (reply["choices"][0].get("logprobs") or {}).get("content")
+    if not rows or len(rows) < 8:
+        return False
+    one, other = rows[4], rows[5]
+    for name in ("logprob", "top_logprobs"):
+        one[name], other[name] = other[name], one[name]
+    return True
+
+
+class Gateway:
+    """Changes one reply of so many. `asked`: what becomes of requests."""
+
+    def __init__(self, change: Change, every: int, asked: Callable[[Body], Body] | None = None) -> None:
+        self.change, self.every, self.hits, self.asked = change, every, 0, asked
+        self.numbers, self.lock = itertools.count(), threading.Lock()
+
+    def __call__(self, body: Body, answered: tuple[int, Any]) -> tuple[int, Any]:
+        status, reply = answered
+        is_kept = status == 200 and "messages" in body and body["max_tokens"] > 2 and not body.get("stream")
+        if is_kept and "tools" not in body:
+            with self.lock:
+                is_hit = next(self.numbers) % self.every == self.every // 2
+            self.hits += is_hit and self.change(body, reply)
+        return status, reply
+
+
+class Swapping(Gateway):
+    """Answers one request of so many with what came for the one before, prompt ids corrected."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(self.swap, every)
+        self.last: Body | None = None
+
+    def __call__(self, body: Body, answered: tuple[int, Any]) -> tuple[int, Any]:
+        status, reply = super().__call__(body, answered)
+        if status == 200 and "messages" in body and body["max_tokens"] > 2:
+            self.last = copy.deepcopy(reply)
+        return status, reply
+
+    def swap(self, body: Body, reply: Body) -> bool:
+        if self.last is None or self.last["choices"][0]["message"] == message_of(reply):
+            return False
+        ids = reply.get("prompt_token_ids")
+        reply |= copy.deepcopy(self.last)
+        if ids is not None:
+            reply["prompt_token_ids"] = ids
+        return True
+
+
+def probed(gateway: Gateway, *names: str, **options: Any) -> list[ProbeResult]:
+    with StubServer(drafts=False, **options) as server:
+        endpoint = find_endpoint(server.base_url)
+        server.gateway = gateway
+        return list(run_probes(endpoint, SETTINGS, names).results)
+
+
+def alarms(results: list[ProbeResult]) -> dict[str, str]:
+    return {one.name: str(one.reason) for one in results if one.status == "alarm"}
+
+
+TEXT_ALONE: dict[str, tuple[Change, str]] = {
+    "the last third": (edited(lambda text: text[: len(text) * 2 // 3]), "characters are lost"),
+    "the last letter": (edited(lambda text: text[:-1]), "its last 1 of "),
+    "everything": (edited(lambda text: ""), "it is empty, and its ids decode to "),
+    "three letters": (in_the_middle(lambda text: text[3:]), "they part at character "),
+    "eight letters twice": (in_the_middle(lambda text: text[:8] + text), "they part at character "),
+    "a letter that looks alike": (in_the_middle(lambda text: "\u0430" + text[1:]), "they part at character "),
+    "another letter": (in_the_middle(lambda text: ("b" if text[0] != "b" else "c") + text[1:]), "they part at character "),
+    "white space": (edited(lambda text: text.replace(" ", "")), "its white space or line ends are changed"),
+    "a sign that is spelt out": (edited(lambda text: text.replace(",", "and")), "they part at character "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TEXT_ALONE)
+def test_text_that_is_not_what_its_ids_decode_to(what: str) -> None:
+    change, sentence = TEXT_ALONE[what]
+    gateway = Gateway(change, 16)
+    found = alarms(probed(gateway, "text"))
+    assert gateway.hits > 0 and sentence in found["text"], found
+    assert found["text"].startswith(f"{gateway.hits} of ") and " replies contradict themselves (text " in found["text"]
+
+
+@pytest.mark.parametrize("what", ["white space", "a sign that is spelt out", "everything", "the last third"])
+def test_what_is_done_to_every_reply_is_seen(what: str) -> None:
+    """The server's own tokenizer can write the texts, so that they are not the texts of those ids."""
+    gateway = Gateway(TEXT_ALONE[what][0], 1)
+    assert TEXT_ALONE[what][1] in alarms(probed(gateway, "text"))["text"]
+
+
+def test_a_detokenizer_that_writes_in_another_way_is_not_believed() -> None:
+    """Its texts do not come back through /tokenize and /detokenize, whoever wrote them."""
+    with StubServer(drafts=False) as server:
+        server.detokenized = lambda text: text.replace(" ", "")
+        results = list(run_probes(find_endpoint(server.base_url), SETTINGS, ["text"]).results)
+    [text] = results
+    assert (text.status, text.events) == ("ok", 0)
+    assert text.reason == (
+        "the text of 16 of 32 replies is not what /detokenize makes of their ids, and /detokenize writes their text otherwise "
+        "as well: it is not believed"
+    )
+
+
+OTHERS: dict[str, tuple[Change, str, str]] = {
+    "an end that was cut everywhere": (ends_early("stop"), "text", "it says `stop`, and its last token, "),
+    "a cap": (ends_early("length"), "text", "it ends with `length` after "),
+    "`length` that says `stop`": (finish_renamed, "text", "it says `stop` after 96 tokens, all that were allowed, and none "),
+    "a bill": (more_billed, "text", " ids came"),
+    "log-probabilities of the next token": (rows_swapped, "text", "(row 2); the first: a token "),
+    "a token that was lost everywhere": (token_lost, "garble", "not_written"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_replies_that_contradict_themselves(what: str) -> None:
+    change, probe, sentence = OTHERS[what]
+    gateway = Gateway(change, 16 if change is not finish_renamed else 3)
+    found = alarms(probed(gateway, probe, least_tokens=70 if change is finish_renamed else 40))
+    assert gateway.hits > 0 and sentence in found[probe], found
+
+
+def test_replies_to_other_requests() -> None:
+    gateway = Swapping(16)
+    found = alarms(probed(gateway, "recompute", "garble"))
+    assert gateway.hits > 0 and "garble" in found and "recompute" in found
+
+
+@pytest.mark.parametrize("extras", [True, False])
+def test_a_temperature_that_is_forced(extras: bool) -> None:
+    with StubServer(drafts=False, extras=extras, logprobs=True) as server:
+        endpoint = find_endpoint(server.base_url)
+        server.asked = lambda body: {**body, "temperature": 0}
+        [result] = run_probes(endpoint, SETTINGS, ["temperature"]).results
+    assert result.status == "alarm"
+    assert str(result.reason).startswith("at temperature 1 the likeliest token was drawn at 100.0% of ")
+    assert str(result.reason).endswith("a lower temperature, top_p or top_k was used")
+
+
+def test_a_higher_temperature() -> None:
+    with StubServer(drafts=False) as server:
+        endpoint = find_endpoint(server.base_url)
+        server.temperature = 2.0
+        [result] = run_probes(endpoint, SETTINGS, ["temperature"]).results
+    assert result.status == "alarm" and str(result.reason).endswith("a higher temperature was used")
+
+
+# ------------------------------------------------------------------------------------------------ plainer servers
+PLAIN: dict[str, tuple[Change, bool, str, str]] = {
+    "the last third": (TEXT_ALONE["the last third"][0], True, "text", "log-probabilities"),
+    "another letter": (TEXT_ALONE["another letter"][0], True, "text", "log-probabilities"),
+    "a bill": (more_billed, True, "text", " log-probabilities came"),
+    "rows": (rows_swapped, True, "text", "a token"),
+    "the last third, of texts alone": (TEXT_ALONE["the last third"][0], False, "garble", "thin"),
+    "everything, of texts alone": (TEXT_ALONE["everything"][0], False, "garble", "empty"),
+    "letters, of texts alone": (TEXT_ALONE["a letter that looks alike"][0], False, "garble", "wrong_script"),
+    "`length` that says `stop`, of texts alone": (finish_renamed, False, "garble", "end_at_limit"),
+    "a cap, of texts alone": (ends_early("length"), False, "text", "cut_early"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PLAIN)
+def test_servers_without_ids(what: str) -> None:
+    """With log-probabilities, and with nothing but texts and counts."""
+    change, logprobs, probe, sentence = PLAIN[what]
+    gateway = Gateway(change, 16 if change is not finish_renamed else 3)
+    found = alarms(
+        probed(gateway, "garble", "text", extras=False, logprobs=logprobs, least_tokens=70 if change is finish_renamed else 40)
+    )
+    assert gateway.hits > 0 and sentence in found.get(probe, ""), found
+
+
+def test_swapped_replies_of_texts_alone() -> None:
+    found = alarms(probed(Swapping(16), "garble", extras=False, logprobs=False))
+    assert "repeated" in found["garble"], found
+
+
+@pytest.mark.parametrize(("extras", "logprobs"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("seed", ["eval-a", "eval-b"])
+def test_a_clean_server_alarms_nothing(seed: str, extras: bool, logprobs: bool) -> None:
+    with StubServer(drafts=False, extras=extras, logprobs=logprobs) as server:
+        settings = SETTINGS.model_copy(update={"seed": seed, "num_requests": 24})
+        report = run_probes(find_endpoint(server.base_url), settings)
+    assert alarms(list(report.results)) == {}
+    assert [one.undecided for one in report.results if one.undecided] == []
