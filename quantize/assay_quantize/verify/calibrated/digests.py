@@ -98,9 +98,9 @@ def _check_record(
         (sorted(record.smoothed) != smoothed, "says of other tensors than planned that they were scaled"),
         (not rounded.issuperset(record.fell_back), "says of weights that are not calibrated that they fell back"),
     ):
-        findings.look("calibrated")
+        findings.look("manifest")
         if is_wrong:
-            findings.damage("calibrated", MANIFEST, f"its record of calibrated layers {what}")
+            findings.damage("manifest", MANIFEST, f"its record of calibrated layers {what}")
 
 
 def shown_layers(layers: Iterable[int]) -> str:

@@ -21,8 +21,8 @@ from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader
 from assay_quantize.formats.schemes import module_of
 from assay_quantize.plan.calibrated import Smoothing, calibrated_mtp_layer, method_of, scalable, smoothings
-from assay_quantize.verify.calibrated.rows import Factor, half_ulp
-from assay_quantize.verify.calibrated.steps import as_f32
+from assay_quantize.verify.calibrated.steps import Factor, as_f32
+from assay_quantize.verify.calibrated.weight import half_ulp
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 

@@ -25,6 +25,14 @@ NEAREST = np.float32(0.5 + 1e-4)
 """Steps that the nearest code may be away from its weight, with what FP32 leaves of the last bits."""
 
 
+class Factor(NamedTuple):
+    """What columns (or rows) were multiplied with. middle: NaN where it is not known, and nothing depends on it. half: as far,
+    relative to that, it may be off."""
+
+    middle: NDArray[np.float64]
+    half: NDArray[np.float64]
+
+
 class StepRows(NamedTuple):
     """Rows of a weight. zero_RG: what was taken from the codes; 0 where the scheme is symmetric."""
 
@@ -75,6 +83,17 @@ def inverses(scale_RG: F32) -> F32:
     """0 for what is no scale: those are damages of their own."""
     is_one = np.isfinite(scale_RG) & (scale_RG != 0)
     return np.where(is_one, 1 / np.where(is_one, scale_RG, np.float32(1)), np.float32(0)).astype(np.float32)
+
+
+def inverse_of(rows: StepRows, divisor: Factor | None) -> F32:
+    """1 over what a step of each row and group is worth. divisor: of the rows."""
+    inverse = inverses(rows.scale_RG)
+    return inverse if divisor is None else (inverse / np.nan_to_num(divisor.middle, nan=1.0)[:, None]).astype(np.float32)
+
+
+def ends_of(rows: StepRows) -> tuple[F32, F32]:
+    """The least and the largest q that the codes can say."""
+    return (rows.least - rows.zero_RG).astype(np.float32), (rows.most - rows.zero_RG).astype(np.float32)
 
 
 # ------------------------------------------------------------------------------------------------ kernels
@@ -177,19 +196,20 @@ def count_far(
 def compare(
     w_RI: Any, q_RI: Any, inverse_RG: Any, low_RG: Any, high_RG: Any, share_RG: Any, slack_I: Any,
     over_I: Any, over_shared_I: Any, block: Any,
-    quotient: Any, far_I: Any, far_R: Any, xx_I: Any, xq_I: Any, qq_I: Any,
+    quotient: Any, far_I: Any, far_R: Any, inner_R: Any, uu_R: Any, xx_I: Any, xq_I: Any, qq_I: Any,
     error_RG: Any, norm_RG: Any, xx_RB: Any, xq_RB: Any, most_RB: Any,
 ) -> None:  # fmt: skip
     """Sums by row and by column. over_I: 1 / spread of each column; over_shared_I: of |d| times the share of its row and group.
 
     By column, added to what is there: codes that are not the nearest, and sums of x * x, x * q and q * q. far_R: by row, codes
-    that are not the nearest even if their quotient was rounded, by `quotient` at the most. By row and group: sums of d * d and
-    x * x. By row and block of columns: sums of x * x and x * q over the squared spread of their columns; the
-    largest |d| over the spread of its column, by the one or the other, whichever is less.
+    that are not the nearest even if their quotient was rounded, by `quotient` at the most. inner_R: codes that are neither 0
+    nor the first or last. uu_R: the mean of u * u; u is |d| over the spread of its column, by the one or the other, whichever
+    is less. By row and group: sums of d * d and x * x. By row and block of columns: sums of x * x and x * q over the squared
+    spread of their columns; the largest u.
     """
     group = w_RI.shape[1] // inverse_RG.shape[1]
     for r in range(w_RI.shape[0]):
-        far = np.int32(0)
+        far, inner, uu = np.int32(0), np.int32(0), np.float32(0)
         for g in range(inverse_RG.shape[1]):
             inverse, low, high, share = inverse_RG[r, g], low_RG[r, g], high_RG[r, g], share_RG[r, g]
             group_error, group_norm = np.float32(0), np.float32(0)
@@ -210,11 +230,12 @@ def compare(
                     weight = over_b[i] * over_b[i]
                     xx += x * x * weight
                     xq += x * q * weight
-                    size = abs(d)
-                    # numbers above 0 are in order of their bits
-                    most = max(most, bits_of(min(size * over_b[i], size * share * over_shared_b[i])))
+                    u = min(abs(d) * over_b[i], abs(d) * share * over_shared_b[i])
+                    uu += u * u
+                    most = max(most, bits_of(u))  # numbers above 0 are in order of their bits
                     allowed = NEAREST + abs(x) * slack_b[i]
                     above, below = q > low, -q > -high
+                    inner += np.int32(1) if above and below and q != np.float32(0) else np.int32(0)
                     far_b[i] += np.int32(1) if (d > allowed and above) or (-d > allowed and below) else np.int32(0)
                     allowed += abs(x) * quotient
                     far += np.int32(1) if (d > allowed and above) or (-d > allowed and below) else np.int32(0)
@@ -223,4 +244,4 @@ def compare(
                 at = begin // block
                 xx_RB[r, at], xq_RB[r, at], most_RB[r, at] = xx, xq, from_bits(most)
             error_RG[r, g], norm_RG[r, g] = group_error, group_norm
-        far_R[r] = far
+        far_R[r], inner_R[r], uu_R[r] = far, inner, uu / np.float32(w_RI.shape[1])

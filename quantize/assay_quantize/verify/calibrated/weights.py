@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +12,9 @@ from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.formats.schemes import SCHEMES, module_of
 from assay_quantize.plan.calibrated import method_of, scales_inputs
 from assay_quantize.plan.slabs import observer_of
-from assay_quantize.verify.calibrated.rows import Kind, Measured, Weight, measure
+from assay_quantize.verify.calibrated.rows import measure
 from assay_quantize.verify.calibrated.smoothed import check_norms, smoothings_of
+from assay_quantize.verify.calibrated.weight import Kind, Measured, Weight
 from assay_quantize.verify.contents import in_order, one_torch_thread
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
@@ -25,7 +25,7 @@ KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 """Method of a recipe -> what it can make of a weight."""
 LEAST_CODES = 4096
-"""Of fewer, GPTQ may by chance leave each the nearest one."""
+"""Of fewer that are neither 0 nor at an end, GPTQ may by chance leave each the nearest one."""
 _DRAW = random.SystemRandom()
 
 
@@ -54,19 +54,22 @@ def _jobs(
     workers: int,
     sample: float | None,
 ) -> Iterator[tuple[TensorPlan, partial[Measured]]]:
-    kind, observer = KINDS[str(method_of(plan))], observer_of(plan)
+    kind, observer, reach = KINDS[str(method_of(plan))], observer_of(plan), 0.5
+    if kind == "learned":
+        # steps of its signed descent are 1 / iterations, and become shorter on a line that ends at 0: their sum is the most
+        reach = 1 + 0.5 / int(plan.precision_recipe["calibration"]["iterations"])
     for layer, tensors in layers.items():
         rounded = {module_of(t.name): t for t in tensors if t.action == "quantize"}
         if not scales_inputs(plan):
             for tensor in _drawn(rounded.values(), sample):
-                yield tensor, partial(measure, Weight(tensor, stored, source, kind, observer))
+                yield tensor, partial(measure, Weight(tensor, stored, source, kind, observer, reach))
             continue
         found = smoothings_of(plan, layer, list(tensors))
         columns = check_norms(plan, layer, found, stored, source, findings)
         divided = {one.smooth: one.balance[0] for one in found if one.smooth in rounded}
 
         of_module = {
-            module: Weight(tensor, stored, source, kind, observer, columns.get(module), is_divided=module in divided)
+            module: Weight(tensor, stored, source, kind, observer, reach, columns.get(module), is_divided=module in divided)
             for module, tensor in rounded.items()
         }
         # of an up projection its rows have to be known before its down projection is looked at
@@ -93,7 +96,7 @@ def _judge(plan: Plan, tensor: TensorPlan, measured: Measured, findings: Finding
     problems = list(measured.problems)
     if KINDS[str(method_of(plan))] == "corrected" and plan.calibrated is not None:
         is_nearest, says_so = measured.num_far == 0, module_of(tensor.name) in plan.calibrated.fell_back
-        if is_nearest and not says_so and math.prod(tensor.shape) >= LEAST_CODES:
+        if is_nearest and not says_so and measured.num_inner >= LEAST_CODES:
             problems.append(
                 ("rows", "every code is the nearest to its weight, and its calibration does not say so (fell_back)")
             )
