@@ -7,9 +7,11 @@ somebody would who wants to pass another checkpoint off as this one.
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +22,15 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of_file
+from assay.records.manifest import Manifest, load_manifest
+from assay.records.plan import OutputTensor
+from assay_quantize.calibration.layerwise import calibrate_layers
+from assay_quantize.calibration.text import Text
+from assay_quantize.checkpoint.calibrated_layers import layer_digest, parts_of
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
+from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.plan.identity import plan_sha256
 from assay_quantize.plan.planner import make_plan
 
 PRECISIONS = (
@@ -29,6 +38,8 @@ PRECISIONS = (
     "w4a16-fp8-attention", "nvfp4-fp8-attention",
 )  # fmt: skip
 """Every kind of codes and scales, and mixtures."""
+CALIBRATED = ("gptq", "gptq-asym", "awq", "awq+gptq", "smoothquant", "autoround")
+"""Kinds of calibrated weights, by what `make_calibrated` calls them."""
 OF_FILES = ("w4a16", "nvfp4-fp8-attention")
 """Precisions on which damages beside the weights are tried: they are the same for all."""
 
@@ -44,11 +55,13 @@ class NotApplicable(Exception):
 
 
 class Damage(NamedTuple):
-    """apply: raises NotApplicable. needs_source: with the manifest's hashes forged, the folder alone cannot show it."""
+    """apply: raises NotApplicable. needs_source: with the manifest's hashes forged, the folder alone cannot show it. beyond: kind
+    of calibrated weights -> why not even the source shows it, once the digests are forged as well."""
 
     name: str
     apply: Callable[[Damaged], None]
     needs_source: bool = True
+    beyond: Mapping[str, str] = MappingProxyType({})
 
 
 class Damaged:
@@ -96,6 +109,28 @@ class Damaged:
             manifest["files"] = {path.name: sha256_of_file(path) for path in found if path not in shards}
 
         self.json(MANIFEST, change)
+        if (manifest := load_manifest(self.folder)) is not None and manifest.calibrated is not None:
+            self._forge_digests(manifest)
+
+    def _forge_digests(self, manifest: Manifest) -> None:
+        """Those of the calibrated layers, and the plan's, of which they are a part."""
+        assert manifest.calibrated is not None
+        recipe = PrecisionRecipe.model_validate(manifest.precision_recipe)
+        plan = make_plan(open_checkpoint(Path(manifest.source)), recipe, model=manifest.model, family=None)
+        plan = plan.model_copy(update={"importance_sha256": manifest.importance_sha256})
+        tensors = {name: tensor for shard in self.shards for name, tensor in load_file(self.folder / shard).items()}
+
+        def read(output: OutputTensor, take: Callable[[Any], None]) -> None:
+            take(_raw(tensors[output.name]).numpy().data)
+
+        layers = {
+            layer: layer_digest([output for tensor in of_layer for output in parts_of(tensor)], read)
+            for layer, of_layer in calibrated_tensors(plan).items()
+        }
+        record = manifest.calibrated.model_copy(update={"layers": layers})
+        plan = plan.model_copy(update={"calibrated": record})
+        forged = manifest.model_copy(update={"calibrated": record, "plan_sha256": plan_sha256(plan)})
+        forged.save(self.folder / MANIFEST)
 
 
 def _same(before: Tensors, after: Tensors) -> bool:
@@ -114,6 +149,30 @@ def make_checkpoints(folder: Path, precisions: tuple[str, ...] = PRECISIONS) -> 
         plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="tiny", family=None)
         quantize(plan, source, folder / precision)
     return source, {precision: folder / precision for precision in precisions}
+
+
+def make_calibrated(folder: Path, kinds: tuple[str, ...] = CALIBRATED) -> tuple[Path, dict[str, Path]]:
+    """The same of a source with more columns, and of calibrated weights of each kind, on words drawn at random."""
+    source = make_tiny_glm4_moe(folder / "source", num_layers=2, num_experts=2, hidden=256, dense_intermediate=256)
+    drawn = random.Random(0)
+    words = folder / "words.txt"
+    words.write_text(" ".join("".join(drawn.choices("abcdefghijklmnop", k=5)) for _ in range(2000)))
+    made = {}
+    for kind in kinds:
+        method, _, scheme = kind.partition("-")
+        extends = "w8a8" if kind == "smoothquant" else f"w4a16-{scheme}" if scheme else "w4a16"
+        options = {"awq": ", grid: 5", "awq+gptq": ", grid: 5", "autoround": ", iterations: 10, batch: 4"}.get(method, "")
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(
+            f"schema: 1\nname: recipe\nextends: {extends}\n"
+            f"calibration: {{method: {method}{options}, tokens: 2048, length: 64}}\n"
+        )
+        plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, str(recipe)), model="tiny", family=None)
+        work = folder / f"work-{kind}"
+        plan = plan.model_copy(update={"calibrated": calibrate_layers(plan, source, work, Text((words,)))})
+        made[kind] = folder / kind
+        quantize(plan, source, made[kind], calibrated=work)
+    return source, made
 
 
 def damaged_copies(made: dict[str, Path], damages: tuple[Damage, ...], scratch: Path) -> Iterator[tuple[str, Damage, Damaged]]:
@@ -273,13 +332,21 @@ def _all_codes_random(copy: Damaged) -> None:
     copy.tensors(change)
 
 
+OTHER_TEXT = "GPTQ on another text may give a code next to it"
+LEARNED = "AutoRound may have learned it: it moves a weight by half a step, and its scale by any factor up to 1"
+HIDDEN_BY_DIVISION = "what AWQ divided a row of an up projection by is known from its own scales alone, but for their rounding"
+_OF_TEXT = dict.fromkeys(("gptq", "gptq-asym", "awq+gptq"), OTHER_TEXT)
+_DIVIDED = dict.fromkeys(("awq", "awq+gptq"), HIDDEN_BY_DIVISION)
+
 GATE, UP, DOWN = (f"{EXPERT}.{name}_proj" for name in ("gate", "up", "down"))
 BIAS = "e_score_correction_bias"
+INPUT_NORM, OUTPUT_NORM = (f"model.layers.1.{name}_layernorm.weight" for name in ("input", "post_attention"))
+ONE, ALL = slice(5, 6), slice(None)
 
 OF_WEIGHTS = (
     Damage("every scale times 1.15", _scales(lambda name: True)),
     Damage("one expert's scales times 1.15", _scales(lambda name: name.startswith(EXPERT))),
-    Damage("one scale's last bit", _edited("weight_scale", _flip(0))),
+    Damage("one scale's last bit", _edited("weight_scale", _flip(0)), beyond={**_DIVIDED, "autoround": LEARNED}),
     Damage("scales of gate and up exchanged", _exchanged(GATE, UP, only=("weight_scale",))),
     Damage("gate and up exchanged", _exchanged(GATE, UP)),
     Damage("two experts exchanged", _exchanged(EXPERT, OTHER_EXPERT)),
@@ -289,7 +356,7 @@ OF_WEIGHTS = (
     Damage("codes off by one in a row", _edited("codes", _off_by_one)),
     Damage("1 % random codes in a weight", _edited("codes", _random_codes)),
     Damage("1 % random codes everywhere", _all_codes_random),
-    Damage("a flipped bit in the codes", _edited("codes", _flip(77))),
+    Damage("a flipped bit in the codes", _edited("codes", _flip(77)), beyond={**_OF_TEXT, "autoround": LEARNED}),
     Damage("codes transposed", _edited("codes", _transposed)),
     Damage("rows reversed", _reversed_rows),
     Damage("zero points off by one", _zero_points),
@@ -303,6 +370,170 @@ OF_WEIGHTS = (
     Damage("router bias in BF16", _edited(BIAS, lambda t: t.bfloat16(), ROUTER), needs_source=False),
 )
 """Of codes, scales and kept tensors; tried on every precision."""
+
+
+# ------------------------------------------------------------------------------------------------ calibrated weights
+def _codes_of(tensors: Tensors, module: str) -> torch.Tensor:
+    """Codes [O, I] from -8 to 7 or -128 to 127, as int32."""
+    stored = tensors[_codes(tensors, module)]
+    if stored.dtype != torch.int32:
+        return stored.int()
+    return torch.stack([(stored >> 4 * place) & 15 for place in range(8)], -1).reshape(len(stored), -1) - 8
+
+
+def _put_codes(tensors: Tensors, module: str, codes: torch.Tensor) -> None:
+    name = _codes(tensors, module)
+    if tensors[name].dtype != torch.int32:
+        tensors[name] = codes.clamp(-128, 127).to(tensors[name].dtype)
+        return
+    nibbles = (codes.clamp(-8, 7).long() + 8).reshape(len(codes), -1, 8)
+    packed = torch.stack([nibbles[..., place] << 4 * place for place in range(8)]).sum(0)
+    tensors[name] = torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+
+def _integers(tensors: Tensors) -> list[str]:
+    """Modules whose weights are integers."""
+    names = [name.rpartition(".") for name, tensor in tensors.items() if tensor.dtype in (torch.int32, torch.int8)]
+    return [module for module, _, leaf in names if leaf in ("weight", "weight_packed")]
+
+
+def _recoded(edit: Callable[[torch.Tensor], object], *, everywhere: bool = False) -> Callable[[Damaged], None]:
+    """Codes changed in place, of one up projection or of every weight."""
+
+    def apply(copy: Damaged) -> None:
+        def change(tensors: Tensors) -> None:
+            for module in _integers(tensors) if everywhere else [UP]:
+                edit(codes := _codes_of(tensors, module))
+                _put_codes(tensors, module, codes)
+
+        copy.tensors(change)
+
+    return apply
+
+
+def _one_more(codes: torch.Tensor) -> None:
+    row = codes[3]
+    row[int(((row > -7) & (row < 6)).nonzero()[7])] += 1
+
+
+def _other_end(codes: torch.Tensor) -> None:
+    rows = torch.arange(len(codes))
+    columns = rows * 7 % codes.shape[1]
+    codes[rows, columns] = -1 - codes[rows, columns]
+
+
+def _columns_exchanged(codes: torch.Tensor) -> None:
+    codes[:, [4, 5]] = codes[:, [5, 4]]
+
+
+def _negate(rows: slice, columns: slice = slice(None)) -> Callable[[torch.Tensor], object]:
+    def edit(codes: torch.Tensor) -> None:
+        codes[rows, columns] *= -1
+
+    return edit
+
+
+def _some_off(codes: torch.Tensor) -> None:
+    generator = torch.Generator().manual_seed(codes.numel())
+    hit = torch.rand(codes.shape, generator=generator) < 0.02
+    codes += torch.where(hit, torch.where(torch.rand(codes.shape, generator=generator) < 0.5, 1, -1), 0)
+
+
+def _rows_exchanged(copy: Damaged) -> None:
+    """With their scales; zero points of eight rows share a word, and both are in one."""
+
+    def change(tensors: Tensors) -> None:
+        for name in _parts(tensors, UP):
+            if name.endswith("zero_point"):
+                word = tensors[name][0].long()
+                swapped = (word >> 16 & 15) << 20 | (word >> 20 & 15) << 16
+                tensors[name][0] = (word & ~(0xFF << 16) | swapped).int()
+            elif tensors[name].dim() == 2:
+                tensors[name][[4, 5]] = tensors[name][[5, 4]].clone()
+
+    copy.tensors(change)
+
+
+def _to_nearest(copy: Damaged) -> None:
+    """Codes of all weights of a layer, with the scales that they have."""
+    manifest = load_manifest(copy.folder)
+    assert manifest is not None
+    recipe = PrecisionRecipe.model_validate(manifest.precision_recipe)
+    if recipe.calibration == "none" or recipe.calibration.method != "gptq" or recipe.scheme != "w4a16":
+        raise NotApplicable
+    source: Tensors = {}
+    for path in Path(manifest.source).glob("*.safetensors"):
+        source |= load_file(path)
+
+    def change(tensors: Tensors) -> None:
+        for module in (module for module in _integers(tensors) if ".layers.1." in module):
+            scale, weight = tensors[f"{module}.weight_scale"].float(), source[f"{module}.weight"].float()
+            steps = weight / scale.repeat_interleave(weight.shape[1] // scale.shape[1], 1)
+            _put_codes(tensors, module, steps.round().int())
+
+    copy.tensors(change)
+
+
+def _next_scale(rows: slice) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One step of BF16 larger."""
+
+    def edit(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(torch.int16)[rows] += 1
+        return tensor
+
+    return edit
+
+
+def _times(name: str, factor: float, where: slice = ALL) -> Callable[[Damaged], None]:
+    return lambda copy: copy.tensors(lambda tensors: tensors[name][where].mul_(factor))
+
+
+def _router_step(copy: Damaged) -> None:
+    copy.tensors(lambda tensors: tensors[f"{ROUTER}.weight"].view(torch.int16)[1].add_(1))
+
+
+def _record(**values: Any) -> Callable[[Damaged], None]:
+    return lambda copy: copy.json(MANIFEST, lambda manifest: manifest["calibrated"].update(values))
+
+
+OF_CALIBRATED = (
+    Damage("one code to the next", _recoded(_one_more), beyond={**_OF_TEXT, "autoround": LEARNED}),
+    Damage("a code of each row to the other end", _recoded(_other_end)),
+    Damage("two columns exchanged", _recoded(_columns_exchanged)),
+    Damage("a column negated", _recoded(_negate(ALL, slice(9, 10)))),
+    Damage("a column of zeros", _recoded(lambda codes: codes[:, 9].zero_())),
+    Damage("two rows exchanged, with their scales", _rows_exchanged),
+    Damage("a row negated", _recoded(_negate(slice(9, 10)))),
+    Damage("a group of a row negated", _recoded(_negate(slice(9, 10), slice(128, 256)))),
+    Damage("every 64th row of every weight negated", _recoded(_negate(slice(0, None, 64)), everywhere=True)),
+    Damage("a row to zero", _recoded(lambda codes: codes[9].zero_())),
+    Damage("weights of a layer rounded to the nearest", _to_nearest),
+    Damage("2 % of all codes one off", _recoded(_some_off, everywhere=True)),
+    Damage(
+        "a scale one step of BF16 larger",
+        _edited("weight_scale", _next_scale(slice(0, 1)), UP),
+        beyond={**_DIVIDED, "autoround": LEARNED},
+    ),
+    Damage(
+        "all scales of a weight one step of BF16 larger",
+        _edited("weight_scale", _next_scale(ALL), UP),
+        beyond={"awq+gptq": HIDDEN_BY_DIVISION},
+    ),
+    Damage("scales of eight rows of up times 1.09", _times(f"{UP}.weight_scale", 1.09, slice(8))),
+    Damage("input norm: a channel times 1.05", _times(INPUT_NORM, 1.05, ONE)),
+    Damage("input norm: a channel times 2", _times(INPUT_NORM, 2, ONE)),
+    Damage("input norm: all times 1.01", _times(INPUT_NORM, 1.01)),
+    Damage("input norm: all times 1.1", _times(INPUT_NORM, 1.1)),
+    Damage("norm before the experts: a channel times 1.2", _times(OUTPUT_NORM, 1.2, ONE)),
+    Damage("router: a row one step of BF16 off", _router_step),
+    Damage("router: a row times 1.03", _times(f"{ROUTER}.weight", 1.03, slice(1, 2))),
+    Damage("router bias: a value 0.001 more", _edited(BIAS, lambda t: t + torch.tensor([0.001, 0]), ROUTER)),
+    Damage("k_norm times 1.01", _times("model.layers.1.self_attn.k_norm.weight", 1.01)),
+    Damage("the record says another method", _record(method="none"), needs_source=False),
+    Damage("the record says more tokens than were asked for", _record(num_tokens=10**7), needs_source=False),
+    Damage("the record says that a weight fell back", _record(fell_back=[UP])),
+)
+"""Of weights that text decided, of what was scaled with them, and of the record of their calibration; tried on `CALIBRATED`."""
 
 
 # ------------------------------------------------------------------------------------------------ tensors and files
@@ -390,6 +621,18 @@ def _moved_in_index(copy: Damaged) -> None:
     copy.json(INDEX, lambda index: index["weight_map"].update({NORM: other[index["weight_map"][NORM]]}))
 
 
+def _other_order(copy: Damaged) -> None:
+    groups = json.loads((copy.folder / CONFIG).read_text())["quantization_config"]["config_groups"]
+    if len(groups) < 2:
+        raise NotApplicable
+    _quantization(lambda q: q.update(config_groups=dict(reversed(groups.items()))))(copy)
+
+
+def _twice(name: str, member: str) -> Callable[[Damaged], None]:
+    """The last of the two is the right one, which most parsers keep."""
+    return lambda copy: copy.write(name, "{" + member + "," + (copy.folder / name).read_text().lstrip()[1:])
+
+
 def _in_folder(name: str, apply: Callable[[Damaged], object]) -> Damage:
     """One that the folder shows by itself."""
     return Damage(name, lambda copy: (apply(copy), None)[1], needs_source=False)
@@ -431,6 +674,10 @@ OF_THE_FOLDER = (
     _in_folder("an ignore list without the head", _ignore(lambda ignore: [p for p in ignore if "head" not in p])),
     _in_folder("an ignore list that covers experts", _ignore(lambda ignore: [*ignore, "re:.*experts.*"])),
     _in_folder("a scheme for the KV cache", _quantization(lambda q: q.update(kv_cache_scheme={"num_bits": 8}))),
+    _in_folder("an ignore list in capitals", _ignore(lambda ignore: [p.replace("lm_head", "LM_HEAD") for p in ignore])),
+    _in_folder("config groups in another order", _other_order),
+    _in_folder("a name twice in config.json", _twice(CONFIG, '"quantization_config": {"quant_method": "fp8"}')),
+    _in_folder("a name twice in the index", _twice(INDEX, '"weight_map": {}')),
     _in_folder("no quantization_config", lambda copy: copy.json(CONFIG, lambda c: c.pop("quantization_config"))),
 )
 """Of tensors as a whole, of index, config and the other files; tried on `OF_FILES`."""

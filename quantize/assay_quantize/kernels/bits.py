@@ -28,7 +28,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(function: F) -> F:
     """Compile on first call, keep on disk, release the GIL; division by zero is infinity, not an exception and a branch."""
-    compiled: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
+    return _compiled(function, frozenset())
+
+
+def statistic(function: F) -> F:
+    """The same for sums of which the last bits do not matter: terms may be added in any order, so that loops vectorize."""
+    return _compiled(function, frozenset({"reassoc", "contract"}))
+
+
+def _compiled(function: F, fastmath: frozenset[str]) -> F:
+    compiled: Any = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(fastmath))(function)
     # numba compiles anew when the function's own file has changed, but inlined functions of other files count as much
     files = {f.py_func.__code__.co_filename for f in function.__globals__.values() if hasattr(f, "py_func")}
     stamp = tuple(_sha256(path) for path in sorted({*files, function.__code__.co_filename}))

@@ -81,6 +81,10 @@ def check_config(plan: Plan, config: Mapping[str, Any], findings: Findings) -> N
         if quantization.get(key) != expected.get(key):
             got, planned = quantization.get(key), expected.get(key)
             findings.damage("config", f"config.json: quantization_config.{key}", f"is {got!r}; expected {planned!r}")
+        elif key == "config_groups" and list(quantization[key]) != list(expected[key]):
+            stored_order, planned_order = ", ".join(quantization[key]), ", ".join(expected[key])
+            what = f"are in the order {stored_order}; expected {planned_order}: loaders take the first that fits"
+            findings.damage("config", f"config.json: quantization_config.{key}", what)
 
 
 def check_ignore(plan: Plan, config: Mapping[str, Any], findings: Findings) -> None:

@@ -121,7 +121,8 @@ class SlabChecks:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
         if tensor.action == "add":
             return
-        if self._source is not None:
+        is_compared = self._original is not None and tensor.name not in self._original.calibrated
+        if self._source is not None and is_compared:
             per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
             self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
         if by_rows(tensor):
@@ -151,7 +152,7 @@ class SlabChecks:
         if self._source is None:
             return SlabFindings(scales=scales)
         if self._original is not None and tensor.name in self._original.calibrated:
-            return SlabFindings(scales=scales)  # verify/calibrated.py looks at it
+            return SlabFindings(scales=scales)  # verify/calibrated/ looks at it
         expected = self._expected(self._source, tensor, output, begin, end)
         return SlabFindings(+Counter({output.name: count_differing(got, expected)}), scales=scales)
 
@@ -173,7 +174,8 @@ class SlabChecks:
             return SlabFindings(problem=problem)
         parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in outputs.items()}
         has_scale = [part for part in SCALES if part in parts and (begin == 0 or has_rows(outputs[part]))]
-        if self._original is not None:
+        is_calibrated = self._original is not None and tensor.name in self._original.calibrated
+        if self._original is not None and not is_calibrated:
             buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
             rows = self._original.reader.read_rows(tensor, begin, end, buffer, self._loans)
             is_right = self._is_right(self._original, tensor, parts, rows)
@@ -184,6 +186,8 @@ class SlabChecks:
         scales = {part: count_bad_scales(parts[part], outputs[part].dtype) for part in has_scale}
         if tensor.name in self._signed:
             scales = {part: counts._replace(negative=0) for part, counts in scales.items()}
+        if is_calibrated:
+            return SlabFindings(scales=scales, shape=shape)  # verify/calibrated/ compares it with the source
         if self._original is not None:
             found = SlabFindings(scales=scales, shape=shape)
             return self._recomputed(self._original, tensor, begin, parts, rows, found, is_right)
@@ -226,21 +230,6 @@ class SlabChecks:
                 global_scale = amax.global_scale()
         return is_what_rounding_gives(parts, rows, tensor.logical_dtype, tensor.scheme, global_scale=global_scale)
 
-    def _calibrated(
-        self, original: Original, tensor: TensorPlan, parts: dict[str, Array], rows: Array, found: SlabFindings
-    ) -> SlabFindings:
-        """Codes depend on the text; scales on the rows alone, where GPTQ takes them from the largest weights."""
-        assert tensor.scheme is not None
-        dtype = tensor.logical_dtype
-        if not original.has_own_scales:
-            made = quantize_rows(rows, dtype, tensor.scheme, memory=self._scratch.take("codes", rows.size))
-            for part in ("weight_scale", "weight_zero_point"):
-                if part in parts and (count := count_differing(_bytes(parts[part]), _bytes(made.parts[part]))):
-                    return replace(found, problem=f"{count} bytes of its {part} are not those of the source's weights")
-        if original.is_smoothed:
-            return found  # verify/calibrated.py compares it
-        return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
-
     def _recomputed(
         self,
         original: Original,
@@ -257,8 +246,6 @@ class SlabChecks:
         dtype, amax = tensor.logical_dtype, original.amax.of(tensor)
         if not original.recomputes:
             return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
-        if tensor.name in original.calibrated:
-            return self._calibrated(original, tensor, parts, rows, found)
         if amax is not None and not math.isfinite(amax.value):
             return replace(found, problem="its source, or a weight fused with it, has weights that are NaN or infinite")
         made = quantize_rows(

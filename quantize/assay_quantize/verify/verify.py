@@ -143,7 +143,9 @@ def verify(
     if plan is not None and config is not None:
         _note_input_range(plan, findings)
         check_fused_scales(plan, folder, stored, findings)
-        check_calibrated(plan, folder, stored if contents else None, source_checkpoint, findings, workers or default_workers())
+        check_calibrated(
+            plan, folder, stored if contents else None, source_checkpoint, findings, workers or default_workers(), sample
+        )
         check_config(plan, config, findings)
         check_ignore(plan, config, findings)
     _check_mtp(config, stored, findings)
@@ -265,7 +267,7 @@ def _why_no_manifest(folder: Path) -> str:
 def _json_object(folder: Path, name: str, findings: Findings) -> dict[str, Any] | None:
     findings.look("files")
     try:
-        return read_json_object(folder, name)
+        return read_json_object(folder, name, unique_names=True)
     except CheckpointError as problem:
         findings.damage("files", name, str(problem).removeprefix(f"{folder / name}: "))
         return None

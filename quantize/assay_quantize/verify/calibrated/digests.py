@@ -7,22 +7,23 @@ that was calibrated, by the digest that the calibration left in the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from assay.records.calibration import CalibratedLayers
 from assay.records.manifest import MANIFEST
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import PIECE_BYTES, layer_digest, parts_of
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.plan.calibrated import calibrated_tensors, scales_inputs
-from assay_quantize.plan.slabs import observer_of
-from assay_quantize.verify.calibrated.smoothed import check_columns, check_smoothed
+from assay_quantize.formats.schemes import module_of
+from assay_quantize.plan.calibrated import calibrated_tensors
+from assay_quantize.verify.calibrated.weights import check_weights
 from assay_quantize.verify.contents import in_order
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
@@ -35,6 +36,7 @@ def check_calibrated(
     source: Checkpoint | None,
     findings: Findings,
     workers: int,
+    sample: float | None = None,
 ) -> None:
     """Every calibrated layer has the digest that the manifest gives; what was scaled is the source's, scaled. stored: None:
     contents were not asked for.
@@ -52,6 +54,7 @@ def check_calibrated(
         f"codes of {count:,} calibrated weights against the source: the text decides them; looked at were the digests of "
         "their layers, their distance from the source where it is given, and whether they decompress"
     )
+    _check_record(plan, wanted, plan.calibrated, findings)
     if stored is None:
         return
     whole = {layer: tensors for layer, tensors in wanted.items() if _is_whole(tensors, stored)}
@@ -66,15 +69,44 @@ def check_calibrated(
                     f"layer {layer}",
                     f"its calibrated weights have digest {found[:12]}...; its calibration left {str(said)[:12]}...",
                 )
-        if source is not None and (scales_inputs(plan) or observer_of(plan) != "minmax"):
+        if source is not None:
             with SourceReader(source) as original:
-                for layer, tensors in whole.items():
-                    if scales_inputs(plan):
-                        check_smoothed(plan, layer, tensors, reader, original, findings)
-                    else:  # scales that were searched: those of `minmax` are made again
-                        check_columns(tensors, reader, original, findings)
+                check_weights(plan, whole, reader, original, findings, workers, sample)
     finally:
         reader.close()
+
+
+def _check_record(
+    plan: Plan, wanted: Mapping[int, Sequence[TensorPlan]], record: CalibratedLayers, findings: Findings
+) -> None:  # fmt: skip
+    """What the record of a calibration says of itself against the recipe and the plan."""
+    asked = plan.precision_recipe["calibration"]
+    rounded = {module_of(t.name) for tensors in wanted.values() for t in tensors if t.action == "quantize"}
+    smoothed = sorted(t.name for tensors in wanted.values() for t in tensors if t.action != "quantize")
+    most = max(1, int(asked["tokens"]) // int(asked["length"])) * int(asked["length"])
+    for is_wrong, what in (
+        (record.method != asked["method"], f"says method {record.method}; its recipe has {asked['method']}"),
+        (record.length != asked["length"], f"says sequences of {record.length} tokens; its recipe has {asked['length']}"),
+        (
+            not 0 < record.num_tokens <= most or record.num_tokens % max(1, record.length) != 0,
+            f"says {record.num_tokens} tokens; its recipe allows {most}, in sequences of {asked['length']}",
+        ),
+        (
+            sorted(record.layers) != sorted(wanted),
+            f"has layers {shown_layers(record.layers)}; planned are {shown_layers(wanted)}",
+        ),
+        (sorted(record.smoothed) != smoothed, "says of other tensors than planned that they were scaled"),
+        (not rounded.issuperset(record.fell_back), "says of weights that are not calibrated that they fell back"),
+    ):
+        findings.look("manifest")
+        if is_wrong:
+            findings.damage("manifest", MANIFEST, f"its record of calibrated layers {what}")
+
+
+def shown_layers(layers: Iterable[int]) -> str:
+    """A few numbers of layers."""
+    numbers = sorted(layers)
+    return ", ".join(map(str, numbers)) if len(numbers) <= 8 else f"{numbers[0]} to {numbers[-1]}, {len(numbers)} in all"
 
 
 def _is_whole(tensors: Sequence[TensorPlan], stored: Mapping[str, TensorHeader]) -> bool:

@@ -1,9 +1,11 @@
 """Layers that AWQ or SmoothQuant scaled: the scales are not stored, but the source and what is stored say what they were.
 
 Both divide a norm by s and multiply the columns of the linears that read it by s; AWQ divides the rows of an up projection
-by t and multiplies the columns of its down projection by t. So s is the source's norm over the stored one; the t of a row is
-fitted to the stored up projection; and with them undone each weight must be as near to the source's as any that was rounded to
-its bits. The router is not rounded: its columns times s, in the dtype in which it is stored.
+by t and multiplies the columns of its down projection by t. What is stored was rounded to its dtype, so a stored norm y of n
+says that s lies between n / (y + h) and n / (y - h), where h is half of what the last bit of y is worth; each row of a router
+(w, stored as y) says that it lies between (y - h) / w and (y + h) / w. All of them together must leave an s for each channel.
+With it the weights are known but for their last bits, so their scales and codes are compared as those of any weight that was
+rounded to the nearest (`rows.py`). The t of a row is what the scales of its groups say.
 
 A channel that is zero whatever the text (of a norm whose gain is 0, of a row of zeros in an up projection) says nothing of its
 scale, and nothing depends on what weights make of it: there it is only looked at that it is still zero.
@@ -11,139 +13,117 @@ scale, and nothing depends on what weights make of it: there it is only looked a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import torch
-from compressed_tensors.compressors import BaseCompressor
-from torch import Tensor
+from numpy.typing import NDArray
 
 from assay.recipes.families import split_layer
 from assay.records.plan import OutputTensor, Plan, TensorPlan
-from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
-from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme, module_of
-from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of, scalable, smoothings
+from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader
+from assay_quantize.formats.schemes import module_of
+from assay_quantize.plan.calibrated import Smoothing, calibrated_mtp_layer, method_of, scalable, smoothings
+from assay_quantize.verify.calibrated.steps import Factor, as_f32
+from assay_quantize.verify.calibrated.weight import half_ulp
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
-from assay_quantize.verify.judge import relative_error
 
-MOST_OFF = 0.02
-"""A norm or a router that is only rounded to BF16 is nearer than that."""
-MOST_SCALE_OFF = 0.1
-"""So far the scales that a weight shows may be from those of its norm or its up projection, in the median of the channels by
-their squares: beside one of far larger weights, others are rounded to zero."""
+FP32 = 1e-6
+"""As far as a product or quotient in FP32, which is rounded afterwards, may be off."""
+Values = NDArray[np.float64]
 
 
-def check_smoothed(
-    plan: Plan, layer: int, tensors: list[TensorPlan], stored: StoredReader, source: SourceReader, findings: Findings
-) -> None:
-    """Every calibrated tensor of a layer against the source's. All of them must be stored as planned."""
+def smoothings_of(plan: Plan, layer: int, tensors: list[TensorPlan]) -> list[Smoothing]:
+    """What was scaled in a layer, by names of modules. tensors: its calibrated ones."""
     rounded = {module_of(t.name): t for t in tensors if t.action == "quantize"}
-    is_mtp, method = layer == calibrated_mtp_layer(plan), str(method_of(plan))
-    others = [t for t in plan.tensors if (at := split_layer(t.name)) and at.layer == layer and (t.role == "mtp") is is_mtp]
-    kept = {t.module: t for t in others if t.action != "quantize" and t.name.endswith(".weight")}
-    columns: dict[str, Tensor] = {}
-    """Module -> scales of its columns; NaN: they are not known, and not needed."""
-    with torch.no_grad():
-        kept_too = [t for t in others if t.module not in rounded or not t.name.endswith(".weight")]
-        found = smoothings(method, rounded.values(), scalable(plan, kept_too))
-        for one in found:
-            if one.smooth not in kept:
-                continue
-            norm = kept[one.smooth]
-            want_I, made_I = _source(source, norm), _plain(stored, norm.outputs[0]).double()
-            is_zero_I = (want_I == 0) & (made_I == 0)
-            scale_I = (want_I / made_I).masked_fill(is_zero_I, torch.nan)
+    kept_too = [t for t in _of_layer(plan, layer) if t.module not in rounded or not t.name.endswith(".weight")]
+    return smoothings(str(method_of(plan)), rounded.values(), scalable(plan, kept_too))
+
+
+def _of_layer(plan: Plan, layer: int) -> list[TensorPlan]:
+    is_mtp = layer == calibrated_mtp_layer(plan)
+    return [t for t in plan.tensors if (at := split_layer(t.name)) and at.layer == layer and (t.role == "mtp") is is_mtp]
+
+
+def check_norms(
+    plan: Plan, layer: int, found: list[Smoothing], stored: StoredReader, source: SourceReader, findings: Findings
+) -> dict[str, Factor]:
+    """Norms and routers of a layer against the source's. Gives module -> what its columns were multiplied with, of all that
+    read one of these norms; without those of a norm that is damaged."""
+    kept = {t.module: t for t in _of_layer(plan, layer) if t.action != "quantize" and t.name.endswith(".weight")}
+    columns: dict[str, Factor] = {}
+    for one in found:
+        if one.smooth not in kept:
+            continue
+        norm = kept[one.smooth]
+        findings.look("smoothed")
+        between = _of_norm(norm, stored, source)
+        if between is None:
+            findings.damage("smoothed", norm.name, "is not the source's, divided by positive scales")
+            continue
+        low_I, high_I = between
+        for router in (kept[name] for name in one.balance if name in kept):
             findings.look("smoothed")
-            if not bool((torch.isfinite(scale_I) & (scale_I > 0) | is_zero_I).all()):
-                findings.damage("smoothed", norm.name, "is not the source's, divided by positive scales")
-                continue
-            columns |= dict.fromkeys(one.balance, scale_I)
-            for name in one.balance:
-                if name in kept:
-                    router = kept[name]
-                    off = _off(*_known(_plain(stored, router.outputs[0]).double(), _source(source, router) * scale_I))
-                    findings.look("smoothed")
-                    if not off <= MOST_OFF:
-                        what = f"is {off:.3f} away from the source's, times the scales of {norm.name}"
-                        findings.damage("smoothed", router.name, what)
-        downs = {one.smooth: one.balance[0] for one in found if one.smooth in rounded}
-        for up, down in downs.items():
-            made, want = _weight(stored, rounded[up]), _source(source, rounded[up])
-            made, want = _known(made, want * columns[up] if up in columns else want)
-            squares_O, products_O = (want * want).sum(1), (want * made).sum(1)
-            # 0 / 0, a row of zeros, is NaN; where the stored one points elsewhere, its distance will be large
-            columns[down] = squares_O / products_O.maximum(1e-30 * squares_O)
-        for module, tensor in rounded.items():
-            want = _source(source, tensor)
-            want = want * columns[module] if module in columns else want
-            want = want / columns[downs[module]].nan_to_num(1.0)[:, None] if module in downs else want
-            _judge(tensor, *_known(_weight(stored, tensor), want), findings)
+            low_I, high_I = _with_router(router, norm, low_I, high_I, stored, source, findings)
+        with np.errstate(invalid="ignore"):
+            # of a channel that leaves nothing a damage is said already; what is between is the nearest there is
+            middle = (low_I + high_I) / 2
+            columns |= dict.fromkeys(one.balance, Factor(middle, np.abs(high_I - low_I) / 2 / middle))
+    return columns
 
 
-def _known(made: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
-    """Both without the columns whose scales are not known."""
-    is_known_I = ~want.isnan().any(0)
-    return (made, want) if bool(is_known_I.all()) else (made[:, is_known_I], want[:, is_known_I])
+def _of_norm(norm: TensorPlan, stored: StoredReader, source: SourceReader) -> tuple[Values, Values] | None:
+    """Between what the scale of each channel lies: NaN where the norm is 0; None where there can be none."""
+    n_I, y_I = _source(source, norm, 0, norm.shape[0]), _stored(stored, norm.outputs[0], 0, norm.shape[0])
+    is_zero = (n_I == 0) & (y_I == 0)
+    if not np.where(is_zero, True, (n_I * y_I > 0) & np.isfinite(n_I) & np.isfinite(y_I)).all():
+        return None
+    h_I = half_ulp(np.abs(y_I), norm.outputs[0].dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n_I, y_I = np.abs(n_I), np.abs(y_I)
+        low = np.where(is_zero, np.nan, n_I / (y_I + h_I) * (1 - FP32))
+        return low, np.where(is_zero, np.nan, n_I / (y_I - h_I) * (1 + FP32))
 
 
-def _judge(tensor: TensorPlan, made: Tensor, want: Tensor, findings: Findings) -> None:
-    assert tensor.scheme is not None
-    findings.look("smoothed")
-    error = _off(made, want)
-    findings.errors[tensor.role, tensor.scheme].append(error)
-    if not error <= SCHEMES[tensor.scheme].max_relative_error:
-        what = f"is {error:.3f} away from its source, scaled as the layer's other tensors say (relative)"
-        findings.damage("error", tensor.name, what)
-        return
-    _check_columns(tensor, made, want, findings)
+def _with_router(
+    router: TensorPlan, norm: TensorPlan, low_I: Values, high_I: Values, stored: StoredReader, source: SourceReader,
+    findings: Findings,
+) -> tuple[Values, Values]:  # fmt: skip
+    """What the rows of a router leave of it."""
+    w_EI, y_EI = _source(source, router, 0, router.shape[0]), _stored(stored, router.outputs[0], 0, router.shape[0])
+    h_EI = half_ulp(np.abs(y_EI), router.outputs[0].dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sign = np.where(w_EI < 0, -1.0, 1.0)
+        size = np.abs(w_EI)
+        low_EI = np.where(size > 0, (sign * y_EI - h_EI) / size * (1 - FP32), -np.inf)
+        high_EI = np.where(size > 0, (sign * y_EI + h_EI) / size * (1 + FP32), np.inf)
+    changed = (w_EI == 0) & (y_EI != 0) & ~np.isnan(low_I)[None, :]
+    apart = (low_EI > high_I) | (high_EI < low_I) | changed
+    low, high = np.maximum(low_I, low_EI.max(0)), np.minimum(high_I, high_EI.min(0))
+    of_norm = apart.sum(0) > np.maximum(1, (size > 0).sum(0) / 2)
+    if of_norm.any():
+        what = f"{_some('channel', of_norm)}: not the source's, divided by what the rows of {router.name} were multiplied with"
+        findings.damage("smoothed", norm.name, what)
+        return np.where(of_norm, low_EI.max(0), low), np.where(of_norm, high_EI.min(0), high)
+    if apart.any():
+        what = f"{_some('row', apart.any(1))}: not the source's, times the scales of {norm.name}"
+        findings.damage("smoothed", router.name, what)
+        return low_I, high_I
+    if (is_empty := low > high).any():
+        what = f"{_some('channel', is_empty)}: its rows, and {norm.name}, leave no scale"
+        findings.damage("smoothed", router.name, what)
+        return low_I, high_I
+    return low, high
 
 
-def check_columns(tensors: list[TensorPlan], stored: StoredReader, source: SourceReader, findings: Findings) -> None:
-    """Of weights that were not scaled, and whose scales do not follow from the source alone: that they point along it."""
-    with torch.no_grad():
-        for tensor in tensors:
-            if tensor.action == "quantize":
-                findings.look("smoothed")
-                _check_columns(tensor, _weight(stored, tensor), _source(source, tensor), findings)
+def _some(what: str, is_one: NDArray[np.bool_]) -> str:
+    numbers = np.flatnonzero(is_one)
+    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what} {numbers[0]} and {len(numbers) - 1} more"
 
 
-def _check_columns(tensor: TensorPlan, made: Tensor, want: Tensor, findings: Findings) -> None:
-    squares_I = (want * want).sum(0)
-    off_I = ((made * want).sum(0) / squares_I - 1).abs()
-    off = _median(off_I[squares_I > 0], squares_I[squares_I > 0])
-    if not off <= MOST_SCALE_OFF:
-        findings.damage("smoothed", tensor.name, f"its columns are off by {off:.3f} from the layer's scales, in the median")
+def _source(reader: SourceReader, tensor: TensorPlan, begin: int, end: int) -> Values:
+    return as_f32(reader.read_rows(tensor, begin, end)).astype(np.float64)
 
 
-def _median(values: Tensor, weights: Tensor) -> float:
-    """Of no values: 0."""
-    if not len(values):
-        return 0.0
-    order = values.argsort()
-    reached = weights[order].cumsum(0)
-    return float(values[order[int((reached < reached[-1] / 2).sum())]])
-
-
-def _off(made: Tensor, want: Tensor) -> float:
-    return relative_error(float((made - want).square().sum()), float(want.square().sum()))
-
-
-def _source(reader: SourceReader, tensor: TensorPlan) -> Tensor:
-    rows = reader.read_rows(tensor, 0, tensor.shape[0])
-    return torch.from_numpy(rows).view(TORCH_DTYPES[tensor.logical_dtype]).double()
-
-
-def _plain(reader: StoredReader, output: OutputTensor) -> Tensor:
-    raw = reader.read(output.name, 0, output.num_bytes, np.empty(output.num_bytes, np.uint8))
-    return torch.from_numpy(raw).view(TORCH_DTYPES[output.dtype]).reshape(output.shape)
-
-
-def _weight(reader: StoredReader, tensor: TensorPlan) -> Tensor:
-    scheme: Any = compressed_tensors_scheme(str(tensor.scheme))
-    prefix = module_of(tensor.name)
-    parts: Mapping[str, Tensor] = {o.name.removeprefix(f"{prefix}."): _plain(reader, o) for o in tensor.outputs}
-    made: Tensor = BaseCompressor.get_value_from_registry(str(scheme.format.value)).decompress(dict(parts), scheme)["weight"]
-    return made.double()
+def _stored(reader: StoredReader, output: OutputTensor, begin: int, end: int) -> Values:
+    per_row = output.num_bytes // output.shape[0]
+    raw = reader.read(output.name, begin * per_row, end * per_row, np.empty((end - begin) * per_row, np.uint8))
+    return as_f32(raw.view(STORAGE[output.dtype]).reshape(end - begin, *output.shape[1:])).astype(np.float64)

@@ -1,0 +1,234 @@
+"""One calibrated weight against its source, row by row: what its method can have made of it, and what it cannot.
+
+What text decided cannot be made again, but every method leaves a mark that the source shows:
+
+- `nearest` (AWQ, SmoothQuant): each code is the nearest one to its weight, scaled; only the last bits of the scales are not
+  known (`smoothed.py`).
+- `learned` (AutoRound, arXiv 2309.05516): it moves a weight by half a step at most, and by half of its first learning step
+  beyond that, so a code is within a step and 0.5 / iterations of its weight.
+- `corrected` (GPTQ, arXiv 2210.17323): one column after the other is rounded to the nearest, and what that costs is taken from
+  the columns behind it. With the errors of a row E, each within half a step, and the factor U of the inverse Hessian, which
+  all rows have in common, the distances of the row are D = E U. So the first column is exactly rounded to the nearest; and each
+  distance is a sum of bounded errors with the same weights in every row of its column. A sum of independent uniform numbers is
+  strictly sub-Gaussian: it is k standard deviations away with a probability below 2 exp(-k^2 / 2), 5e-18 for FAR_SPREADS. The
+  standard deviation is that of the column, from up to PILOT_ROWS rows. Errors are steps, and steps of a row's groups differ:
+  what is far has to be so against the steps of its own group, and against the longest of its row.
+
+The projection of a row, or of a block of a row, on its source (its gain) is 1 but for these distances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import gamma
+
+from assay_quantize.kernels import quantize_rows
+from assay_quantize.kernels.rows import Array
+from assay_quantize.verify.calibrated.columns import Columns, check_columns
+from assay_quantize.verify.calibrated.scales import check_scales
+from assay_quantize.verify.calibrated.steps import (
+    F32,
+    Factor,
+    StepRows,
+    add_spread,
+    compare,
+    count_far,
+    ends_of,
+    extents,
+    inverse_of,
+)
+from assay_quantize.verify.calibrated.weight import Measured, Weight, named_rows, rounding, slack_of
+
+FAR_SPREADS = 9.0
+"""Spreads of its column that a code may be away."""
+LEAST_GAIN = 0.5
+"""Of a row, or of a block of BLOCK columns of it, where that is FAR_SPREADS standard deviations below 1."""
+MOST_DRIFT = 0.002
+"""Of all weights from their codes where scales are known but for their last bits, which are off to either side alike."""
+LEAST_SPREAD = np.float32(0.25)
+"""Of a column, in steps: rounding by itself has 0.29."""
+PILOT_ROWS = 512
+LEAST_ROWS = 32
+"""Of fewer the quartiles say too little."""
+UNLIKELY = 1e-15
+"""Probability of a row's error beyond what is allowed, where errors follow a gamma distribution."""
+BLOCK = 128
+GAUSSIAN = math.sqrt(math.pi / 2)
+"""Standard deviation over mean magnitude of a normal variable; of a uniform one 1.15."""
+
+
+def measure(weight: Weight) -> Measured:
+    """Look at every row. CheckpointError: a file cannot be read."""
+    found = Measured()
+    spread = _spread(weight) if weight.kind == "corrected" else None
+    columns = Columns(weight.shape[1])
+    divisors: list[Factor] = []
+    for begin, end in weight.slabs():
+        rows, parts, source = weight.rows(begin, end)
+        if weight.kind == "nearest" and weight.is_plain and weight.observer == "minmax":
+            _rounded(weight, parts, source, begin, found)
+            continue
+        divisor = check_scales(weight, rows, parts, begin, found)
+        if divisor is not None:
+            divisors.append(divisor)
+        if spread is None:
+            _nearest(weight, rows, divisor, begin, found)
+        else:
+            _corrected(weight, rows, divisor, spread, begin, columns, found)
+    if divisors:
+        found.divisor = Factor(*(np.concatenate(values) for values in zip(*divisors, strict=True)))
+    if spread is not None:
+        check_columns(weight, columns, found)
+        _row_errors(np.concatenate(columns.row_errors).astype(np.float64), found)
+    if weight.kind == "nearest" and abs(found.drift) > MOST_DRIFT + FAR_SPREADS * found.drift_error:
+        found.problem("rows", f"its codes are those of weights {100 * found.drift:+.2f} % from its own, in the mean")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ codes
+def _add_errors(rows: StepRows, error_RG: F32, norm_RG: F32, found: Measured) -> None:
+    squares = rows.scale_RG.astype(np.float64) ** 2
+    found.squared_error += float((error_RG * squares).sum())
+    found.squared_norm += float((norm_RG * squares).sum())
+
+
+def _rounded(weight: Weight, parts: dict[str, Array], source: Array, begin: int, found: Measured) -> None:
+    """Nothing was done to the weight but rounding: byte for byte."""
+    made = quantize_rows(source, weight.tensor.logical_dtype, weight.scheme)
+    found.squared_error += made.squared_error
+    found.squared_norm += made.squared_norm
+    for part, expected in made.parts.items():
+        if (differ := parts[part] != expected).any():
+            at = np.flatnonzero(differ.any(1))
+            what = f"{named_rows(at + begin)}: {int(differ.sum())} values of its {part} are not what rounding the source gives"
+            found.problem("recomputed", what)
+
+
+def _nearest(weight: Weight, rows: StepRows, divisor: Factor | None, begin: int, found: Measured) -> None:
+    count = len(rows.w_RI)
+    error, norm = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
+    far, moved, towards, size = (
+        np.empty(count, np.int32),
+        np.empty(count, np.int32),
+        np.empty(count, np.int32),
+        np.empty(count, np.float32),
+    )
+    what = "more than a step from" if weight.kind == "learned" else "not the nearest to"
+    slack_R = np.zeros(count) if divisor is None else divisor.half
+    count_far(
+        rows.w_RI, rows.q_RI, inverse_of(rows, divisor), *ends_of(rows), np.float32(weight.reach + 0.01),
+        slack_of(weight).astype(np.float32), slack_R.astype(np.float32), far, error, norm,
+        moved, towards, size,
+    )  # fmt: skip
+    _add_errors(rows, error, norm, found)
+    found.num_far += int(far.sum())
+    found.moved += int(moved.sum())
+    found.towards += int(towards.sum())
+    found.size += float(size.sum())
+    if len(at := np.flatnonzero(far)):
+        found.problem(
+            "rows", f"{named_rows(at + begin)}: {int(far[at[0]])} of {weight.shape[1]} codes are {what} their weights"
+        )
+
+
+class _Spread(NamedTuple):
+    """Standard deviation of a column's distances, in steps of their groups, and of the longest group of their rows."""
+
+    own_I: F32
+    shared_I: F32
+
+
+def _share(rows: StepRows) -> F32:
+    """Steps of a group over the longest of its row."""
+    sizes = np.abs(rows.scale_RG)
+    most = sizes.max(1, keepdims=True)
+    return np.where(most > 0, sizes / np.where(most > 0, most, 1), np.float32(1)).astype(np.float32)
+
+
+def _spread(weight: Weight) -> _Spread:
+    own, shared, counts = (np.zeros(weight.shape[1], np.float32) for _ in range(3))
+    slabs = list(weight.slabs())
+    needed = -(-PILOT_ROWS // (slabs[0][1] - slabs[0][0]))
+    for number in sorted({round(at) for at in np.linspace(0, len(slabs) - 1, min(needed, len(slabs)))}):
+        rows, parts, _ = weight.rows(*slabs[number])
+        divisor = check_scales(weight, rows, parts, 0, Measured()) if weight.is_divided else None
+        add_spread(rows.w_RI, rows.q_RI, inverse_of(rows, divisor), _share(rows), own, shared)
+        low, high = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
+        extents(rows.w_RI, low, high)
+        counts += np.repeat(((low < 0) | (high > 0)).sum(0), rows.group)  # zeros are where they were
+    over = np.float32(GAUSSIAN) / np.maximum(counts, 1)
+    return _Spread(np.maximum(own * over, LEAST_SPREAD), np.maximum(shared * over, np.float32(1e-6)))
+
+
+def _corrected(
+    weight: Weight, rows: StepRows, divisor: Factor | None, spread: _Spread, begin: int, columns: Columns, found: Measured
+) -> None:  # fmt: skip
+    count, block = len(rows.w_RI), min(BLOCK, rows.group)
+    blocks = rows.scale_RG.shape[1] * -(-rows.group // block)
+    error, norm = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
+    xx, xq, most = (np.empty((count, blocks), np.float32) for _ in range(3))
+    of_columns = [np.zeros(weight.shape[1], np.float32) for _ in range(3)]
+    far, inner, uu = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32)
+    slack = slack_of(weight) + (0 if divisor is None else float(np.nanmax(divisor.half, initial=0)))
+    compare(
+        rows.w_RI, rows.q_RI, inverse_of(rows, divisor), *ends_of(rows), _share(rows), slack.astype(np.float32),
+        1 / spread.own_I, 1 / spread.shared_I, block, np.float32(2 * rounding(weight.tensor.logical_dtype)),
+        columns.far, far, inner, uu, of_columns[0], of_columns[1], of_columns[2], error, norm, xx, xq, most,
+    )  # fmt: skip
+    found.num_far += int(far.sum())
+    found.num_inner += int(inner.sum())
+    columns.row_errors.append(uu)
+    _add_errors(rows, error, norm, found)
+    columns.xx += of_columns[0]
+    columns.xq += of_columns[1]
+    columns.qq += of_columns[2]
+    at = np.unravel_index(int(most.argmax()), most.shape)
+    if most[at] > found.farthest[0]:
+        found.farthest = float(most[at]), f"row {begin + at[0]}, columns {at[1] * block} to {(at[1] + 1) * block - 1}"
+    if len(rare := np.flatnonzero((most > FAR_SPREADS).any(1))):
+        what = f"a code is {most[rare[0]].max():.0f} standard deviations of its column from its weight"
+        found.problem("rows", f"{named_rows(rare + begin)}: {what}")
+    for gain, below, where in _gains(xx, xq, begin, block):
+        if gain < found.smallest_gain[0]:
+            found.smallest_gain = gain, below
+        if gain < LEAST_GAIN and below > FAR_SPREADS:
+            found.problem("rows", f"{where}: its projection on its source is {gain:.2f} of it, where 1 is expected")
+
+
+def _gains(xx_RB: F32, xq_RB: F32, begin: int, block: int) -> Iterator[tuple[float, float, str]]:
+    """The worst row and the worst block: gain, standard deviations below 1, where."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for of_row in (True, False):
+            xx = xx_RB.sum(1, keepdims=True) if of_row else xx_RB
+            gain = np.where(xx > 0, (xq_RB.sum(1, keepdims=True) if of_row else xq_RB) / xx, 1.0)
+            below = (1 - gain) * np.sqrt(xx)
+            bad = np.where(below > FAR_SPREADS, gain, np.inf)
+            row, at = np.unravel_index(int((bad if np.isfinite(bad).any() else gain).argmin()), gain.shape)
+            where = f"row {begin + row}" if of_row else f"row {begin + row}, columns {at * block} to {(at + 1) * block - 1}"
+            yield float(gain[row, at]), float(below[row, at]), where
+
+
+def _row_errors(error_R: NDArray[np.float64], found: Measured) -> None:
+    """A row whose error is beyond what the others have.
+
+    Of distances that have much in common the errors of rows differ more: as sums of squares of so many independent ones, which
+    their quartiles tell, they would follow a gamma distribution.
+    """
+    others = error_R[error_R > 0]  # a row of zeros has none
+    if len(others) < LEAST_ROWS:
+        return
+    low, middle, high = np.quantile(others, (0.25, 0.5, 0.75))
+    # quartiles of a normal distribution are 1.35 standard deviations apart; those of few rows are off by some tenths
+    freedom = 2 / max((high - low) / 1.35 / middle * 1.5, 1e-3) ** 2
+    allowed = middle * float(gamma.isf(UNLIKELY, freedom / 2, scale=2 / freedom))
+    row = int(error_R.argmax())
+    found.largest_error = float(error_R[row] / allowed)
+    if found.largest_error > 1:
+        times, most = error_R[row] / middle, allowed / middle
+        what = f"row {row}: its squared error is {times:.1f} times that of others, where {most:.1f} can be explained"
+        found.problem("rows", what)
