@@ -33,6 +33,7 @@ from assay.records.base import sha256_of_file
 from assay.records.calibration import Calibration, TextTaken
 from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.kept import Kept
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.calibration.ranges import Moments, nvfp4_inputs
 from assay_quantize.calibration.text import Stream, Text
 from assay_quantize.calibration.withheld import Withheld
@@ -347,17 +348,16 @@ def load_model(checkpoint: Checkpoint, folder: Path, device: str) -> Any:
     logging.set_verbosity_error()  # it warns of every tensor of the MTP block, which it leaves out by design
     options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
     try:
-        model: Any
-        if not any(header.dtype.startswith("F8_") for header in checkpoint.tensors.values()):
-            model = by_name.from_pretrained(folder, **options)
-        else:
-            config = AutoConfig.from_pretrained(folder)
-            if hasattr(config, "quantization_config"):
-                del config.quantization_config
-            by_config: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-            model = by_config.from_pretrained(None, config=config, state_dict=plain_weights(checkpoint), **options)
-    except (OSError, ValueError, KeyError, ImportError) as problem:
-        raise QuantizeError(f"{folder}: transformers cannot load it: {str(problem).splitlines()[0]}") from None
+        with loading(f"{folder}: transformers cannot load it"):
+            model: Any
+            if not any(header.dtype.startswith("F8_") for header in checkpoint.tensors.values()):
+                model = by_name.from_pretrained(folder, **options)
+            else:
+                config = AutoConfig.from_pretrained(folder)
+                if hasattr(config, "quantization_config"):
+                    del config.quantization_config
+                by_config: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+                model = by_config.from_pretrained(None, config=config, state_dict=plain_weights(checkpoint), **options)
     finally:
         logging.set_verbosity(level)
         if bars:

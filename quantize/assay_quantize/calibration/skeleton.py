@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from assay.errors import QuantizeError
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 
@@ -62,14 +63,12 @@ class Skeleton:
         by_config: Any = AutoModelForCausalLM
         self.where, self.dtype, self.device = str(folder), dtype, device
         self._tensors: Mapping[str, TensorPlan] = {tensor.name: tensor for tensor in plan.tensors}
-        try:
+        with loading(f"{folder}: transformers cannot build it"):
             config: Any = AutoConfig.from_pretrained(folder)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
             with torch.device("meta"):
                 self.model = by_config.from_config(config, dtype=dtype)
-        except (OSError, ValueError, KeyError, ImportError) as problem:
-            raise QuantizeError(f"{folder}: transformers cannot build it: {str(problem).splitlines()[0]}") from None
         self.model.eval()
         self.base = self.model.base_model
         lists = [

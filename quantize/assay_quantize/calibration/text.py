@@ -21,6 +21,7 @@ from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.calibration import TextSource
 from assay_quantize.calibration.memory import texts_at_once
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.calibration.sources import Entry, FileText, Source, as_text, pieces_of
 from assay_quantize.calibration.withheld import Withheld
 
@@ -89,11 +90,9 @@ class Text:
         from transformers import AutoTokenizer
 
         assert model is not None or not self.needs_model, "own text is sampled from the model"
-        try:
+        with loading(f"{folder}: its tokenizer cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(folder)
             tokenizer.model_max_length = sys.maxsize  # a text is cut into sequences, and no warning is needed for a long one
-        except (OSError, ValueError, ImportError) as problem:
-            raise QuantizeError(f"{folder}: its tokenizer cannot be loaded: {str(problem).splitlines()[0]}") from None
         mix = self.mix or tuple(Weighted(FileText(path)) for path in self.files) or (Weighted(None),)
         taps = []
         for one in mix:
