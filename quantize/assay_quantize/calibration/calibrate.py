@@ -185,16 +185,17 @@ def calibrate(
             before = store.keep_tokens(drawn, taken())
     if before is not None:
         drawn = before.tokens.tolist()
-    num_sequences = run_over(
-        model,
-        drawn,
-        watch,
-        say,
-        count=count,
-        is_enough=enough,
-        done=0 if store is None else store.load(watch.moments, watch.caches),
-        on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
-    )
+    with loading(f"{folder}: transformers cannot run it"):
+        num_sequences = run_over(
+            model,
+            drawn,
+            watch,
+            say,
+            count=count,
+            is_enough=enough,
+            done=0 if store is None else store.load(watch.moments, watch.caches),
+            on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
+        )
     if before is None:
         _check_same(text, about)
     told = before.taken if before is not None else taken() if taken is not None else TextTaken()

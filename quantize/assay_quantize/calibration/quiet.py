@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from assay.errors import AssayError, QuantizeError
-from assay.hub_errors import first_line
+from assay.foreign_text import shown
+from assay.secret_text import hide_password
 
 LEVELS = ("LLM_COMPRESSOR_LOG_LEVEL", "AR_LOG_LEVEL")
 """llm-compressor and auto-round read them when they are imported, before they write their first line."""
@@ -25,8 +26,11 @@ def loading(what: str) -> Iterator[None]:
         yield
     except AssayError:
         raise
-    except Exception as problem:  # noqa: BLE001 (whatever they raise against a file is an answer)
-        raise QuantizeError(f"{what}: {first_line(problem)}") from None
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise  # this machine's disk
+        said = " ".join(str(problem).split()) or type(problem).__name__
+        raise QuantizeError(f"{what}: {shown(hide_password(said), 300)}") from None
 
 
 @contextmanager

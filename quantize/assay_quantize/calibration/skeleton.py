@@ -8,7 +8,7 @@ The model's own forward is run, so masks, positions and what one layer hands to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +148,8 @@ class Skeleton:
         handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
         self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
         try:
-            self.base(input_ids=tokens, use_cache=False)
-        except _Done:
-            pass
+            with loading(f"{self.where}: transformers cannot run it"), suppress(_Done):
+                self.base(input_ids=tokens, use_cache=False)
         finally:
             handle.remove()
             self._passing.state = None

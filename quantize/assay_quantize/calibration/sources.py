@@ -11,14 +11,17 @@ import fnmatch
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from assay.errors import QuantizeError
+from assay.errors import CheckpointError, QuantizeError
 from assay.foreign_text import shown
 from assay.records.base import sha256_of_file
+
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.hub import Repository
 
 FIELDS = ("messages", "conversations", "text", "prompt")
 """Of a row, the first that is there."""
@@ -101,39 +104,41 @@ class HubText:
         return f"{HUB}{self.dataset}{':' + ','.join(self.files) if self.files else ''}"
 
     def open(self) -> Opened:
-        from huggingface_hub import HfApi
+        from assay.hub_errors import hub_address
+        from assay_quantize.checkpoint.hub import Repository
 
-        from assay.hub_errors import HUB_ERRORS, hub_address, hub_error
-
-        try:
-            info = HfApi().dataset_info(self.dataset, revision=self.revision)
-        except HUB_ERRORS as error:
-            raise QuantizeError(str(hub_error(f"datasets/{self.dataset}", error))) from None
-        paths = [one.rfilename for one in info.siblings or ()]
+        with _as_quantize_error():
+            listed = Repository(self.dataset, self.revision, "dataset")
+        if listed.commit is None:
+            raise QuantizeError(f"{self.name}: {hub_address()} does not say at which commit its files are; name files instead")
         wanted = self.files or ("*.jsonl", "*.parquet")
-        chosen = sorted(path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in wanted))
+        chosen = sorted(path for path in listed.files if any(fnmatch.fnmatch(path, pattern) for pattern in wanted))
         if not chosen:
             raise QuantizeError(
-                f"{self.name}: none of its {len(paths)} files is {' or '.join(wanted)} at {hub_address()}; name files it has, "
-                f"as {HUB}{self.dataset}:PATTERN (.jsonl, .parquet and plain text are read; a script is never run)"
+                f"{self.name}: none of its {len(listed.files)} files is {' or '.join(wanted)} at {hub_address()}; name files "
+                f"it has, as {HUB}{self.dataset}:PATTERN (.jsonl, .parquet and plain text are read; a script is never run)"
             )
         digest = hashlib.sha256()
-        return Opened(self._entries(chosen, info.sha, digest.update), info.sha, digest.hexdigest)
+        return Opened(self._entries(listed, chosen, digest.update), listed.commit, digest.hexdigest)
 
     def identity(self) -> list[Any]:
         return ["hub", self.dataset, list(self.files), self.revision, self.column]
 
-    def _entries(self, paths: list[str], commit: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
-        from huggingface_hub import hf_hub_download
-
-        from assay.hub_errors import HUB_ERRORS, hub_error
+    def _entries(self, listed: Repository, paths: list[str], see: Callable[[bytes], None]) -> Iterator[Entry]:
+        from assay_quantize.checkpoint.hub_cache import file_in_cache
 
         for path in paths:
-            try:
-                here = hf_hub_download(self.dataset, path, repo_type="dataset", revision=commit or self.revision)
-            except HUB_ERRORS as error:
-                raise QuantizeError(str(hub_error(f"datasets/{self.dataset}", error, path))) from None
-            yield from _of_file(Path(here), f"{HUB}{self.dataset}/{path}", self.column, see)
+            with _as_quantize_error():
+                here = file_in_cache(listed, path)
+            yield from _of_file(here, f"{HUB}{self.dataset}/{path}", self.column, see)
+
+
+@contextmanager
+def _as_quantize_error() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise QuantizeError(str(error)) from None
 
 
 @dataclass(frozen=True)
