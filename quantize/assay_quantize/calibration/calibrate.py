@@ -35,7 +35,7 @@ from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.kept import Kept
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.calibration.ranges import Moments, nvfp4_inputs
-from assay_quantize.calibration.text import Stream, Text
+from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
@@ -178,7 +178,7 @@ def calibrate(
     if before is None:
         asked = text if withheld is None else replace(text, withheld=withheld())
         stream = asked.stream(folder, length, say, model=model)
-        drawn, taken = islice(stream, count), lambda: _taken(stream, asked)
+        drawn, taken = islice(stream, count), lambda: stream.taken(asked.withheld)
         if store is not None and has_tokens:
             drawn = list(drawn)
             _check_same(text, about)
@@ -227,6 +227,7 @@ def calibrate(
         tokens_per_expert=tokens_per_expert,
         ended="every expert" if enough is not None and enough() else "tokens" if num_sequences == count else "text",
         num_scales=len(scales),
+        num_repeated=told.num_repeated,
     )
 
 
@@ -234,10 +235,6 @@ def _check_same(text: Text, about: Any) -> None:
     """QuantizeError: another text was read than was asked for, for which the result would be taken."""
     if text.identity() != about:
         raise QuantizeError(f"{', '.join(text.describe())}: changed while it was read; run again")
-
-
-def _taken(stream: Stream, text: Text) -> TextTaken:
-    return TextTaken(sources=stream.used(), withheld=() if text.withheld is None else text.withheld.record())
 
 
 def _tokens(watch: InputWatch) -> Callable[[str], int]:

@@ -2,23 +2,25 @@
 
 A file is plain text, `.jsonl` or `.parquet`; a data set is read from its own `.jsonl` and `.parquet` files at one commit, never
 by code of its own. Rows have `messages` (and `tools`), `conversations`, `text` or `prompt`. Each source can be opened again,
-and yields its entries one by one: none is held whole but plain text.
+and yields its entries one by one, of a large file in the order of `reading/pieces.py`: none is held whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.foreign_text import shown
-from assay.records.base import sha256_of_file
+from assay_quantize.calibration.reading.pieces import LARGE_BYTES, content_sha256, lines_of, spread_order, texts_of
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.hub import Repository
@@ -27,17 +29,20 @@ FIELDS = ("messages", "conversations", "text", "prompt")
 """Of a row, the first that is there."""
 HUB = "hub:"
 READ_ROWS = 256
+MOST_ROWS = 100_000
+"""Looked at for their languages."""
 _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system", "tool": "tool"}
 
 
 class Entry(NamedTuple):
     """A text, or a conversation in the API's shape; tools: that were offered in it. language: as the row says it; "": it says
-    none."""
+    none. around: of a text that was cut out of a longer one, with some of what is before and behind it."""
 
     text: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     language: str = ""
+    around: str = ""
 
 
 class Opened(NamedTuple):
@@ -83,7 +88,7 @@ class FileText:
 
     def identity(self) -> list[Any]:
         try:
-            return ["file", sha256_of_file(self.path), self.column, *([] if self.language is None else [self.language])]
+            return ["file", content_sha256(self.path), self.column, *([] if self.language is None else [self.language])]
         except OSError as problem:
             raise QuantizeError(
                 f"--text {self.path}: cannot be read: {problem.strerror}; give text, .jsonl or .parquet"
@@ -170,11 +175,12 @@ class Conversations:
 
 
 def languages_of(paths: Iterable[Path]) -> list[str]:
-    """Of the rows of some files, in the order in which they come; "" stands for rows that say none. QuantizeError: a file
-    cannot be read."""
+    """Of the rows of some files, of each the first MOST_ROWS, in the order in which they come; "" stands for rows that say
+    none. QuantizeError: a file cannot be read."""
     found: dict[str, None] = {}
     for path in paths:
-        found |= {entry.language: None for entry in FileText(path).open().entries}
+        most = MOST_ROWS if path.suffix in (".jsonl", ".parquet") else 1
+        found |= {entry.language: None for entry in islice(FileText(path).open().entries, most)}
     return list(found)
 
 
@@ -187,9 +193,8 @@ def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], 
         elif path.suffix == ".parquet":
             yield from _of_parquet(path, where, column, see)
         else:
-            data = path.read_bytes()
-            see(data)
-            yield Entry(text=data.decode("utf-8"))
+            for part in texts_of(path, see):
+                yield Entry(text=part.text, around=part.around)
     except OSError as problem:
         raise QuantizeError(f"{where}: cannot be read: {problem.strerror}; --text takes plain text or .jsonl") from None
     except UnicodeDecodeError:
@@ -197,12 +202,10 @@ def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], 
 
 
 def _of_lines(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
-    with path.open("rb") as file:  # by bytes: a string in JSON may hold other ends of lines
-        for number, line in enumerate(file, 1):
-            see(line)
-            row = _json(line.decode("utf-8"), f"{where}, line {number}") if line.strip() else None
-            if row is not None:
-                yield entry_of(row, f"{where}, line {number}", column)
+    for place, line in lines_of(path, where, see):
+        row = _json(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"), place) if line.strip() else None
+        if row is not None:
+            yield entry_of(row, place, column)
 
 
 def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
@@ -214,12 +217,15 @@ def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes
         names = opened.schema_arrow.names
         wanted = (*((column,) if column else (*FIELDS, "tools")), "language")
         kept = [name for name in dict.fromkeys(wanted) if name in names]
-        number = 0
-        for batch in opened.iter_batches(READ_ROWS, columns=kept):
-            for row in batch.to_pylist():
-                number += 1
-                see(json.dumps(row, sort_keys=True, default=str).encode())
-                yield entry_of(row, f"{where}, row {number}", column)
+        sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+        is_large = path.stat().st_size > LARGE_BYTES
+        for group in spread_order(len(sizes)) if is_large else range(len(sizes)):
+            number = sum(sizes[:group])
+            for batch in opened.iter_batches(READ_ROWS, row_groups=[group], columns=kept):
+                for row in batch.to_pylist():
+                    number += 1
+                    see(json.dumps(row, sort_keys=True, default=str).encode())
+                    yield entry_of(row, f"{where}, row {number}", column)
     except pyarrow.ArrowException as problem:
         raise QuantizeError(f"{where}: not Parquet: {shown(problem)}") from None
     except OSError as problem:
@@ -340,7 +346,7 @@ def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
 def pieces_of(entry: Entry) -> list[str]:
     """The texts that are held against items of an evaluation: of a conversation each message, with its thinking."""
     if entry.text is not None:
-        return [entry.text]
+        return [entry.around or entry.text]
     found = []
     for message in entry.messages:
         content = message.get("content")
