@@ -51,11 +51,11 @@ def spread_order(count: int) -> Iterator[int]:
 def opened(path: Path) -> io.BufferedReader:
     """For reading. QuantizeError: no regular file; OSError."""
     # O_NONBLOCK: opening a pipe that nobody writes to must not wait
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise QuantizeError(f"{path}: is no regular file (a pipe, a device or a folder), and text is read twice; give a file")
-    return file
+    return open(descriptor, "rb")
 
 
 def content_sha256(path: Path) -> str:
