@@ -51,8 +51,9 @@ def hub_error(hub_id: str, error: Exception, name: str | None = None) -> Checkpo
         )
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
     if status in (401, 403, 404):
+        what = "data set" if hub_id.startswith("datasets/") else "model"
         return CheckpointError(
-            f"{where}: no such model on {endpoint} (HTTP {status}); if it is private, log in (hf auth login) or set HF_TOKEN; "
+            f"{where}: no such {what} on {endpoint} (HTTP {status}); if it is private, log in (hf auth login) or set HF_TOKEN; "
             "a local folder works too"
         )
     if status is not None:

@@ -11,16 +11,27 @@ import io
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.errors import AssayError, CheckpointError
 
 MAX_JSON_BYTES = 200_000_000
 """Longest config or index that is read; GLM-5's index has 6 MB."""
+
+MAX_DEPTH = 100
+"""Most objects and lists inside each other in JSON; config.json has 6. Python's own limit is met only later, where a value is
+compared, copied or written."""
+
+MAX_INTEGER = 2**63 - 1
+"""Of whole numbers, without their sign: arrays, random generators and file formats have 64 bits."""
+
+UNBOUNDED_KEYS = frozenset({"model_max_length"})
+"""Of a tokenizer: transformers writes 10^30 there for "no limit"."""
 
 MAX_RECORD_BYTES = 2_000_000_000
 """Longest record that is read; GLM-5's plan has 60 MB."""
@@ -125,42 +136,95 @@ def parse_json_object(where: str, data: bytes, *, unique_names: bool = False) ->
     """A JSON object, or a CheckpointError that says where.
 
     unique_names: refuse a name that stands twice in one object, of which `json` would keep the last without a word. NaN and
-    infinity, which Python's `json` reads and JSON does not have, are refused: NaN is not even equal to itself.
+    infinity, which Python's `json` reads and JSON does not have, are refused: NaN is not even equal to itself. So are whole
+    numbers beyond MAX_INTEGER and more than MAX_DEPTH values inside each other, which would fail far from here.
     """
-    not_finite: list[float] = []
-
-    def number(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            not_finite.append(value)
-        return value
-
     try:
-        parsed = json.loads(
-            data, object_pairs_hook=_unique if unique_names else None, parse_constant=number, parse_float=number
-        )
+        parsed = json.loads(data, object_pairs_hook=_unique if unique_names else None)
     except RecursionError:
         raise CheckpointError(f"{where}: not JSON: nested too deeply; download the file again") from None
     except ValueError as error:  # also UnicodeDecodeError, and numbers of more than 4300 digits
         raise CheckpointError(f"{where}: not JSON: {error}; download the file again") from None
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{where}: holds a JSON {type(parsed).__name__}, an object was expected; download it again")
-    if not_finite and (found := _first_not_finite(parsed)) is not None:
-        place, value = found
-        raise CheckpointError(f"{where}: {place!a} is {value}, which is no number of JSON; write a number or null there")
+    if problem := _out_of_bounds(parsed):
+        raise CheckpointError(f"{where}: {problem}")
     return parsed
 
 
-def _first_not_finite(parsed: Any) -> tuple[str, float] | None:
-    """Place (`a.b.0`) and value of a NaN or infinity. None: there is none, as where a later value of its name came."""
-    left = [("", parsed)]
-    while left:
-        place, value = left.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            return place, value
-        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        left += [(f"{place}.{name}" if place else str(name), one) for name, one in inside]
+class _Place(NamedTuple):
+    """A value of JSON, its name or number there, and what it is in; None: it is the whole."""
+
+    above: Any
+    name: Any
+    value: Any
+
+    def __str__(self) -> str:
+        """`a.b.0`"""
+        names, place = [], self
+        while place.above is not None:
+            names.append(str(place.name))
+            place = place.above
+        return ".".join(reversed(names))
+
+
+class _TooDeep(Exception):
+    """More values inside each other than were to be looked at."""
+
+
+def _find_number(parsed: Any, is_wrong: Callable[[Any, int | float], bool], most_depth: float) -> _Place | None:
+    """The first number of which is_wrong(its name, the number), from the outside inwards. Raises _TooDeep."""
+    level, depth = [_Place(None, None, parsed)], 0
+    while level:
+        if depth > most_depth:
+            raise _TooDeep
+        inside: list[_Place] = []
+        for place in level:
+            pairs = place.value.items() if isinstance(place.value, dict) else enumerate(place.value)
+            for name, value in pairs:
+                if isinstance(value, dict | list):
+                    inside.append(_Place(place, name, value))
+                elif isinstance(value, int | float) and is_wrong(name, value):
+                    return _Place(place, name, value)
+        level, depth = inside, depth + 1
     return None
+
+
+def _is_beyond(name: Any, value: float) -> bool:
+    return isinstance(value, int) and abs(value) > MAX_INTEGER and name not in UNBOUNDED_KEYS
+
+
+def _out_of_bounds(parsed: dict[str, Any]) -> str | None:
+    """The first number that no file of a checkpoint holds, or that it is too deep, and what to do. None: it is neither."""
+    try:
+        place = _find_number(parsed, lambda name, value: _is_beyond(name, value) or not math.isfinite(value), MAX_DEPTH)
+    except _TooDeep:
+        return f"more than {MAX_DEPTH} lists and objects inside each other; download the file again"
+    if place is None:
+        return None
+    if isinstance(place.value, int):
+        return f"{str(place)!a} is {_shortened(place.value)}, beyond 64 bits; write a smaller number there"
+    return f"{str(place)!a} is {place.value}, which is no number of JSON; write a number or null there"
+
+
+def _shortened(value: int) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}... of {len(text.removeprefix('-'))} digits"
+
+
+_MANY_DIGITS = re.compile(rb"[0-9]{19}")
+
+
+def integer_beyond(data: bytes) -> str | None:
+    """A whole number beyond MAX_INTEGER in JSON text, and its place: `a.b.0 is 10000...`. None: there is none, or no JSON."""
+    if _MANY_DIGITS.search(data) is None:  # of most records there is no more to look at
+        return None
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    place = _find_number([parsed], _is_beyond, math.inf)
+    return None if place is None else f"{str(place).removeprefix('0.')} is {_shortened(place.value)}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ file of ten lines hold a value of gigabytes. Tags ask for constructors, some of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ MAX_BYTES = 2_000_000
 MAX_DEPTH = 40
 """Most lists and mappings inside each other; recipes have 6."""
 
+MAX_INTEGER = 2**63 - 1
+"""Of whole numbers, without their sign: arrays, random generators and file formats have 64 bits."""
+
+_LONG_INTEGER = re.compile(r"[-+]?(?:[0-9_]{19,}|0x[0-9a-fA-F_]{16,}|0b[01_]{63,})")
 _FAST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's is ten times as fast, and is not on every machine."""
 
@@ -80,6 +85,16 @@ def _refuse_more_than_values(text: str) -> None:
         tag: str | None = getattr(event, "tag", None)
         if tag is not None:
             raise NotPlainYaml(f"not plain YAML: line {line} has a tag ({tag[:40]}); write a plain value")
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _LONG_INTEGER.fullmatch(event.value):
+            _refuse_beyond_64_bits(event.value, line)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise NotPlainYaml(f"not plain YAML: more than {MAX_DEPTH} lists and mappings inside each other in line {line}")
+
+
+def _refuse_beyond_64_bits(digits: str, line: int) -> None:
+    """A plain scalar that is, or may be, a whole number of YAML."""
+    if len(digits) < 100 and abs(int(digits.replace("_", ""), 0 if "x" in digits or "b" in digits else 10)) <= MAX_INTEGER:
+        return
+    shown = digits if len(digits) <= 24 else f"{digits[:12]}... of {len(digits)} digits"
+    raise NotPlainYaml(f"not plain YAML: line {line} has the whole number {shown}, beyond 64 bits; write a smaller one")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import re
 import sys
@@ -50,7 +51,8 @@ from assay.cli.commands.results.status import status
 from assay.cli.interrupted import Commands, Interrupted
 from assay.cli.terminal import say, say_error
 from assay.errors import AssayError
-from assay.foreign_text import one_line
+from assay.foreign_text import one_line, shown
+from assay.safe_files import MAX_INTEGER
 
 VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 """What --help shows for the value of an option that names none. A flag takes no value."""
@@ -71,6 +73,15 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         return named_values(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """AssayError: a number that no option means, though it is within its limits."""
+        for param in self.params:
+            if isinstance(value := ctx.params.get(param.name), float) and not math.isfinite(value):
+                raise AssayError(f"{param.opts[0]} {value}: is no number; give a finite one")
+            if isinstance(value, int) and abs(value) > MAX_INTEGER:
+                raise AssayError(f"{param.opts[0]} {shown(value, 24)}: beyond 64 bits; give a smaller number")
+        return super().invoke(ctx)
 
 
 class AllCommands(Commands):

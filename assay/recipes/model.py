@@ -14,7 +14,7 @@ from assay.errors import AssayError, RecipeError
 from assay.foreign_text import shown
 from assay.quantities import Budget, budget_of
 from assay.recipes.base import Recipe, Section, beside, recipe_names
-from assay.recipes.calibrated.texts import TextNames, text_beside
+from assay.recipes.calibrated.texts import MAX_LENGTH, TextNames, text_beside
 from assay.recipes.precision import SchemeName
 from assay.secret_text import secrets_in
 
@@ -190,7 +190,7 @@ class AutomaticMix(Section):
     hardware: str | None = None
     texts: Literal["replies", "own"] | Annotated[tuple[str, ...], Field(min_length=1)] = "replies"
     tokens: int = Field(default=16_384, ge=64)
-    length: int = Field(default=256, ge=8)
+    length: int = Field(default=256, ge=8, le=MAX_LENGTH)
     seed: int = Field(default=0, ge=0)
     slack: float = Field(default=0.02, ge=0, le=0.5)
 
@@ -222,7 +222,7 @@ class CalibrationData(Section):
     withhold: tuple[str, ...] | None = None
     tokens: int = Field(default=65_536, ge=1)
     tokens_per_expert: int | None = Field(default=None, ge=1)
-    length: int = Field(default=512, ge=8)
+    length: int = Field(default=512, ge=8, le=MAX_LENGTH)
     min_tokens: int = Field(default=64, ge=1)
     seed: int = Field(default=0, ge=0)
 

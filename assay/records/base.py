@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from assay.atomic_files import replacing
 from assay.errors import AssayError
-from assay.safe_files import read_record
+from assay.safe_files import integer_beyond, read_record
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -96,7 +96,10 @@ class Record(Part):
     def load(cls, path: Path) -> Self:
         """Read a record back; `AssayError` names the file and the first thing that is wrong."""
         try:
-            return cls.model_validate_json(read_record(path))
+            data = read_record(path)
+            if (beyond := integer_beyond(data)) is not None:
+                raise AssayError(f"{path}: {beyond}, beyond 64 bits: no record of ours; restore it, or run again what wrote it")
+            return cls.model_validate_json(data)
         except FileNotFoundError:
             raise AssayError(f"{path}: no such file (a {cls.__name__.lower()} record was expected)") from None
         except OSError as error:

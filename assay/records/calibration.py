@@ -32,7 +32,7 @@ class TextSource(Part):
     source: as it was named. kind: what its user calls it (code, tools, ...). weight: of all weights of the mix. num_tokens: of
     the texts that were taken; the last one may not have fitted. num_dropped: texts that hold an item of an evaluation.
     num_without_thinking: conversations whose thinking the chat template does not show. is_exhausted: all of it was taken.
-    sha256: of a file, or of what was read of it. revision: commit of a data set on the hub.
+    sha256: of what was read of it: of a small plain text the whole file. revision: commit of a data set on the hub.
     """
 
     source: str
@@ -59,10 +59,12 @@ class WithheldItems(Part):
 
 
 class TextTaken(Part):
-    """What the tokens of a calibration were made of, and what they were held against."""
+    """What the tokens of a calibration were made of, and what they were held against. num_repeated: sequences that are, token
+    for token, one before them; None: nobody counted."""
 
     sources: tuple[TextSource, ...] = ()
     withheld: tuple[WithheldItems, ...] = ()
+    num_repeated: int | None = None
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -102,7 +104,7 @@ class Calibration(Record):
     sources: where the text came from. withheld: items of evaluations that it was held against. coverage: by layer.
     tokens_per_expert: what was asked for; None: nothing. ended: why no more was taken: all tokens that were asked for, every
     expert had seen enough, or the text was at its end. num_scales: modules and caches whose largest magnitude is in the file.
-    These are empty or None in records from before them.
+    num_repeated: as of `TextTaken`. These are empty or None in records from before them.
     """
 
     kind: Literal["calibration"] = "calibration"
@@ -125,6 +127,7 @@ class Calibration(Record):
     tokens_per_expert: int | None = None
     ended: Ended | None = None
     num_scales: int | None = None
+    num_repeated: int | None = None
     asked_sha256: str | None = None
     """Of what a run asked for (`cli/calibrating/in_run.py`). None: a command made it."""
 
@@ -152,7 +155,7 @@ class CalibratedLayers(Part):
     calibrated tensors (`checkpoint/calibrated_layers.py`). smoothed: tensors that are not quantized, and are not those of the
     source either, since AWQ or SmoothQuant moved scales into them. fell_back: weights that were rounded to the nearest, as
     GPTQ's Hessian could not be inverted.
-    sources, withheld: as in `Calibration`; empty in records from before them.
+    sources, withheld, num_repeated: as in `Calibration`; empty or None in records from before them.
     """
 
     method: str
@@ -168,3 +171,4 @@ class CalibratedLayers(Part):
     seconds: float
     sources: tuple[TextSource, ...] = ()
     withheld: tuple[WithheldItems, ...] = ()
+    num_repeated: int | None = None

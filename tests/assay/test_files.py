@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 from assay import safe_files
 from assay.atomic_files import naming, replacing
-from assay.errors import AssayError
+from assay.errors import AssayError, CheckpointError
 from assay.records.base import sha256_of_file, write_text_atomically
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.records.run import RunRecord
 from assay.safe_files import parse_json_object
 
 
@@ -152,3 +154,40 @@ def test_a_name_that_stands_twice_among_very_many(tmp_path: Path) -> None:
     pairs = [f'"model.layers.{number}.weight":1' for number in range(200_000)]
     with pytest.raises(AssayError, match=r"^header: not JSON: 'model\.layers\.199999\.weight' is named twice; download"):
         parse_json_object("header", f"{{{','.join([*pairs, pairs[-1]])}}}".encode(), unique_names=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"a": {"b": [1, 9223372036854775808]}}', "'a.b.1' is 9223372036854775808, beyond 64 bits; write a smaller"),
+        ('{"a": -1' + 40 * "0" + "}", "'a' is -10000000000... of 41 digits, beyond 64 bits; write a smaller number there"),
+        ('{"a": 1e400}', "'a' is inf, which is no number of JSON; write a number or null there"),
+        ('{"a": [true, {"b": NaN}]}', "'a.1.b' is nan, which is no number of JSON; write a number or null there"),
+        ('{"a": ' + 100 * "[" + 100 * "]" + "}", None),
+        ('{"a": ' + 101 * "[" + 101 * "]" + "}", "more than 100 lists and objects inside each other; download the file again"),
+        ('{"a": ' + 100_000 * "[" + 100_000 * "]" + "}", "not JSON: nested too deeply; download the file again"),
+        ('{"model_max_length": 1000000000000000019884624838656}', None),  # of every second tokenizer_config.json
+        ('{"a": -9223372036854775807, "b": null, "c": 1.5}', None),
+    ],
+)  # fmt: skip
+def test_numbers_and_depths_that_no_checkpoint_has(text: str, problem: str | None) -> None:
+    if problem is None:
+        assert parse_json_object("config.json", text.encode()) == json.loads(text)
+        return
+    with pytest.raises(CheckpointError) as raised:
+        parse_json_object("config.json", text.encode())
+    assert str(raised.value).removesuffix(" number there") == f"config.json: {problem.removesuffix(' number there')}"
+
+
+@pytest.mark.parametrize("number", [2**63, -(10**30), 10**4000])
+def test_a_record_holds_no_number_beyond_64_bits(tmp_path: Path, number: int) -> None:
+    """pydantic takes whole numbers of any size, and sums, arrays and divisions further on do not."""
+    path = tmp_path / "record.json"
+    RunRecord(model="tiny-glm").save(path)
+    text = path.read_text()
+    path.write_text(text.replace('"schema_version": 1', f'"schema_version": {number}'))
+    with pytest.raises(AssayError) as raised:
+        RunRecord.load(path)
+    assert "schema_version is " in str(raised.value) and "beyond 64 bits" in str(raised.value)
+    path.write_text(text.replace("tiny-glm", "9" * 64))  # text is none
+    assert RunRecord.load(path).model == "9" * 64

@@ -35,7 +35,12 @@ def test_shipped_recipes_are_read_as_pyyaml_reads_them(path: Path) -> None:
         ("[" * 50_000, "not plain YAML: more than 40 lists and mappings inside each other in line 1"),
         ("a: " * 3, "not YAML: mapping values are not allowed in this context"),
         ("a: 2026-13-45\n", "not YAML: month must be in 1..12"),
-        ("a: " + "9" * 5000, "not YAML: Exceeds the limit (4300 digits) for integer string conversion"),
+        (
+            "a: " + "9" * 5000,
+            "not plain YAML: line 1 has the whole number 999999999999... of 5000 digits, beyond 64 bits; write a smaller one",
+        ),
+        ("x: 1\ny: 9223372036854775808\n", "not plain YAML: line 2 has the whole number 9223372036854775808, beyond 64 bits"),
+        ("a: 0xffffffffffffffff", "not plain YAML: line 1 has the whole number 0xffffffffffffffff, beyond 64 bits"),
         ("a: \x00", "not YAML: "),
         ("a: 1\n---\nb: 2\n", "not YAML: expected a single document in the stream"),
     ],

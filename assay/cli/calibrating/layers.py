@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.calibrating.shown import text_lines
+from assay.cli.calibrating.shown import repeated_lines, text_lines
 from assay.cli.calibrating.texts import calibration_text
 from assay.cli.terminal import say
 from assay.errors import PlanError
@@ -90,7 +90,7 @@ def calibrated_layers(
         withheld=withheld,
         report=say,
     )
-    for line in text_lines(found.sources, found.withheld):
+    for line in (*text_lines(found.sources, found.withheld), *repeated_lines(found)):
         say(line)
     if found.fell_back:
         why = "no step of AutoRound had a finite loss" if found.method == "autoround" else "give more text"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from assay.cli.terminal import escape
-from assay.records.calibration import BLOCKS, Calibration, TextSource, WithheldItems
+from assay.records.calibration import BLOCKS, CalibratedLayers, Calibration, TextSource, WithheldItems
 
 SHOWN = 3
 """Weights, tasks and experts that are named; the others are counted."""
@@ -23,6 +23,7 @@ def lines(made: Calibration) -> Iterator[str]:
     """What is printed."""
     yield f"{made.file}: channel weights of {made.weights:,} weights over {made.num_tokens:,} tokens"
     yield from text_lines(made.sources, made.withheld)
+    yield from repeated_lines(made)
     if made.tokens_by_expert is not None:
         least, median, most = made.tokens_by_expert
         yield f"tokens of a routed expert: {least:,} (least), {median:,} (median), {most:,} (most)"
@@ -61,6 +62,16 @@ def text_lines(sources: Sequence[TextSource], withheld: Sequence[WithheldItems])
     if unknown:
         names = ", ".join(f"{one.suite}/{one.task} ({one.why})" for one in unknown[:SHOWN])
         yield f"not held against {names}{f' and {len(unknown) - SHOWN} more tasks' if len(unknown) > SHOWN else ''}"
+
+
+def repeated_lines(made: Calibration | CalibratedLayers) -> Iterator[str]:
+    """That text is the same again and again: the more of it, the less the calibration says."""
+    if made.num_repeated:
+        count = made.num_tokens // made.length
+        yield (
+            f"note: {made.num_repeated:,} of {count:,} sequences are the same as one before them, token for token, so only "
+            f"{count - made.num_repeated:,} are different; give more text"
+        )
 
 
 def _ended(made: Calibration, least: int) -> str:

@@ -62,7 +62,9 @@ def _downloaded(checkpoint: Checkpoint, name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     from assay.hub_errors import HUB_ERRORS, hub_error
+    from assay.hub_session import guard_hub
 
+    guard_hub()
     try:
         return Path(hf_hub_download(checkpoint.location, name, revision=checkpoint.revision)).parent
     except HUB_ERRORS as error:

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from assay.atomic_files import remove_leftovers
 from assay.cli.deploying.hardware_plan import Known, known_model
 from assay.cli.targets import Target
 from assay.cli.terminal import say
@@ -18,7 +19,7 @@ from assay.recipes.load import load_recipe, parse_recipe, recipe_names
 from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe, SchemeName
 from assay.recipes.profile import ProfileRecipe
 from assay.records.base import sha256_of, write_text_atomically
-from assay.records.choice.mix import KEPT, PredictedMeasured
+from assay.records.choice.mix import KEPT, Mix, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -274,7 +275,7 @@ def _one_gpu(profile: ProfileRecipe) -> ProfileRecipe:
 
 # ------------------------------------------------------------------------------------------------ files
 def check_out(out: Path | None) -> None:
-    """AssayError: it cannot be a recipe's file, or something else is there."""
+    """AssayError: it cannot be a recipe's file."""
     if out is None:
         return
     if out.suffix != ".yaml":
@@ -285,22 +286,48 @@ def check_out(out: Path | None) -> None:
         )
     if not out.parent.is_dir():
         raise AssayError(f"--out {shown(str(out))}: there is no folder {out.parent}; make it, or give another name")
-    for path in (out, out.with_suffix(".json"), out.with_suffix(".svg")):
-        if path.exists():
+
+
+def check_free(out: Path | None, made: Proposal) -> None:
+    """AssayError: something else than this proposal lies where its files go. What a killed command wrote of it may."""
+    for path, text in () if out is None else _files(out, made).items():
+        try:
+            there = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError):
+            there = ""
+        if there != text and not (path.suffix == ".json" and _is_but_for_replay(path, made)):
             raise AssayError(f"--out {shown(str(out))}: {path} exists already; give another name, or delete it")
 
 
-def write(out: Path, made: Proposal) -> None:
-    """The recipe, its record and its picture beside it; the recipe is read back as any other."""
+def _is_but_for_replay(path: Path, made: Proposal) -> bool:
+    """Whether a record says the same, but for what vLLM's loaders said."""
+    try:
+        return Mix.load(path).model_copy(update={"replayed": made.mix.replayed}) == made.mix
+    except AssayError:
+        return False
+
+
+def _files(out: Path, made: Proposal) -> dict[Path, str]:
+    """Where what is written; the recipe last: where it is, the others are."""
     from assay_reports.page.frontier import frontier_svg
 
-    write_text_atomically(out, made.text, only_new=True)
+    return {out.with_suffix(".json"): made.mix.as_text(), out.with_suffix(".svg"): str(frontier_svg(made.mix)), out: made.text}
+
+
+def write(out: Path, made: Proposal) -> None:
+    """The recipe, its record and its picture beside it, as far as they are not there; the recipe is read back as any other."""
+    check_free(out, made)
+    for path, text in _files(out, made).items():
+        if path.exists():  # of a command that was killed, with what it was writing
+            remove_leftovers(path)
+        if not path.exists() or path.suffix == ".json":
+            write_text_atomically(path, text, only_new=not path.exists())
     try:
         again = parse_recipe(PrecisionRecipe, out)
     except RecipeError:
         out.unlink()
         raise
     assert again.sha256 == made.recipe.sha256, "the file does not say what was chosen"
-    made.mix.save(out.with_suffix(".json"), only_new=True)
-    write_text_atomically(out.with_suffix(".svg"), str(frontier_svg(made.mix)), only_new=True)
     say(f"wrote {out}, {out.with_suffix('.json').name} and {out.with_suffix('.svg').name}")

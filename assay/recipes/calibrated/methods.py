@@ -9,7 +9,7 @@ from pydantic import Field
 
 from assay.errors import did_you_mean
 from assay.recipes.base import Section
-from assay.recipes.calibrated.texts import TextNames
+from assay.recipes.calibrated.texts import MAX_LENGTH, TextNames
 
 
 class OnText(Section):
@@ -19,7 +19,7 @@ class OnText(Section):
     rounded without."""
 
     tokens: int = Field(default=65_536, ge=1)
-    length: int = Field(default=512, ge=8)
+    length: int = Field(default=512, ge=8, le=MAX_LENGTH)
     seed: int = Field(default=0, ge=0)
     text: TextNames = Field(default=(), exclude_if=lambda text: not text)
     mtp: bool = Field(default=False, exclude_if=lambda asked: not asked)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+MAX_LENGTH = 1 << 20
+"""Of a sequence, in tokens: no model reads a longer one."""
 _ELSEWHERE = re.compile(r"own(@.*)?|hub:.*")
 """Sources that are no files."""
 

@@ -15,6 +15,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 
 from assay.foreign_text import shown
 from assay.hub_errors import HUB_ERRORS, hub_address
+from assay.hub_session import guard_hub
 from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
 from assay.recipes.swe import NAMED_DATASETS
 from assay.records.preflight.replay import Outcome
@@ -33,6 +34,7 @@ _LOCAL = frozenset({"json", "csv", "parquet", "text", "arrow", "pandas", "webdat
 def check_data_sets(suite: SuiteRecipe) -> list[Check]:
     """One check for each data set that a task needs, in the order of the tasks, RULER's published texts after those of the hub;
     none, if no task needs one."""
+    guard_hub()
     found, texts = needed_data_sets(suite), _needed_texts(suite)
     with ThreadPoolExecutor(max_workers=max(1, len(found) + len(texts))) as pool:
         looked = pool.map(_look, found, found.values())

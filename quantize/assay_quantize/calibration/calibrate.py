@@ -33,8 +33,9 @@ from assay.records.base import sha256_of_file
 from assay.records.calibration import Calibration, TextTaken
 from assay_quantize.calibration.coverage import TokensByExpert
 from assay_quantize.calibration.kept import Kept
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.calibration.ranges import Moments, nvfp4_inputs
-from assay_quantize.calibration.text import Stream, Text
+from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
@@ -177,23 +178,24 @@ def calibrate(
     if before is None:
         asked = text if withheld is None else replace(text, withheld=withheld())
         stream = asked.stream(folder, length, say, model=model)
-        drawn, taken = islice(stream, count), lambda: _taken(stream, asked)
+        drawn, taken = islice(stream, count), lambda: stream.taken(asked.withheld)
         if store is not None and has_tokens:
             drawn = list(drawn)
             _check_same(text, about)
             before = store.keep_tokens(drawn, taken())
     if before is not None:
         drawn = before.tokens.tolist()
-    num_sequences = run_over(
-        model,
-        drawn,
-        watch,
-        say,
-        count=count,
-        is_enough=enough,
-        done=0 if store is None else store.load(watch.moments, watch.caches),
-        on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
-    )
+    with loading(f"{folder}: transformers cannot run it"):
+        num_sequences = run_over(
+            model,
+            drawn,
+            watch,
+            say,
+            count=count,
+            is_enough=enough,
+            done=0 if store is None else store.load(watch.moments, watch.caches),
+            on_batch=None if store is None else lambda done: store.save(watch.moments, watch.caches, done),
+        )
     if before is None:
         _check_same(text, about)
     told = before.taken if before is not None else taken() if taken is not None else TextTaken()
@@ -225,6 +227,7 @@ def calibrate(
         tokens_per_expert=tokens_per_expert,
         ended="every expert" if enough is not None and enough() else "tokens" if num_sequences == count else "text",
         num_scales=len(scales),
+        num_repeated=told.num_repeated,
     )
 
 
@@ -232,10 +235,6 @@ def _check_same(text: Text, about: Any) -> None:
     """QuantizeError: another text was read than was asked for, for which the result would be taken."""
     if text.identity() != about:
         raise QuantizeError(f"{', '.join(text.describe())}: changed while it was read; run again")
-
-
-def _taken(stream: Stream, text: Text) -> TextTaken:
-    return TextTaken(sources=stream.used(), withheld=() if text.withheld is None else text.withheld.record())
 
 
 def _tokens(watch: InputWatch) -> Callable[[str], int]:
@@ -347,17 +346,16 @@ def load_model(checkpoint: Checkpoint, folder: Path, device: str) -> Any:
     logging.set_verbosity_error()  # it warns of every tensor of the MTP block, which it leaves out by design
     options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
     try:
-        model: Any
-        if not any(header.dtype.startswith("F8_") for header in checkpoint.tensors.values()):
-            model = by_name.from_pretrained(folder, **options)
-        else:
-            config = AutoConfig.from_pretrained(folder)
-            if hasattr(config, "quantization_config"):
-                del config.quantization_config
-            by_config: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-            model = by_config.from_pretrained(None, config=config, state_dict=plain_weights(checkpoint), **options)
-    except (OSError, ValueError, KeyError, ImportError) as problem:
-        raise QuantizeError(f"{folder}: transformers cannot load it: {str(problem).splitlines()[0]}") from None
+        with loading(f"{folder}: transformers cannot load it"):
+            model: Any
+            if not any(header.dtype.startswith("F8_") for header in checkpoint.tensors.values()):
+                model = by_name.from_pretrained(folder, **options)
+            else:
+                config = AutoConfig.from_pretrained(folder)
+                if hasattr(config, "quantization_config"):
+                    del config.quantization_config
+                by_config: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+                model = by_config.from_pretrained(None, config=config, state_dict=plain_weights(checkpoint), **options)
     finally:
         logging.set_verbosity(level)
         if bars:

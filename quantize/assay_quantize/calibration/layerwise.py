@@ -135,6 +135,7 @@ def calibrate_layers(
                 versions=_versions(options),
                 sources=drawn.taken.sources,
                 withheld=drawn.taken.withheld,
+                num_repeated=drawn.taken.num_repeated,
                 seconds=max(time.monotonic() - started, sum(line.seconds for line in lines.values())),
             )
     finally:
@@ -358,7 +359,7 @@ def _sequences(
     try:
         stream = text.stream(source, options.length, say, model=model)
         made = list(islice(stream, max(1, options.tokens // options.length)))
-        return made, TextTaken(sources=stream.used(), withheld=() if text.withheld is None else text.withheld.record())
+        return made, stream.taken(text.withheld)
     finally:
         del model
         _give_back()

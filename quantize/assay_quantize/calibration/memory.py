@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from assay.errors import QuantizeError
 from assay.quantities import size
-from assay.recipes.families import split_layer, text_of
+from assay.recipes.families import count_of, size_of, split_layer, text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of
 from assay_quantize.storage.resident import cached_bytes, resident_bytes
@@ -63,13 +63,13 @@ def layer_bytes(
         if at is not None and at.layer in layers and (tensor.role != "mtp" or at.layer == mtp):
             weights[at.layer] += math.prod(tensor.shape)
     if mtp is not None:  # what makes its inputs: the embeddings of all tokens, eh_proj
-        hidden = int(config.get("hidden_size", 1))
-        weights[mtp - 1] += hidden * (min(math.prod(shape), int(config.get("vocab_size", 1))) + 2 * hidden)
+        hidden = size_of(config, "hidden_size", 1)
+        weights[mtp - 1] += hidden * (min(math.prod(shape), size_of(config, "vocab_size", 1)) + 2 * hidden)
     method = method_of(plan)
-    heads, tokens = int(config.get("num_attention_heads", 1)), batch * shape[1]
+    heads, tokens = size_of(config, "num_attention_heads", 1), batch * shape[1]
     most = 0
     for layer, tensors in layers.items():
-        widest = max((max(t.shape) for t in tensors), default=int(config.get("hidden_size", 1)))
+        widest = max((max(t.shape) for t in tensors), default=size_of(config, "hidden_size", 1))
         rounded = [t for t in tensors if t.action == "quantize"]
         packed = sum(output.num_bytes for t in tensors for output in t.outputs)
         if method == "autoround":
@@ -105,10 +105,13 @@ def autoround_numbers(plan: Plan, tensors: Sequence[TensorPlan], shape: tuple[in
     config = text_of(plan.config)
     batch = min(sequences, int(plan.precision_recipe["calibration"]["batch"]))
     calls, step = -(-batch // AUTOROUND_BATCH), min(sequences, max(AUTOROUND_BATCH, batch))
-    chosen, heads = int(config.get("num_experts_per_tok") or 0) + 1, int(config.get("num_attention_heads", 1))
+    chosen, heads = (
+        count_of("num_experts_per_tok", config.get("num_experts_per_tok")) + 1,
+        size_of(config, "num_attention_heads", 1),
+    )
     weights, scores = sum(math.prod(tensor.shape) for tensor in tensors), 3 * step * heads * length**2
     moved = step * length * widest * chosen
-    kept = 4 * sequences * length * int(config.get("hidden_size", 1)) + 2 * sequences * length**2 + IMPORTED_NUMBERS
+    kept = 4 * sequences * length * size_of(config, "hidden_size", 1) + 2 * sequences * length**2 + IMPORTED_NUMBERS
     return AutoRoundNumbers(
         gpu=5 * (1 + calls) * weights // 2 + 6 * moved + scores,
         beside=2 * weights + kept,

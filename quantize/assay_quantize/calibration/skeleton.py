@@ -8,7 +8,7 @@ The model's own forward is run, so masks, positions and what one layer hands to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from assay.errors import QuantizeError
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 
@@ -62,14 +63,12 @@ class Skeleton:
         by_config: Any = AutoModelForCausalLM
         self.where, self.dtype, self.device = str(folder), dtype, device
         self._tensors: Mapping[str, TensorPlan] = {tensor.name: tensor for tensor in plan.tensors}
-        try:
+        with loading(f"{folder}: transformers cannot build it"):
             config: Any = AutoConfig.from_pretrained(folder)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
             with torch.device("meta"):
                 self.model = by_config.from_config(config, dtype=dtype)
-        except (OSError, ValueError, KeyError, ImportError) as problem:
-            raise QuantizeError(f"{folder}: transformers cannot build it: {str(problem).splitlines()[0]}") from None
         self.model.eval()
         self.base = self.model.base_model
         lists = [
@@ -149,9 +148,8 @@ class Skeleton:
         handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
         self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
         try:
-            self.base(input_ids=tokens, use_cache=False)
-        except _Done:
-            pass
+            with loading(f"{self.where}: transformers cannot run it"), suppress(_Done):
+                self.base(input_ids=tokens, use_cache=False)
         finally:
             handle.remove()
             self._passing.state = None

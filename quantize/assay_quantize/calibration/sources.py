@@ -2,39 +2,47 @@
 
 A file is plain text, `.jsonl` or `.parquet`; a data set is read from its own `.jsonl` and `.parquet` files at one commit, never
 by code of its own. Rows have `messages` (and `tools`), `conversations`, `text` or `prompt`. Each source can be opened again,
-and yields its entries one by one: none is held whole but plain text.
+and yields its entries one by one, of a large file in the order of `reading/pieces.py`: none is held whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from assay.errors import QuantizeError
+from assay.errors import CheckpointError, QuantizeError
 from assay.foreign_text import shown
-from assay.records.base import sha256_of_file
+from assay_quantize.calibration.reading.pieces import LARGE_BYTES, content_sha256, lines_of, spread_order, texts_of
+
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.hub import Repository
 
 FIELDS = ("messages", "conversations", "text", "prompt")
 """Of a row, the first that is there."""
 HUB = "hub:"
 READ_ROWS = 256
+MOST_ROWS = 100_000
+"""Looked at for their languages."""
 _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system", "tool": "tool"}
 
 
 class Entry(NamedTuple):
     """A text, or a conversation in the API's shape; tools: that were offered in it. language: as the row says it; "": it says
-    none."""
+    none. around: of a text that was cut out of a longer one, with some of what is before and behind it."""
 
     text: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     language: str = ""
+    around: str = ""
 
 
 class Opened(NamedTuple):
@@ -80,7 +88,7 @@ class FileText:
 
     def identity(self) -> list[Any]:
         try:
-            return ["file", sha256_of_file(self.path), self.column, *([] if self.language is None else [self.language])]
+            return ["file", content_sha256(self.path), self.column, *([] if self.language is None else [self.language])]
         except OSError as problem:
             raise QuantizeError(
                 f"--text {self.path}: cannot be read: {problem.strerror}; give text, .jsonl or .parquet"
@@ -101,39 +109,41 @@ class HubText:
         return f"{HUB}{self.dataset}{':' + ','.join(self.files) if self.files else ''}"
 
     def open(self) -> Opened:
-        from huggingface_hub import HfApi
+        from assay.hub_errors import hub_address
+        from assay_quantize.checkpoint.hub import Repository
 
-        from assay.hub_errors import HUB_ERRORS, hub_address, hub_error
-
-        try:
-            info = HfApi().dataset_info(self.dataset, revision=self.revision)
-        except HUB_ERRORS as error:
-            raise QuantizeError(str(hub_error(f"datasets/{self.dataset}", error))) from None
-        paths = [one.rfilename for one in info.siblings or ()]
+        with _as_quantize_error():
+            listed = Repository(self.dataset, self.revision, "dataset")
+        if listed.commit is None:
+            raise QuantizeError(f"{self.name}: {hub_address()} does not say at which commit its files are; name files instead")
         wanted = self.files or ("*.jsonl", "*.parquet")
-        chosen = sorted(path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in wanted))
+        chosen = sorted(path for path in listed.files if any(fnmatch.fnmatch(path, pattern) for pattern in wanted))
         if not chosen:
             raise QuantizeError(
-                f"{self.name}: none of its {len(paths)} files is {' or '.join(wanted)} at {hub_address()}; name files it has, "
-                f"as {HUB}{self.dataset}:PATTERN (.jsonl, .parquet and plain text are read; a script is never run)"
+                f"{self.name}: none of its {len(listed.files)} files is {' or '.join(wanted)} at {hub_address()}; name files "
+                f"it has, as {HUB}{self.dataset}:PATTERN (.jsonl, .parquet and plain text are read; a script is never run)"
             )
         digest = hashlib.sha256()
-        return Opened(self._entries(chosen, info.sha, digest.update), info.sha, digest.hexdigest)
+        return Opened(self._entries(listed, chosen, digest.update), listed.commit, digest.hexdigest)
 
     def identity(self) -> list[Any]:
         return ["hub", self.dataset, list(self.files), self.revision, self.column]
 
-    def _entries(self, paths: list[str], commit: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
-        from huggingface_hub import hf_hub_download
-
-        from assay.hub_errors import HUB_ERRORS, hub_error
+    def _entries(self, listed: Repository, paths: list[str], see: Callable[[bytes], None]) -> Iterator[Entry]:
+        from assay_quantize.checkpoint.hub_cache import file_in_cache
 
         for path in paths:
-            try:
-                here = hf_hub_download(self.dataset, path, repo_type="dataset", revision=commit or self.revision)
-            except HUB_ERRORS as error:
-                raise QuantizeError(str(hub_error(f"datasets/{self.dataset}", error, path))) from None
-            yield from _of_file(Path(here), f"{HUB}{self.dataset}/{path}", self.column, see)
+            with _as_quantize_error():
+                here = file_in_cache(listed, path)
+            yield from _of_file(here, f"{HUB}{self.dataset}/{path}", self.column, see)
+
+
+@contextmanager
+def _as_quantize_error() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise QuantizeError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -165,11 +175,12 @@ class Conversations:
 
 
 def languages_of(paths: Iterable[Path]) -> list[str]:
-    """Of the rows of some files, in the order in which they come; "" stands for rows that say none. QuantizeError: a file
-    cannot be read."""
+    """Of the rows of some files, of each the first MOST_ROWS, in the order in which they come; "" stands for rows that say
+    none. QuantizeError: a file cannot be read."""
     found: dict[str, None] = {}
     for path in paths:
-        found |= {entry.language: None for entry in FileText(path).open().entries}
+        most = MOST_ROWS if path.suffix in (".jsonl", ".parquet") else 1
+        found |= {entry.language: None for entry in islice(FileText(path).open().entries, most)}
     return list(found)
 
 
@@ -182,9 +193,8 @@ def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], 
         elif path.suffix == ".parquet":
             yield from _of_parquet(path, where, column, see)
         else:
-            data = path.read_bytes()
-            see(data)
-            yield Entry(text=data.decode("utf-8"))
+            for part in texts_of(path, see):
+                yield Entry(text=part.text, around=part.around)
     except OSError as problem:
         raise QuantizeError(f"{where}: cannot be read: {problem.strerror}; --text takes plain text or .jsonl") from None
     except UnicodeDecodeError:
@@ -192,12 +202,10 @@ def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], 
 
 
 def _of_lines(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
-    with path.open("rb") as file:  # by bytes: a string in JSON may hold other ends of lines
-        for number, line in enumerate(file, 1):
-            see(line)
-            row = _json(line.decode("utf-8"), f"{where}, line {number}") if line.strip() else None
-            if row is not None:
-                yield entry_of(row, f"{where}, line {number}", column)
+    for place, line in lines_of(path, where, see):
+        row = _json(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"), place) if line.strip() else None
+        if row is not None:
+            yield entry_of(row, place, column)
 
 
 def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
@@ -209,12 +217,15 @@ def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes
         names = opened.schema_arrow.names
         wanted = (*((column,) if column else (*FIELDS, "tools")), "language")
         kept = [name for name in dict.fromkeys(wanted) if name in names]
-        number = 0
-        for batch in opened.iter_batches(READ_ROWS, columns=kept):
-            for row in batch.to_pylist():
-                number += 1
-                see(json.dumps(row, sort_keys=True, default=str).encode())
-                yield entry_of(row, f"{where}, row {number}", column)
+        sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+        is_large = path.stat().st_size > LARGE_BYTES
+        for group in spread_order(len(sizes)) if is_large else range(len(sizes)):
+            number = sum(sizes[:group])
+            for batch in opened.iter_batches(READ_ROWS, row_groups=[group], columns=kept):
+                for row in batch.to_pylist():
+                    number += 1
+                    see(json.dumps(row, sort_keys=True, default=str).encode())
+                    yield entry_of(row, f"{where}, row {number}", column)
     except pyarrow.ArrowException as problem:
         raise QuantizeError(f"{where}: not Parquet: {shown(problem)}") from None
     except OSError as problem:
@@ -335,7 +346,7 @@ def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
 def pieces_of(entry: Entry) -> list[str]:
     """The texts that are held against items of an evaluation: of a conversation each message, with its thinking."""
     if entry.text is not None:
-        return [entry.text]
+        return [entry.around or entry.text]
     found = []
     for message in entry.messages:
         content = message.get("content")

@@ -19,8 +19,10 @@ from typing import Any, Self
 
 from assay.callbacks import Say
 from assay.errors import QuantizeError
-from assay.records.calibration import TextSource
+from assay.records.calibration import TextSource, TextTaken
 from assay_quantize.calibration.memory import texts_at_once
+from assay_quantize.calibration.quiet import loading
+from assay_quantize.calibration.reading.pieces import PART_LETTERS, parts_of
 from assay_quantize.calibration.sources import Entry, FileText, Source, as_text, pieces_of
 from assay_quantize.calibration.withheld import Withheld
 
@@ -89,11 +91,9 @@ class Text:
         from transformers import AutoTokenizer
 
         assert model is not None or not self.needs_model, "own text is sampled from the model"
-        try:
+        with loading(f"{folder}: its tokenizer cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(folder)
             tokenizer.model_max_length = sys.maxsize  # a text is cut into sequences, and no warning is needed for a long one
-        except (OSError, ValueError, ImportError) as problem:
-            raise QuantizeError(f"{folder}: its tokenizer cannot be loaded: {str(problem).splitlines()[0]}") from None
         mix = self.mix or tuple(Weighted(FileText(path)) for path in self.files) or (Weighted(None),)
         taps = []
         for one in mix:
@@ -128,11 +128,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Document:
-    """Tokens of one text. shows_thinking: False: a conversation of which the template leaves the thinking out."""
+    """Tokens of one text, or of a part of a long one. shows_thinking: False: a conversation of which the template leaves the
+    thinking out. is_first: of its parts."""
 
     tokens: list[int]
     entry: Entry
     shows_thinking: bool = True
+    is_first: bool = True
 
 
 class Tap:
@@ -155,9 +157,9 @@ class Tap:
                 tokens = self._without_items(document)
             if not tokens:
                 continue
-            self.num_texts += 1
+            self.num_texts += document.is_first
             self.num_tokens += len(tokens)
-            self.num_without_thinking += not document.shows_thinking
+            self.num_without_thinking += document.is_first and not document.shows_thinking
             return tokens
         self.is_exhausted = True
         return None
@@ -204,7 +206,28 @@ class _Reading:
                 raise QuantizeError(f"{self._source.name}: {problem}") from None
             # a template writes the special tokens itself
             special = entry.text is not None
-            yield Document(list(self._tokenizer(text, add_special_tokens=special)["input_ids"]), entry, shows_thinking)
+            if len(text) <= PART_LETTERS:
+                yield Document(list(self._tokenizer(text, add_special_tokens=special)["input_ids"]), entry, shows_thinking)
+            else:
+                yield from self._in_parts(text, entry, shows_thinking, self._special_tokens() if special else ([], []))
+
+    def _in_parts(
+        self, text: str, entry: Entry, shows_thinking: bool, special: tuple[list[int], list[int]]
+    ) -> Iterator[Document]:
+        """A long text, a part at a time: special tokens stand before the first and behind the last one."""
+        begin = 0
+        for part in parts_of(text):
+            tokens = list(self._tokenizer(part.text, add_special_tokens=False)["input_ids"])
+            is_first, begin = begin == 0, begin + len(part.text)
+            tokens = (special[0] if is_first else []) + tokens + (special[1] if begin == len(text) else [])
+            of_part = entry if entry.text is None else entry._replace(text=part.text, around=part.around)
+            yield Document(tokens, of_part, shows_thinking, is_first)
+
+    def _special_tokens(self) -> tuple[list[int], list[int]]:
+        """That the tokenizer puts before and behind a text."""
+        bare, whole = (list(self._tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True))
+        at = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole))
+        return whole[:at], whole[at + len(bare) :]
 
 
 def _read(source: Source, tokenizer: Any) -> _Reading:
@@ -218,6 +241,8 @@ class Stream:
         self._taps, self._length, self._by_weight, self._what = taps, length, by_weight, what
         self._rest: list[int] = []
         self._num_made = 0
+        self._made: set[int] = set()
+        """Hashes of sequences."""
 
     def __iter__(self) -> Self:
         return self
@@ -235,6 +260,7 @@ class Stream:
             self._rest += tap.take() or []
         made, self._rest = self._rest[: self._length], self._rest[self._length :]
         self._num_made += 1
+        self._made.add(hash(tuple(made)))
         return made
 
     def _next_tap(self) -> Tap | None:
@@ -246,6 +272,14 @@ class Stream:
     def _dropped(self) -> str:
         count = sum(tap.num_dropped for tap in self._taps)
         return f", {count} texts with items of an evaluation left out" if count else ""
+
+    def taken(self, withheld: Withheld | None) -> TextTaken:
+        """What the record says of all that was made so far."""
+        return TextTaken(
+            sources=self.used(),
+            withheld=() if withheld is None else withheld.record(),
+            num_repeated=self._num_made - len(self._made),
+        )
 
     def used(self) -> tuple[TextSource, ...]:
         """What was taken of each source so far."""

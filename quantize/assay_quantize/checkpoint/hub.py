@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -37,6 +37,7 @@ import assay
 from assay.errors import CheckpointError
 from assay.file_data import content_differs
 from assay.hub_errors import HUB_ERRORS, hub_address, hub_error
+from assay.hub_session import guard_hub, is_plain_name
 from assay.safe_files import MAX_JSON_BYTES, parse_json_object
 from assay.safetensors_index import INDEX_NAME, MAX_HEADER_BYTES
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source, assemble
@@ -51,6 +52,13 @@ NUM_CONNECTIONS = 8
 TIMEOUT_S = 30.0
 """Without one new byte."""
 FIRST_WAIT_S = 0.5
+
+
+MAX_LIST_BYTES = 32_000_000
+MAX_FILES = 200_000
+"""Of a repository; the hub itself advises at most 100,000."""
+SAID = {"model": "model", "dataset": "data set"}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFile(NamedTuple):
@@ -89,24 +97,28 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main", *, allow_quantized:
 
 
 class Repository:
-    """One revision of one model, listed when it is made and pinned to its commit: a push in between changes nothing.
+    """One revision of a model or data set, listed when it is made and pinned to its commit: a push in between changes nothing.
 
-    files: those at the top of the repository, and what the hub states of each. commit: None where the hub does not say it.
-    Raises CheckpointError: no such model, gated, offline, the hub does not answer.
+    files: those at the top of a model's repository, all of a data set's, and what the hub states of each. commit: None where
+    the hub does not say it. Raises CheckpointError: no such repository, gated, offline, the hub does not answer, lists another
+    commit than the one that was asked for, or files that lie in no folder of a data set.
     """
 
     tries = 3
     """Broken connections in a row, without one new byte, until it is given up."""
 
-    def __init__(self, hub_id: str, revision: str = "main") -> None:
+    def __init__(self, hub_id: str, revision: str = "main", kind: Literal["model", "dataset"] = "model") -> None:
+        guard_hub()
         if not constants.HF_DEBUG and "HF_HUB_VERBOSITY" not in os.environ:
             # its warnings show signed addresses, in the midst of our lines
             logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         try:
             validate_repo_id(hub_id)
         except HFValidationError:
-            raise CheckpointError(f"{hub_id}: is no id of a model on the hub; write it like zai-org/GLM-5") from None
-        self.hub_id = hub_id
+            raise CheckpointError(
+                f"{hub_id}: is no id of a {SAID[kind]} on the hub; write it like zai-org/GLM-5"
+            ) from None  # fmt: skip
+        self.hub_id, self.kind = hub_id, kind
         self.revision = revision
         self.commit: str | None = None
         self.files = self._list()
@@ -163,19 +175,35 @@ class Repository:
                 self._wait(failures, problem)
         return num_bytes
 
+    @property
+    def shown_id(self) -> str:
+        """As addresses of the hub have it."""
+        return self.hub_id if self.kind == "model" else f"datasets/{self.hub_id}"
+
     def url(self, name: str) -> str:
-        return hf_hub_url(self.hub_id, name, revision=self.revision)
+        return hf_hub_url(self.hub_id, name, repo_type=self.kind, revision=self.revision)
 
     def _list(self) -> dict[str, HubFile]:
-        url = f"{constants.ENDPOINT}/api/models/{quote(self.hub_id)}/revision/{quote(self.revision, safe='')}?blobs=true"
-        listing = parse_json_object(f"{self.hub_id}: file list", self._read(url, MAX_JSON_BYTES))
-        commit = listing.get("sha")
-        if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit):
+        asked = quote(self.revision, safe="")
+        url = f"{constants.ENDPOINT}/api/{self.kind}s/{quote(self.hub_id)}/revision/{asked}?blobs=true"
+        listing = parse_json_object(f"{self.shown_id}: file list", self._read(url, MAX_LIST_BYTES))
+        commit, before = listing.get("sha"), self.revision
+        if isinstance(commit, str) and _COMMIT.fullmatch(commit):
             self.revision = self.commit = commit
+        if _COMMIT.fullmatch(before) and self.revision != before:
+            raise CheckpointError(
+                f"{self.shown_id}: commit {before[:12]} was asked for, {self.revision[:12]} is listed; try again later"
+            )
         siblings = listing.get("siblings")
         listed = siblings if isinstance(siblings, list) else []
-        found = (_hub_file(one, self.revision) for one in listed if isinstance(one, dict))
-        return {name: file for name, file in found if name and "/" not in name and name.isprintable()}
+        if len(listed) > MAX_FILES:
+            raise CheckpointError(f"{self.shown_id}: {len(listed):,} files are listed, at most {MAX_FILES:,} are read")
+        found = dict(_hub_file(one, self.revision) for one in listed if isinstance(one, dict))
+        if self.kind == "model":
+            return {name: file for name, file in found.items() if is_plain_name(name)}
+        if (odd := next((name for name in found if not _is_plain_path(name)), None)) is not None:
+            raise CheckpointError(f"{self.shown_id}: {ascii(odd)[:100]} is listed, which is no path in a data set")
+        return found
 
     def _read_header(self, name: str) -> tuple[bytes, int]:
         stored = bytearray()
@@ -268,11 +296,17 @@ def check_hashes_stated(hub_id: str, files: Mapping[str, str]) -> None:
         )
 
 
+def _is_plain_path(name: str) -> bool:
+    """Whether a path stays in the folder that it is put into, and a file system takes it."""
+    return len(name) <= 1000 and all(map(is_plain_name, name.split("/")))
+
+
 def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:
+    """What the hub says of a file; a size or hash that is none is as one that is missing."""
     lfs = sibling.get("lfs")
     stated = lfs.get("sha256") if isinstance(lfs, dict) else None
     size, blob = sibling.get("size"), sibling.get("blobId")
-    content = f"blob:{blob}" if isinstance(blob, str) else f"commit:{commit}"
+    content = f"blob:{blob}" if isinstance(blob, str) and _COMMIT.fullmatch(blob) else f"commit:{commit}"
     if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated):
         content = f"sha256:{stated}"
-    return str(sibling.get("rfilename", "")), HubFile(size if isinstance(size, int) else None, content)
+    return str(sibling.get("rfilename", "")), HubFile(size if type(size) is int and size >= 0 else None, content)

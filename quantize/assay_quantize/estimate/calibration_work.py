@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqCalibration, AwqGptqCalibration, GptqCalibration
-from assay.recipes.families import num_experts, num_hidden_layers, split_layer, text_of
+from assay.recipes.families import count_of, num_experts, num_hidden_layers, size_of, split_layer, text_of
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.memory import BATCH_TOKENS, autoround_numbers, hessian_numbers, layer_bytes, weights_at_once
@@ -141,24 +141,26 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         beside_bytes=FLOAT_BYTES * max((autoround_numbers(plan, some, shape, 0).beside for some in rounded.values()), default=0)
         if iterations
         else 0,
-        embedding_bytes=min(tokens, int(text_of(plan.config)["vocab_size"])) * int(text_of(plan.config)["hidden_size"]) * 4,
+        embedding_bytes=min(tokens, size_of(text_of(plan.config), "vocab_size"))
+        * size_of(text_of(plan.config), "hidden_size")
+        * 4,
     )
 
 
 def routed_share(plan: Plan) -> float:
     """Of the routed experts, those that a token is given; 1 where there are none."""
     text = text_of(plan.config)
-    chosen, experts = int(text.get("num_experts_per_tok") or 0), num_experts(plan.family, plan.config)
+    chosen, experts = count_of("num_experts_per_tok", text.get("num_experts_per_tok")), num_experts(plan.family, plan.config)
     return min(1.0, chosen / experts) if chosen and experts else 1.0
 
 
 def attention_flops(plan: Plan, length: int) -> float:
     """Of the scores and the sum of values for one token of one layer; all `length` tokens are multiplied, masked or not."""
     text = text_of(plan.config)
-    heads = int(text.get("num_attention_heads", 1))
-    width = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
+    heads = size_of(text, "num_attention_heads", 1)
+    width = size_of(text, "head_dim", max(1, size_of(text, "hidden_size") // heads))
     if "kv_lora_rank" in text:  # latent attention: keys and values have widths of their own
-        keys, values = int(text["qk_nope_head_dim"]) + int(text["qk_rope_head_dim"]), int(text["v_head_dim"])
+        keys, values = size_of(text, "qk_nope_head_dim") + size_of(text, "qk_rope_head_dim"), size_of(text, "v_head_dim")
         return 2.0 * length * heads * (keys + values)
     return 4.0 * length * heads * width
 
@@ -166,7 +168,7 @@ def attention_flops(plan: Plan, length: int) -> float:
 def _state_bytes(plan: Plan, length: int) -> int:
     """Of one token: hidden states, and the indexes that DSA hands on."""
     text = text_of(plan.config)
-    return FLOAT_BYTES * int(text["hidden_size"]) + 8 * min(length, int(text.get("index_topk", 0)))
+    return FLOAT_BYTES * size_of(text, "hidden_size") + 8 * min(length, size_of(text, "index_topk", 0))
 
 
 def _hessian_numbers(rounded: Layers) -> float:

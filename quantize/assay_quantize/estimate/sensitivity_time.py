@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.quantities import size
-from assay.recipes.families import num_hidden_layers, split_layer, text_of
+from assay.recipes.families import num_hidden_layers, size_of, split_layer, text_of
 from assay.records.plan import Plan
 from assay_quantize.estimate.calibration_time import PROCESS_BYTES, Line, TorchRates, core_rates
 from assay_quantize.estimate.calibration_work import attention_flops, routed_share
@@ -99,7 +99,7 @@ def _passes(
                 numbers += math.prod(tensor.shape) * (share if tensor.part == "routed_expert" else 1)
     one = tokens * (2 * numbers / layers + attention_flops(plan, length))
     state = tokens * (
-        4 * int(text_of(plan.config)["hidden_size"]) + 8 * min(length, int(text_of(plan.config).get("index_topk", 0)))
+        4 * size_of(text_of(plan.config), "hidden_size") + 8 * min(length, size_of(text_of(plan.config), "index_topk", 0))
     )
     moved = through * state
     rate = f"{rates.product / 1e12:.3g} TFLOP/s"
@@ -112,6 +112,6 @@ def _passes(
     ]
     if to_the_end:
         text = text_of(plan.config)
-        flops = 2 * (len(parts) + wholes) * 2.0 * tokens * int(text["hidden_size"]) * int(text["vocab_size"])
+        flops = 2 * (len(parts) + wholes) * 2.0 * tokens * size_of(text, "hidden_size") * size_of(text, "vocab_size")
         lines.append(Line("head", flops / rates.product, f"{flops:.3g} FLOP: each part's words beside the reference's"))
     return lines

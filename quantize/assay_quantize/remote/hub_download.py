@@ -8,7 +8,6 @@ kept in the Hugging Face cache; a copy that lies there is taken. What a killed p
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import threading
@@ -16,16 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import hf_hub_download, snapshot_download
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 import assay
 from assay.errors import AssayError, CheckpointError
-from assay.file_data import content_differs, data_of_files
 from assay.hub_errors import HUB_ERRORS, hub_error, may_pass
+from assay.hub_session import guard_hub
 from assay_quantize.checkpoint.hub import NUM_CONNECTIONS, Repository, altered, check_hashes_stated, difference
+from assay_quantize.checkpoint.hub_cache import Stopped, differs, silent_bar
 from assay_quantize.storage.hash_files import MOST_AT_ONCE
 
 DOWNLOADS = ".download"
@@ -35,10 +33,6 @@ ROUNDS = 4
 ROUND_WAIT_S = 2.0
 XET_BUFFER_BYTES = 512 << 20
 """What `hf_xet` may hold in memory. Its own default, about 2 GB, is as much as the whole bound of this process."""
-
-
-class Stopped(Exception):
-    """The download was called off."""
 
 
 class HubFiles(Repository):
@@ -101,7 +95,7 @@ class HubFiles(Repository):
         """The whole file, somewhere in `folder`. from_cache: a copy in the Hugging Face cache will do."""
         os.environ.setdefault("HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE", str(XET_BUFFER_BYTES))
         os.environ.setdefault("HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_PERFILE_SIZE", "0")
-        bar = _silent_bar(self._stop, self.files[name].num_bytes, f"{self.hub_id}/{name}")
+        bar = silent_bar(self._stop.is_set, self.files[name].num_bytes, f"{self.hub_id}/{name}")
         for round_ in range(1, ROUNDS + 1):
             try:
                 return Path(
@@ -142,58 +136,25 @@ def download_model(hub_id: str, revision: str, stated: Mapping[str, str]) -> Pat
     another content than stated, the disk is full.
     """
     check_hashes_stated(hub_id, stated)
+    guard_hub()
     try:
         folder = Path(snapshot_download(hub_id, revision=revision, ignore_patterns=list(NOT_DOWNLOADED)))
     except HUB_ERRORS as error:
         raise hub_error(hub_id, error) from None
 
     def check(name: str) -> None:
-        if not _differs(folder, name, stated[name]):
+        if not differs(folder, name, stated[name]):
             return
         try:
             hf_hub_download(hub_id, name, revision=revision, force_download=True)
         except HUB_ERRORS as error:
             raise hub_error(hub_id, error, name) from None
-        if how := _differs(folder, name, stated[name]):
+        if how := differs(folder, name, stated[name]):
             raise altered(hub_id, name, f"its {how} is not the one the hub states")
 
     with ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="check") as pool:
         list(pool.map(check, stated))
     return folder
-
-
-def _differs(folder: Path, name: str, data: str) -> str:
-    """`content_differs` of a file; remembered: a run makes many checkpoints of one source."""
-    [stamp] = data_of_files(folder, [name]).values()
-    return _hash_differs(folder / name, stamp, data)
-
-
-@functools.cache
-def _hash_differs(path: Path, stamp: str, data: str) -> str:
-    """stamp: of the file, so that what was written to since is read again."""
-    with path.open("rb") as file:
-        return content_differs(data, os.fstat(file.fileno()).st_size, file)
-
-
-def _silent_bar(stop: threading.Event, num_bytes: int | None, where: str) -> type[Any]:
-    """What `hf_hub_download` takes for a progress bar: it shows nothing, and ends a transfer that is called off or too long."""
-
-    class SilentBar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
-            self.received = options.get("initial", 0)
-            self.thread = threading.get_ident()
-
-        def update(self, n: float | None = 1) -> None:
-            self.received += n or 0
-            if threading.get_ident() != self.thread:
-                return  # hf_xet reports from a thread of its own: an error there ends nothing
-            if stop.is_set():
-                raise Stopped
-            if num_bytes is not None and self.received > num_bytes:
-                raise CheckpointError(f"{where}: more than the {num_bytes} bytes that the hub states were sent; try again")
-
-    return SilentBar
 
 
 @contextmanager

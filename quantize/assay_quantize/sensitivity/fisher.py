@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from assay.callbacks import Say
 from assay.records.diagnosis.sensitivity import WorstTensor
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.sensitivity.texts import Batch
 
 MOST_NAMED = 5
@@ -78,7 +79,7 @@ def curvatures(
     for number, batch in enumerate(batches):
         assert len(batch.texts) == 1, "padding would count as tokens"
         entered = model.get_input_embeddings()(batch.ids_BT).requires_grad_(True)
-        with _Watch(names, found):
+        with loading(f"{model.name_or_path}: transformers cannot run it"), _Watch(names, found):
             states = model.base_model(inputs_embeds=entered, use_cache=False).last_hidden_state
         scored = batch.scored_BT
         logits = model.get_output_embeddings()(states[scored]).float()

@@ -29,7 +29,7 @@ from assay.atomic_files import naming
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.quantities import size
-from assay.recipes.families import split_layer, text_of
+from assay.recipes.families import size_of, split_layer, text_of
 from assay.records.base import write_text_atomically
 from assay.records.diagnosis.sensitivity import WorstTensor
 from assay.records.plan import Plan
@@ -376,10 +376,10 @@ def needed_bytes(plan: Plan, longest: int) -> int:
                 widest, largest = max(widest, *tensor.shape), max(largest, math.prod(tensor.shape))
     text = text_of(plan.config)
     tokens = max(BATCH_TOKENS, longest)
-    scores = 3 * tokens * longest * int(text.get("num_attention_heads", 1))
+    scores = 3 * tokens * longest * size_of(text, "num_attention_heads", 1)
     layer = 4 * (max(layers.values(), default=0) + 4 * largest + scores + 12 * tokens * widest)
-    words = int(text["vocab_size"])
-    return max(layer, words * (4 * int(text["hidden_size"]) + 4 * 8 * HEAD_POSITIONS)) + SPARE_BYTES
+    words = size_of(text, "vocab_size")
+    return max(layer, words * (4 * size_of(text, "hidden_size") + 4 * 8 * HEAD_POSITIONS)) + SPARE_BYTES
 
 
 def whole_bytes(plan: Plan) -> int:
@@ -400,5 +400,5 @@ def check_memory(plan: Plan, longest: int, free_bytes: int, said: str) -> None:
 def states_bytes(layout: Layout, num_tokens: int, longest: int, *, to_the_end: bool) -> int:
     """The most that states take on the disk: those in front of a layer and those behind it, for each stream."""
     text = text_of(layout.checkpoint.config)
-    each = num_tokens * (4 * int(text["hidden_size"]) + 8 * min(longest, int(text.get("index_topk", 0))))
+    each = num_tokens * (4 * size_of(text, "hidden_size") + 8 * min(longest, size_of(text, "index_topk", 0)))
     return 2 * each * ((1 + len(layout.pairs()) + len(layout.wholes())) if to_the_end else 2)

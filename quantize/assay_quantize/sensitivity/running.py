@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from assay.errors import QuantizeError
 from assay_quantize.calibration.calibrate import names_of
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.sensitivity.texts import Batch
 
@@ -81,7 +82,8 @@ class Runner:
         return torch.cat(found)
 
     def _run(self, batch: Batch) -> Any:
-        return self.model.base_model(input_ids=batch.ids_BT, use_cache=False)
+        with loading(f"{self.model.name_or_path}: transformers cannot run it"):
+            return self.model.base_model(input_ids=batch.ids_BT, use_cache=False)
 
     @contextmanager
     def _only(self, active: range) -> Iterator[None]:

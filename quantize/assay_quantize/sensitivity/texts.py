@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.callbacks import Say
-from assay.errors import QuantizeError
 from assay.records.base import sha256_of
 from assay_quantize.calibration.memory import texts_at_once
+from assay_quantize.calibration.quiet import loading
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,8 @@ def sample_replies(
     import torch
     from transformers import AutoTokenizer
 
-    try:
+    with loading(f"{folder}: its tokenizer cannot be loaded"):
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    except (OSError, ValueError, ImportError) as problem:
-        raise QuantizeError(f"{folder}: its tokenizer cannot be loaded: {str(problem).splitlines()[0]}") from None
     ends = model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)

@@ -121,6 +121,15 @@ def test_names_are_checked_by_the_parser(run: Run, words: tuple[str, ...], said:
             ["plan", "a", "-p", "w4a16", "[b]\x1b[31m"],
             "assay plan: got unexpected extra argument(s) ([b]\\x1b[31m); `assay plan --help` lists what it takes",
         ),
+        (
+            ["calibrate", "tiny-glm", "--out", "x", "--seed", str(2**70)],
+            "--seed 1180591620717411303424: beyond 64 bits; give a smaller number",
+        ),
+        (
+            ["calibrate", "tiny-glm", "--out", "x", "--tokens", "9" * 400],
+            f"--tokens {24 * '9'}…: beyond 64 bits; give a smaller number",
+        ),
+        (["gpu-check", "--minutes", "inf"], "--minutes inf: is no number; give a finite one"),
     ],
 )
 def test_wrong_usage_is_one_line(run: Run, words: list[str], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from calibrating import made_and_verified, plan_of
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.errors import QuantizeError
+from assay.errors import AssayError, QuantizeError
 from assay_quantize.calibration.calibrate import calibrate
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.text import Text
@@ -90,3 +91,29 @@ def test_a_model_whose_inputs_are_all_zero_is_refused(tmp_path: Path, words: Pat
     source = made_with(tmp_path / "model", {**zeros, **biases})
     with pytest.raises(QuantizeError, match="all inputs of all weights are zero"):
         calibrate(source, tmp_path / "w", Text((words,)), model_name="tiny", num_tokens=64, length=32, min_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("hidden_act", 5, "Field 'hidden_act' expected str, got int (value: 5)"),
+        ("n_group", 0, "transformers cannot run it: integer division or modulo by zero"),
+        ("num_experts_per_tok", -1, "transformers cannot run it: selected index k out of range"),
+        ("partial_rotary_factor", 3.5, "transformers cannot run it: The size of tensor a"),
+        ("head_dim", "64", "transformers cannot "),
+    ],
+)
+def test_a_config_that_no_model_runs_with(tmp_path: Path, words: Path, key: str, value: object, said: str) -> None:
+    """transformers checks little of it, and fails somewhere in the model's code."""
+    source = made_with(tmp_path / "model", {})
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, key: value}))
+    errors = []
+    for run in (
+        lambda: calibrate(source, tmp_path / "out", Text((words,)), model_name="m", num_tokens=64, length=32, min_tokens=1),
+        lambda: made_and_verified(source, words, tmp_path / "made", "w4a16-gptq"),
+    ):
+        with pytest.raises(AssayError) as raised:
+            run()
+        errors.append(str(raised.value))
+    assert all("\n" not in one for one in errors) and all(said in one for one in errors), errors

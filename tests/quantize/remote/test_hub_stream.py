@@ -248,7 +248,8 @@ def test_the_command_killed_while_it_downloads_goes_on(hub: Hub, model: Path, tm
         child_env = dict(os.environ, OMP_NUM_THREADS="1", TQDM_POSITION="-1")
         children.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=child_env))
         _, said = children[-1].communicate(timeout=120)
-        assert "%|" not in said and "B/s" not in said, said
+        theirs = [line for line in said.splitlines() if not line.startswith("verifying ")]  # ours, where verifying takes long
+        assert not any("%|" in line or "B/s" in line for line in theirs), said
         assert children[-1].returncode == (0 if kill_at is None else -9), said
         assert (out / MANIFEST).exists() == (out / "config.json").exists() == (kill_at is None)
     made = contents(out)

@@ -65,6 +65,14 @@ class Hub:
         self.honours_ranges = True
         self.listing: bytes | None = None
         """Sent as the list of files, if not the true one."""
+        self.etag: str | None = None
+        """Stated of small files, if not the true one."""
+        self.commit_of_files: str | None = None
+        """Stated with small files, if not the true one."""
+        self.endless_pages = False
+        """The list of a whole download says that there is one more page, each time."""
+        self.drips_s: float | None = None
+        """Seconds between two letters of the list of files."""
         self.xet_hashes: dict[str, str] = {}
         """File -> its hash in Xet's storage at `xet_endpoint`."""
         self.xet_endpoint = ""
@@ -176,7 +184,8 @@ class Hub:
                     listing = hub.list_of_files(with_blobs=query == "blobs=true")
                     self._send(200, listing if hub.listing is None else hub.listing)
                 elif path == f"/api/models/org/model/tree/{hub.commit}":
-                    self._send(200, hub._tree())
+                    more = {"link": f'<{hub.url}{path}?cursor=x>; rel="next"'} if hub.endless_pages else {}
+                    self._send(200, hub._tree(), **more)
                 elif path == f"/api/models/org/model/xet-read-token/{hub.commit}":
                     expiry = str(int(time.time()) + 3600)
                     xet = {"x_xet_cas_url": hub.xet_endpoint, "x_xet_access_token": "xet", "x_xet_token_expiration": expiry}
@@ -193,7 +202,8 @@ class Hub:
             def _send_resolved(self, path: Path) -> None:
                 if not hub._is_large(path):
                     data = hub.replaced.get(path.name, path.read_bytes())
-                    self._send(200, data, x_repo_commit=hub.commit, etag=f'"{hub._blob(path)}"')
+                    etag, commit = hub.etag or hub._blob(path), hub.commit_of_files or hub.commit
+                    self._send(200, data, x_repo_commit=commit, etag=f'"{etag}"')
                     return
                 num_bytes = len(hub.replaced[path.name]) if path.name in hub.replaced else path.stat().st_size
                 linked = {"x_linked_size": str(num_bytes), "x_linked_etag": f'"{hub.sha256_of(path)}"'}
@@ -244,6 +254,11 @@ class Hub:
                 if host == "hub":
                     with hub._lock:
                         hub.bytes_of[self.path.rpartition("/")[2]] += len(data)
+                if hub.drips_s is not None and b'"siblings"' in data:
+                    for letter in data:
+                        self.wfile.write(bytes([letter]))
+                        time.sleep(hub.drips_s)
+                    return
                 self.wfile.write(data if cut is None else data[:cut])
                 self.close_connection = self.close_connection or cut is not None or length is not None
 

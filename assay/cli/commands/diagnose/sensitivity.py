@@ -25,6 +25,7 @@ from assay.cli.options import (
 from assay.cli.places import check_places, place_for
 from assay.cli.terminal import emit, results, say
 from assay.errors import AssayError
+from assay.recipes.calibrated.texts import MAX_LENGTH
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe, SchemeName
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
@@ -87,7 +88,7 @@ def sensitivity(
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=64, help="Tokens that are read.")] = 16_384,
     length: Annotated[
-        int, typer.Option("--length", min=8, help="Longest reply, and length of pieces of --text, in tokens.")
+        int, typer.Option("--length", min=8, max=MAX_LENGTH, help="Longest reply, and length of pieces of --text, in tokens.")
     ] = 256,
     mix: Annotated[
         list[str] | None,

@@ -11,6 +11,7 @@ import typer
 from assay.cli.calibrating.shown import show
 from assay.cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
 from assay.cli.terminal import emit, results, say
+from assay.recipes.calibrated.texts import MAX_LENGTH
 from assay.records.calibration import record_of
 
 
@@ -33,7 +34,7 @@ def calibrate(
         int | None,
         typer.Option("--tokens-per-expert", min=1, help="End as soon as every routed expert saw so many tokens."),
     ] = None,
-    length: Annotated[int, typer.Option("--length", min=8, help="Length of the sequences, in tokens.")] = 512,
+    length: Annotated[int, typer.Option("--length", min=8, max=MAX_LENGTH, help="Length of the sequences, in tokens.")] = 512,
     min_tokens: Annotated[
         int, typer.Option("--min-tokens", min=1, help="Weights (experts) that see fewer get no channel weights, and are named.")
     ] = 64,

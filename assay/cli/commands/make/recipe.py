@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.commands.make.plan import MAX_USERS
 from assay.cli.deploying.hardware_plan import tokens_of
-from assay.cli.deploying.mixing import check_out, propose_for, replayed, write
+from assay.cli.deploying.mixing import check_free, check_out, propose_for, replayed, write
 from assay.cli.deploying.mixing_shown import print_mix
 from assay.cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
 from assay.cli.terminal import emit, results, say
@@ -131,6 +131,7 @@ def recipe(
         slack=slack,
         always_mix=mix,
     )
+    check_free(out, made)
     said, taken = replayed(aim, known, made, hardware) if replay else ("not asked: --no-replay", True)
     made = with_replay(made, said)
     if out is not None and taken:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from assay.hub_session import guard_hub
 from assay.recipes.suite import LmEvalTask
 from assay.secret_text import without_secrets
 from assay_evaluate.client.client import NotMeasured
@@ -33,6 +34,7 @@ def load_tasks(task: LmEvalTask) -> Any:
     NotMeasured in one line if a task is unknown, is not scored on a generated reply, runs code without leave, or cannot be
     loaded (no data set, no such file, a package missing).
     """
+    guard_hub()
     manager = _manager_for(task)
     for name, config in _configs(manager, task.tasks).items():
         if config.get("output_type") not in {None, "generate_until"}:

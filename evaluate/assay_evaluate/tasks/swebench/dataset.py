@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.errors import MeasureError
+from assay.hub_session import guard_hub
 from assay.recipes.swe import LOCAL_SUFFIXES, NAMED_DATASETS, SweOptions
 from assay.records.base import sha256_of
 
@@ -124,6 +125,7 @@ def _read_hub(name: str, split: str) -> list[DatasetRow]:
     from datasets import load_dataset  # type: ignore[import-untyped]
     from datasets.exceptions import DatasetNotFoundError  # type: ignore[import-untyped]
 
+    guard_hub()
     try:
         return [dict(row) for row in load_dataset(name, split=split)]
     except (DatasetNotFoundError, OSError, ValueError) as error:

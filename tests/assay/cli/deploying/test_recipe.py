@@ -13,11 +13,12 @@ from sensitivities import by_bits, sensitivity
 from synthetic_run import make_measurements
 from tiny_checkpoints import make_tiny_glm4_moe
 
+from assay.cli.deploying import mixing
 from assay.cli.deploying.mixing import machine_for
 from assay.cli.targets import resolve_target
 from assay.recipes.load import parse_recipe, recipe_file
 from assay.recipes.precision import PrecisionRecipe
-from assay.records.base import Interval, sha256_of
+from assay.records.base import Interval, sha256_of, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -322,3 +323,30 @@ def test_what_is_there_is_not_overwritten(run: Run, tiny_glm: Path, record: Path
     (tmp_path / "mine.svg").write_text("mine")
     code, _, said = run("recipe", tiny_glm, "--budget", "4.5bpw", "--sensitivity", record, "--out", tmp_path / "mine.yaml")
     assert code == 2 and "mine.svg exists already" in said and (tmp_path / "mine.svg").read_text() == "mine"
+
+
+def test_a_command_that_was_killed_between_its_files_goes_on(
+    run: Run, tiny_glm: Path, record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it was refused for its own files."""
+    command = ("recipe", tiny_glm, "--budget", "4.4bpw", "--sensitivity", record, "--no-replay", "--out", tmp_path / "a.yaml")
+    written: list[str] = []
+
+    def interrupted(path: Path, text: str, *, only_new: bool = False) -> None:
+        written.append(path.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        write_text_atomically(path, text, only_new=only_new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mixing, "write_text_atomically", interrupted)
+        assert run(*command)[0] == 130
+    # the recipe is the last: where it is, the others are
+    assert (written, sorted(path.name for path in tmp_path.iterdir())) == (["a.json", "a.svg", "a.yaml"], ["a.json", "a.svg"])
+    (tmp_path / ".a.svg.0123abcd.partial").write_text("half of it")
+    assert run(*command)[0] == 0
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(whole) == ["a.json", "a.svg", "a.yaml"]
+    assert run(*command)[0] == 0 and {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
+    (tmp_path / "a.json").write_text("{}")
+    assert run(*command)[0] == 2 and (tmp_path / "a.json").read_text() == "{}"
