@@ -104,11 +104,17 @@ def which_items(run: Run) -> str | None:
     scores = [] if run.gates is None else [one for one in run.gates.verdicts if one.estimand is not None]
     names = {one.gate: one.title or one.gate.removeprefix("score ") for one in scores}
     these = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_items"))
-    such = [name for name in names.values() if name not in these]
-    if not these:
+    of_clusters = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_clusters"))
+    such = list(dict.fromkeys(name for name in names.values() if name not in {*these, *of_clusters}))
+    if not (these or of_clusters):
         return "Intervals of score changes are for questions like these, and other replies to them." if such else None
-    text = f"Intervals of score changes on {_and(these)} are for these questions only, and other replies to them"
-    return f"{text}; those on {_and(such)} are for questions like these." if such else f"{text}."
+    what = [
+        (these, "for these questions only, and other replies to them"),
+        (of_clusters, "for questions like these of the same groups (repositories, shared texts), not for other groups"),
+        (such, "for questions like these"),
+    ]
+    parts = [f"those on {_and(some)} are {claim}" for some, claim in what if some]
+    return f"Intervals of score changes: {'; '.join(parts)}."
 
 
 def truncation(run: Run) -> str | None:

@@ -4,11 +4,12 @@ clause; then what is still open. Counts and p values are fields of the verdict, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from assay import quantities
 from assay.quantities import capital, points, points_short
-from assay.recipes.gate import GateRecipe
+from assay.recipes.gate import Estimand, GateRecipe
 from assay.records.base import Interval
 from assay.records.measurement import TaskResult
 from assay.records.verdict import LookSeen, Status
@@ -21,6 +22,7 @@ from assay_evaluate.statistics import (
 )
 from assay_evaluate.statistics.fixed_items import FixedItems
 from assay_evaluate.statistics.item_pairs import Pairs, TokenCost
+from assay_evaluate.statistics.uneven.clusters import chance_of_none, too_few
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -192,12 +194,22 @@ def of_which_items(one: ComparedTask) -> str:
     return f"The interval is the wider one, for such items: {why}."
 
 
+def estimand_of(pairs: Pairs) -> Estimand:
+    """What the interval is for."""
+    if pairs.fixed is not None:
+        return "these_items"
+    return "these_clusters" if pairs.of_these_clusters and pairs.has_clusters else "such_items"
+
+
 def by_cluster(pairs: Pairs, level: float) -> str:
     """How the interval of items came about that share questions or texts."""
     clustered, by_item = pairs.clustered, pairs.drop_by_item(level)
-    groups = f"{len(set(pairs.items))} items share {len(set(pairs.clusters))} questions or texts"
+    sizes = list(Counter(dict(zip(pairs.items, pairs.clusters, strict=True)).values()).values())
+    groups = f"{len(set(pairs.items))} items share {len(sizes)} questions or texts"
     if clustered is None:
-        return f"{groups}; these do not differ, so the interval takes items for independent."
+        return f"{groups}; the interval is for such items of these, not for other questions or texts."
+    if chance_of_none(sizes) >= (1 - level) / 2:
+        return f"{groups}; {too_few(sizes, level, 'question or text', 'questions or texts')}."
     found = clustered.interval(level)
     return (
         f"{groups}: the interval is the wider of that over items ({_ends(by_item)}) and that over questions or texts "

@@ -607,8 +607,14 @@ def test_translations_of_one_question_are_one_cluster() -> None:
     t = stats.t.interval(0.95, 39, loc=0.05, scale=np.std([1] * 2 + [0] * 38, ddof=1) / np.sqrt(40))
     assert verdict.observed is not None and by_item.observed is not None
     assert (verdict.status, verdict.observed.n, verdict.observed.value) == ("UNDERPOWERED", 200, 0.05)
-    assert (verdict.observed.low, verdict.observed.high) == (pytest.approx(t[0]), pytest.approx(t[1]))
     error = (t[1] - 0.05) / stats.t.ppf(0.975, 39)
+    # Two of forty questions hold all of the loss: Pearson type III, of a sample that lacks two such questions.
+    apart = (np.array([1.0] * 2 + [0.0] * 38) - 0.05) * np.sqrt(40 / 39) / 40
+    lacking = 4 * apart.max() ** 3 / error**2
+    skewness = ((apart**3).sum() + lacking**3) / (error**2 + lacking**2) ** 1.5
+    at = stats.norm.cdf(stats.t.ppf(0.975, 39))
+    end = 0.05 + lacking + stats.pearson3.ppf(at, skewness, scale=np.sqrt(error**2 + lacking**2))
+    assert (verdict.observed.low, verdict.observed.high) == (pytest.approx(t[0]), pytest.approx(end))
     assert verdict.minimum_detectable_effect == pytest.approx(error * stats.t.ppf([0.975, 0.8], 39).sum())
     assert by_item.minimum_detectable_effect is not None
     assert verdict.minimum_detectable_effect > 1.5 * by_item.minimum_detectable_effect
@@ -621,12 +627,39 @@ def test_translations_of_one_question_are_one_cluster() -> None:
     low, high = (f"{100 * end:.1f}" for end in (by_item.observed.low, by_item.observed.high))
     assert verdict.detail.endswith(
         f" 200 items share 40 questions or texts: the interval is the wider of that over items ({low} to {high} lost) and that "
-        f"over questions or texts ({-100 * t[0]:.1f} gained to {100 * t[1]:.1f} lost)."
+        f"over questions or texts ({-100 * t[0]:.1f} gained to {100 * end:.1f} lost)."
     )
     [same] = judged(measured("fp8", whole), measured("w4a16", whole), gates).verdicts
+    assert same.status == "PASS"
     assert same.detail.endswith(
-        "200 items share 40 questions or texts; these do not differ, so the interval takes items for independent."
+        "200 items share 40 questions or texts: the interval is the wider of that over items (1.9 gained to 1.9 lost) and that "
+        "over questions or texts (0.0 to 0.0 lost)."
     )
+    these = gates.model_copy(update={"estimand": "these_clusters"})
+    [of_these] = judged(measured("fp8", whole), measured("w4a16", lost), these).verdicts
+    assert (of_these.observed, of_these.estimand) == (by_item.observed, "these_clusters")
+    assert of_these.detail.endswith(
+        "200 items share 40 questions or texts; the interval is for such items of these, not for other questions or texts."
+    )
+
+
+def test_a_dozen_clusters_never_pass_a_claim_about_others() -> None:
+    """One in five lossy: a sample of twelve has none of them in 7 %, whatever was answered."""
+    whole = translated(range(0), num_questions=12, num_languages=10)
+    gates = recipe({**SCORE, "max_drop": 0.10})
+    [verdict] = judged(measured("fp8", whole), measured("w4a16", whole), gates).verdicts
+    assert (verdict.status, verdict.p_pass) == ("UNDERPOWERED", pytest.approx(0.8**12))
+    assert verdict.detail.endswith(
+        "120 items share 12 questions or texts; 12 questions or texts count as 12.0 of equal size: damage that one "
+        "question or text "
+        "in five has is in none of them with a chance of 7 %, so nothing is claimed of other questions or texts (17 "
+        "would allow "
+        "it; `estimand: these_clusters` claims it of these)."
+    )
+    [of_these] = judged(
+        measured("fp8", whole), measured("w4a16", whole), gates.model_copy(update={"estimand": "these_clusters"})
+    ).verdicts
+    assert of_these.status == "PASS"
 
 
 # ------------------------------------------------------------------------------------------------ several samples of an item
