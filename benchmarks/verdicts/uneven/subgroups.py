@@ -218,8 +218,8 @@ def lines(num_runs: int, seed: int) -> Iterator[str]:
     yield ""
     half, small = 50 / num_runs**0.5, 100 * (0.025 * 0.975 / num_runs) ** 0.5
     yield f"{num_runs} runs a row: a rate of 50 % has a standard error of {half:.1f} %, one of 2.5 % {small:.1f} %."
-    yield f"{len(groups_of(designs))} subgroups of single tasks; false-discovery rate {100 * gate.false_discovery:g} %, FAIL beyond"
-    yield f"{gate.max_margins:g} margins. Populations, looks and the other gates are those of"
+    yield f"{len(groups_of(designs))} subgroups of single tasks; false-discovery rate {100 * gate.false_discovery:g} %,"
+    yield f"FAIL beyond {gate.max_margins:g} margins. Populations, looks and the other gates are those of"
     yield "[full_decides.md](../full_decides.md), items *even*."
     yield ""
     yield "| truth | PASS without the gate | PASS with it | FAIL with it | the gate alone: FAIL | UNDERPOWERED |"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,8 @@ from assay_evaluate.statistics import (
     paired_difference,
     paired_mean_difference,
 )
+from assay_evaluate.statistics.drafts import paired_acceptance_difference
+from assay_evaluate.verdicts.acceptance import drafts_by_prompt
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.score_sentences import change, open_question
 
@@ -387,6 +389,52 @@ def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not
         "in total": total,
         "half": total,
     }
+
+
+def drafted(rates: Iterable[float], *, second: int = 0) -> tuple[ItemResult, ...]:
+    """One reply to each item, of whose hundred drafted tokens a share is accepted. second: so many more in a second one."""
+    rates = list(rates)
+    plain = answers(len(rates))
+    first = [replace(i, drafted_tokens=100, accepted_tokens=round(100 * r)) for i, r in zip(plain, rates, strict=True)]
+    more = [replace(i, sample=1, accepted_tokens=(i.accepted_tokens or 0) + second) for i in first] if second else []
+    return (*first, *more)
+
+
+def test_accepted_drafts_are_compared_prompt_by_prompt_where_replies_say_so() -> None:
+    """Prompts differ by 50 points, the two sides by one: the interval is that of the differences."""
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.02})
+    rng = np.random.default_rng(2)
+    before = rng.integers(45, 96, 200) / 100
+    after = before - 0.01 + rng.integers(-3, 4, 200) / 100
+    ours, theirs = (acceptance(round(100 * rates.sum()), 20_000) for rates in (before, after))
+    told = [one.model_copy(update={"num_replies": 200, "rate_standard_error": 0.0104}) for one in (ours, theirs)]
+    sides = [
+        measured(label, drafted(rates), acceptance=one)
+        for label, rates, one in zip(("fp8", "w4a16"), (before, after), told, strict=True)
+    ]
+    verdict = judged(*sides, gates).verdicts[1]
+    t = stats.t.interval(0.95, 199, loc=(before - after).mean(), scale=stats.sem(before - after))
+    assert verdict.observed is not None
+    assert (verdict.status, verdict.observed.n) == ("PASS", 200)
+    assert (verdict.observed.low, verdict.observed.high) == (pytest.approx(t[0]), pytest.approx(t[1]))
+    assert verdict.detail == (
+        f"{100 * before.mean():.1f} % of drafted tokens accepted in fp8, {100 * after.mean():.1f} % in w4a16: loses "
+        f"{100 * (before - after).mean():.1f} points (95 % interval: {100 * t[0]:.1f} to {100 * t[1]:.1f} lost, over 200 "
+        "prompts that both answered); 2 allowed."
+    )
+    unpaired = [side.model_copy(update={"tasks": measured("x", answers(200)).tasks}) for side in sides]
+    assert judged(*unpaired, gates).verdicts[1].status == "UNDERPOWERED"
+
+
+def test_replies_to_one_prompt_are_one_prompt() -> None:
+    reference = measured("fp8", drafted([0.5] * 40, second=20))
+    candidate = measured("w4a16", drafted([0.4] * 40))
+    assert drafts_by_prompt(reference, candidate) == [(200, 120, 100, 40)] * 40
+    floor = candidate.tasks[0].model_copy(update={"is_second_replies": True})
+    assert drafts_by_prompt(reference, candidate.model_copy(update={"tasks": (floor,)})) == [(100, 50, 100, 40)] * 40
+    assert paired_acceptance_difference([(100, 50, 100, 50)] * 40, 0.95).high == pytest.approx(3 / 4000)
+    with pytest.raises(ValueError, match="a side drafted nothing"):
+        paired_acceptance_difference([(100, 50, 0, 0)] * 40, 0.95)
 
 
 @pytest.mark.parametrize("theirs", [acceptance(0), acceptance(7000), acceptance(0, 0), None])
