@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from assay.quantities import percent_of_events, points
+from assay.quantities import percent_of_events, percent_short, points
 from assay.records.base import Interval
 from assay.records.divergence import FEWEST_TEXTS
 from assay.records.measurement import ItemResult, Measurement, TaskResult
@@ -73,8 +73,16 @@ def sample_sizes(run: Run) -> str | None:
         effects = [effect for candidate in run.candidates if (effect := _detectable(task, candidate)) is not None]
         if effects:
             n, smallest = max(effects, key=lambda found: found[1])
-            parts.append(f"{task.task}: {n} paired items, so a loss below {points(smallest)} points may go unnoticed")
-    return f"Sample sizes (80 % power, worst candidate): {'; '.join(parts)}." if parts else None
+            parts.append(f"{task.task}: {n} paired items, {_missed(task, reference.label, smallest)}")
+    return f"Sample sizes (of the worst candidate): {'; '.join(parts)}." if parts else None
+
+
+def _missed(task: TaskResult, reference: str, effect: float) -> str:
+    """Which loss goes unnoticed; any, where the reference has less than that to lose."""
+    score = None if task.accuracy is None else task.accuracy.value
+    if score is not None and score - (task.chance or 0.0) < effect:
+        return f"no loss can be seen, for {reference} is right in {percent_short(score)} itself"
+    return f"a loss of {points(effect)} points is missed 1 time in 5"
 
 
 def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, float] | None:

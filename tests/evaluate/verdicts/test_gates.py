@@ -422,7 +422,7 @@ def test_accepted_drafts_are_compared_prompt_by_prompt_where_replies_say_so() ->
         f"{100 * (before - after).mean():.1f} points (95 % interval: {100 * t[0]:.1f} to {100 * t[1]:.1f} lost, over 200 "
         "prompts that both answered); 2 allowed."
     )
-    unpaired = [side.model_copy(update={"tasks": measured("x", answers(200)).tasks}) for side in sides]
+    unpaired = [side.model_copy(update={"tasks": measured("w4a16", answers(200)).tasks}) for side in sides]
     assert judged(*unpaired, gates).verdicts[1].status == "UNDERPOWERED"
 
 
