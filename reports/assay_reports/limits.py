@@ -121,8 +121,8 @@ def which_items(run: Run) -> str | None:
         (of_clusters, "for questions like these of the same groups (repositories, shared texts), not for other groups"),
         (such, "for questions like these"),
     ]
-    parts = [f"those on {_and(some)} are {claim}" for some, claim in what if some]
-    return f"Intervals of score changes: {'; '.join(parts)}."
+    parts = [f"on {_and(some)} are {claim}" for some, claim in what if some]
+    return f"Intervals of score changes {'; those '.join(parts)}."
 
 
 def truncation(run: Run) -> str | None:

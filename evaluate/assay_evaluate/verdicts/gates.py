@@ -153,7 +153,7 @@ def _judge_candidate(
                 verdicts.append(judge_verbosity(gate, reference, candidate, recipe))
             case SubgroupsGate():
                 verdict, losses = judge_subgroups(gate, recipe, reference, candidate, scores)
-                verdicts.append(verdict)
+                verdicts += [] if verdict is None else [verdict]
                 subgroups += losses
             case EffectiveLengthGate():
                 verdicts.append(judge_effective_length(gate, reference, candidate, recipe))

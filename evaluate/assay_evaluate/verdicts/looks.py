@@ -50,8 +50,9 @@ def look_at(
     """None: no item was answered by both sides."""
     task, seed = recorded_task(reference, gate.task), str(reference.suite_recipe.get("seed", ""))
     if task is None or candidate.is_noise_floor or not (ours.rounds and theirs.rounds):
-        of_these = {"of_these_items": _of_these_items(recipe, ours), "of_these_clusters": _of_these_clusters(recipe)}
-        pairs = pair_items(ours, theirs)._replace(**of_these)
+        pairs = pair_items(ours, theirs)._replace(
+            of_these_items=_of_these_items(recipe, ours), of_these_clusters=_of_these_clusters(recipe)
+        )  # fmt: skip
         return Seen(pairs, _evidence(pairs, gate, recipe)) if pairs.n else None
     planned = planned_looks(task, recipe.stopping)
     reached = [look for look in planned if _is_reached(look, ours, theirs)] or [_asked(ours, theirs)]

@@ -86,8 +86,8 @@ def _closest(passed: Sequence[Verdict]) -> str:
     most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
     seen = f"closest is {name_of(closest)}, {most} ({interval_name(drop.level, drop.coverage)})"
     ends_at = drop.model_copy(update={"value": drop.high})
-    which = "the task" if len(scores) == 1 else f"each of {len(scores)} tasks"
-    shown = f"a loss of the margin is excluded on {which} that counts (at {percent_short(0.5 + drop.level / 2)})"
+    which = "the task that counts" if len(scores) == 1 else f"each of the {len(scores)} tasks that count"
+    shown = f"a loss of the margin is excluded on {which} (at {percent_short(0.5 + drop.level / 2)})"
     return f"{shown}; {seen}; {allowed(ends_at, limit)}"
 
 

@@ -143,7 +143,8 @@ def sentences(one: ComparedTask, title: str, recipe: GateRecipe, status: Status,
     drop = one.evidence.drop
     seen = f"{change(drop)} on {title} ({interval_of(drop)}); {_limit(one)}."
     undecided = f" {_sentence(_undecided(one, recipe, family))}" if status == "UNDERPOWERED" else ""
-    changed = f" {CHANGED}" if gains_more_than(drop, one.evidence.margin) else ""
+    is_change = one.evidence.claim == "non_inferior" and gains_more_than(drop, one.evidence.margin)
+    changed = f" {CHANGED}" if is_change else ""
     return f"{capital(seen)}{undecided}{changed}"
 
 

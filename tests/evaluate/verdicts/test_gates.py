@@ -12,6 +12,7 @@ from scipy import stats
 from synthetic_run import make_divergence, make_measurement, make_measurements, task_of
 
 from assay.errors import MeasureError
+from assay.quantities import lost_or_gained
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
@@ -137,9 +138,9 @@ def test_whole_verdict_of_a_score() -> None:
         observed=paired_difference(4, 0, 198),
         limit=0.05,
         detail=(
-            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. The loss is "
-            "certain, whether it is "
-            "more than 5 points is not; about 337 items would decide if the loss seen is the true one."
+            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. A loss is shown, "
+            "whether it is more than 5 points is open; about 337 items give a PASS 4 times in 5 if 2 points are the truth, "
+            "which may be 0.1 to 5.1 lost."
         ),
         clause="loses 2.0 points on arithmetic; 5 allowed",
         minimum_detectable_effect=minimum_detectable_effect(4, 0, 198),
@@ -194,7 +195,7 @@ def test_the_proposed_number_of_items_passes_an_equal_candidate(discordant: int)
     assert first.verdicts[0].status == "UNDERPOWERED"
     needed = first.verdicts[0].items_needed
     assert needed is not None
-    assert f"about {needed} items would decide" in first.verdicts[0].detail
+    assert f"about {needed} items give a PASS" in first.verdicts[0].detail
     more = round(needed * half / few)
     again = judged(
         measured("fp8", answers(needed, range(more))), measured("w4a16", answers(needed, range(more, 2 * more))), recipe(SCORE)
@@ -470,17 +471,21 @@ def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
     assert report.reasons == {"w4a16": f"{WITHIN}; 1 gate passed, 1 not measured: acceptance"}
 
 
-WITHIN = "no task loses more than its margin; closest is arithmetic, at most 1.9 lost (interval of at least 95 %); 5 allowed"
+WITHIN = (
+    "a loss of the margin is excluded on the task that counts (at 97.5 %); closest is arithmetic, at most 1.9 lost "
+    "(interval of at least 95 %); 5 allowed"
+)
+WITHIN_BOTH = WITHIN.replace("the task that counts", "each of the 2 tasks that count")
 NEEDLE = {"kind": "score", "task": "needle", "max_drop": 0.05}
 
 
 @pytest.mark.parametrize(
     ("lost", "gates", "reason"),
     [
-        ((0, 0), (SCORE, NEEDLE), f"{WITHIN}; 2 gates passed"),
+        ((0, 0), (SCORE, NEEDLE), f"{WITHIN_BOTH}; 2 gates passed"),
         ((40, 40), (SCORE, NEEDLE), "loses 20.0 points on arithmetic; 5 allowed; also failed: needle; 2 gates failed"),
         ((0, 7), (SCORE, NEEDLE),
-         "loses 3.5 points on needle; 5 allowed: the loss is certain, whether it is more than 5 points is not; 1 gate passed, "
+         "loses 3.5 points on needle; 5 allowed: a loss is shown, whether it is more than 5 points is open; 1 gate passed, "
          "1 underpowered"),
         ((0, 40), (SCORE, NEEDLE, {**SCORE, "task": "aime"}),
          "loses 20.0 points on needle; 5 allowed; 1 gate passed, 1 failed, 1 not measured: aime"),
@@ -505,7 +510,7 @@ def test_the_reason_names_what_decided_and_what_was_not_measured(
 @pytest.mark.parametrize(
     ("only_reference", "only_candidate", "words"),
     [
-        (6, 0, "the loss is certain, whether it is more than 5 points is not"),
+        (6, 0, "a loss is shown, whether it is more than 5 points is open"),
         (8, 4, "there may be no loss, or one of more than 5 points"),
     ],
 )
@@ -516,11 +521,15 @@ def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_can
     [verdict] = report.verdicts
     assert verdict.status == "UNDERPOWERED" and verdict.observed is not None
     is_certain = verdict.observed.low > 0
-    assert is_certain == ("certain" in words)
+    assert is_certain == ("a loss is shown" in words)
     lost = "loses 3.0 points" if is_certain else "loses 2.0 points"
     assert report.reasons["w4a16"] == f"{lost} on arithmetic; 5 allowed: {words}; 1 gate underpowered"
-    then = f"about {verdict.items_needed_at_loss} items would decide if the loss seen is the true one."
-    zero = "" if is_certain else f"about {verdict.items_needed} items would decide if nothing is lost, "
+    size, drop = lost.split()[1].removesuffix(".0"), verdict.observed
+    then = (
+        f"about {verdict.items_needed_at_loss} items give a PASS 4 times in 5 if {size} points are the truth, which may be "
+        f"{lost_or_gained(drop.low, drop.high)}."
+    )
+    zero = "" if is_certain else f"about {verdict.items_needed} items give a PASS 4 times in 5 if nothing is lost, "
     assert verdict.detail.endswith(f" {words[0].upper()}{words[1:]}; {zero}{then}")
 
 
@@ -528,12 +537,12 @@ def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_can
     ("low", "high", "words"),
     [
         (0.06, 0.12, "by itself this fails, but among several tasks such a loss may be chance (Holm)"),
-        (0.01, 0.08, "the loss is certain, whether it is more than 5 points is not"),
+        (0.01, 0.08, "a loss is shown, whether it is more than 5 points is open"),
         (0.01, 0.04, "the loss is less than 5 points, but too few items were asked to pass"),
         (-0.02, 0.08, "there may be no loss, or one of more than 5 points"),
         (-0.02, 0.04, "the difference is less than 5 points, but too few items were asked to pass"),
         (-0.08, 0.04, "there may be no difference, or a gain of more than 5 points"),
-        (-0.08, -0.01, "the gain is certain, whether it is more than 5 points is not"),
+        (-0.08, -0.01, "a gain is shown, whether it is more than 5 points is open"),
     ],
 )
 def test_what_an_interval_leaves_open(low: float, high: float, words: str) -> None:

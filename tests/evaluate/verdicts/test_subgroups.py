@@ -123,11 +123,15 @@ def test_parts_are_kinds_and_subjects_and_small_ones_are_named_as_not_looked_at(
     assert small.verdicts[-1].detail.endswith("Not looked at, for fewer than 30 items: mmlu_pro_art of mmlu.")
 
 
-def test_tasks_without_subgroups_leave_the_gate_without_a_say() -> None:
+def test_tasks_without_subgroups_have_no_verdict_and_small_ones_no_say() -> None:
     plain = [item(f"{i}", correct=True) for i in range(200)]
-    report = judged(gates(), {"tools": plain}, {"tools": plain})
+    assert [one.gate for one in judged(gates(), {"tools": plain}, {"tools": plain}).verdicts] == ["whole", "score tools"]
+    small = {"tools": in_languages({}, number=25)}
+    report = judged(gates(max_drop=0.1), small, small)
     assert (report.verdicts[-1].status, report.verdicts[-1].has_say) == ("NOT MEASURED", False)
-    assert report.verdicts[-1].detail == "No task has subgroups of 30 items or more."
+    assert report.verdicts[-1].detail == (
+        "No subgroup has 30 items or more. Not looked at, for fewer than 30 items: en of tools, zh of tools, es of tools."
+    )
     assert report.overall["w4a16"] == "PASS"
 
 

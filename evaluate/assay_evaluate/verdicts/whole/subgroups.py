@@ -50,15 +50,18 @@ class Subgroup:
 
 def judge_subgroups(
     gate: SubgroupsGate, recipe: GateRecipe, reference: Measurement, candidate: Measurement, scores: Mapping[str, Verdict]
-) -> tuple[Verdict, tuple[SubgroupLoss, ...]]:
-    """scores: the verdict of each score gate, task -> verdict; those without one are left out."""
+) -> tuple[Verdict | None, tuple[SubgroupLoss, ...]]:
+    """scores: the verdict of each score gate, task -> verdict; those without one are left out. No verdict: the tasks declare no
+    subgroups."""
     judged = {task: one for task, one in scores.items() if one.status != "NOT MEASURED" and one.limit is not None}
     declared = list(subgroups_of(gate, reference, candidate, judged))
+    if not declared:
+        return None, ()
     enough = [one for one in declared if one.num_items >= gate.min_items]
     small = [one for one in declared if one.num_items < gate.min_items]
     losses = _losses(gate, recipe, candidate.label, enough)
     if not losses:
-        none = f"No task has subgroups of {gate.min_items} items or more.{_not_looked_at(gate, small)}"
+        none = f"No subgroup has {gate.min_items} items or more.{_not_looked_at(gate, small)}"
         return _verdict(candidate, "NOT MEASURED", none, has_say=False), ()
     worst = sorted(losses, key=lambda one: (one.word != "beyond", one.p_loss_adjusted))
     beyond = [one for one in worst if one.word == "beyond"]
