@@ -60,10 +60,10 @@ def points_signed(share: float) -> str:
 
 
 def change(loss: float) -> str:
-    """0.25 -> `loses 25.0 points`, -0.167 -> `gains 16.7 points`; `neither gains nor loses` where it rounds to zero."""
+    """0.25 -> `loses 25.0 points`, -0.167 -> `gains 16.7 points`; `shows no change` where it rounds to zero."""
     size = points(abs(loss))
     if size == "0.0":
-        return "neither gains nor loses"
+        return "shows no change"
     return f"{'loses' if loss > 0 else 'gains'} {size} points"
 
 

@@ -114,6 +114,23 @@ class EffectiveLengthGate(Section):
     """False: where the *reference* cannot do any length, the gate is shown without a say in the overall verdict."""
 
 
+SubgroupBy = Literal["language", "part", "length"]
+
+
+class SubgroupsGate(Section):
+    """A language, a part (subject, RULER's kind, number of tools) or a length that is ruined while its task passes."""
+
+    kind: Literal["subgroups"]
+    by: tuple[SubgroupBy, ...] = Field(default=("language", "part", "length"), min_length=1)
+    max_margins: float = Field(default=2.0, ge=1)
+    """A subgroup that surely lost more than so many margins of its task fails the candidate."""
+    false_discovery: float = Field(default=0.01, gt=0, le=0.2)
+    """At which losses of subgroups are shown. One that is shown, and of which a loss of `max_margins` is not excluded, keeps
+    the candidate from PASS."""
+    min_items: int = Field(default=30, ge=2)
+    """Subgroups with fewer are not looked at, and the verdict says so."""
+
+
 class ProbesGate(Section):
     """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): an alarm fails that the reference has surely less."""
 
@@ -125,8 +142,11 @@ class ProbesGate(Section):
 
 
 SpendingName = Literal["obrien_fleming", "pocock", "hwang_shih_decani"]
-Estimand = Literal["these_items", "such_items"]
-Gate = ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | VerbosityGate | EffectiveLengthGate | ProbesGate
+Estimand = Literal["these_items", "these_clusters", "such_items"]
+Gate = (
+    ScoreGate | DivergenceGate | AcceptanceGate | TruncationGate | VerbosityGate | EffectiveLengthGate | SubgroupsGate |
+    ProbesGate
+)  # fmt: skip
 
 
 class Stopping(Section):
@@ -190,8 +210,10 @@ class GateRecipe(Recipe):
     stopping: Stopping = Stopping()
     estimand: Estimand = "such_items"
     """What score intervals are for. such_items: questions like these; items and replies are both a sample. these_items: these
-    questions only; replies are a sample. That takes several replies of both sides to each item: where a task has one, and
-    where items are drawn in rounds, the interval is the one for such items, and the verdict says so."""
+    questions only; replies are a sample. these_clusters: such questions of these clusters only (repositories, questions that
+    are asked in several languages or lengths), of which a dozen allow no claim about others. That takes several replies of both
+    sides to each item: where a task has one, and where items are drawn in rounds, the interval is the one for such items, and
+    the verdict says so."""
 
     def _contradictions(self) -> Iterator[str]:
         tasks = [gate.task for gate in self.gates if isinstance(gate, ScoreGate)]

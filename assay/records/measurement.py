@@ -126,6 +126,11 @@ class ItemResult:
     """Length that the suite names for it, which the prompt was filled up to. None: it names none, or as above."""
     depth: float | None = None
     """Where in the context lies what was asked for: 0 the front, 1 the end. None: at several places, nowhere, or as above."""
+    drafted_tokens: int | None = None
+    """Tokens that speculative decoding drafted for the reply. None: nothing was drafted, the server says totals only, or
+    recorded before this was."""
+    accepted_tokens: int | None = None
+    """Of these, those that were accepted. None: as above."""
 
 
 class Round(Part):

@@ -102,12 +102,12 @@ class SweDifference(Part):
     """Instances the reference resolves (more often) and the candidate does not."""
     candidate_only: int
     drop: Interval
-    """The wider, at each end, of the next two."""
+    """The wider, at each end, of the next two; `by_instance` where the gates ask about these repositories."""
     by_instance: Interval
     """Instances as independent: Tango's for one trajectory each, a bootstrap for several. About these instances."""
     by_repository: Interval | None
-    """Instances of one repository rise and fall together: CR2 with Bell and McCaffrey's degrees. About repositories like these.
-    None: one of them, or no spread."""
+    """Instances of one repository rise and fall together, and a few of them may hold all of the loss. About repositories like
+    these; its upper end is 1 where so few allow no claim. None: one repository, or one instance of each."""
     p_value: float
     """Two-sided mid-p McNemar."""
     resolution: float
@@ -118,4 +118,9 @@ class SweDifference(Part):
     """Of the differences between shares of resolved trajectories; of one trajectory each, the share that comes out differently.
     None: written before this was."""
     resolution_by_repository: float | None = None
-    """As `resolution`, of `by_repository`, if repositories differ by no more than chance."""
+    """As `resolution`, of `by_repository`, if repositories differ by no more than chance. None: so few repositories allow no
+    claim about others."""
+    num_equal_repositories: float | None = None
+    """Repositories of equal size that would count as much. None: written before this was."""
+    of_these_repositories: bool = False
+    """The gates ask about these repositories, so `drop` is `by_instance`."""

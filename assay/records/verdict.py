@@ -81,9 +81,10 @@ class Verdict(Part):
     """Candidate minus reference per such item: + means longer replies. BCa interval."""
     looks: tuple[LookSeen, ...] = ()
     """Of a task that is asked again while undecided, in order. Empty: looked at once."""
-    estimand: Literal["these_items", "such_items"] | None = None
-    """What the interval of a score is for: these very items, with other replies to them, or such items. these_items only where
-    the gates say so and there are replies enough. None: no score, or judged before it was recorded."""
+    estimand: Literal["these_items", "these_clusters", "such_items"] | None = None
+    """What the interval of a score is for: these very items, with other replies to them; such items of these very clusters; or
+    such items. The first two only where the gates say so, and there are replies enough, or clusters. None: no score, or judged
+    before it was recorded."""
     worst_case: Interval | None = None
     """Of a score: the drop with every cut reply of the candidate wrong and of the reference right; a PASS holds for it too.
     None: nothing was cut off, or judged before this was."""
@@ -120,6 +121,35 @@ class WholeClaim(Part):
     detail: str
     clause: str | None = None
     """The same without the statistics, as the headline says it. None: NOT MEASURED, or judged before it was recorded."""
+
+
+SubgroupWord = Literal["beyond", "loses, and its limit is not excluded", "loses", "no loss shown"]
+
+
+class SubgroupLoss(Part):
+    """Paired items of one language, part or length of a task, or of one language over several tasks, on one candidate."""
+
+    candidate: str
+    by: Literal["language", "part", "length"]
+    name: str
+    tasks: tuple[str, ...]
+    title: str
+    """What sentences call it."""
+    num_items: int
+    drop: Interval
+    """Reference minus candidate, + is a loss. Over all replies there are, also of a task that was asked in rounds."""
+    limit: float
+    """Of the loss: so many margins of the task as the gate says."""
+    p_loss: float
+    """One-sided, of no loss."""
+    p_loss_adjusted: float
+    """By Benjamini and Hochberg over the candidate's subgroups."""
+    p_beyond: float
+    """One-sided, of a loss of `limit` or less."""
+    p_beyond_adjusted: float
+    minimum_detectable_effect: float
+    """Loss that these items would show with a chance of 80 %, if nothing were adjusted."""
+    word: SubgroupWord
 
 
 PublishedOutcome = Literal["agrees", "missed", "above", "not comparable"]
@@ -176,6 +206,8 @@ class GateReport(Record):
     """Of every candidate and task of several lengths or depths. Empty: there is none, or judged before this was."""
     effective_lengths: tuple[EffectiveLength, ...] = ()
     """Of every candidate and gate of that kind."""
+    subgroups: tuple[SubgroupLoss, ...] = ()
+    """Of every candidate that gates on subgroups look at. Empty: there is no such gate, or judged before there were."""
 
     @property
     def chosen(self) -> Chosen:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from assay.quantities import percent_of_events, points
+from assay.quantities import percent_of_events, percent_short, points
 from assay.records.base import Interval
 from assay.records.divergence import FEWEST_TEXTS
 from assay.records.measurement import ItemResult, Measurement, TaskResult, Truncation
@@ -73,8 +73,16 @@ def sample_sizes(run: Run) -> str | None:
         effects = [effect for candidate in run.candidates if (effect := _detectable(task, candidate)) is not None]
         if effects:
             n, smallest = max(effects, key=lambda found: found[1])
-            parts.append(f"{task.task}: {n} paired items, so a loss below {points(smallest)} points may go unnoticed")
-    return f"Sample sizes (80 % power, worst candidate): {'; '.join(parts)}." if parts else None
+            parts.append(f"{task.task}: {n} paired items, {_missed(task, reference.label, smallest)}")
+    return f"Sample sizes (of the worst candidate): {'; '.join(parts)}." if parts else None
+
+
+def _missed(task: TaskResult, reference: str, effect: float) -> str:
+    """Which loss goes unnoticed; any, where the reference has less than that to lose."""
+    score = None if task.accuracy is None else task.accuracy.value
+    if score is not None and score - (task.chance or 0.0) < effect:
+        return f"no loss can be seen, for {reference} is right in {percent_short(score)} itself"
+    return f"a loss of {points(effect)} points is missed 1 time in 5"
 
 
 def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, float] | None:
@@ -104,11 +112,17 @@ def which_items(run: Run) -> str | None:
     scores = [] if run.gates is None else [one for one in run.gates.verdicts if one.estimand is not None]
     names = {one.gate: one.title or one.gate.removeprefix("score ") for one in scores}
     these = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_items"))
-    such = [name for name in names.values() if name not in these]
-    if not these:
+    of_clusters = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_clusters"))
+    such = list(dict.fromkeys(name for name in names.values() if name not in {*these, *of_clusters}))
+    if not (these or of_clusters):
         return "Intervals of score changes are for questions like these, and other replies to them." if such else None
-    text = f"Intervals of score changes on {_and(these)} are for these questions only, and other replies to them"
-    return f"{text}; those on {_and(such)} are for questions like these." if such else f"{text}."
+    what = [
+        (these, "for these questions only, and other replies to them"),
+        (of_clusters, "for questions like these of the same groups (repositories, shared texts), not for other groups"),
+        (such, "for questions like these"),
+    ]
+    parts = [f"on {_and(some)} are {claim}" for some, claim in what if some]
+    return f"Intervals of score changes {'; those '.join(parts)}."
 
 
 def truncation(run: Run) -> str | None:

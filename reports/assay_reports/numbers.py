@@ -137,11 +137,14 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
                 "minimum_detectable_effect": pairs.detectable(level),
                 "extra_output_tokens": tokens.extra if (tokens := output_tokens(reference, task, level)) else None,
             }
-    if verdict is not None and (verdict.looks or verdict.estimand == "these_items"):  # as it was judged: of all looks together
+    if verdict is not None and (
+        verdict.looks or verdict.estimand in {"these_items", "these_clusters"}
+    ):  # as it was judged: of all looks together
         comparison |= {"drop": verdict.observed, "discordant": verdict.discordant, "mcnemar_midp": verdict.p_value}
     trajectories = None
     if task.kind == "swe" and reference is not None and (paired := swe.pair_instances(reference, task)):
-        trajectories = swe.difference(paired, level)
+        these = verdict is not None and verdict.estimand == "these_clusters"
+        trajectories = swe.difference(paired, level, of_these_repositories=these)
         comparison["drop"] = trajectories.drop
     return TaskNumbers(
         task=task.task,

@@ -81,7 +81,7 @@ def stop_sentence(stop: StopChance) -> str:
     change = stop.change_at_stops
     if change is None:
         return "no reply of the reference ended by itself."
-    outcome = "stops as often as the reference where that stopped, as far as the interval tells"
+    outcome = "no difference is shown in how often it stops where the reference stopped"
     if isinstance(change, Estimate):
         outcome = "too few texts to say whether it stops as often as the reference"
     elif change.high < -LEAST_CHANGE:

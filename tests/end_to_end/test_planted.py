@@ -119,7 +119,7 @@ def test_damage_fails_a_copy_passes_and_cut_replies_are_not_measured(tmp_path: P
         cut = found[label, "score cut"]
         assert cut.status == "NOT MEASURED"
         assert cut.detail == (
-            "30 of 30 replies of bf16 itself to cut are cut off at 8 tokens (100 %, surely above 3.3 %): the score measures "
+            "30 of 30 replies of bf16 itself to cut are cut off at 8 tokens (100 %; above 3.3 % at 97.5 %): the score measures "
             "the budget, not the model; raise max_tokens."
         )
     print(pilot.detail, same.detail, worse.detail, sep="\n")

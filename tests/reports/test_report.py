@@ -549,7 +549,7 @@ def test_card_is_read_back_by_the_hub_with_its_results(run_dir: Path) -> None:
 def test_card_says_what_the_verdict_and_the_limits_say(run_dir: Path) -> None:
     report = report_of(run_dir)
     card = write_card(run_dir, "nvfp4a16").read_text()
-    assert "**UNDERPOWERED** against fp8: loses 5.0 points on needle; 5 allowed: the loss is certain, whether" in card
+    assert "**UNDERPOWERED** against fp8: loses 5.0 points on needle; 5 allowed: a loss is shown, whether" in card
     assert "Use instead: w4a16 (6.3 MB), the smallest that passed, or fp8, the reference.\n" in card
     assert "| | bf16 | fp8 (reference) | **nvfp4a16** |\n|---|---|---|---|\n" in card
     assert "| size of the weights | 14.6 MB | 9.1 MB | 6.7 MB |\n" in card
@@ -774,9 +774,9 @@ def test_long_context_is_drawn_by_length_and_depth_with_its_numbers(tmp_path: Pa
     [drawn] = [said for said in page.pictures if said.startswith("Points lost")]
     assert drawn == (
         "Points lost, w4a16, needle by depth: "
-        "depth 0, 16,384 tokens: neither gains nor loses (10.0 gained to 10.0 lost), 20 items; "
-        "depth 0.5, 16,384 tokens: neither gains nor loses (10.0 gained to 10.0 lost), 20 items; "
-        "depth 0, 32,768 tokens: neither gains nor loses (10.0 gained to 10.0 lost), 20 items; "
+        "depth 0, 16,384 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
+        "depth 0.5, 16,384 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
+        "depth 0, 32,768 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
         "depth 0.5, 32,768 tokens: loses 25.0 points (15.0 to 35.0 lost), 20 items"
     )
     shades = re.findall(r'<text [^>]*class="cell (\w+)"[^>]*>([^<]+)</text>', text)

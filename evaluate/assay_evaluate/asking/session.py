@@ -160,6 +160,8 @@ class Session:
             output_tokens=reply.output_tokens,
             answer=answer if answered else None,
             error=reply.error,
+            drafted_tokens=(reply.speculation or {}).get("num_draft_tokens"),
+            accepted_tokens=(reply.speculation or {}).get("num_accepted_tokens"),
         )
 
 

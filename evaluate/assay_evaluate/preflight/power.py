@@ -257,7 +257,7 @@ def _improved(one: Gated, factor: int, gates: GateRecipe, assumptions: Assumptio
     task = more(one.task, wanted)
     if task is None:
         return None
-    design = design_of(task, one.gate, gates.stopping, assumptions)
+    design = design_of(task, one.gate, gates, assumptions)
     return None if design is None else (wanted, one._replace(task=task, design=design))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from assay.recipes.gate import GateRecipe, ScoreGate, Stopping
+from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.suite import LmEvalTask, NeedleTask, Range, SuiteRecipe, SweTask, TaskBase
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Measurement, TaskResult
@@ -98,7 +98,7 @@ def gated_tasks(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions)
     for gate in gates.gates:
         if not isinstance(gate, ScoreGate) or gate.task not in tasks:
             continue
-        design = design_of(tasks[gate.task], gate, gates.stopping, assumptions)
+        design = design_of(tasks[gate.task], gate, gates, assumptions)
         if design is None:
             unknown.append(gate.task)
         else:
@@ -106,9 +106,9 @@ def gated_tasks(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions)
     return found, unknown
 
 
-def design_of(task: TaskBase, gate: ScoreGate, stopping: Stopping, assumptions: Assumptions) -> ScoreDesign | None:
+def design_of(task: TaskBase, gate: ScoreGate, gates: GateRecipe, assumptions: Assumptions) -> ScoreDesign | None:
     """None: how many items the task has is not known."""
-    planned = planned_looks(task, stopping)
+    planned = planned_looks(task, gates.stopping)
     looks = []
     for look, share in zip(planned, planned_shares(planned), strict=True):
         count = num_items(asked_for(task, look.candidate_samples, look.limit) if task.is_adaptive else task)
@@ -116,7 +116,7 @@ def design_of(task: TaskBase, gate: ScoreGate, stopping: Stopping, assumptions: 
             return None
         ours, theirs = (task.num_repeats,) * 2 if isinstance(task, SweTask) else look[:2]
         looks.append(LookDesign(ours, theirs, count, share))
-    clusters = _clusters(task)
+    clusters = () if gates.estimand == "these_clusters" else _clusters(task)
     return ScoreDesign(gate.task, gate.max_drop, assumptions.of(task), tuple(looks), gate.claim, clusters)
 
 

@@ -10,6 +10,7 @@ reference gets right, `c` those that only the candidate gets right, `n` all pair
     rates        rare events and their bounds              trends     does an error jump with slot, position or load?
     drafts       the acceptance of drafted tokens, by reply
     skewed       means of skewed values (KL) in clusters and strata   sequential  several looks at the evidence, one alpha
+    uneven/      losses that sit in a few clusters, or in one subgroup of a task
     item_pairs, swe_difference  the same of two measurements' items: what is compared, and which test fits it
 
 In: counts, arrays, results of items. Out: intervals, p values, numbers of items. May import `assay.records` only.
@@ -20,6 +21,7 @@ from assay_evaluate.statistics.clustered import (
     bca_interval,
     cluster_bootstrap_mean,
     cluster_bootstrap_ratio,
+    clustered_difference,
     clustered_mean,
     clustered_minimum_detectable_effect,
     clustered_proportion,
@@ -78,6 +80,7 @@ __all__ = [
     "clopper_pearson",
     "cluster_bootstrap_mean",
     "cluster_bootstrap_ratio",
+    "clustered_difference",
     "clustered_mean",
     "clustered_minimum_detectable_effect",
     "clustered_proportion",

@@ -9,6 +9,7 @@ Sources: Efron 1987 (BCa, JASA 82:171-185); Efron & Tibshirani 1993, ch. 14; Bel
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from scipy import stats
 from assay.records.base import Interval
 from assay_evaluate.statistics.power import POWER
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
+from assay_evaluate.statistics.uneven.clusters import UnevenMean
 
 NUM_RESAMPLES = 2000
 Floats = NDArray[np.float64]
@@ -112,23 +114,33 @@ def _bca_probabilities(resampled: Floats, estimate: float, left_out: Floats, lev
 # ------------------------------------------------------------------------------------------------ standard errors
 @dataclass(frozen=True)
 class ClusteredMean:
-    """A mean over clusters that were sampled, with its CR2 standard error; (mean - truth) / standard_error is about a t."""
+    """A mean over clusters that were sampled, with its CR2 standard error; (mean - truth) / standard_error is about a t where
+    clusters differ symmetrically, else as `uneven` has it."""
 
     value: float
     standard_error: float
     degrees: float
     """Bell and McCaffrey's: few where one cluster holds most of the values, whatever the number of clusters."""
     num_clusters: int
+    uneven: UnevenMean | None = None
+    """Of differences in [-1, 1]: a few clusters may hold all of the loss. None: a t is taken for right."""
 
     def interval(self, level: float = 0.95) -> Interval:
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
-        return Interval(value=self.value, low=self.value - half, high=self.value + half, n=self.num_clusters, level=level)
+        low, high = self.value - half, self.value + half
+        if self.uneven is not None:
+            low, high = (float(end) for end in self.uneven.ends(level))
+        return Interval(value=self.value, low=low, high=high, n=self.num_clusters, level=level)
 
     def p_at_least(self, mean: float) -> float:
         """One-sided p of H0: the true mean is at least `mean`."""
+        if self.uneven is not None:
+            return float(self.uneven.p_at_least(mean))
         return float(stats.t.cdf((self.value - mean) / self.standard_error, self.degrees))
 
     def p_at_most(self, mean: float) -> float:
+        if self.uneven is not None:
+            return float(self.uneven.p_at_most(mean))
         return float(stats.t.sf((self.value - mean) / self.standard_error, self.degrees))
 
 
@@ -143,6 +155,19 @@ def clustered_mean(values: ArrayLike, clusters: ArrayLike) -> ClusteredMean:
     sums = np.bincount(index, weights=data - data.mean())
     error = float(np.sqrt((sums**2 * cr2_factors(sizes)).sum())) / len(data)
     return ClusteredMean(float(data.mean()), error, satterthwaite_degrees(sizes), num_clusters)
+
+
+def clustered_difference(differences: ArrayLike, clusters: ArrayLike) -> ClusteredMean:
+    """The same of differences between two shares, of which a few clusters may hold all. Of one cluster, which says nothing of
+    others, the error is 0 and the interval ends at 1."""
+    data = np.asarray(differences, dtype=np.float64)
+    names, index = np.unique(np.asarray(clusters), return_inverse=True)
+    counts = np.bincount(index)
+    one = ClusteredMean(float(data.mean()), 0.0, 1.0, 1)
+    found, factors = (clustered_mean(data, clusters), cr2_factors(counts)) if len(names) > 1 else (one, np.zeros(1))
+    totals, squares = np.bincount(index, weights=data), float(data @ data)
+    uneven = UnevenMean.of_totals(totals, squares, tuple(counts.tolist()), factors, found.degrees)
+    return dataclasses.replace(found, uneven=uneven)
 
 
 def cr2_factors(sizes: ArrayLike) -> Floats:

@@ -1,13 +1,17 @@
 """The acceptance of drafted tokens: a ratio over replies, of which each has an acceptance of its own.
 
 Replies are what is sampled: code is drafted better than prose, so drafted tokens of one reply are not independent. Variance of
-a ratio over replies by linearisation: Cochran 1977, Sampling Techniques, section 6.4.
+a ratio over replies by linearisation: Cochran 1977, Sampling Techniques, section 6.4. Two sides that answered the same prompts
+are compared prompt by prompt: what prompts differ in then drops out, as in a difference of two ratio estimates over one sample
+(6.7 there). `benchmarks/verdicts/paired_drafts.py` has both intervals beside each other.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from assay.records.base import Interval
@@ -30,6 +34,31 @@ def ratio_standard_error(num_replies: int, drafted: float, accepted: float, squa
 def is_of_replies(before: Acceptance, after: Acceptance) -> bool:
     """Whether the server told both sides' counts by reply, so that `acceptance_difference` is an interval of replies."""
     return before.rate_standard_error is not None and after.rate_standard_error is not None
+
+
+def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
+    """Rate before minus rate after, over prompts that both sides answered; n counts them, with t of one degree less.
+
+    counts: of each prompt drafted and accepted tokens before, drafted and accepted after [prompts, 4], over all of its replies.
+    ValueError: fewer than two prompts, or a side that drafted nothing.
+    """
+    data = np.asarray(counts, dtype=np.float64)
+    if data.ndim != 2 or data.shape[1] != 4 or len(data) < 2:
+        raise ValueError(f"counts {data.shape}: need [prompts, 4] of at least two prompts")
+    drafted, accepted = data[:, [0, 2]], data[:, [1, 3]]
+    if (drafted.sum(axis=0) <= 0).any():
+        raise ValueError("a side drafted nothing")
+    rates = accepted.sum(axis=0) / drafted.sum(axis=0)
+    apart = (accepted - rates * drafted) / drafted.sum(axis=0)
+    n, value = len(data), float(rates[0] - rates[1])
+    error = math.sqrt(float(((apart[:, 0] - apart[:, 1]) ** 2).sum()) * n / (n - 1))
+    half = max(float(stats.t.ppf(0.5 + level / 2, n - 1)) * error, LEAST_TOKENS / float(drafted.sum(axis=0).min()))
+    return Interval(value=value, low=max(value - half, -1.0), high=min(value + half, 1.0), n=n, level=level)
+
+
+LEAST_TOKENS = 3.0
+"""Tokens more or fewer that an interval leaves open, whatever was seen: equal counts do not make a point (3 in n, the rule of
+three)."""
 
 
 def acceptance_difference(before: Acceptance, after: Acceptance, level: float) -> Interval:

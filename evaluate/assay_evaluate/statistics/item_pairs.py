@@ -22,7 +22,7 @@ from assay_evaluate.statistics import (
     ClusteredMean,
     Flips,
     PairedEvidence,
-    clustered_mean,
+    clustered_difference,
     clustered_minimum_detectable_effect,
     clustered_values_needed,
     count_flips,
@@ -45,9 +45,6 @@ from assay_evaluate.statistics import (
 from assay_evaluate.statistics.fixed_items import FixedItems, fixed_items
 from assay_evaluate.statistics.proportions import normal_quantile
 
-SMALLEST_ERROR = 1e-9
-"""Standard errors of a mean of shares below it are rounding."""
-
 
 class Pairs(NamedTuple):
     """Answers to the same items by reference and candidate. `num_excluded`: items without a reply on either side."""
@@ -68,6 +65,8 @@ class Pairs(NamedTuple):
     """Of each item, of either side, as `unequal`."""
     of_these_items: bool = False
     """Whether the items are what is asked about, and not a sample of such items (`fixed`)."""
+    of_these_clusters: bool = False
+    """Whether the clusters are what is asked about, and their items a sample of such items."""
 
     @property
     def n(self) -> int:
@@ -130,12 +129,11 @@ class Pairs(NamedTuple):
 
     @property
     def clustered(self) -> ClusteredMean | None:
-        """The mean difference over clusters. None: the interval is for these items, every item stands for itself, all are of
-        one cluster, or every cluster lost the same share, so that nothing says how clusters differ."""
-        if self.fixed is not None or not self.has_clusters or len(set(self.clusters)) < 2:
+        """The mean difference over clusters. None: the interval is for these items or these clusters, or every item stands for
+        itself."""
+        if self.fixed is not None or self.of_these_clusters or not self.has_clusters:
             return None
-        found = clustered_mean(self.differences, self.clusters_of_items)
-        return found if found.standard_error > SMALLEST_ERROR else None
+        return clustered_difference(self.differences, self.clusters_of_items)
 
     @property
     def discordant(self) -> tuple[int, int]:

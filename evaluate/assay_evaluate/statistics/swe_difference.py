@@ -2,13 +2,15 @@
 
 Two analyses, and at each end the wider counts. By instance: Tango's interval for one trajectory each, a bootstrap of the shares
 for several; it is about these instances. By repository: instances of one repository rise and fall together (231 of the 500 of
-SWE-bench Verified are Django), so the difference is a mean over a dozen clusters, with CR2 and Bell and McCaffrey's degrees
-(`clustered`); it is about repositories like these.
+SWE-bench Verified are Django), so the difference is a mean over a dozen clusters (`clustered`); it is about repositories like
+these, of which so few of so unequal sizes allow no PASS. Gates may ask about these repositories (`estimand: these_clusters`):
+instances are then the sample, and their interval counts alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,14 +22,14 @@ from assay.records.measurement import ItemResult, TaskResult
 from assay.records.swe import SweDifference
 from assay_evaluate.statistics import (
     ClusteredMean,
-    clustered_mean,
+    clustered_difference,
     graded_difference,
     mcnemar_midp,
     normal_quantile,
     paired_difference,
     wider,
 )
-from assay_evaluate.statistics.item_pairs import SMALLEST_ERROR
+from assay_evaluate.statistics.uneven.clusters import chance_of_none, effective_number, too_few
 
 
 class InstancePair(NamedTuple):
@@ -59,8 +61,10 @@ def _shares(items: Sequence[ItemResult]) -> dict[str, tuple[str, float]]:
     return {instance: (repositories[instance], sum(one) / len(one)) for instance, one in found.items()}
 
 
-def difference(pairs: Sequence[InstancePair], level: float = 0.95) -> SweDifference:
-    """What was lost. ValueError without pairs."""
+def difference(
+    pairs: Sequence[InstancePair], level: float = 0.95, *, of_these_repositories: bool = False
+) -> SweDifference:  # fmt: skip
+    """What was lost. of_these_repositories: as the gates ask. ValueError without pairs."""
     if not pairs:
         raise ValueError("no instance has a result on both sides")
     b, c, n = _discordant(pairs)
@@ -72,14 +76,18 @@ def difference(pairs: Sequence[InstancePair], level: float = 0.95) -> SweDiffere
         num_repositories=len({pair.repository for pair in pairs}),
         reference_only=b,
         candidate_only=c,
-        drop=wider(by_instance, clustered),
+        drop=by_instance if of_these_repositories else wider(by_instance, clustered),
         by_instance=by_instance,
         by_repository=None if clustered is None else _within_bounds(clustered.interval(level)),
         degrees_of_freedom=None if clustered is None else clustered.degrees,
         p_value=mcnemar_midp(b, c),
         mean_square=mean_square,
         resolution=resolution(mean_square, n, level),
-        resolution_by_repository=None if clustered is None else resolution(mean_square, n, level, clustered.degrees),
+        resolution_by_repository=None
+        if clustered is None or _claims_nothing(pairs, level)
+        else resolution(mean_square, n, level, clustered.degrees),
+        num_equal_repositories=effective_number(_sizes(pairs)),
+        of_these_repositories=of_these_repositories,
     )
 
 
@@ -112,13 +120,18 @@ def resolution_sentence(found: SweDifference) -> str:
     return f"One run of {found.num_instances} instances resolves about ±{points(found.resolution)} points{wide} ({noise})."
 
 
-def sentence(pairs: Sequence[InstancePair], level: float) -> str:
+def sentence(pairs: Sequence[InstancePair], level: float, *, of_these_repositories: bool = False) -> str:
     """How the interval came about, what it is about, and what a run of this size can tell apart."""
-    found = difference(pairs, level)
+    found = difference(pairs, level, of_these_repositories=of_these_repositories)
     by_instance = f"By instance {lost_or_gained(found.by_instance.low, found.by_instance.high)}"
-    if found.by_repository is None:
-        why = "all are of one" if found.num_repositories == 1 else "they differ in nothing"
-        judged = f"{by_instance}; nothing can be said by repository ({why}): the verdict is about these instances only."
+    count = f"{found.num_repositories} repositor{'y' if found.num_repositories == 1 else 'ies'}"
+    if of_these_repositories:
+        judged = (
+            f"The interval is for instances like these of {'this' if count.startswith('1 ') else 'these'} {count}, not for "
+            f"other repositories."
+        )
+    elif found.by_repository is None or _claims_nothing(pairs, level):
+        judged = f"{by_instance}; {too_few(_sizes(pairs), level, 'repository', 'repositories')}."
     else:
         by_repository = lost_or_gained(found.by_repository.low, found.by_repository.high)
         judged = (
@@ -144,10 +157,17 @@ def _by_instance(pairs: Sequence[InstancePair], level: float) -> Interval:
 
 def _by_repository(pairs: Sequence[InstancePair]) -> ClusteredMean | None:
     repositories = [pair.repository for pair in pairs]
-    if len(set(repositories)) < 2:
+    if len(set(repositories)) in {1, len(pairs)}:
         return None
-    found = clustered_mean([pair.reference - pair.candidate for pair in pairs], repositories)
-    return found if found.standard_error > SMALLEST_ERROR else None
+    return clustered_difference([pair.reference - pair.candidate for pair in pairs], repositories)
+
+
+def _sizes(pairs: Sequence[InstancePair]) -> list[int]:
+    return list(Counter(pair.repository for pair in pairs).values())
+
+
+def _claims_nothing(pairs: Sequence[InstancePair], level: float) -> bool:
+    return chance_of_none(_sizes(pairs)) >= (1 - level) / 2
 
 
 def _within_bounds(interval: Interval) -> Interval:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from assay.quantities import percent_short, points_short
 from assay.recipes.gate import AcceptanceGate
 from assay.records.base import Interval
-from assay.records.measurement import Acceptance, Measurement
+from assay.records.measurement import Acceptance, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies
+from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies, paired_acceptance_difference
+from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
+
+FEWEST_PROMPTS = 30
+"""That both sides answered, for an interval over them."""
+
+
+class DraftCounts(NamedTuple):
+    """Tokens of all replies to one prompt."""
+
+    drafted_before: int
+    accepted_before: int
+    drafted_after: int
+    accepted_after: int
 
 
 @dataclass(frozen=True)
@@ -35,13 +50,39 @@ def judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Me
         )
         for one in (reference, candidate)
     ]
-    return compare_acceptance(gate, sides[0], sides[1], candidate.label, level)
+    return compare_acceptance(gate, sides[0], sides[1], candidate.label, level, paired=drafts_by_prompt(reference, candidate))
+
+
+def drafts_by_prompt(reference: Measurement, candidate: Measurement) -> list[DraftCounts]:
+    """Of every prompt of the suite's tasks for whose replies both sides recorded it. Against second replies of the reference
+    itself only its first count."""
+    found = []
+    for ours in reference.tasks:
+        theirs = find_task(candidate, ours.task)
+        if theirs is None:
+            continue
+        before, after = _by_item(ours, first_only=theirs.is_second_replies), _by_item(theirs)
+        found += [DraftCounts(*before[item], *after[item]) for item in before if item in after]
+    return found
+
+
+def _by_item(task: TaskResult, *, first_only: bool = False) -> dict[str, tuple[int, int]]:
+    """Drafted and accepted tokens of all replies to each item."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in task.items:
+        if one.drafted_tokens is None or one.accepted_tokens is None or (first_only and one.sample > 0):
+            continue
+        drafted, accepted = found.get(one.item, (0, 0))
+        found[one.item] = drafted + one.drafted_tokens, accepted + one.accepted_tokens
+    return {item: counts for item, counts in found.items() if counts[0]}
 
 
 def compare_acceptance(
-    gate: AcceptanceGate, before: DraftingSide, after: DraftingSide, candidate: str, level: float
+    gate: AcceptanceGate, before: DraftingSide, after: DraftingSide, candidate: str, level: float,
+    *, paired: Sequence[DraftCounts] = (),
 ) -> Verdict:  # fmt: skip
-    """The drop of the acceptance rate from one side to the other. candidate: label that the verdict is on."""
+    """The drop of the acceptance rate from one side to the other. candidate: label that the verdict is on. paired: of prompts
+    that both sides answered; with enough of them the interval is theirs, else each side's replies are a sample of its own."""
 
     def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
         clause = None
@@ -67,11 +108,17 @@ def compare_acceptance(
             return verdict("NOT MEASURED", f"No acceptance rate for {side.name}: {why}.")
     ours, theirs = before.acceptance, after.acceptance
     assert ours is not None and theirs is not None
+    rates = [one.num_accepted_tokens / one.num_draft_tokens for one in (ours, theirs)]
     drop = acceptance_difference(ours, theirs, level)
+    lost = _lost(ours, theirs, drop)
+    if len(paired) >= FEWEST_PROMPTS:
+        drop = paired_acceptance_difference(paired, level)
+        rates = [sum(one.accepted_before for one in paired) / sum(one.drafted_before for one in paired)]
+        rates.append(rates[0] - drop.value)
+        lost = f"{change(drop)} ({interval_of(drop)}, over {drop.n} prompts that both answered)"
     seen = (
-        f"{percent_short(ours.num_accepted_tokens / ours.num_draft_tokens)} of drafted tokens accepted in {before.name}, "
-        f"{percent_short(theirs.num_accepted_tokens / theirs.num_draft_tokens)} in {after.name}: {_lost(ours, theirs, drop)}; "
-        f"{allowed(drop, gate.max_drop)}"
+        f"{percent_short(rates[0])} of drafted tokens accepted in {before.name}, {percent_short(rates[1])} in {after.name}: "
+        f"{lost}; {allowed(drop, gate.max_drop)}"
     )
     if drop.high < gate.max_drop:
         return verdict("PASS", f"{seen}.", drop)

@@ -16,6 +16,8 @@ The rules, in the order in which they are tried:
   optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
   the reference's own drafts are hardly ever accepted.
 
+- **Subgroups** (a language, a subject, a length) can keep a candidate from PASS, or fail it, while their task passes
+  (`whole.subgroups`).
 - **Truncation**: more replies cut off or looping than the reference has FAIL; a score passes only if it would with every cut
   reply counted against the candidate.
 
@@ -35,6 +37,7 @@ from assay.recipes.gate import (
     GateRecipe,
     ProbesGate,
     ScoreGate,
+    SubgroupsGate,
     TruncationGate,
     VerbosityGate,
 )
@@ -42,7 +45,7 @@ from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
-from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict, WholeClaim
+from assay.records.verdict import GateReport, RegisteredGates, Status, SubgroupLoss, Verdict, WholeClaim
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
@@ -57,6 +60,7 @@ from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
 from assay_evaluate.verdicts.whole.going_on import with_reason
+from assay_evaluate.verdicts.whole.subgroups import judge_subgroups
 
 __all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
@@ -92,10 +96,12 @@ def judge(
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     wholes: list[WholeClaim] = []
+    subgroups: list[SubgroupLoss] = []
     for candidate in candidates:
-        judged, whole = _judge_candidate(gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor)
+        judged, whole, losses = _judge_candidate(gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor)
         verdicts += judged
         wholes += [] if whole is None else [whole]
+        subgroups += losses
         overall[candidate.label] = _overall(judged)
     reasons = {
         label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
@@ -118,6 +124,7 @@ def judge(
         reasons=reasons,
         long_context=tuple(one for m in candidates for one in long_context(reference, m, gate_recipe.level)),
         effective_lengths=tuple(one for m in candidates for one in effective_lengths(gate_recipe, reference, m)),
+        subgroups=tuple(subgroups),
     )
 
 
@@ -125,14 +132,15 @@ def _judge_candidate(
     recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport],
     suspect: Mapping[str, str],
     floor: Divergence | None,
-) -> tuple[list[Verdict], WholeClaim | None]:  # fmt: skip
+) -> tuple[list[Verdict], WholeClaim | None, list[SubgroupLoss]]:  # fmt: skip
     """The whole, if the gates claim something of it, and the gates in their order; scores are judged together, for what can
-    fail one of them is adjusted over all."""
+    fail one of them is adjusted over all. Then what was seen of subgroups."""
     scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe, suspect)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
     whole = judge_whole(recipe, scores, candidate.label)
     scores = settled(recipe, whole, with_reason(recipe, scores, whole))
     verdicts = [] if whole is None else [verdict_of(whole)]
+    subgroups: list[SubgroupLoss] = []
     for gate in recipe.gates:
         match gate:
             case ScoreGate():
@@ -143,11 +151,15 @@ def _judge_candidate(
                 verdicts.append(judge_truncation(gate, reference, candidate, recipe, beyond))
             case VerbosityGate():
                 verdicts.append(judge_verbosity(gate, reference, candidate, recipe))
+            case SubgroupsGate():
+                verdict, losses = judge_subgroups(gate, recipe, reference, candidate, scores)
+                verdicts += [] if verdict is None else [verdict]
+                subgroups += losses
             case EffectiveLengthGate():
                 verdicts.append(judge_effective_length(gate, reference, candidate, recipe))
             case _:
                 verdicts.append(_judge_other(gate, reference, candidate, recipe.level, floor))
-    return verdicts, whole
+    return verdicts, whole, subgroups
 
 
 def _overall(verdicts: Sequence[Verdict]) -> Status:

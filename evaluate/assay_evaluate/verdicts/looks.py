@@ -50,7 +50,9 @@ def look_at(
     """None: no item was answered by both sides."""
     task, seed = recorded_task(reference, gate.task), str(reference.suite_recipe.get("seed", ""))
     if task is None or candidate.is_noise_floor or not (ours.rounds and theirs.rounds):
-        pairs = pair_items(ours, theirs)._replace(of_these_items=_of_these_items(recipe, ours))
+        pairs = pair_items(ours, theirs)._replace(
+            of_these_items=_of_these_items(recipe, ours), of_these_clusters=_of_these_clusters(recipe)
+        )  # fmt: skip
         return Seen(pairs, _evidence(pairs, gate, recipe)) if pairs.n else None
     planned = planned_looks(task, recipe.stopping)
     reached = [look for look in planned if _is_reached(look, ours, theirs)] or [_asked(ours, theirs)]
@@ -62,12 +64,17 @@ def look_at(
         return None
     if _of_these_items(recipe, ours) and reached[-1].limit is None:  # a range of items: each look is about others
         found = [pairs._replace(of_these_items=True) for pairs in found]
+    found = [pairs._replace(of_these_clusters=_of_these_clusters(recipe)) for pairs in found]
     return _together(gate, recipe, planned, reached, found)
 
 
 def _of_these_items(recipe: GateRecipe, ours: TaskResult) -> bool:
     """SWE-bench has an interval by instance and one by repository, and says which counts."""
     return recipe.estimand == "these_items" and ours.kind != "swe"
+
+
+def _of_these_clusters(recipe: GateRecipe) -> bool:
+    return recipe.estimand == "these_clusters"
 
 
 def _evidence(pairs: Pairs, gate: ScoreGate, recipe: GateRecipe) -> PairedEvidence:

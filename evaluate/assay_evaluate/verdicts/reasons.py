@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from assay.quantities import interval_name, points
+from assay.quantities import interval_name, percent_short, points
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.verdicts.score_sentences import allowed, if_cut_replies_were_wrong, open_question
+from assay_evaluate.verdicts.score_sentences import allowed, gains_more_than, if_cut_replies_were_wrong, open_question
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 
 WORDS: dict[Status, str] = {
@@ -29,7 +29,7 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     deciding = [v for v in verdicts if v.has_say and v.status == status]
     if status == "PASS":
         whole = next((v.clause for v in deciding if v.gate == WHOLE), None)
-        parts = [whole or _closest(deciding)]
+        parts = [whole or _closest(deciding), *_gains(verdicts)]
     elif deciding:
         parts = _what_decided(deciding, status)
     else:
@@ -86,7 +86,19 @@ def _closest(passed: Sequence[Verdict]) -> str:
     most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
     seen = f"closest is {name_of(closest)}, {most} ({interval_name(drop.level, drop.coverage)})"
     ends_at = drop.model_copy(update={"value": drop.high})
-    return f"no task loses more than its margin; {seen}; {allowed(ends_at, limit)}"
+    which = "the task that counts" if len(scores) == 1 else f"each of the {len(scores)} tasks that count"
+    shown = f"a loss of the margin is excluded on {which} (at {percent_short(0.5 + drop.level / 2)})"
+    return f"{shown}; {seen}; {allowed(ends_at, limit)}"
+
+
+def _gains(verdicts: Sequence[Verdict]) -> list[str]:
+    """`gains more than 5 points on Chinese code lookup, a change of behaviour as well`"""
+    return [
+        f"gains {points(-v.observed.value)} points on {name_of(v)}, a change of behaviour as large as a failure's"
+        for v in verdicts
+        if v.gate.startswith("score ") and v.observed is not None and v.limit is not None and v.status != "NOT MEASURED"
+        if gains_more_than(v.observed, v.limit)
+    ]
 
 
 def _clause(verdict: Verdict) -> str:

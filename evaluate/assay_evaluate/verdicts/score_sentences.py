@@ -4,11 +4,12 @@ clause; then what is still open. Counts and p values are fields of the verdict, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from assay import quantities
 from assay.quantities import capital, points, points_short
-from assay.recipes.gate import GateRecipe
+from assay.recipes.gate import Estimand, GateRecipe
 from assay.records.base import Interval
 from assay.records.measurement import TaskResult
 from assay.records.verdict import LookSeen, Status
@@ -21,6 +22,7 @@ from assay_evaluate.statistics import (
 )
 from assay_evaluate.statistics.fixed_items import FixedItems
 from assay_evaluate.statistics.item_pairs import Pairs, TokenCost
+from assay_evaluate.statistics.uneven.clusters import chance_of_none, too_few
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -72,7 +74,7 @@ def items_needed_at_loss_seen(one: ComparedTask, recipe: GateRecipe) -> int | No
 
 # ------------------------------------------------------------------------------------------------ a difference in words
 def change(drop: Interval) -> str:
-    """`loses 25.0 points`, `gains 16.7 points`; `neither gains nor loses` where the value rounds to zero."""
+    """`loses 25.0 points`, `gains 16.7 points`; `shows no change` where the value rounds to zero."""
     return quantities.change(drop.value)
 
 
@@ -109,9 +111,9 @@ def open_question(drop: Interval, margin: float) -> str:
     if -margin <= drop.low and drop.high < margin:
         return f"the {'loss' if drop.low > 0 else 'difference'} is less than {limit}, but too few items were asked to pass"
     if drop.low > 0:
-        return f"the loss is certain, whether it is more than {limit} is not"
+        return f"a loss is shown, whether it is more than {limit} is open"
     if drop.high < 0:
-        return f"the gain is certain, whether it is more than {limit} is not"
+        return f"a gain is shown, whether it is more than {limit} is open"
     if drop.high < margin:
         return f"there may be no difference, or a gain of more than {limit}"
     return f"there may be no loss, or one of more than {limit}"
@@ -141,7 +143,20 @@ def sentences(one: ComparedTask, title: str, recipe: GateRecipe, status: Status,
     drop = one.evidence.drop
     seen = f"{change(drop)} on {title} ({interval_of(drop)}); {_limit(one)}."
     undecided = f" {_sentence(_undecided(one, recipe, family))}" if status == "UNDERPOWERED" else ""
-    return f"{capital(seen)}{undecided}"
+    is_change = one.evidence.claim == "non_inferior" and gains_more_than(drop, one.evidence.margin)
+    changed = f" {CHANGED}" if is_change else ""
+    return f"{capital(seen)}{undecided}{changed}"
+
+
+CHANGED = (
+    "A gain of more than the margin is a change of behaviour as well: this task may not measure the quality of this model, or "
+    "the reference may not have been served well."
+)
+
+
+def gains_more_than(drop: Interval, margin: float) -> bool:
+    """Shown by the whole interval."""
+    return drop.high < -margin
 
 
 def _sentence(text: str) -> str:
@@ -153,22 +168,25 @@ def _undecided(one: ComparedTask, recipe: GateRecipe, family: int) -> str:
     if evidence.p_fail < (1 - drop.level) / 2:
         return f"by itself this fails, but among {family} tasks such a loss may be chance (Holm)"
     if drop.n < recipe.min_items:
-        certain = "the loss is certain, but " if drop.low > 0 else ""
-        return f"{certain}fewer than {recipe.min_items} items never pass{_would_decide(one, recipe)}"
+        shown = "a loss is shown, but " if drop.low > 0 else ""
+        return f"{shown}fewer than {recipe.min_items} items never pass{_would_decide(one, recipe)}"
     return f"{open_question(drop, evidence.margin)}{_would_decide(one, recipe)}"
 
 
 def _would_decide(one: ComparedTask, recipe: GateRecipe) -> str:
-    """How many items would pass: without any loss, unless a loss is certain; and with the loss that was seen."""
+    """With how many items a PASS comes 4 times in 5: without any loss, unless one is shown; and with the loss that was seen."""
     drop, ways = one.evidence.drop, []
     if one.pairs.fixed is not None:
         return _replies_would_decide(one, one.pairs.fixed, recipe)
     if drop.low <= 0 and (needed := items_needed_for(one, recipe)) is not None and needed > drop.n:
-        ways.append(f"about {needed:,} items would decide if nothing is lost")
+        ways.append(f"about {needed:,} items give a PASS 4 times in 5 if nothing is lost")
     if drop.value >= one.evidence.margin:
         ways.append("more items would not pass it if the loss seen is the true one")
     elif (needed_then := items_needed_at_loss_seen(one, recipe)) is not None:
-        ways.append(f"about {needed_then:,} items would decide if the loss seen is the true one")
+        may_be = (
+            f"{points_short(drop.value)} points are the truth, which may be {quantities.lost_or_gained(drop.low, drop.high)}"
+        )
+        ways.append(f"about {needed_then:,} items give a PASS 4 times in 5 if {may_be}")
     return f"; {', '.join(ways)}" if ways else ""
 
 
@@ -181,7 +199,7 @@ def _replies_would_decide(one: ComparedTask, fixed: FixedItems, recipe: GateReci
     if needed <= num_replies:
         return ""
     loss = "the loss seen is the true one" if fixed.value > 0 else "nothing is lost"
-    return f"; about {needed:,} replies of each side to every item would decide if {loss}"
+    return f"; about {needed:,} replies of each side to every item give a PASS 4 times in 5 if {loss}"
 
 
 def of_which_items(one: ComparedTask) -> str:
@@ -192,12 +210,22 @@ def of_which_items(one: ComparedTask) -> str:
     return f"The interval is the wider one, for such items: {why}."
 
 
+def estimand_of(pairs: Pairs) -> Estimand:
+    """What the interval is for."""
+    if pairs.fixed is not None:
+        return "these_items"
+    return "these_clusters" if pairs.of_these_clusters and pairs.has_clusters else "such_items"
+
+
 def by_cluster(pairs: Pairs, level: float) -> str:
     """How the interval of items came about that share questions or texts."""
     clustered, by_item = pairs.clustered, pairs.drop_by_item(level)
-    groups = f"{len(set(pairs.items))} items share {len(set(pairs.clusters))} questions or texts"
+    sizes = list(Counter(dict(zip(pairs.items, pairs.clusters, strict=True)).values()).values())
+    groups = f"{len(set(pairs.items))} items share {len(sizes)} questions or texts"
     if clustered is None:
-        return f"{groups}; these do not differ, so the interval takes items for independent."
+        return f"{groups}; the interval is for such items of these, not for other questions or texts."
+    if chance_of_none(sizes) >= (1 - level) / 2:
+        return f"{groups}; {too_few(sizes, level, 'question or text', 'questions or texts')}."
     found = clustered.interval(level)
     return (
         f"{groups}: the interval is the wider of that over items ({_ends(by_item)}) and that over questions or texts "

@@ -27,6 +27,7 @@ from assay_evaluate.verdicts.score_sentences import (
     ComparedTask,
     by_cluster,
     clause,
+    estimand_of,
     if_cut_replies_were_wrong,
     items_needed_at_loss_seen,
     items_needed_for,
@@ -86,7 +87,8 @@ def judge_scores(
         status = decide(one.evidence, min_items=recipe.min_items, p_fail_adjusted=p_fail[gate.task])
         detail = sentences(one, title_of(gate, one.reference), recipe, status, len(believed))
         if one.reference.kind == "swe":
-            detail += f" {swe.sentence(swe.pair_instances(one.reference, one.candidate), recipe.level)}"
+            instances = swe.pair_instances(one.reference, one.candidate)
+            detail += f" {swe.sentence(instances, recipe.level, of_these_repositories=one.pairs.of_these_clusters)}"
         elif one.pairs.has_clusters and one.pairs.fixed is None:
             detail += f" {by_cluster(one.pairs, recipe.level)}"
         if one.looks:
@@ -190,7 +192,7 @@ def _verdict(
         mean_output_tokens=None if tokens is None else (tokens.reference_mean, tokens.candidate_mean),
         extra_output_tokens=None if tokens is None else tokens.extra,
         looks=one.looks,
-        estimand="such_items" if one.pairs.fixed is None else "these_items",
+        estimand=estimand_of(one.pairs),
     )
 
 

@@ -53,7 +53,7 @@ def name_of(task: TaskNumbers) -> str:
 
 # ------------------------------------------------------------------------------------------------ scores
 def tasks(report: Report) -> str:
-    """`Chinese code lookup lost 25.0 points (nvfp4a16) and 10.0 (w4a16); nothing else did`."""
+    """`Chinese code lookup lost 25.0 points (nvfp4a16) and 10.0 (w4a16); no other loss is shown at 95 %`."""
     found: dict[str, list[tuple[float, str]]] = {}
     seen = [(row, task) for row in candidates(report) for task in scored(report, row)]
     for row, task in seen:
@@ -68,7 +68,7 @@ def tasks(report: Report) -> str:
         return f"No task shows a loss over {items:,} paired answers{left}"
     ordered = sorted(found.items(), key=lambda one: -max(one[1])[0])
     said = "; ".join(_lost(name, losses) for name, losses in ordered[:FEW])
-    rest = f"; {len(ordered) - FEW} more tasks lost" if len(ordered) > FEW else "; nothing else did"
+    rest = f"; {len(ordered) - FEW} more tasks lost" if len(ordered) > FEW else "; no other loss is shown at 95 %"
     return capital(said) + rest + left
 
 
@@ -157,7 +157,12 @@ def acceptance(report: Report) -> str:
     if worse:
         said = [f"{points_short(row.acceptance_drop.value)} points ({row.label})" for row in worse if row.acceptance_drop]
         return f"Fewer drafts are accepted: {and_(said)} less than with {report.reference}"
-    return f"Drafts (MTP) are accepted as often as with {report.reference}, as far as the intervals tell"
+    start = f"No difference in accepted drafts (MTP) from {report.reference} is shown"
+    highest = sorted(max(row.acceptance_drop.high, 0.0) for row in known if row.acceptance_drop is not None)
+    if not highest:
+        return start
+    least, most = points_short(highest[0]), points_short(highest[-1])
+    return f"{start}; losses of up to {most if least == most else f'{least} to {most}'} points are not excluded"
 
 
 def fidelity(report: Report) -> str:
@@ -259,9 +264,12 @@ def gates(report: Report) -> str:
     if not report.verdicts:
         return "Nobody has judged this run"
     labels = {row.label for row in candidates(report)}
-    counts: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
     for verdict in report.verdicts:
         if verdict.candidate in labels and verdict.has_say:
-            counts[verdict.status] = counts.get(verdict.status, 0) + 1
-    said = [f"{number} {status.lower()}" for status, number in counts.items()]
-    return f"Verdicts of the gates that count: {', '.join(said) or 'none'}"
+            own = counts.setdefault(verdict.candidate, {})
+            own[verdict.status] = own.get(verdict.status, 0) + 1
+    said = [
+        f"{label}: {', '.join(f'{number} {status.lower()}' for status, number in own.items())}" for label, own in counts.items()
+    ]
+    return f"Gates that count, by candidate: {'; '.join(said) or 'none'}"

@@ -176,7 +176,7 @@ def test_a_budget_of_eight_tokens_is_not_measured_and_not_zero(tmp_path: Path) -
         ("truncation", "w4a16", "NOT MEASURED"),
     ]
     assert report.verdicts[2].detail == (
-        "80 of 80 replies of fp8 itself to arithmetic are cut off at 8 tokens (100 %, surely above 1.7 %): "
+        "80 of 80 replies of fp8 itself to arithmetic are cut off at 8 tokens (100 %; above 1.7 % at 97.5 %): "
         "the score measures the budget, not the model; raise max_tokens."
     )
     again = Measurement.load(tmp_path / "run" / "measurements" / "w4a16.json")

@@ -184,7 +184,7 @@ def test_sentences_of_the_report() -> None:
     )
     small = Interval(value=0.0002, low=0.000002, high=0.001, n=108)
     assert stop_sentence(less.stop.model_copy(update={"change_at_stops": small})).startswith(
-        "stops as often as the reference where that stopped, as far as the interval tells: "
+        "no difference is shown in how often it stops where the reference stopped: "
     )
     few = record([text(i, 0.5) for i in range(3)]).structural
     assert few is not None and stop_sentence(few.stop) == (

@@ -133,9 +133,15 @@ def test_without_a_limit_on_a_score_nothing_can_pass() -> None:
 )
 def test_repositories_of_swe_bench_are_clusters(name: str, num_items: int, num_clusters: int) -> None:
     suite = load_recipe(SuiteRecipe, name)
-    ((found,), _) = gated_tasks(suite, load_gates(gates_of_suite(suite), suite), Assumptions())
+    gates = load_gates(gates_of_suite(suite), suite)
+    such = gates.model_copy(update={"estimand": "such_items"})
+    ((found,), _) = gated_tasks(suite, such, Assumptions())
     design = found.design
     assert (design.num_items, sum(design.cluster_sizes), len(design.cluster_sizes)) == (num_items, num_items, num_clusters)
+    ((these,), _) = gated_tasks(suite, such.model_copy(update={"estimand": "these_clusters"}), Assumptions())
+    assert (these.design.num_items, these.design.cluster_sizes) == (num_items, ())
+    # A dozen repositories of which one has half of the instances allow no claim about others; 42 of seven do.
+    assert gates.estimand == ("such_items" if num_clusters == 42 else "these_clusters")
 
 
 # ------------------------------------------------------------------------------------------------ what would raise it

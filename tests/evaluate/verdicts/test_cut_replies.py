@@ -73,7 +73,7 @@ def test_loops_fail_where_the_reference_is_cut_as_often() -> None:
     alike = judged(answers(200, cut=range(60)), answers(200, cut=range(60)), SCORE, TRUNCATION)
     assert [v.status for v in alike.verdicts] == ["NOT MEASURED", "NOT MEASURED"]
     assert {v.detail for v in alike.verdicts} == {
-        "60 of 200 replies of fp8 itself to arithmetic are cut off at 512 tokens (30 %, surely above 1.7 %): the score "
+        "60 of 200 replies of fp8 itself to arithmetic are cut off at 512 tokens (30 %; above 1.7 % at 97.5 %): the score "
         "measures the budget, not the model; raise max_tokens."
     }
 
@@ -139,12 +139,12 @@ def test_a_pass_holds_with_every_cut_reply_counted_against_the_candidate() -> No
     [verdict] = report.verdicts
     assert (verdict.status, verdict.worst_case) == ("UNDERPOWERED", paired_difference(6, 0, 200))
     assert verdict.detail == (
-        "Neither gains nor loses on arithmetic (interval of at least 95 %: 1.9 gained to 1.9 lost); 5 "
+        "Shows no change on arithmetic (interval of at least 95 %: 1.9 gained to 1.9 lost); 5 "
         "allowed. With every cut reply "
         "counted against it, up to 6.4 points may be lost; raise max_tokens."
     )
     assert report.reasons["w4a16"] == (
-        "neither gains nor loses on arithmetic; 5 allowed: with every cut reply counted against it, up to 6.4 points may be "
+        "shows no change on arithmetic; 5 allowed: with every cut reply counted against it, up to 6.4 points may be "
         "lost; 1 gate underpowered"
     )
 

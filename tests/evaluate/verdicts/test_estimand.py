@@ -110,7 +110,7 @@ def test_an_open_question_names_replies_and_not_items() -> None:
     theirs = OURS & (np.arange(N) >= 1)[:, None]
     found = verdict(gates("these_items"), OURS[:, :2], theirs[:, :2])
     assert (found.status, found.items_needed_at_loss) == ("UNDERPOWERED", None)
-    assert "replies of each side to every item would decide if the loss seen is the true one" in found.detail
+    assert "replies of each side to every item give a PASS 4 times in 5 if the loss seen is the true one" in found.detail
     assert "items would decide" not in found.detail
 
 

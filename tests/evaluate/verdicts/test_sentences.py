@@ -49,26 +49,30 @@ def judged(ours: range, theirs: range, *others: dict[str, Any], n: int = 100, **
         (range(0), range(25), {}, "loses 25.0 points on Chinese code lookup; 10 allowed; 1 gate failed",
          "Loses 25.0 points on Chinese code lookup (95 % interval: 16.9 to 34.3 lost); 10 allowed."),
         (range(17), range(0), {},
-         "no task loses more than its margin; closest is Chinese code lookup, at least 10.2 gained (95 % interval); a loss of "
-         "10 is allowed; 1 gate passed",
-         "Gains 17.0 points on Chinese code lookup (95 % interval: 10.2 to 25.5 gained); a loss of 10 is allowed."),
+         "a loss of the margin is excluded on the task that counts (at 97.5 %); closest is Chinese code lookup, at least 10.2 "
+         "gained (95 % interval); a loss of 10 is allowed; gains 17.0 points on Chinese code lookup, a change of behaviour as "
+         "large as a failure's; 1 gate passed",
+         "Gains 17.0 points on Chinese code lookup (95 % interval: 10.2 to 25.5 gained); a loss of 10 is allowed. A gain of "
+         "more than the margin is a change of behaviour as well: this task may not measure the quality of this model, or the "
+         "reference may not have been served well."),
         (range(1), range(1, 11), {},
-         "loses 9.0 points on Chinese code lookup; 10 allowed: the loss is certain, whether it is more than 10 points is not; "
+         "loses 9.0 points on Chinese code lookup; 10 allowed: a loss is shown, whether it is more than 10 points is open; "
          "1 gate underpowered",
          "Loses 9.0 points on Chinese code lookup (interval of at least 95 %: 2.8 to 16.6 lost); 10 allowed. "
-         "The loss is certain, whether "
-         "it is more than 10 points is not; about 8,331 items would decide if the loss seen is the true one."),
+         "A loss is shown, whether "
+         "it is more than 10 points is open; about 8,331 items give a PASS 4 times in 5 if 9 points are the "
+         "truth, which may be 2.8 to 16.6 lost."),
         (range(0), range(12), {},
-         "loses 12.0 points on Chinese code lookup; 10 allowed: the loss is certain, whether it is more than 10 points is not; "
+         "loses 12.0 points on Chinese code lookup; 10 allowed: a loss is shown, whether it is more than 10 points is open; "
          "1 gate underpowered",
          "Loses 12.0 points on Chinese code lookup (interval of at least 95 %: 6.4 to 19.8 lost); 10 allowed. "
-         "The loss is certain, whether "
-         "it is more than 10 points is not; more items would not pass it if the loss seen is the true one."),
+         "A loss is shown, whether "
+         "it is more than 10 points is open; more items would not pass it if the loss seen is the true one."),
         (range(13), range(13, 26), {},
-         "neither gains nor loses on Chinese code lookup; 10 allowed: there may be no loss, or one of more than 10 points; "
+         "shows no change on Chinese code lookup; 10 allowed: there may be no loss, or one of more than 10 points; "
          "1 gate underpowered",
-         "Neither gains nor loses on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. There may be "
-         "no loss, or one of more than 10 points; about 209 items would decide if nothing is lost."),
+         "Shows no change on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. There may be "
+         "no loss, or one of more than 10 points; about 209 items give a PASS 4 times in 5 if nothing is lost."),
         (range(25), range(0), {"claim": "equivalent"},
          "gains 25.0 points on Chinese code lookup; 10 allowed either way; 1 gate failed",
          "Gains 25.0 points on Chinese code lookup (95 % interval: 16.9 to 34.3 gained); 10 allowed either way."),
@@ -113,7 +117,8 @@ def test_gates_that_were_not_measured_are_counted_beside_those_that_passed() -> 
     report = judged(range(0), range(0), other)
     assert report.overall == {"w4a16": "PASS"}
     assert report.reasons["w4a16"] == (
-        "no task loses more than its margin; closest is Chinese code lookup, at most 3.7 lost (interval of "
+        "a loss of the margin is excluded on the task that counts (at 97.5 %); closest is Chinese code lookup, at most 3.7 "
+        "lost (interval of "
         "at least 95 %); 10 allowed; "
         "1 gate passed, 1 not measured: ruler"
     )
@@ -125,9 +130,9 @@ def test_gates_that_were_not_measured_are_counted_beside_those_that_passed() -> 
         (0.031, 0.09, 0.166, "loses 9.0 points", "95 % interval: 3.1 to 16.6 lost"),
         (-0.242, -0.133, -0.065, "gains 13.3 points", "95 % interval: 6.5 to 24.2 gained"),
         (-0.046, 0.033, 0.123, "loses 3.3 points", "95 % interval: 4.6 gained to 12.3 lost"),
-        (-0.02, 0.0, 0.02, "neither gains nor loses", "95 % interval: 2.0 gained to 2.0 lost"),
-        (-0.02, -0.0004, 0.02, "neither gains nor loses", "95 % interval: 2.0 gained to 2.0 lost"),
-        (0.0, 0.0, 0.0, "neither gains nor loses", "95 % interval: 0.0 to 0.0 lost"),
+        (-0.02, 0.0, 0.02, "shows no change", "95 % interval: 2.0 gained to 2.0 lost"),
+        (-0.02, -0.0004, 0.02, "shows no change", "95 % interval: 2.0 gained to 2.0 lost"),
+        (0.0, 0.0, 0.0, "shows no change", "95 % interval: 0.0 to 0.0 lost"),
     ],
 )
 def test_a_difference_has_a_direction_and_no_sign(low: float, value: float, high: float, words: str, interval: str) -> None:

@@ -26,12 +26,10 @@ from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degre
 from assay_evaluate.statistics.decisions import Claim
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.paired import exact_tail, paired_difference, score_statistic
+from assay_evaluate.statistics.uneven.clusters import UnevenMean
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-SMALLEST_ERROR = 1e-9
-"""Of a mean over clusters; below it they do not differ (`item_pairs`)."""
-
 SMALL_P = 0.05
 """By the normal tail: where p is larger, the exact one decides nothing either."""
 
@@ -123,11 +121,10 @@ class Evidence:
     def ends(self, levels: Floats) -> tuple[Floats, Floats]:
         """Of the interval of the drop, at a level for each run."""
         low, high = self._graded.ends(levels) if self.is_sampled else self._tango(levels)
-        error = self._error_D
-        half = np.asarray(stats.t.ppf(0.5 + levels / 2, self._degrees)) * error if self.totals_DC is not None else error
-        known = error > SMALLEST_ERROR
-        low = np.where(known, np.maximum(np.minimum(low, self.drop - half), -1.0), low)
-        return low, np.where(known, np.minimum(np.maximum(high, self.drop + half), 1.0), high)
+        if (uneven := self._uneven) is None:
+            return low, high
+        below, above = uneven.ends(levels)
+        return np.maximum(np.minimum(low, below), -1.0), np.minimum(np.maximum(high, above), 1.0)
 
     @property
     def _graded(self) -> MeanDifference:
@@ -168,26 +165,25 @@ class Evidence:
         ends = np.array(found)[index.ravel()]
         return ends[:, 0], ends[:, 1]
 
-    @property
-    def _error_D(self) -> Floats:
-        """CR2 standard error over clusters; 0 without any (`clustered.clustered_mean`)."""
+    @functools.cached_property
+    def _uneven(self) -> UnevenMean | None:
+        """Of the means over clusters (`clustered.clustered_difference`). None: there are no clusters."""
         if self.totals_DC is None:
-            return np.zeros_like(self.drop)
-        residual_DC = self.totals_DC - self.drop[:, None] * self.sizes_C
-        return np.asarray(np.sqrt((residual_DC**2 * cr2_factors(self.sizes_C)).sum(axis=1)) / self.num_items)
+            return None
+        sizes = tuple(self.sizes_C.astype(int).tolist())
+        degrees = satterthwaite_degrees(self.sizes_C)
+        return UnevenMean.of_totals(self.totals_DC, self.sums_DP[1], sizes, cr2_factors(self.sizes_C), degrees)
 
     @property
-    def _degrees(self) -> float:
-        return satterthwaite_degrees(self.sizes_C)
+    def _error_D(self) -> Floats:
+        """CR2 standard error over clusters; 0 without any."""
+        return np.zeros_like(self.drop) if self._uneven is None else self._uneven.error
 
     def _with_clusters(self, p: Floats, loss: float, *, below: bool) -> Floats:
         """The larger of p and that by cluster."""
-        if self.totals_DC is None:
+        if self._uneven is None:
             return p
-        error = self._error_D
-        t = (self.drop - loss) / np.maximum(error, SMALLEST_ERROR)
-        tail = stats.t.cdf(t, self._degrees) if below else stats.t.sf(t, self._degrees)
-        return np.where(error > SMALLEST_ERROR, np.maximum(p, tail), p)
+        return np.maximum(p, self._uneven.p_at_least(loss) if below else self._uneven.p_at_most(loss))
 
 
 @functools.lru_cache(maxsize=1 << 16)

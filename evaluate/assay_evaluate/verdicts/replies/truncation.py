@@ -56,10 +56,11 @@ def too_much_truncation(recipe: GateRecipe, reference: Measurement, task: TaskRe
     limit, share = allowance(recipe, task.task), cut_share(task, recipe.level)
     if share is None or share.low <= limit:
         return None
+    above = f"above {percent_short(limit)} at {percent_short(0.5 + recipe.level / 2)}"
     return (
         f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {reference.label} itself to "
-        f"{task.title or task.task} are cut off at {task.max_tokens} tokens ({percent_short(share.value)}, surely above "
-        f"{percent_short(limit)}): the score measures the budget, not the model; raise max_tokens."
+        f"{task.title or task.task} are cut off at {task.max_tokens} tokens ({percent_short(share.value)}; {above}): the score "
+        "measures the budget, not the model; raise max_tokens."
     )
 
 

@@ -210,26 +210,57 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
         }
     )
     assert found.degrees_of_freedom == pytest.approx(3.33, abs=0.005)
-    assert found.resolution_by_repository == pytest.approx(found.resolution * stats.t.ppf(0.975, 3.3308) / 1.95996, rel=1e-4)
-    assert resolution_sentence(found) == (
-        "One run of 500 instances resolves about ±3.6 points, ±5.6 for repositories like these (17 % of the instances come out "
-        "differently)."
+    assert (found.by_repository.high, found.resolution_by_repository) == (1.0, None)
+    assert found.num_equal_repositories == pytest.approx(500**2 / sum(size**2 for size in sizes.values()))
+    resolves = "One run of 500 instances resolves about ±3.6 points (17 % of the instances come out differently)."
+    assert resolution_sentence(found) == resolves
+    by_instance = f"{-100 * found.by_instance.low:.1f} gained to {100 * found.by_instance.high:.1f} lost"
+    assert sentence(pairs, 0.95) == (
+        f"By instance {by_instance}; 12 repositories count as 3.9 of equal size: damage that one repository in five "
+        f"has is in none "
+        "of them with a chance of 42 %, so nothing is claimed of other repositories (17 would allow it; `estimand: "
+        "these_clusters` "
+        f"claims it of these). {resolves}"
     )
+    assert difference(pairs, of_these_repositories=True).drop == found.by_instance
+    assert sentence(pairs, 0.95, of_these_repositories=True) == (
+        f"The interval is for instances like these of these 12 repositories, not for other repositories. {resolves}"
+    )
+
+
+def test_so_many_repositories_of_equal_size_allow_a_claim_about_others() -> None:
+    pairs = [InstancePair(f"i-{i}", f"r-{i % 42}", float(i < 26), float(26 <= i < 51)) for i in range(300)]
+    found = difference(pairs)
+    assert found.by_repository is not None and found.by_repository.high < 0.1
+    assert found.resolution_by_repository == pytest.approx(found.resolution * stats.t.ppf(0.975, 41) / 1.95996, rel=1e-2)
     by_instance, by_repository = (
         f"{-100 * one.low:.1f} gained to {100 * one.high:.1f} lost" for one in (found.by_instance, found.by_repository)
     )
     assert sentence(pairs, 0.95) == (
-        f"By instance {by_instance}, with 12 repositories as clusters {by_repository} (t with 3.3 degrees of freedom); "
+        f"By instance {by_instance}, with 42 repositories as clusters {by_repository} (t with 40.9 degrees of freedom); "
         "the wider end counts: the verdict is about repositories like these, not these instances only. "
         + resolution_sentence(found)
     )
 
 
-@pytest.mark.parametrize(("num_repositories", "why"), [(1, "all are of one"), (4, "they differ in nothing")])
-def test_without_a_spread_of_repositories_the_verdict_is_about_these_instances(num_repositories: int, why: str) -> None:
+@pytest.mark.parametrize(
+    ("num_repositories", "told"),
+    [
+        (
+            1,
+            "1 repository counts as 1.0 of equal size: damage that one repository in five has is in none of them with "
+            "a chance of 80 %",
+        ),
+        (
+            4,
+            "4 repositories count as 4.0 of equal size: damage that one repository in five has is in none of them "
+            "with a chance of 41 %",
+        ),
+    ],
+)
+def test_few_repositories_that_differ_in_nothing_say_nothing_of_others(num_repositories: int, told: str) -> None:
     pairs = [InstancePair(str(i), f"r-{i % num_repositories}", 1.0, 1.0) for i in range(40)]
-    judged = f"nothing can be said by repository ({why}): the verdict is about these instances only. "
-    assert sentence(pairs, 0.95).startswith(f"By instance 8.8 gained to 8.8 lost; {judged}")
+    assert sentence(pairs, 0.95).startswith(f"By instance 8.8 gained to 8.8 lost; {told}, so nothing is claimed of other")
 
 
 @pytest.mark.parametrize("num_trajectories", [1, 8])
@@ -250,8 +281,8 @@ def test_the_resolution_of_several_trajectories_is_that_of_their_means(num_traje
 def test_without_any_difference_a_run_still_resolves_only_so_much() -> None:
     pairs = [InstancePair(f"i-{i}", f"r-{i % 3}", 1.0, 1.0) for i in range(10)]
     found = difference(pairs)
-    assert found.drop == paired_difference(0, 0, 10)
-    assert found.resolution == pytest.approx(found.drop.high, abs=1e-9)
+    assert (found.by_instance, found.drop.low, found.drop.high) == (paired_difference(0, 0, 10), found.by_instance.low, 1.0)
+    assert found.resolution == pytest.approx(found.by_instance.high, abs=1e-9)
 
 
 def test_repositories_that_fall_together_widen_the_interval() -> None:
@@ -260,8 +291,8 @@ def test_repositories_that_fall_together_widen_the_interval() -> None:
     spread = [InstancePair(f"i-{i}", f"r-{i // 20}", 1.0, float(i % 20 >= 2)) for i in range(80)]
     narrow, wide = difference(spread), difference(together)
     assert narrow.by_instance == wide.by_instance == paired_difference(8, 0, 80)
-    assert narrow.drop == narrow.by_instance  # every repository lost the same share
-    assert wide.by_repository is not None and wide.drop.high == wide.by_repository.high > narrow.drop.high
+    assert narrow.drop.low == narrow.by_instance.low  # every repository lost the same share
+    assert narrow.drop.high == wide.drop.high == 1.0  # four repositories say nothing of others
     assert wide.drop.low < 0 < narrow.drop.low
 
 
@@ -279,7 +310,10 @@ def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_cluste
     found = difference(pairs).by_repository
     assert found is not None
     half = fit.bse[0] * np.sqrt(10 / 9) * 2.2621571628  # equally large: CR2 is the usual factor, with t of 9 degrees at 97.5 %
-    assert [found.value, found.low, found.high] == pytest.approx([fit.params[0], fit.params[0] - half, fit.params[0] + half])
+    by_t = clustered_mean([pair.reference - pair.candidate for pair in pairs], repository).interval()
+    assert [by_t.value, by_t.low, by_t.high] == pytest.approx([fit.params[0], fit.params[0] - half, fit.params[0] + half])
+    assert (found.value, found.high) == (by_t.value, 1.0)
+    assert found.low <= by_t.low
 
 
 def as_task(results: dict[tuple[str, int], bool | None]) -> TaskResult:
