@@ -32,12 +32,14 @@ class ScoreGate(Section):
 
 
 class DivergenceGate(Section):
-    """Can fail a candidate, never certify it."""
+    """A condition of a PASS, and never enough for one: KL says how far two models are apart, not which is better."""
 
     kind: Literal["divergence"]
     metric: Literal[
         "kl_mean", "kl_p99", "top1_agreement", "kl_unbiased_mean", "kl_p999", "kl_cvar95", "perplexity_ratio", "kl_exact_mean",
     ]  # fmt: skip
+    """kl_mean: the unbiased mean, over tokens and over texts; its lower bound may fail, too. kl_unbiased_mean: without that.
+    kl_p99, kl_p999, kl_cvar95: of the lower bound, so they pass by exact mode only."""
     max: float | None = None
     min: float | None = None
     expect: dict[Annotated[int, Field(ge=1, le=16)], float] = Field(default_factory=dict)
@@ -48,6 +50,11 @@ class DivergenceGate(Section):
     """So many times the distance of the reference's own repeat is allowed where that is more, never beyond `max` or `min`."""
     texts: Literal["sampled", "held_out", "every"] = "sampled"
     """every: sampled and held-out ones, the worse of the two."""
+    decides: Literal["pass_and_fail", "fail"] = "pass_and_fail"
+    """pass_and_fail: a candidate passes only if it is shown to be within. fail: shown to be beyond fails; an interval that
+    straddles the limit, or a lower bound within it, is shown and does not stand against a PASS."""
+    max_unseen: float | None = Field(default=None, gt=0, lt=1)
+    """PASS takes so many texts that damage in this share of such texts would be among them, but for 2.5 %: 0.02 takes 183."""
     over: Literal["all", "spans", "structural"] = "all"
     """spans: every span of positions by itself, the worst of them: short texts cannot dilute what goes wrong in long ones.
     structural: where the tokenizer's added tokens stand (thinking and tool tags, end of text), which other text would hide."""
@@ -64,6 +71,8 @@ class DivergenceGate(Section):
             yield "times_noise_floor raises the limits of `expect`, and there are none"
         if self.metric == "perplexity_ratio" and self.times_noise_floor is not None:
             yield "times_noise_floor needs a metric that is a distance; perplexity_ratio is none"
+        if self.max_unseen is not None and self.metric not in {"kl_mean", "kl_unbiased_mean", "kl_exact_mean"}:
+            yield f"max_unseen is about a mean KL over texts, {self.metric} is none"
         if self.over == "spans" and self.metric != "kl_mean":
             yield "`over: spans` judges kl_mean"
         if self.over == "structural" and (self.metric not in {"kl_mean", "top1_agreement"} or self.texts != "sampled"):

@@ -1,5 +1,9 @@
 """What divergence is told in: drift over one set of texts, in parts and along the position, and exact mode. All in nats.
 
+Three kinds of KL: `kl_mean`, its quantiles and `kl_cvar95` are a *lower bound* (all ids outside the reference's top k are one
+bucket); `kl_unbiased_mean` and `kl_text_mean` are *unbiased* estimates, which only text sampled from the reference has;
+`ExactDivergence` is *exact*. A limit from above is passed by an unbiased or exact number only (decision 210).
+
 Intervals are over whole texts, with the kinds of text that the suite fixes as strata (95 %). Missing is None: fewer than
 `FEWEST_TEXTS` texts have no interval.
 """
@@ -40,10 +44,13 @@ class DriftGroup(Part):
     num_positions: int
     num_documents: int
     kl_mean: float
+    """Lower bound."""
     kl_mean_interval: Interval | None
     """None: fewer than `FEWEST_TEXTS` texts."""
     kl_p99: float
     top1_agreement: float
+    kl_unbiased_mean: TextMean | None = None
+    """None: there is none (held-out text, structural tokens), or recorded before groups had one."""
 
 
 class DriftSpan(DriftGroup):
@@ -71,7 +78,10 @@ class Drift(Part):
     kl_cvar95: float
     """Mean of the worst 5 % of positions. Neither it nor a quantile has an interval: of tens of texts none covers."""
     kl_unbiased_mean: TextMean | None
-    """Estimate of the full-vocabulary mean KL. None: the text was not sampled from the reference."""
+    """Unbiased estimate of the full-vocabulary mean KL over tokens. None: the text was not sampled from the reference."""
+    kl_text_mean: TextMean | None = None
+    """Of the same values, each text's mean first: every text counts alike, so that long ones do not hide short ones. None: as
+    above, or recorded before this was."""
     tail_mass_mean: float
     """Probability the reference puts outside its top k: what the bound cannot see into."""
     tail_mass_p99: float

@@ -294,6 +294,9 @@ class Measurement(Record):
     """None: no folder was named."""
     weight_bits: int | None = None
     """Fewest bits of its quantized weights, by config.json; 16: none is quantized. None: not known, or not recorded yet."""
+    weight_shares: dict[int, float] = Field(default_factory=dict)
+    """Bits -> share of the layers' weights that are stored with so many, by the headers of its files; embeddings, output head
+    and MTP block do not count. Empty: not known, or not recorded yet."""
     suite: str
     suite_sha256: str
     suite_recipe: RecordedRecipe

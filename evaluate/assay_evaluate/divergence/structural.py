@@ -110,7 +110,7 @@ def structural(
 def _groups(found: Positions, kind_N: Any, level: float) -> Iterator[DriftGroup]:
     for kind in ("end", "thinking", "tools", "other"):
         if (kind_N == kind).any():
-            yield group_of(kind, found.only(kind_N == kind), level)
+            yield group_of(kind, found.only(kind_N == kind), level, is_sampled=False)
 
 
 def _stop(

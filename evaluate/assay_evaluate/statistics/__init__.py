@@ -68,7 +68,7 @@ from assay_evaluate.statistics.power import (
     noninferiority_power,
 )
 from assay_evaluate.statistics.proportions import clopper_pearson, independent_difference, normal_quantile, wilson
-from assay_evaluate.statistics.skewed import skewed_mean
+from assay_evaluate.statistics.skewed import skewed_mean, unseen_share
 
 __all__ = [
     "POWER",
@@ -114,6 +114,7 @@ __all__ = [
     "score_interval",
     "score_statistic",
     "skewed_mean",
+    "unseen_share",
     "widen",
     "wider",
     "wilson",

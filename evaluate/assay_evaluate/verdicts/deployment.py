@@ -22,7 +22,7 @@ from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.verdicts.acceptance import DraftingSide, compare_acceptance
-from assay_evaluate.verdicts.divergence import WITHOUT_UNIT, judge_divergence, worst_value
+from assay_evaluate.verdicts.divergence import WITHOUT_UNIT, judge_divergences, worst_value
 from assay_evaluate.verdicts.gates import SEVERITY
 
 SHARE = 0.1
@@ -87,23 +87,31 @@ def _divergence(gates: GateRecipe, seen: Seen) -> Iterator[Verdict]:
         yield _verdict(
             seen, "divergence", "NOT MEASURED", "The gates have no limit on divergence, so none says how far is too far."
         )
-    for gate in own:
-        yield _from_itself(gate, seen)
-
-
-def _from_itself(gate: DivergenceGate, seen: Seen) -> Verdict:
-    limit = gate.max if gate.max is not None else gate.min
-    assert limit is not None
-    floor = None if seen.noise_floor is None else worst_value(gate, seen.noise_floor)
-    share = _allowed_share(gate, limit, floor)
-    same = _no_difference(gate)
-    # The candidate against itself: what is expected of its format says nothing here.
-    name = "max" if gate.max is not None else "min"
-    own = gate.model_copy(update={name: same + share * (limit - same), "expect": {}, "times_noise_floor": None})
     as_measured = seen.measured.model_copy(
         update={"divergence": seen.divergence, "not_measured": dict(seen.not_measured)}
     )  # fmt: skip
-    judged = judge_divergence(own, as_measured, when_passed="")
+    for gate, judged in zip(
+        own, judge_divergences([_of_itself(gate, seen) for gate in own], as_measured, when_passed=""), strict=True
+    ):
+        yield _from_itself(gate, judged, seen)
+
+
+def _of_itself(gate: DivergenceGate, seen: Seen) -> DivergenceGate:
+    """The gate with the limit of a candidate against itself: what is expected of its format says nothing here."""
+    limit, share = _limit_and_share(gate, _floor(gate, seen))
+    same, name = _no_difference(gate), "max" if gate.max is not None else "min"
+    nothing: dict[str, object] = {"expect": {}, "times_noise_floor": None, "max_unseen": None}
+    return gate.model_copy(update={name: same + share * (limit - same), **nothing})
+
+
+def _floor(gate: DivergenceGate, seen: Seen) -> float | None:
+    return None if seen.noise_floor is None else worst_value(gate, seen.noise_floor)
+
+
+def _from_itself(gate: DivergenceGate, judged: Verdict, seen: Seen) -> Verdict:
+    """What is said beside the verdict: where its limit is from, and positions that are not finite here only."""
+    floor = _floor(gate, seen)
+    limit, share = _limit_and_share(gate, floor)
     if judged.status != "NOT MEASURED":
         repeat = f"its own repeat on {seen.judged_on}: {'not measured' if floor is None else f'{floor:.2g}'}"
         source = f"a tenth of the gate's {limit:g}" if share == SHARE else f"its own noise, within the gate's {limit:g}"
@@ -115,10 +123,13 @@ def _from_itself(gate: DivergenceGate, seen: Seen) -> Verdict:
     return judged.model_copy(update={"status": "FAIL", "detail": detail})
 
 
-def _allowed_share(gate: DivergenceGate, limit: float, floor: float | None) -> float:
-    """Of the way from "no difference" to the gate's limit: a tenth, or as far as the noise reaches, never beyond the limit."""
+def _limit_and_share(gate: DivergenceGate, floor: float | None) -> tuple[float, float]:
+    """The gate's limit, and what of the way from "no difference" to it is allowed: a tenth, or as far as the noise reaches,
+    never beyond the limit."""
+    limit = gate.max if gate.max is not None else gate.min
+    assert limit is not None, "the recipe's own check: either max or min"
     way = limit - _no_difference(gate)
-    return SHARE if floor is None or not way else min(1.0, max(SHARE, (floor - _no_difference(gate)) / way))
+    return limit, SHARE if floor is None or not way else min(1.0, max(SHARE, (floor - _no_difference(gate)) / way))
 
 
 def _no_difference(gate: DivergenceGate) -> float:

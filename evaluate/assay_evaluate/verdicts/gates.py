@@ -8,8 +8,9 @@ The rules, in the order in which they are tried:
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
   PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
-- **Divergence** gates (KL, agreement) can only fail a candidate: KL says how much two models differ, not which is better
-  (arXiv 2606.19558), so PASS means "not failed". Without a measured score gate no candidate is PASS.
+- **Divergence** gates (KL, agreement) are conditions: PASS takes an unbiased KL whose interval lies within the limit, FAIL one
+  beyond it (or its lower bound), Holm over the candidate's numbers. None is enough: KL says how much two models differ, not
+  which is better (arXiv 2606.19558). Without a measured score gate no candidate is PASS.
 - **The whole** (`whole:` in the gates) is a claim over all score gates together: the mean use of their margins, and the most
   that one task may have lost. With it a task that is undecided alone has no say; one that FAILs has.
 - **Overall** is the worst of the verdicts that count: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. Not counted are
@@ -48,7 +49,7 @@ from assay.records.probe import ProbeReport
 from assay.records.verdict import GateReport, RegisteredGates, Status, SubgroupLoss, Verdict, WholeClaim
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
-from assay_evaluate.verdicts.divergence import judge_divergence
+from assay_evaluate.verdicts.divergence import judge_divergences
 from assay_evaluate.verdicts.effective_length import effective_lengths, judge_effective_length
 from assay_evaluate.verdicts.long_context import long_context
 from assay_evaluate.verdicts.probes import judge_probes
@@ -141,6 +142,9 @@ def _judge_candidate(
     scores = settled(recipe, whole, with_reason(recipe, scores, whole))
     verdicts = [] if whole is None else [verdict_of(whole)]
     subgroups: list[SubgroupLoss] = []
+    of_divergence = iter(
+        judge_divergences([gate for gate in recipe.gates if isinstance(gate, DivergenceGate)], candidate, floor=floor)
+    )
     for gate in recipe.gates:
         match gate:
             case ScoreGate():
@@ -157,8 +161,10 @@ def _judge_candidate(
                 subgroups += losses
             case EffectiveLengthGate():
                 verdicts.append(judge_effective_length(gate, reference, candidate, recipe))
-            case _:
-                verdicts.append(_judge_other(gate, reference, candidate, recipe.level, floor))
+            case DivergenceGate():
+                verdicts.append(next(of_divergence))
+            case AcceptanceGate():
+                verdicts.append(judge_acceptance(gate, reference, candidate, recipe.level))
     return verdicts, whole, subgroups
 
 
@@ -168,15 +174,3 @@ def _overall(verdicts: Sequence[Verdict]) -> Status:
     if not any((v.gate == WHOLE or v.gate.startswith("score ")) and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")
     return min(counted, key=SEVERITY.index)
-
-
-def _judge_other(
-    gate: DivergenceGate | AcceptanceGate, reference: Measurement, candidate: Measurement, level: float,
-    floor: Divergence | None,
-) -> Verdict:  # fmt: skip
-    """floor: divergence of the reference's own repeat."""
-    match gate:
-        case DivergenceGate():
-            return judge_divergence(gate, candidate, floor=floor)
-        case AcceptanceGate():
-            return judge_acceptance(gate, reference, candidate, level)

@@ -11,6 +11,8 @@ from divergence_measured import measured
 
 from assay.recipes.gate import DivergenceGate
 from assay.recipes.suite import DivergenceSpec
+from assay.records.base import Interval
+from assay.records.divergence import Estimate
 from assay.records.measurement import Divergence
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, position_divergence, summarize
@@ -173,7 +175,7 @@ def test_gate_by_span_sees_what_a_mean_over_all_hides(late: Divergence) -> None:
     assert (verdict.gate, verdict.status) == ("divergence kl_mean", "PASS")
     verdict = judge_divergence(gate(metric="kl_mean", texts="every", over="spans"), measured(late))
     assert (verdict.gate, verdict.status) == ("divergence kl_mean, all texts, by span", "FAIL")
-    assert verdict.detail.startswith("kl_mean on held-out text at positions 512 and beyond 0.")
+    assert verdict.detail.startswith("KL, lower bound, on held-out text at positions 512 and beyond: 0.")
     assert verdict.detail.endswith("allowed at most 0.1 nats. The worst of 4.")
     span = next(drift for drift in late.drift if drift.texts == "held_out").by_span[1]
     assert verdict.observed == span.kl_mean_interval
@@ -195,17 +197,17 @@ def test_span_that_few_texts_reach_is_not_skipped() -> None:
     assert late.kl_mean > 1.5 and late.num_documents == 1
     verdict = judge_divergence(gate(metric="kl_mean", over="spans"), measured(record))
     assert (verdict.status, verdict.observed) == ("NOT MEASURED", None)
-    first = record.drift[0].by_span[0].kl_mean_interval
-    assert first is not None and verdict.detail == (
-        f"Not judged: kl_mean at positions 512 and beyond {late.kl_mean:.4g} over 1 text; 20 are needed. The rest does not "
-        f"fail it: kl_mean at positions 0 to 511 {first.value:.4g} nats "
-        f"(interval of about 95 %: {first.low:.4g} to {first.high:.4g}); "
-        "allowed at most 0.1 nats."
+    first, far = (span.kl_unbiased_mean for span in record.drift[0].by_span)
+    assert isinstance(first, Interval) and isinstance(far, Estimate)
+    assert verdict.detail == (
+        f"Not judged: KL, unbiased, at positions 512 and beyond: {far.value:.4g} nats over 1 text; 20 are needed. The rest "
+        f"does not fail it: KL, unbiased, at positions 0 to 511: {first.value:.4g} nats "
+        f"(interval of at least 95 %: {first.low:.4g} to {first.high:.4g}); allowed at most 0.1 nats."
     )
     failed = judge_divergence(gate(metric="kl_mean", over="spans", max=1e-6), measured(record))
-    assert failed.status == "FAIL" and failed.observed == first
-    assert failed.detail.endswith(
-        f"Not judged: kl_mean at positions 512 and beyond {late.kl_mean:.4g} over 1 text; 20 are needed."
+    assert failed.status == "FAIL" and failed.observed == record.drift[0].by_span[0].kl_mean_interval
+    assert failed.detail.startswith("KL, lower bound, at positions 0 to 511: ") and failed.detail.endswith(
+        f"Not judged: KL, unbiased, at positions 512 and beyond: {far.value:.4g} nats over 1 text; 20 are needed."
     )
 
 
@@ -219,16 +221,18 @@ def test_span_that_no_text_reaches_is_said() -> None:
 @pytest.mark.parametrize("metric", ["kl_mean", "kl_p99", "kl_p999", "top1_agreement", "kl_unbiased_mean", "perplexity_ratio"])
 def test_fewer_than_twenty_texts_are_not_judged(metric: str) -> None:
     """Neither to fail nor to pass: three texts of twice the limit passed in a third of all draws."""
+    called = {"kl_mean": "KL, unbiased:", "kl_unbiased_mean": "KL, unbiased:"}.get(metric, metric)
+    called += ", lower bound:" if metric.startswith("kl_p") else ""
     for num_texts, words in ((3, "3 texts"), (19, "19 texts")):
         texts = [scored(seed, 60, 0.5)[0] for seed in range(num_texts)]
         record = summarize(texts, reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,))
         for limit in (1e-6, 100.0):
             verdict = judge_divergence(gate(metric=metric, max=limit), measured(record))
             assert (verdict.status, verdict.observed, verdict.limit) == ("NOT MEASURED", None, limit)
-            assert verdict.detail.startswith(f"Not judged: {metric} ") and f" over {words}; 20 are needed." in verdict.detail
+            assert verdict.detail.startswith(f"Not judged: {called} ") and f" over {words}; 20 are needed." in verdict.detail
     enough = summarize([*texts, scored(19, 60, 0.5)[0]], reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,))
     statuses = [judge_divergence(gate(metric=metric, max=limit), measured(enough)).status for limit in (1e-6, 100.0)]
-    assert statuses == ["FAIL", "PASS"]
+    assert statuses == ["FAIL", "NOT MEASURED" if metric.startswith("kl_p") else "PASS"]
 
 
 def test_spans_beyond_the_context_are_not_asked_for() -> None:
@@ -242,15 +246,16 @@ def test_gates_on_the_other_statistics(late: Divergence) -> None:
     every = late.drift[0]
     for metric in ("kl_unbiased_mean", "perplexity_ratio"):
         interval = getattr(every, metric)
+        alone = late.model_copy(update={"drift": tuple(one.model_copy(update={"kl_text_mean": None}) for one in late.drift)})
         for limit, status in ((interval.high + 0.01, "PASS"), (interval.low - 0.01, "FAIL"), (interval.value, "UNDERPOWERED")):
-            verdict = judge_divergence(gate(metric=metric, max=limit), measured(late))
+            verdict = judge_divergence(gate(metric=metric, max=limit), measured(alone))
             assert (verdict.status, verdict.observed, verdict.limit) == (status, interval, limit), metric
-    for metric in ("kl_p999", "kl_cvar95"):  # judged by their value
+    for metric in ("kl_p999", "kl_cvar95"):  # by their value; of the lower bound, so that none passes
         value = getattr(every, metric)
-        for limit, status in ((value + 0.01, "PASS"), (value - 0.01, "FAIL")):
+        for limit, status in ((value + 0.01, "NOT MEASURED"), (value - 0.01, "FAIL")):
             verdict = judge_divergence(gate(metric=metric, max=limit), measured(late))
             assert (verdict.status, verdict.observed, verdict.limit) == (status, None, limit), metric
-            assert verdict.detail.startswith(f"{metric} {value:.4g} nats (no interval); allowed at most "), metric
+            assert verdict.detail.startswith(f"{metric}, lower bound: {value:.4g} nats (no interval); allowed at most "), metric
     verdict = judge_divergence(gate(metric="top1_agreement", texts="held_out", min=0.99), measured(late))
     assert verdict.status == "FAIL" and verdict.detail.startswith("top1_agreement on held-out text 0.")
 

@@ -147,11 +147,18 @@ def test_gate_over_structural_tokens() -> None:
     assert isinstance(observed, Interval)
     assert (verdict.gate, verdict.status) == ("divergence kl_mean, structural tokens", "FAIL")
     assert verdict.detail == (
-        f"kl_mean on structural tokens {observed.value:.4g} nats (interval of about 95 %: {observed.low:.4g} "
+        f"KL, lower bound, on structural tokens: {observed.value:.4g} nats (interval of at least 95 %: {observed.low:.4g} "
         f"to {observed.high:.4g}); "
         "allowed at most 0.1 nats."
     )
-    assert judge_divergence(kl, measured(record([text(i, 0.95) for i in range(24)]))).status == "PASS"
+    near = measured(record([text(i, 0.95) for i in range(24)]))
+    verdict = judge_divergence(kl, near)
+    assert (verdict.status, verdict.observed, verdict.has_say) == ("NOT MEASURED", None, True)
+    assert verdict.detail.endswith(
+        "nats; a lower bound can fail a candidate and not pass one: positions that are chosen by the token that stands there "
+        "have no unbiased mean; `decides: fail` asks for no more."
+    )
+    assert not judge_divergence(kl.model_copy(update={"decides": "fail"}), near).has_say
 
 
 def test_few_texts_or_none_are_not_judged() -> None:
@@ -159,7 +166,7 @@ def test_few_texts_or_none_are_not_judged() -> None:
     few = record([text(i, 0.5) for i in range(19)] + [text(99, 0.0, ended=False)], StructuralIds({END: "end"}))
     value = few.structural and few.structural.kl_mean.value
     verdict = judge_divergence(kl, measured(few))
-    detail = f"Not judged: kl_mean on structural tokens {value:.4g} over 19 texts; 20 are needed."
+    detail = f"Not judged: KL, lower bound, on structural tokens: {value:.4g} nats over 19 texts; 20 are needed."
     assert (verdict.status, verdict.detail) == ("NOT MEASURED", detail)
     unknown = record([text(i, 0.5) for i in range(20)], "model: no eos_token_id in its config files")
     assert unknown.structural is None

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from assay.records.base import Interval
-from assay_evaluate.statistics import cluster_bootstrap_mean, skewed_mean
+from assay_evaluate.statistics import cluster_bootstrap_mean, skewed_mean, unseen_share
 
 
 def texts(seed: int, num_texts: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -31,12 +31,15 @@ def by_hand(values: np.ndarray, text_N: np.ndarray, stratum_of: dict[int, int]) 
         third += (n / (n - 1)) ** 2 * (off**3).sum()
         squares += (off**2).sum()
         farthest = max(farthest, off.max())
-    widening = stats.t.ppf(0.975, variance**2 / below) / stats.norm.ppf(0.975)
+    degrees = variance**2 / below
+    low = np.sqrt(variance) * stats.pearson3.ppf(0.025, third / variance**1.5)
+    low *= stats.t.ppf(0.975, degrees) / stats.norm.ppf(0.975)
+    sure = 1 - 0.025 / (1 + 60 / degrees)
+    widening = stats.t.ppf(sure, degrees) / stats.norm.ppf(sure)
     variance, third = variance * widening**2, third * widening**3
-    lacking = farthest * min(6 * farthest**2 / squares, 4)
+    lacking = farthest * min(9 * farthest**2 / squares, 4)
     wide = variance + lacking**2
-    high = mean + lacking + np.sqrt(wide) * stats.pearson3.ppf(0.975, (third + lacking**3) / wide**1.5)
-    return mean + np.sqrt(variance) * stats.pearson3.ppf(0.025, third / variance**1.5), high
+    return mean + low, mean + lacking + np.sqrt(wide) * stats.pearson3.ppf(sure, (third + lacking**3) / wide**1.5)
 
 
 @pytest.mark.parametrize("num_strata", [1, 3])
@@ -71,27 +74,27 @@ def test_strata_take_out_what_the_design_fixes() -> None:
 
 def test_one_text_with_everything_does_not_make_the_interval_endless() -> None:
     """A resample without that text has hardly an error of its own: bootstrap-t ended at 24 times the mean. How many such texts
-    there are is a count of one: 5.6 times the mean by Poisson's exact limit, of the same size only."""
+    there are is a count of one: 7.1 times the mean by Poisson's exact limit for this end's error, of the same size only."""
     values = np.full(25, 1e-6)
     values[7] = 0.03
     found = skewed_mean(values, np.arange(25), least=0.0)
-    assert found.low == 0 and 5.6 < found.high / found.value < 16
+    assert found.low == 0 and 7.1 < found.high / found.value < 18
 
 
 def test_ends_stay_inside_what_the_mean_can_be() -> None:
     shares = np.ones(200)
     shares[:3] = 0
     found = skewed_mean(shares, np.repeat(np.arange(20), 10), least=0.0, most=1.0)
-    assert (found.value, found.high) == (pytest.approx(0.985), 1.0) and 0.7 < found.low < 0.985
+    assert (found.value, found.high) == (pytest.approx(0.985), 1.0) and 0.6 < found.low < 0.985
     assert skewed_mean(shares, np.repeat(np.arange(20), 10)).high > 1
 
 
 def test_texts_all_alike_are_a_point() -> None:
     assert skewed_mean(np.zeros(40), np.repeat(np.arange(20), 2)) == Interval(
-        value=0.0, low=0.0, high=0.0, n=20, coverage="about"
+        value=0.0, low=0.0, high=0.0, n=20, coverage="at_least"
     )
     by_stratum = skewed_mean(np.repeat([1.0, 3.0], 20), np.arange(40), np.repeat([0, 1], 20))
-    assert by_stratum == Interval(value=2.0, low=2.0, high=2.0, n=40, coverage="about")
+    assert by_stratum == Interval(value=2.0, low=2.0, high=2.0, n=40, coverage="at_least")
 
 
 @pytest.mark.parametrize(
@@ -115,3 +118,11 @@ def test_one_text_more_or_less_is_what_is_sampled() -> None:
     assert by_text.high - by_text.low > 3 * (by_value.high - by_value.low)
     bca = cluster_bootstrap_mean(values, index)
     assert by_text.value == bca.value and by_text.high > bca.high
+
+
+@pytest.mark.parametrize(("num_texts", "one_in"), [(20, 5.9), (24, 7.0), (60, 16.8), (100, 27.6), (400, 108.9)])
+def test_what_texts_have_not_shown(num_texts: int, one_in: float) -> None:
+    """So rare that a sample has none of it in 2.5 %: by the exact binomial distribution."""
+    share = unseen_share(num_texts)
+    assert 1 / share == pytest.approx(one_in, abs=0.05)
+    assert stats.binom.pmf(0, num_texts, share) == pytest.approx(0.025)

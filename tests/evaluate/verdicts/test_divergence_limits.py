@@ -70,33 +70,64 @@ def test_which_limit_applies(gate: DivergenceGate, weight_bits: int | None, floo
 
 
 @pytest.mark.parametrize(
+    ("shares", "limit", "why"),
+    [
+        ({8: 0.987, 4: 0.013}, 0.02156, " for 1.3 % 4-bit and 99 % 8-bit weights"),
+        ({16: 0.1, 8: 0.6, 4: 0.3}, 0.056, " for 30 % 4-bit and 60 % 8-bit and 10 % 16-bit weights"),
+        ({16: 0.5, 4: 0.5}, 0.08, " for 50 % 4-bit and 50 % 16-bit weights"),
+        ({16: 0.1, 4: 0.9}, 0.08, " for 90 % 4-bit and 10 % 16-bit weights"),
+        ({8: 0.9, 2: 0.1}, 0.036, " for 10 % 2-bit and 90 % 8-bit weights"),
+        ({4: 0.8, 2: 0.2}, 0.088, " for 20 % 2-bit and 80 % 4-bit weights"),
+        ({4: 1.0}, 0.08, " for 4-bit weights"),
+        ({}, 0.08, " for 4-bit weights"),
+    ],
+)
+def test_one_layer_of_few_bits_does_not_raise_the_limit_of_all(shares: dict[int, float], limit: float, why: str) -> None:
+    """The limit of a single 4-bit layer among 78 of 8 bits was that of a 4-bit checkpoint, four times as high."""
+    found = limit_for(KL, min(shares, default=4), None, weight_shares=shares)
+    assert (found.value, found.why) == (pytest.approx(limit), why)
+
+
+def test_agreement_falls_with_the_share_as_kl_rises() -> None:
+    found = limit_for(AGREEMENT, 4, None, weight_shares={8: 0.75, 4: 0.25})
+    assert (found.value, found.why) == (pytest.approx(0.945), " for 25 % 4-bit and 75 % 8-bit weights")
+
+
+def test_a_mean_over_texts_is_held_against_the_limit_of_every_format() -> None:
+    """Limits by format are of means over tokens, and nobody publishes another."""
+    assert limit_for(KL, 8, 0.001, by_format=False) == Limit(0.10, " for any format")
+
+
+@pytest.mark.parametrize(
     ("kl", "weight_bits", "floor", "status", "detail"),
     [
         (
             0.05, 8, None, "FAIL",
-            "kl_mean 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.02 nats for 8-bit weights.",
+            "KL, unbiased: 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.02 nats for 8-bit weights.",
         ),
         (
             0.05, 4, 1e-5, "PASS",
-            "kl_mean 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.08 nats for 4-bit weights. "
-            "A small divergence fails nothing; it does not show that answers are as good.",
-        ),
-        (
-            0.02, 8, 0.03, "PASS",
-            "kl_mean 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.06 nats (2 times the reference's own repeat, "
-            "0.03; 0.02 for 8-bit weights with less noise). A small divergence fails nothing; it does not show that answers "
+            "KL, unbiased: 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.08 nats for 4-bit weights. "
+            "Damage in fewer than 1 of 11 such texts may not be among these 40. A small divergence does not show that answers "
             "are as good.",
         ),
         (
+            0.02, 8, 0.03, "PASS",
+            "KL, unbiased: 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.06 nats (2 times the reference's own "
+            "repeat, 0.03; 0.02 for 8-bit weights with less noise). Damage in fewer than 1 of 11 such texts may not be among "
+            "these 40. A small divergence does not show that answers are as good.",
+        ),
+        (
             0.02, 16, None, "UNDERPOWERED",
-            "kl_mean 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, "
+            "KL, unbiased: 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, "
             "which lies inside "
             "the interval.",
         ),
         (
             0.05, None, None, "PASS",
-            "kl_mean 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.1 nats for any format (the bits of its "
-            "weights are not known). A small divergence fails nothing; it does not show that answers are as good.",
+            "KL, unbiased: 0.05 nats (95 % interval: 0.045 to 0.055); allowed at most 0.1 nats for any format (the bits of its "
+            "weights are not known). Damage in fewer than 1 of 11 such texts may not be among these 40. A small divergence "
+            "does not show that answers are as good.",
         ),
     ],
 )  # fmt: skip
@@ -143,6 +174,10 @@ def test_what_contradicts_itself(fields: dict[str, Any], words: str) -> None:
 def test_shipped_gates_tell_formats_apart(name: str) -> None:
     recipe = load_recipe(GateRecipe, name)
     gates = {gate.metric: gate for gate in recipe.gates if isinstance(gate, DivergenceGate) and gate.over == "all"}
-    assert gates == {"kl_mean": KL, "top1_agreement": AGREEMENT}
+    unseen = {"quick": 0.05, "full": 0.015, "default": None}[name]
+    assert gates == {
+        "kl_mean": KL.model_copy(update={"max_unseen": unseen}),
+        "top1_agreement": AGREEMENT.model_copy(update={"decides": "fail"}),
+    }
     again = GateRecipe.model_validate(recipe.model_dump(mode="json", by_alias=True))
     assert again == recipe and again.sha256 == recipe.sha256  # as `gates.registered.json` has it

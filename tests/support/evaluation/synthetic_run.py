@@ -218,7 +218,7 @@ def make_divergence(label: str, scale: float = 1.0) -> Divergence:
         return Interval(value=value, low=value * (1 - width), high=value * (1 + width), n=n)
 
     return Divergence(
-        reference_checkpoint_sha256=checkpoint_sha256("fp8"), top_k=64, num_documents=48, num_positions=9216, num_non_finite=0,
+        reference_checkpoint_sha256=checkpoint_sha256("fp8"), top_k=64, num_documents=96, num_positions=9216, num_non_finite=0,
         kl_mean=near(kl, 0.12, 9216), kl_median=kl * 0.3, kl_p90=kl * 2.4, kl_p99=kl * 9.5, kl_max=kl * 60,
         kl_corrected_mean=near(kl * 1.03, 0.2, 9216), tail_mass_mean=0.0034,
         top1_agreement=Interval(value=agreement, low=agreement - 0.004, high=min(1.0, agreement + 0.004), n=9216),
@@ -256,12 +256,13 @@ def make_drift(texts: Literal["all", "held_out"], kl: float, agreement: float) -
     """Grows along the text; twice as large where the reference is unsure."""
 
     def near(value: float, width: float) -> Interval:
-        return Interval(value=value, low=value * (1 - width), high=value * (1 + width), n=48)
+        return Interval(value=value, low=value * (1 - width), high=value * (1 + width), n=96)
 
     def group(name: str, factor: float, n: int) -> dict[str, Any]:
         return {
-            "name": name, "num_positions": n, "num_documents": 48, "kl_mean": kl * factor,
+            "name": name, "num_positions": n, "num_documents": 96, "kl_mean": kl * factor,
             "kl_mean_interval": near(kl * factor, 0.15), "kl_p99": kl * factor * 9, "top1_agreement": agreement,
+            "kl_unbiased_mean": near(kl * factor * 1.03, 0.2) if texts == "all" else None,
         }  # fmt: skip
 
     spans = [
@@ -271,10 +272,11 @@ def make_drift(texts: Literal["all", "held_out"], kl: float, agreement: float) -
     sampled = texts == "all"
     return Drift.model_validate(
         {
-            "texts": texts, "num_documents": 48, "num_positions": 9216, "non_finite_share": 0.0, "kl_mean": near(kl, 0.12),
+            "texts": texts, "num_documents": 96, "num_positions": 9216, "non_finite_share": 0.0, "kl_mean": near(kl, 0.12),
             "kl_median": kl * 0.3, "kl_p90": kl * 2.4, "kl_p95": kl * 4, "kl_p99": kl * 9.5,
             "kl_p999": kl * 25, "kl_max": kl * 60, "kl_cvar95": kl * 11,
-            "kl_unbiased_mean": near(kl * 1.03, 0.2) if sampled else None, "tail_mass_mean": 0.0034, "tail_mass_p99": 0.041,
+            "kl_unbiased_mean": near(kl * 1.03, 0.2) if sampled else None,
+            "kl_text_mean": near(kl * 1.1, 0.2) if sampled else None, "tail_mass_mean": 0.0034, "tail_mass_p99": 0.041,
             "top1_agreement": near(agreement, 0.004), "num_swaps": 321, "swap_margin_median": 0.13, "swap_margin_max": 0.74,
             "num_confident_swaps": 7, "probability_change_mean": near(-kl * 0.2, -0.3),
             "probability_change_rms": near(kl**0.5 * 0.4, 0.1), "perplexity_ratio": near(1 + kl, 0.01), "by_span": spans,
