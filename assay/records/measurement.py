@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.divergence import Drift, ExactDivergence, Structural, TextMean
+from assay.records.served import AskedTwice, ServedEvidence
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
@@ -123,6 +124,19 @@ class ItemResult:
     """Length that the suite names for it, which the prompt was filled up to. None: it names none, or as above."""
     depth: float | None = None
     """Where in the context lies what was asked for: 0 the front, 1 the end. None: at several places, nowhere, or as above."""
+    reply_key: int | None = None
+    """48 bits of a hash of the id that the server gave the reply. None: it gave none, or recorded before this was."""
+    text_key: int | None = None
+    """The same of all that the reply says: text, thinking, calls. None: no reply, or recorded before this was."""
+    text_chars: int | None = None
+    """Characters of the answer, without thinking. None: as above."""
+    reasoning_chars: int | None = None
+    """Characters of thinking that the server set apart; 0: it set none apart. None: as above."""
+    ends_open: bool | None = None
+    """The answer, or the thinking if there is none, ends without a mark that ends a sentence. None: as above."""
+    answer_in_reasoning: bool | None = None
+    """There is no answer, the server says that the reply ended by itself, and the right answer stands at the end of the
+    thinking. None: as above."""
 
 
 class Round(Part):
@@ -180,6 +194,8 @@ class TaskResult(Part):
     """Of RULER: essays, squad, hotpotqa -> `published`, `generated`, or the path of a file of one's own."""
     is_second_replies: bool = False
     """The reference's own second replies, which stand against its first: the noise floor of a task that is sampled."""
+    served: ServedEvidence | None = None
+    """What the replies say of who gave them. None: recorded before this was, or its replies are not kept (SWE-bench)."""
 
 
 class PositionBucket(Part):
@@ -301,6 +317,8 @@ class Measurement(Record):
     signature: Signature | None = None
     """Which weights answered, when the measurement began. None: recorded before this was, or the server gives no
     log-probabilities."""
+    asked_twice: tuple[AskedTwice, ...] = ()
+    """One for each kind of temperature that its tasks ask for. Empty: recorded before this was, a repeat, or nothing to ask."""
 
 
 class TaskBudget(Part):

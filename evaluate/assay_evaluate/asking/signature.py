@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.foreign_text import shown
 from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
@@ -17,7 +18,7 @@ from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
-from assay_evaluate.transport.foreign_json import WRONG_SHAPE, text_of
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in, text_of
 
 PROMPTS = (
     "The harbour master closed his ledger, looked out at the grey water and said that the ferry would not sail before",
@@ -119,7 +120,8 @@ def _ask(endpoint: Endpoint, url: str, prompt: str, form: Mapping[str, Any]) -> 
 def _read(reply: HttpReply) -> SignedPrompt:
     """What is in the reply; nothing, if it is not as vLLM has it."""
     try:
-        choice = reply.json()["choices"][0]
+        data = reply.json()
+        choice = data["choices"][0]
         rows = (choice.get("prompt_logprobs") or [None])[1:]
         tokens = [next(iter(row.items())) for row in rows]
         following = ((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0]
@@ -127,6 +129,8 @@ def _read(reply: HttpReply) -> SignedPrompt:
             token_ids=tuple(int(token) for token, _ in tokens),
             logprobs=tuple(_number(entry["logprob"]) for _, entry in tokens),
             next={str(text_of(token)): _number(value) for token, value in following.items()},
+            model=shown(text_in(data, "model")) or None,
+            system_fingerprint=fingerprint_in(data),
         )
     except (*WRONG_SHAPE, StopIteration):
         return SignedPrompt(token_ids=(), logprobs=(), next={})

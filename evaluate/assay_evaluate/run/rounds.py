@@ -19,6 +19,7 @@ from assay_evaluate.run.suite import task_notes
 from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
 from assay_evaluate.verdicts.scores import judge_scores
+from assay_evaluate.verdicts.serving import look_at_serving
 from assay_evaluate.verdicts.whole.going_on import asked_further
 
 FIRST = "every task is asked at first"
@@ -89,7 +90,8 @@ class Rounds:
         if self.gates is None:
             return None
         score_gates = [gate for gate in self.gates.gates if isinstance(gate, ScoreGate)]
-        return judge_scores(score_gates, reference, candidate, self.gates)
+        faults = look_at_serving(reference, candidate, None).by_task
+        return judge_scores(score_gates, reference, candidate, self.gates, faults=faults)
 
     def wanted_now(self, candidate: Measurement, reference: Measurement) -> dict[str, tuple[Look, str]]:
         """Those for which the reference has replies enough."""

@@ -19,6 +19,7 @@ from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
 from assay_evaluate.run.asked_with import describe
+from assay_evaluate.run.served import ask_twice, with_evidence
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
@@ -65,6 +66,7 @@ def measure_suite(
         results, accepted = _run_tasks(
             session, suite, suite.tasks if tasks is None else tasks, server, who, reference, checkpoint, phase
         )
+        twice = ask_twice(session, suite.tasks)
         not_measured |= {task.task: task.note or "" for task in results if task.accuracy is None}
         if suite.acceptance and accepted is None:
             drafts = server.fingerprint.speculation is not None
@@ -76,6 +78,7 @@ def measure_suite(
         "requests_in_flight_share": shares[0],
         "mean_requests_in_flight": shares[1],
         "asked_with": asked_with,
+        "asked_twice": twice,
         "tasks": tuple(results),
         "divergence": divergence,
         "acceptance": accepted if suite.acceptance else None,
@@ -148,7 +151,7 @@ def _session_of(session: Session, suite: SuiteRecipe, task: TaskBase) -> Session
 def _measure_task(
     session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
 ) -> TaskResult:
-    found = _run_task(session, suite, task, reference, checkpoint)
+    found = with_evidence(session, task, _run_task(session, suite, task, reference, checkpoint), checkpoint)
     return found.model_copy(
         update={"chance": task.chance, "title": task.title, "is_second_replies": session.takes_second_replies}
     )
