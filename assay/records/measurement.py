@@ -13,9 +13,11 @@ from assay.records.served import AskedTwice, ServedEvidence
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
-Truncation = Literal["length", "budget", "context", "empty"]
+Truncation = Literal["length", "budget", "context", "empty", "reasoning_only"]
 """Why a reply counts as cut off. budget, context: it reached its budget, or the model's longest text, whatever the server
-says. length: only the server says so. empty: the end came inside thinking, no answer was begun."""
+says. length: only the server says so. empty: the end came inside thinking, no answer was begun. reasoning_only: the answer was
+given, and stands in what the server calls thinking: its reasoning parser's fault, or that of a model that does not end its
+thinking."""
 
 
 class ToolItem(Part):
@@ -131,12 +133,12 @@ class ItemResult:
     text_chars: int | None = None
     """Characters of the answer, without thinking. None: as above."""
     reasoning_chars: int | None = None
-    """Characters of thinking that the server set apart; 0: it set none apart. None: as above."""
+    """Characters of thinking apart from the answer; 0: there is none. None: as above."""
     ends_open: bool | None = None
     """The answer, or the thinking if there is none, ends without a mark that ends a sentence. None: as above."""
     answer_in_reasoning: bool | None = None
-    """There is no answer, the server says that the reply ended by itself, and the right answer stands at the end of the
-    thinking. None: as above."""
+    """There is no answer, the server says that the reply ended by itself, and at the end of the thinking stands the right answer,
+    or one in the form that was asked for. None: as above."""
 
 
 class Round(Part):

@@ -51,8 +51,10 @@ class ServedEvidence(Part):
     """Replies whose id is so long that no two servers give the same one."""
     stop_strings: dict[str, int] = Field(default_factory=dict)
     """String that a reply says ended it, though none was sent -> replies."""
-    usage_problems: dict[str, int] = Field(default_factory=dict)
-    """How token counts of replies contradict themselves -> replies."""
+    num_usage_problems: int = 0
+    """Replies whose token counts contradict each other, or their text."""
+    usage_problem: str | None = None
+    """How those of the first such reply do."""
     prompt_counts: tuple[PromptCount, ...] = ()
     """Of the shortest and the longest prompts. Empty: there is no tokenizer to count with, or the pass is a repeat."""
     texts: TextCounts | None = None

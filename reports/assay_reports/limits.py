@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from assay.quantities import percent_of_events, points
 from assay.records.base import Interval
 from assay.records.divergence import FEWEST_TEXTS
-from assay.records.measurement import ItemResult, Measurement, TaskResult
+from assay.records.measurement import ItemResult, Measurement, TaskResult, Truncation
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_reports.deployment_limits import deployments_left_out, nothing_scored_there
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
@@ -124,8 +124,12 @@ def truncation(run: Run) -> str | None:
 
 def _reasons(task: TaskResult) -> str:
     """Cuts that a greater budget would not mend, or that the server did not admit."""
-    words = {"context": "ended by the context", "empty": "ended inside thinking"}
-    seen = [f"{task.truncated_by[reason]} {words[reason]}" for reason in ("context", "empty") if reason in task.truncated_by]
+    words: dict[Truncation, str] = {
+        "context": "ended by the context",
+        "empty": "ended inside thinking",
+        "reasoning_only": "with the answer in what the server calls thinking",
+    }
+    seen = [f"{task.truncated_by[reason]} {said}" for reason, said in words.items() if reason in task.truncated_by]
     return "".join(f", {one}" for one in seen)
 
 

@@ -85,7 +85,8 @@ def cut_early(pair: Pair) -> Iterator[Finding]:
         cut = [
             item
             for item in side.answered
-            if item.truncated_by == "length" and item.output_tokens is not None and item.output_tokens < side.task.max_tokens
+            if (item.truncated_by, item.finish_reason) == ("length", "length")
+            if item.output_tokens is not None and item.output_tokens < side.task.max_tokens
         ]
         wholes = {item.prompt_tokens + item.output_tokens for item in cut if item.prompt_tokens and item.output_tokens}
         is_context = len(cut) > 1 and len(wholes) == 1  # of a length that the server does not tell
@@ -140,12 +141,11 @@ def contradicting_usage(pair: Pair) -> Iterator[Finding]:
         served = side.task.served
         if served is None:
             continue
-        num = sum(served.usage_problems.values())
+        num = served.num_usage_problems
         if exceeds(num, served.num_replies):
-            problem = max(served.usage_problems, key=lambda one: served.usage_problems[one])
             yield found(
                 pair, side,
-                f"the usage of {some(num, served.num_replies)} replies of {side.label} contradicts itself ({problem}), so it "
+                f"the usage of {some(num, served.num_replies)} replies of {side.label} contradicts itself ({served.usage_problem}), so it "
                 "cannot be seen which replies were cut off",
                 num, served.num_replies,
             )  # fmt: skip

@@ -73,7 +73,7 @@ def answers_in_thinking(pair: Pair) -> Iterator[Finding]:
             yield found(
                 pair, side,
                 f"{empty} of {of} replies of {side.label} have thinking and no answer ({other.label}: {there or 'none'}), and "
-                f"in {num} of them the right answer stands at its end: the reasoning parser, not the weights",
+                f"in {num} of them the answer stands at its end: the reasoning parser, not the weights",
                 num, of,
             )  # fmt: skip
 

@@ -83,8 +83,8 @@ def mark_reply(item: ItemResult, reply: Reply, *, expected: str) -> ItemResult:
         return item
     text, reasoning = reply.text.strip(), (reply.reasoning or "").strip()
     last = (text or reasoning)[-1:]
-    ended_by_itself = item.truncated_by not in {"length", "budget", "context"}
-    swallowed = not text and bool(reasoning) and not reply.has_tool_calls and ended_by_itself
+    is_without_answer = item.truncated_by in {None, "empty", "reasoning_only"} and not text and not reply.has_tool_calls
+    stands_there = item.truncated_by == "reasoning_only" or _stands_in(expected, reasoning[-END_OF_REASONING_CHARS:])
     return dataclasses.replace(
         item,
         reply_key=None if reply.reply_id is None else key_of(reply.reply_id),
@@ -92,7 +92,7 @@ def mark_reply(item: ItemResult, reply: Reply, *, expected: str) -> ItemResult:
         text_chars=len(reply.text),
         reasoning_chars=len(reply.reasoning or ""),
         ends_open=last != "" and last not in ENDS_A_SENTENCE,
-        answer_in_reasoning=swallowed and _stands_in(expected, reasoning[-END_OF_REASONING_CHARS:]),
+        answer_in_reasoning=is_without_answer and stands_there,
     )
 
 
@@ -116,7 +116,8 @@ class ServedTally:
     models: Counter[str] = field(default_factory=Counter)
     system_fingerprints: Counter[str] = field(default_factory=Counter)
     stop_strings: Counter[str] = field(default_factory=Counter)
-    usage_problems: Counter[str] = field(default_factory=Counter)
+    num_usage_problems: int = 0
+    usage_problem: str | None = None
     prompts: _Prompts = field(default_factory=lambda: _Prompts())
     texts: _Texts = field(default_factory=lambda: _Texts())
 
@@ -131,6 +132,9 @@ class ServedTally:
             _count(self.system_fingerprints, reply.system_fingerprint)
         if isinstance(reply.stop_reason, str) and reply.stop_reason.lower() not in ORDINARY_REASONS:
             _count(self.stop_strings, reply.stop_reason)
+        if reply.usage_problem is not None:
+            self.num_usage_problems += 1
+            self.usage_problem = self.usage_problem or reply.usage_problem
         if reply.reply_id is not None:
             self.num_unguessable_ids += sum(map(str.isalnum, reply.reply_id.partition("-")[2])) >= UNGUESSABLE_CHARS
         self.prompts.note(request, reply)
@@ -153,7 +157,8 @@ class ServedTally:
             system_fingerprints=dict(self.system_fingerprints),
             num_unguessable_ids=self.num_unguessable_ids,
             stop_strings=dict(self.stop_strings),
-            usage_problems=dict(self.usage_problems),
+            num_usage_problems=self.num_usage_problems,
+            usage_problem=self.usage_problem,
             prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
             texts=None if count_text is None else self.texts.counted(count_text),
         )

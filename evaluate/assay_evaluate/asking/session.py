@@ -18,6 +18,7 @@ from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.asking.look_ahead import InLine, LookAhead
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.message import thinking_apart
 from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, loops, truncated_by
 from assay_evaluate.statistics import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
@@ -61,7 +62,7 @@ class Session:
         return {"top_p": task.top_p, "top_k": task.top_k, **thinking}
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Replies to a task's requests, in order; their speculation is added up."""
+        """Replies to a task's requests, in order, thinking apart from the answer; their speculation is added up."""
         if self.ahead.is_looking:
             self.client.submit(requests)
             raise InLine
@@ -69,7 +70,7 @@ class Session:
         self.tally.add(replies)
         for request, reply in zip(requests, replies, strict=True):
             self.served[request.task].note(request, reply)
-        return replies
+        return [thinking_apart(reply) for reply in replies]
 
     def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
         """Like `ask`, one reply at a time; `requests` are made while earlier ones are under way. Read it to its end."""
@@ -81,7 +82,7 @@ class Session:
             request = next(noted)
             self.tally.add([reply])
             self.served[request.task].note(request, reply)
-            yield reply
+            yield thinking_apart(reply)
 
     def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
         """What is asked, each with its reply: taken while earlier ones are under way, forgotten when answered."""

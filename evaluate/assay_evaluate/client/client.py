@@ -4,6 +4,9 @@ What the journal holds is not asked again. Connection errors, 429 and 5xx are tr
 server wants (Retry-After), and, if that does not help while the server lives, recorded as failed: infrastructure, never a wrong
 answer. A dead server stops everything with the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
 
+A task that gets nothing but replies that are no answers (a page, JSON of another shape, `abort`) is asked no more after a few,
+and its other requests fail with that reason; a rerun asks them.
+
 Requests in waves are for those who look at the server: each is sent whether or not it was asked before, and what goes wrong is
 what they look for, so only a server that asks for patience is asked again.
 """
@@ -27,7 +30,16 @@ from assay.errors import MeasureError, ServeError, UnreachableError
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, REQUEST_S, TRY_AGAIN, Received, Sender, wait_s
+from assay_evaluate.client.sending import (
+    COME_LATER,
+    MISCONFIGURED,
+    REQUEST_S,
+    TRY_AGAIN,
+    Received,
+    Sender,
+    Unanswered,
+    wait_s,
+)
 from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
@@ -144,6 +156,7 @@ class Client:
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._misconfigured_in_a_row = 0
+        self._unanswered = Unanswered()
         self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         self._about = self._sender.connect(self._urls[0])
@@ -366,16 +379,22 @@ class Client:
 
     def _put(self, connection: Connection, job: PendingRequest) -> Answered:
         """Send one request until it is answered, refused, or out of attempts."""
+        task = job.request.task
+        if (why := self._unanswered.why_over(task)) is not None:
+            return Answered(job, Reply("failed", error=why), 0)
         for attempt in itertools.count(1):
             with self.flight.one():
                 received = self._send(connection, job.request)
+            is_last = attempt == self._max_attempts or not received.may_help
+            self._unanswered.count(task, received, attempt, is_last=is_last)
             if received.reply.status != "failed":
                 break
-            is_last = attempt == self._max_attempts or not received.may_help
             self._check_alive(is_patient=not is_last)
             if is_last:
                 break
             if self._dispatcher.stopped.wait(wait_s(job.key, attempt, self._backoff_s, received.retry_after_s)):
+                break
+            if self._unanswered.why_over(task) is not None:
                 break
         return Answered(job, received.reply, attempt)
 

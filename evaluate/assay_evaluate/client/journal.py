@@ -135,6 +135,7 @@ class Reply:
     tool_calls: tuple[dict[str, Any], ...] | None = None
     """As the server's parser found them, in the API's own shape. None: no call, or kept before calls were."""
     finish_reason: str | None = None
+    """Why it ended, by OpenAI's names (`replies.ENDED`); of a failed one, the server's own word."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     thinking_tokens: int | None = None
@@ -143,9 +144,12 @@ class Reply:
     token_ids: tuple[int, ...] | None = None
     usage: dict[str, Any] | None = None
     """All that the server counted, in the API's own shape."""
+    usage_problem: str | None = None
+    """How these counts cannot be true; `output_tokens` is then None. None: they may be, or kept before they were looked at."""
     speculation: dict[str, int] | None = None
     """num_drafts, num_draft_tokens, num_accepted_tokens of this reply, where the server says."""
     http_status: int | None = None
+    """Of an error told with status 200, the status that it names."""
     latency_s: float | None = None
     error: str | None = None
     reply_id: str | None = None

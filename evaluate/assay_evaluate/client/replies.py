@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.message import contents
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
+from assay_evaluate.client.usage import usage_problem
 from assay_evaluate.transport.foreign_json import MOST_COUNT, fingerprint_in, plain, text_of
+
+ENDED = {
+    "stop": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "complete": "stop",
+    "length": "length", "max_tokens": "length", "model_length": "length",
+    "tool_calls": "tool_calls", "tool_use": "tool_calls", "function_call": "tool_calls",
+    "repetition": "repetition",
+}  # fmt: skip
+"""`finish_reason` of a reply that is whole, or was cut off at its budget, small letters -> its name in OpenAI's API.
+
+eos_token, stop_sequence: TGI; eos: Together; end_turn, tool_use, max_tokens: Anthropic and xAI; model_length: Mistral;
+COMPLETE: Cohere; STOP, MAX_TOKENS: Gemini; function_call: OpenAI before tools; repetition: vLLM, where a model repeats itself.
+What is not listed (abort, error, content_filter, timeout, cancelled, network_error, ...) did not end as the model meant it:
+vLLM, SGLang and LMDeploy write `abort` where they took a request back, with what was generated so far as its text."""
+
+
+class NotFinished(ValueError):
+    """A reply that the server did not finish. `word`: its finish_reason."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(f"HTTP 200 with finish_reason {shown(word, 40)}: the server did not finish the reply")
+        self.word = word
 
 
 def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Reply:
     """An API response as a Reply. LookupError, TypeError, ValueError, AttributeError: not shaped as the API promises.
 
+    NotFinished: it says itself that it is no whole reply.
+
     Everything in it can be written down: text is Unicode (a lone surrogate becomes U+FFFD), counts are numbers, nothing is
     nested without end.
     """
     choice = data["choices"][0]
-    message = choice.get("message", {"content": choice.get("text")})
+    message = choice["message"] if "message" in choice else {"content": text_of(choice.get("text"))}
+    finish_reason = _finish_reason(choice.get("finish_reason"))
+    text, reasoning = contents(message)
     usage = data.get("usage") or {}
     prompt_ids = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     token_ids = choice.get("token_ids")
@@ -25,15 +53,18 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     says_something = any(message.values()) or choice.get("finish_reason") or token_ids or logprobs is not None
     if not says_something:
         raise ValueError("a choice that says nothing, not even that it has ended")
-    return Reply(
+    output_tokens = _count(usage.get("completion_tokens"))
+    if not output_tokens and (text or reasoning):
+        output_tokens = None  # servers that do not count write zeros
+    reply = Reply(
         status="answered",
-        text=text_of(message.get("content")) or "",
-        reasoning=text_of(message.get("reasoning") or message.get("reasoning_content")),
+        text=text,
+        reasoning=reasoning,
         has_tool_calls=bool(message.get("tool_calls")),
         tool_calls=tuple(_objects(message["tool_calls"])) if message.get("tool_calls") else None,
-        finish_reason=text_of(choice.get("finish_reason")),
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        output_tokens=_count(usage.get("completion_tokens")),
+        finish_reason=finish_reason,
+        prompt_tokens=_count(usage.get("prompt_tokens")) or None,
+        output_tokens=output_tokens,
         thinking_tokens=_count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens")),
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else _ids(prompt_ids),
@@ -48,6 +79,23 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         system_fingerprint=fingerprint_in(data),
         stop_reason=_stop_reason(choice.get("stop_reason")),
     )
+    problem = usage_problem(usage, reply, request.body.get("sampling_params", request.body).get("max_tokens"))
+    return reply if problem is None else replace(reply, output_tokens=None, usage_problem=problem)
+
+
+def _finish_reason(told: Any) -> str | None:
+    """NotFinished: it is no end of a whole reply.
+
+    None where the server names none: gateways of old write none, SGLang an empty one. No server leaves it out of a reply that
+    it took back, and a cut is still found by its tokens.
+    """
+    word = text_of(told)
+    if not word:
+        return None
+    known = ENDED.get(word) or ENDED.get(word.lower())
+    if known is None:
+        raise NotFinished(word)
+    return known
 
 
 def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:

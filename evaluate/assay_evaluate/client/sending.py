@@ -7,23 +7,26 @@ import json
 import random
 import re
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from assay.foreign_text import shown
+from assay.foreign_text import one_line, shown
 from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.replies import read_reply
+from assay_evaluate.client.replies import NotFinished, read_reply
 from assay_evaluate.transport.connection import MOST_REPLY_BYTES, Connection, HttpReply
 from assay_evaluate.transport.errors import AnothersReply, TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_of
+from assay_evaluate.transport.foreign_json import MOST_MESSAGE, WRONG_SHAPE, NotJson, fingerprint_in, text_of
+from assay_evaluate.transport.told_errors import ToldError, error_in
 
 COME_LATER = frozenset({408, 409, 425, 429})
 """HTTP statuses with which a server puts a request off."""
-MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
-"""HTTP statuses of a wrong address or key. One by itself may be a gateway's hiccup; every request gets it, or none."""
+MISCONFIGURED = frozenset({301, 302, 303, 307, 308, 401, 402, 403, 404, 405})
+"""HTTP statuses of a wrong address or key, or an account without credit. One by itself may be a gateway's hiccup; every request
+gets it, or none."""
 REFUSED = frozenset(range(400, 500)) - COME_LATER - MISCONFIGURED | {501}
 """HTTP statuses with which a server refuses a request for good."""
 TRY_AGAIN = (COME_LATER | frozenset(range(500, 600))) - {501}
@@ -38,6 +41,15 @@ SLOWEST_S_PER_TOKEN = 0.2
 BYTES_PER_LOGPROB = 256
 """Room in a reply for one log-probability: its token, as text, as bytes and as JSON names them."""
 
+
+MOST_NO_ANSWER = 8
+"""Replies in a row to the requests of one task that are no answers, after which it is asked no more."""
+SHAPE_ATTEMPTS = 3
+"""How often one request has had JSON of another shape by then: a gateway that starts, or tires, sends a page, and is waited for
+as long as one request is tried; a wrong shape is there to stay."""
+
+NoAnswer = Literal["page", "shape", "unfinished"]
+"""What came with status 200: no JSON, JSON of another shape, or a reply that the server did not finish."""
 
 OUR_ID = re.compile(r"assay-[0-9a-f]{16}-[0-9]+")
 """The id that a request is given (X-Request-Id). vLLM repeats it in the reply's own `id`."""
@@ -58,6 +70,34 @@ class Received:
     retry_after_s: float | None = None
     is_of_another: bool = False
     """Failed: the reply that came belongs to another request."""
+    no_answer: NoAnswer | None = None
+    """Failed with status 200."""
+
+
+class Unanswered:
+    """Which tasks get nothing but replies that are no answers: trying all requests often helps none. For several threads."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[str, int] = {}
+        self._over: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def why_over(self, task: str) -> str | None:
+        """Why the task is asked no more. None: it is."""
+        return self._over.get(task)
+
+    def count(self, task: str, received: Received, attempt: int, *, is_last: bool) -> None:
+        """One reply to it. is_last: of the attempts at its request."""
+        if received.no_answer is None:
+            if received.reply.status != "failed" and self._in_a_row.get(task):
+                self._in_a_row[task] = 0
+            return
+        with self._lock:
+            in_a_row = self._in_a_row[task] = self._in_a_row.get(task, 0) + 1
+            is_patient = received.no_answer != "shape" or attempt < SHAPE_ATTEMPTS
+            if in_a_row >= MOST_NO_ANSWER and (is_last or not is_patient):
+                why = f"not asked: the last {in_a_row} replies to {task} were no answers: {received.reply.error}"
+                self._over.setdefault(task, why)
 
 
 class Sender:
@@ -140,14 +180,35 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
         if not isinstance(data, dict):
             raise TypeError(f"{type(data).__name__} in place of an object")
         _check_whose(data, request_id)
+        if (told := error_in(data)) is not None:
+            return _refusal(told, latency_s, response.retry_after_s)
         choice = data["choices"][0]
         return Received(
             read_reply(data, request, latency_s), read_rows(choice), text_of(choice.get("routed_experts")), fingerprint_in(data)
         )
+    except NotFinished as error:
+        reply = Reply("failed", error=str(error), http_status=status, latency_s=latency_s, finish_reason=shown(error.word, 40))
+        return Received(reply, may_help=True, no_answer="unfinished")
     except WRONG_SHAPE as error:
+        is_of_another, is_page = isinstance(error, AnothersReply), isinstance(error, NotJson)
         what = f"reply is not what the API promises: {type(error).__name__}: {shown(error, 400)}"
+        if not is_of_another and not is_page:  # whose message has it
+            what += f"; received {shown(' '.join(response.body[:400].decode(errors='replace').split()), 100)}"
         reply = Reply("failed", error=what, http_status=status, latency_s=latency_s)
-        return Received(reply, may_help=True, is_of_another=isinstance(error, AnothersReply))
+        no_answer: NoAnswer | None = None if is_of_another else "page" if is_page else "shape"
+        return Received(reply, may_help=True, is_of_another=is_of_another, no_answer=no_answer)
+
+
+def _refusal(told: ToldError, latency_s: float, retry_after_s: float | None) -> Received:
+    """An error that came with status 200, as if it had come with the status that it names."""
+    may_help = told.status not in REFUSED
+    code = "" if told.status is None else f" ({told.status})"
+    words = one_line(" ".join(told.message[: 8 * MOST_MESSAGE].split()))[:MOST_MESSAGE]
+    reply = Reply(
+        "failed" if may_help else "refused", error=f"HTTP 200 with an error in it{code}: {words}",
+        http_status=told.status or 200, latency_s=latency_s,
+    )  # fmt: skip
+    return Received(reply, may_help=may_help, retry_after_s=retry_after_s)
 
 
 def _check_whose(data: dict[str, Any], request_id: str) -> None:

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
 
 from assay.records.measurement import ItemResult, Truncation
 from assay_evaluate.client.journal import Reply
+from assay_evaluate.client.message import ends_inside_thinking
 
 SHORTEST_TAIL = 64
 LONGEST_TAIL = 8192
@@ -20,6 +22,11 @@ WINDOW = 16
 MIN_REPEATS = 3
 """A tail loops if at most every third of its windows of 16 characters is a new one. Prose, code, tables of different
 numbers and lists of keys have hardly any twice; a repeat that changes a number each time still has most of them again."""
+ENDS_WITH_ANSWER = re.compile(
+    r"(?:####[^#]|\\boxed\s*\{|(?:final|correct) answer\b|\banswer is\b|\banswer\s*:|最终答案|答案[是为：:]).{0,200}\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+"""An answer in a form that questions ask for, at the end of a text. Thinking that is cut off has it early, if at all."""
 
 
 def room_tokens(prompt_tokens: int | None, max_tokens: int, max_model_len: int | None) -> int:
@@ -32,19 +39,24 @@ def room_tokens(prompt_tokens: int | None, max_tokens: int, max_model_len: int |
 def truncated_by(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> Truncation | None:
     """Why the reply counts as cut off, None if it does not.
 
-    Cut off: its tokens reach min(max_tokens, max_model_len - prompt), or the server says `length`, or a reasoning parser is
-    on and there is neither an answer nor a tool call. A reply that never came is not cut off: None.
+    Cut off: its tokens reach min(max_tokens, max_model_len - prompt), or the server says `length`, or there is no answer and
+    no tool call though a reasoning parser is on, as it is where thinking comes apart from text, or the text begins with
+    thinking that does not end. A reply that never came is not cut off: None.
     """
     if reply.status != "answered":
         return None
     room = room_tokens(reply.prompt_tokens, max_tokens, max_model_len)
     if reply.output_tokens is not None and reply.output_tokens >= room:
         return "budget" if room == max_tokens else "context"
-    if reply.finish_reason == "length":
+    if reply.finish_reason in {"length", "repetition"}:
         return "length"
-    if has_reasoning_parser and not reply.text.strip() and not reply.has_tool_calls:
-        return "empty"
-    return None
+    if reply.has_tool_calls:
+        return None
+    if reply.text.strip():
+        return "empty" if ends_inside_thinking(reply.text) else None
+    if reply.reasoning and ENDS_WITH_ANSWER.search(reply.reasoning[-400:].rstrip()):
+        return "reasoning_only"
+    return "empty" if has_reasoning_parser or reply.reasoning else None
 
 
 def count_truncations(items: Iterable[ItemResult]) -> dict[Truncation, int]:
@@ -81,6 +93,8 @@ def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int |
     """
     if reply.status != "answered":
         return None
+    if reply.finish_reason == "repetition":
+        return True
     thought = reply.thinking_tokens
     if thinking_budget_tokens is not None and thought is not None and thought >= thinking_budget_tokens:
         return repeats_to_the_end((reply.reasoning or "").rstrip()) or (cut_by is not None and repeats_to_the_end(reply.text))

@@ -45,7 +45,8 @@ class Tally:
             if exchange.status in ("refused", "failed"):
                 self.num_failed += 1
                 status = exchange.reply.http_status
-                self.errors[f"HTTP {status}" if status else str(exchange.reply.error).partition(":")[0]] += 1
+                is_status = status is not None and status != 200
+                self.errors[f"HTTP {status}" if is_status else str(exchange.reply.error).partition(":")[0]] += 1
             self._lost_in_a_row = self._lost_in_a_row + 1 if exchange.is_lost else 0
             return self._lost_in_a_row < GIVE_UP_AFTER
 

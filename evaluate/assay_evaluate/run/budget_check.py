@@ -116,7 +116,8 @@ def _server(
 def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = True) -> TaskBudget:
     """What the replies to a few items say: enough if no more of them ran into the budget or the context than the gates allow.
 
-    A reply that ends of its own accord before its answer has begun (`empty`) would do so with any budget.
+    A reply that ends of its own accord before its answer has begun (`empty`), or with the answer among its thinking, would do
+    so with any budget.
     """
     num_replies = task.num_items - task.num_failed
     lengths = [item.output_tokens for item in task.items if item.output_tokens is not None]
@@ -141,7 +142,12 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
 
 def num_cut(task: TaskResult) -> int:
     """Replies that a larger budget, or context, would have let go on."""
-    return task.num_truncated - task.truncated_by.get("empty", 0)
+    return task.num_truncated - num_without_answer(task)
+
+
+def num_without_answer(task: TaskResult) -> int:
+    """Replies that ended by themselves without an answer, or with one that the server calls thinking."""
+    return task.truncated_by.get("empty", 0) + task.truncated_by.get("reasoning_only", 0)
 
 
 def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_truncated: float) -> str:
@@ -153,7 +159,7 @@ def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_trunc
     seen += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
     if task.num_thinking_cut:
         seen += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"
-    if num_empty := task.truncated_by.get("empty", 0):
+    if num_empty := num_without_answer(task):
         seen += f", {num_empty} ended without an answer, which no budget changes"
     if share.value > max_truncated:
         context = task.truncated_by.get("context", 0) > num_cut(task) / 2

@@ -151,9 +151,10 @@ class Connection:
     ) -> HttpReply:
         read = functools.partial(_content, most_bytes=most_bytes)
         response, content = self._ask(method, path, body, total_s, most_bytes, read, request_id)
-        if response.status == 200:
-            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES))
-        location, wait = response.headers.get("Location"), response.headers.get("Retry-After")
+        wait = response.headers.get("Retry-After")
+        if response.status == 200:  # it may hold an error that names another
+            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, None if wait is None else _seconds(wait))
+        location = response.headers.get("Location")
         return HttpReply(
             response.status,
             self._hide(content),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.foreign_text import one_line, shown
+from assay_evaluate.transport.told_errors import words_in
 
 WRONG_SHAPE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 """What reading a reply raises that has another shape than the API promises, NotJson and numbers without bound among it."""
@@ -39,8 +40,8 @@ def message_in(body: bytes | str) -> str:
     text = body if isinstance(body, str) else body.decode(errors="replace")
     try:
         data = read_json(text.encode(errors="surrogatepass"))
-        text = str(data.get("error", data).get("message", data))
-    except (NotJson, AttributeError, RecursionError):
+        text = words_in(data)
+    except (NotJson, RecursionError):
         pass
     return one_line(" ".join(text[: 8 * MOST_MESSAGE].split()))[:MOST_MESSAGE]
 

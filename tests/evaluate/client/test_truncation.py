@@ -51,7 +51,16 @@ PLAIN = Reply(status="answered", text="#### 7", finish_reason="stop", prompt_tok
         ({"prompt_tokens": 179}, False, None),
         ({"output_tokens": 50, "finish_reason": "tool_calls", "has_tool_calls": True}, True, "budget"),
         ({"text": " \n", "reasoning": "I think"}, True, "empty"),
-        ({"text": "", "reasoning": "I think"}, False, None),
+        ({"text": "", "reasoning": "I think"}, False, "empty"),  # whoever has thinking apart has a parser, named or not
+        ({"text": ""}, False, None),
+        ({"text": "<think>I think"}, False, "empty"),
+        ({"text": "<think>I think</think> #### 7"}, False, None),
+        ({"text": "", "reasoning": "2 + 5.\n#### 7"}, False, "reasoning_only"),
+        ({"text": "", "reasoning": "2 + 5.\n#### 7", "finish_reason": "length"}, True, "length"),
+        ({"text": "", "reasoning": "#### is what I must write, so let me see." + " and 7" * 60}, True, "empty"),
+        ({"text": "", "reasoning": "So it is \\boxed{7}."}, True, "reasoning_only"),
+        ({"text": "", "reasoning": "So the final answer is (B)"}, True, "reasoning_only"),
+        ({"finish_reason": "repetition"}, False, "length"),
         ({"text": "", "has_tool_calls": True, "finish_reason": "tool_calls"}, True, None),
         ({"output_tokens": None}, False, None),
         ({"prompt_tokens": None, "output_tokens": 50}, False, "budget"),
@@ -197,6 +206,35 @@ def test_a_cut_that_only_the_candidate_has_and_nobody_admits(
     )
 
 
+def swallowed(body: dict[str, Any]) -> Scripted:
+    """A reasoning parser that takes the answer for thinking."""
+    return Scripted("", reasoning=obedient(body).text)
+
+
+def left_open(body: dict[str, Any]) -> Scripted:
+    """No parser, and thinking that never ends: what stands at its end is no answer."""
+    return Scripted(f"<think>{obedient(body).text}")
+
+
+def in_text(body: dict[str, Any]) -> Scripted:
+    """No parser, and thinking that ends; the number in it is another."""
+    return Scripted(f"<think>#### 1</think>{obedient(body).text}")
+
+
+def test_answers_that_a_parser_swallowed_and_thinking_without_one(tmp_path: Path) -> None:
+    """No recipe names a parser."""
+    for name, reply, accuracy, cut in (
+        ("swallowed", swallowed, 0, {"reasoning_only": 80}),
+        ("left_open", left_open, 1, {"empty": 80}),
+        ("in_text", in_text, 1, {}),
+    ):
+        (tmp_path / name).mkdir()
+        measurements, _ = run(tmp_path / name, suite_of(64), {"candidate": reply})
+        task = measurements[2].tasks[0]
+        assert task.accuracy is not None
+        assert (task.accuracy.value, task.truncated_by) == (accuracy, cut), name
+
+
 def looping(body: dict[str, Any]) -> Scripted:
     """Three sums in ten are begun and never ended."""
     text = obedient(body).text
@@ -251,6 +289,7 @@ def test_what_repeats_itself_to_the_end(text: str, is_loop: bool) -> None:
         ({"text": "#### 7", "reasoning": SENTENCE * 9, "thinking_tokens": 40}, None, 40, True),
         ({"text": "#### 7", "reasoning": SENTENCE * 9, "thinking_tokens": 39}, None, 40, False),
         ({"text": " ", "reasoning": SENTENCE * 9}, "empty", None, True),
+        ({"text": "no two alike", "finish_reason": "repetition"}, "length", None, True),
         ({"status": "failed", "text": ""}, None, None, None),
     ],
 )

@@ -153,7 +153,6 @@ def _rows() -> list[Behaviour]:
         ("null", "null"), ("a list", "[]"), ("a number", "5"), ("no choices", "{}"),
         ("choices that are null", '{"choices": null}'),
         ("choices that are empty", '{"choices": []}'), ("a choice that is a number", '{"choices": [5]}'),
-        ("an error with status 200", '{"error": {"message": "no"}}'),
         ("text that is a number", completion(5)), ("text that is a list", completion(["four"])),
         ("a message that is null", choice(message=None)), ("a message that is text", choice(message="four")),
         ("an empty message", choice(message={})), ("an empty choice", choice()),
@@ -175,6 +174,11 @@ def _rows() -> list[Behaviour]:
             "tokens": ["a"], "token_logprobs": [-(10**400)], "top_logprobs": [{}]})),
     ):  # fmt: skip
         body("again", name, UNPROMISED, content)
+    body("again", "an error with status 200", "HTTP 200 with an error in it: no", '{"error": {"message": "no"}}')
+    full = '{"error": {"message": "prompt is too long", "code": 400}}'
+    body("refused", "a refusal with status 200", "HTTP 200 with an error in it (400): prompt is too long", full)
+    for word in ("abort", "error", "content_filter", "\ud800"):
+        body("again", f"ended by {word!r}", "HTTP 200 with finish_reason", choice(text="fo", finish_reason=word))
     body("answered", "lone surrogates", "a\ufffdb", completion("a\ud800b"))
     body("answered", "fields that nobody knows", "four", completion(extra={"deep": [[[]]]}))
     body("answered", "a message of nothing but its end", "", choice(message={"content": None}, finish_reason="stop"))
