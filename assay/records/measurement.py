@@ -137,8 +137,8 @@ class ItemResult:
     ends_open: bool | None = None
     """The answer, or the thinking if there is none, ends without a mark that ends a sentence. None: as above."""
     answer_in_reasoning: bool | None = None
-    """There is no answer, the server says that the reply ended by itself, and at the end of the thinking stands the right answer,
-    or one in the form that was asked for. None: as above."""
+    """There is no answer, the server says that the reply ended by itself, and at the end of the thinking stands the right
+    answer, or one in the form that was asked for. None: as above."""
 
 
 class Round(Part):

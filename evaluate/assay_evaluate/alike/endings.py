@@ -145,7 +145,7 @@ def contradicting_usage(pair: Pair) -> Iterator[Finding]:
         if exceeds(num, served.num_replies):
             yield found(
                 pair, side,
-                f"the usage of {some(num, served.num_replies)} replies of {side.label} contradicts itself ({served.usage_problem}), so it "
-                "cannot be seen which replies were cut off",
+                f"the usage of {some(num, served.num_replies)} replies of {side.label} contradicts itself "
+                f"({served.usage_problem}), so it cannot be seen which replies were cut off",
                 num, served.num_replies,
             )  # fmt: skip
