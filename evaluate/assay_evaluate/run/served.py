@@ -129,10 +129,12 @@ def _asked(session: Session, kind: Literal["zero", "above zero"], questions: Seq
 
 
 def _short(session: Session, request: Request, number: int) -> Request:
-    """number: 1 and 2 are the same request, 3 has another seed."""
+    """number: 1 and 2 say the same, 3 has another seed. The first is the task's own request, where that is short already."""
     body = {**request.body, "max_tokens": min(int(request.body["max_tokens"]), SHORT_TOKENS)}
-    if session.sends_seeds:
-        body["seed"] = seed_of(session.seed, TASK, request.task, request.item, number == 3)
+    if number == 1 and body == request.body:
+        return request
+    if number == 3:
+        body["seed"] = seed_of(session.seed, TASK, request.task, request.item)
     return dataclasses.replace(request, task=TASK, item=f"{request.task}/{request.item}", sample=number, body=body)
 
 

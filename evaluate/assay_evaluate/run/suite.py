@@ -45,11 +45,13 @@ def measure_suite(
     concurrency: int,
     on_progress: Callable[[str], None],
     tasks: Sequence[TaskBase] | None = None,
+    asks_twice: bool = True,
 ) -> dict[str, Any]:
     """Fields `tasks, divergence, acceptance, not_measured, notes` and how busy the servers were, of a Measurement.
 
     text: what the reference wrote; None if this is the reference, which then writes and scores it. tasks: those of the suite as
-    they are asked now; None: as the suite has them. The noise-floor pass asks everything again in another batch composition:
+    they are asked now; None: as the suite has them. asks_twice: a few questions once more, to see whether the server does as it
+    is told. The noise-floor pass asks everything again in another batch composition:
     other concurrency, reverse order; of tasks that the reference has answered twice already it takes the second replies.
     """
     in_flight = max(2, concurrency // 2 + 1) if is_noise_floor else concurrency
@@ -66,7 +68,7 @@ def measure_suite(
         results, accepted = _run_tasks(
             session, suite, suite.tasks if tasks is None else tasks, server, who, reference, checkpoint, phase
         )
-        twice = ask_twice(session, suite.tasks)
+        twice = ask_twice(session, suite.tasks) if asks_twice else ()
         not_measured |= {task.task: task.note or "" for task in results if task.accuracy is None}
         if suite.acceptance and accepted is None:
             drafts = server.fingerprint.speculation is not None
