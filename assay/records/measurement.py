@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.divergence import Drift, ExactDivergence, Structural, TextMean
-from assay.records.served import AskedTwice, ServedEvidence
+from assay.records.served.evidence import AskedTwice, ServedEvidence
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from assay.records.measurement import ItemResult
-from assay.records.served import ServedEvidence
+from assay.records.served.evidence import ServedEvidence
 from assay_evaluate.alike.sides import Finding, Pair, Side, exceeds, found, some
 
 VERSION = re.compile(r"[-@:_](\d[\d.-]*|latest|preview|v\d[\d.]*)$")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.records.measurement import ItemResult, TaskResult
-from assay.records.served import AskedTwice
+from assay.records.served.evidence import AskedTwice
 from assay.records.serving import Signature
 
 LEAST_SHARE = 0.005

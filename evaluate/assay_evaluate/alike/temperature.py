@@ -8,7 +8,7 @@ from typing import Literal
 
 from scipy import stats
 
-from assay.records.served import AskedTwice
+from assay.records.served.evidence import AskedTwice
 from assay_evaluate.alike.sides import Finding, Pair, Side, found, some
 
 NOISE_TOKENS = 150.0

@@ -41,7 +41,7 @@ def one_text(pair: Pair) -> Iterator[Finding]:
                 yield found(
                     pair, side,
                     f"{side.label} gives one and the same text to {some(alike, questions)} questions, right for hardly any: a "
-                    "page of something between, not a reply",
+                    "page of a gateway, not a reply",
                     alike, questions,
                 )  # fmt: skip
 

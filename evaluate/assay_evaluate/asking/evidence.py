@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from assay.foreign_text import shown
 from assay.records.base import canonical_json
 from assay.records.measurement import ItemResult
-from assay.records.served import PromptCount, ServedEvidence, TextCounts
+from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import repeats_to_the_end
 

@@ -15,11 +15,11 @@ from assay.recipes.gate import GateRecipe, ScoreGate, Stopping
 from assay.recipes.suite import GeneratedTask, SuiteRecipe, TaskBase
 from assay.records.measurement import Measurement, Round, TaskResult
 from assay.records.verdict import Verdict
+from assay_evaluate.alike.measurements import look_at_serving
 from assay_evaluate.run.suite import task_notes
 from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
 from assay_evaluate.verdicts.scores import judge_scores
-from assay_evaluate.verdicts.serving import look_at_serving
 from assay_evaluate.verdicts.whole.going_on import asked_further
 
 FIRST = "every task is asked at first"

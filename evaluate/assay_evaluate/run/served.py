@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from assay.recipes.suite import SweTask, TaskBase
 from assay.records.measurement import TaskResult
-from assay.records.served import AskedTwice
+from assay.records.served.evidence import AskedTwice
 from assay_evaluate.asking.dialect import seed_of
 from assay_evaluate.asking.evidence import CountPrompt, CountText, all_said, key_of
 from assay_evaluate.asking.session import Session

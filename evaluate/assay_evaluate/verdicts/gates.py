@@ -45,6 +45,7 @@ from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import GateReport, RegisteredGates, ServingFinding, Status, Verdict, WholeClaim
+from assay_evaluate.alike.measurements import look_at_serving, without_tasks
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergence
@@ -56,7 +57,6 @@ from assay_evaluate.verdicts.reasons import reason_for, suspect_reason
 from assay_evaluate.verdicts.replies.truncation import judge_truncation
 from assay_evaluate.verdicts.replies.verbosity import judge_verbosity
 from assay_evaluate.verdicts.scores import judge_scores
-from assay_evaluate.verdicts.serving import look_at_serving, without_tasks
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
 from assay_evaluate.verdicts.whole.going_on import with_reason

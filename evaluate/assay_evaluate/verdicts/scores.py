@@ -14,6 +14,7 @@ from assay.quantities import capital, interval_name, percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import ServingFinding, Status, Verdict
+from assay_evaluate.alike.measurements import serving_fault
 from assay_evaluate.statistics import PairedEvidence, decide, holm
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.item_pairs import (
@@ -35,7 +36,6 @@ from assay_evaluate.verdicts.score_sentences import (
     remedy_of_cuts,
     sentences,
 )
-from assay_evaluate.verdicts.serving import serving_fault
 
 
 class AdjustedP(NamedTuple):
