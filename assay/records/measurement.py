@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.divergence import Drift, ExactDivergence, Structural, TextMean
+from assay.records.served.evidence import AskedTwice, ServedEvidence
 from assay.records.serving import Fingerprint, Signature
 from assay.records.swe import SweFigures
 
@@ -131,6 +132,19 @@ class ItemResult:
     recorded before this was."""
     accepted_tokens: int | None = None
     """Of these, those that were accepted. None: as above."""
+    reply_key: int | None = None
+    """48 bits of a hash of the id that the server gave the reply. None: it gave none, or recorded before this was."""
+    text_key: int | None = None
+    """The same of all that the reply says: text, thinking, calls. None: no reply, or recorded before this was."""
+    text_chars: int | None = None
+    """Characters of the answer, without thinking. None: as above."""
+    reasoning_chars: int | None = None
+    """Characters of thinking apart from the answer; 0: there is none. None: as above."""
+    ends_open: bool | None = None
+    """The answer, or the thinking if there is none, ends without a mark that ends a sentence. None: as above."""
+    answer_in_reasoning: bool | None = None
+    """There is no answer, the server says that the reply ended by itself, and at the end of the thinking stands the right
+    answer, or one in the form that was asked for. None: as above."""
 
 
 class Round(Part):
@@ -188,6 +202,8 @@ class TaskResult(Part):
     """Of RULER: essays, squad, hotpotqa -> `published`, `generated`, or the path of a file of one's own."""
     is_second_replies: bool = False
     """The reference's own second replies, which stand against its first: the noise floor of a task that is sampled."""
+    served: ServedEvidence | None = None
+    """What the replies say of who gave them. None: recorded before this was, or its replies are not kept (SWE-bench)."""
 
     @property
     def usual_error(self) -> str | None:
@@ -323,6 +339,8 @@ class Measurement(Record):
     log-probabilities."""
     replies_sha256: str | None = None
     """With checkpoint and suite the key of its replies in the journal. None: recorded before this was."""
+    asked_twice: tuple[AskedTwice, ...] = ()
+    """One for each kind of temperature that its tasks ask for. Empty: recorded before this was, a repeat, or nothing to ask."""
 
 
 class TaskBudget(Part):

@@ -62,6 +62,10 @@ class SignedPrompt(Part):
     """Of these tokens."""
     next: dict[str, float | None]
     """The likeliest tokens after the prompt -> log-probability."""
+    model: str | None = None
+    """Which model the reply said it was of. None: it said none, or recorded before this was."""
+    system_fingerprint: str | None = None
+    """Which server configuration. None: as above."""
 
 
 class Signature(Part):

@@ -88,9 +88,27 @@ class Verdict(Part):
     worst_case: Interval | None = None
     """Of a score: the drop with every cut reply of the candidate wrong and of the reference right; a PASS holds for it too.
     None: nothing was cut off, or judged before this was."""
+    faults: tuple[str, ...] = ()
+    """Rules by which the serving is at fault for the task, so that its replies say nothing of the weights. Empty: none is, or
+    judged before this was."""
     has_say: bool = True
     """False: shown, but not part of the overall verdict. An optional gate on what the reference itself cannot do, acceptance
     where nothing was served with speculative decoding, or a task undecided alone where the claim about the whole decides."""
+
+
+class ServingFinding(Part):
+    """One rule that one task of one candidate breaks: by its serving, or the reference's."""
+
+    candidate: str
+    task: str
+    rule: str
+    """By name, of `assay_evaluate.alike.rules`."""
+    at_fault: tuple[str, ...]
+    """Labels of the checkpoints whose serving is at fault; both where that cannot be told."""
+    clause: str
+    num: int
+    """Replies (or questions) at fault."""
+    of: int
 
 
 class TaskUse(Part):
@@ -208,6 +226,10 @@ class GateReport(Record):
     """Of every candidate and gate of that kind."""
     subgroups: tuple[SubgroupLoss, ...] = ()
     """Of every candidate that gates on subgroups look at. Empty: there is no such gate, or judged before there were."""
+    serving: tuple[ServingFinding, ...] = ()
+    """Tasks whose replies are not those of the weights, or not to the same questions. Empty: none, or judged before this."""
+    not_looked_at: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Candidate -> rules of `serving` for which its record, or the reference's, is too old to have evidence."""
 
     @property
     def chosen(self) -> Chosen:

@@ -18,6 +18,7 @@ from assay_reports.deployment_limits import deployments_left_out, nothing_scored
 from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
+from assay_reports.serving_limits import serving_faults, serving_not_looked_at
 from assay_reports.speed_limits import (
     choice_outdated,
     speed_conditions,
@@ -429,6 +430,7 @@ def _and(names: list[str]) -> str:
 LIMITS: dict[str, Callable[[Run], str | None]] = {
     "unmeasured": unmeasured,
     "not_measured": not_measured,
+    "serving_faults": serving_faults,
     "gates_not_before": gates_not_before,
     "emulated": emulated,
     "quantized_reference": quantized_reference,
@@ -465,6 +467,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "acceptance_interval": acceptance_interval,
     "speculation_off": speculation_off,
     "unknown_kernels": unknown_kernels,
+    "serving_not_looked_at": serving_not_looked_at,
     "external_server": external_server,
     "unclean_versions": unclean_versions,
     "precisions_by_shape": precisions_by_shape,

@@ -26,6 +26,7 @@ from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import FormatCheck, GpuCheck
 from assay.records.probe import ProbeResult
 from assay.records.speed import Origin, SpeedRecord, SpeedRepeat, SpeedRow
+from assay.records.verdict import ServingFinding
 from assay.records.verification import Verification
 from assay_reports import text
 from assay_reports.card import render_card, write_card
@@ -249,6 +250,14 @@ def replaced(run: Run, **changes: Any) -> Run:
     return Run(**{**run.__dict__, **changes})
 
 
+def gates(**changes: Any) -> Callable[[Run], Run]:
+    def change(run: Run) -> Run:
+        assert run.gates is not None
+        return replaced(run, gates=run.gates.model_copy(update=changes))
+
+    return change
+
+
 def fingerprint(**changes: Any) -> Callable[[Run], Run]:
     def change(m: Measurement) -> Measurement:
         return m.model_copy(update={"fingerprint": m.fingerprint.model_copy(update=changes)})
@@ -407,6 +416,9 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("speculation_off", False, fingerprint(speculation=None)),
         ("unknown_kernels", False, fingerprint(emulated=False, kernels=())),
         ("external_server", False, fingerprint(server="external")),
+        ("serving_faults", False, gates(serving=(
+            ServingFinding(candidate="w4a16", task="needle", rule="capped", at_fault=("fp8",), clause="x", num=1, of=2),))),
+        ("serving_not_looked_at", True, gates(not_looked_at={})),
         ("unclean_versions", False, fingerprint(versions={"vllm": "0.33.0.dev12+dirty"})),
         ("verification_gaps", False, verifications(not_checked=("weight error: no source given",))),
         ("verification_gaps", False, lambda run: replaced(run, verifications={})),

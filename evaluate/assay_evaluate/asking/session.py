@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -13,6 +13,7 @@ from assay.records.base import Interval
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.acceptance import AcceptanceTally
 from assay_evaluate.asking.dialect import Dialect, Messages, seed_of
+from assay_evaluate.asking.evidence import ServedTally, mark_reply
 from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.asking.look_ahead import InLine, LookAhead
 from assay_evaluate.client.client import Client
@@ -41,6 +42,8 @@ class Session:
     tally: AcceptanceTally = field(default_factory=AcceptanceTally)
     """Speculation of all replies to the tasks."""
     ahead: LookAhead = field(default_factory=LookAhead)
+    served: defaultdict[str, ServedTally] = field(default_factory=lambda: defaultdict(ServedTally))
+    """Task -> what the replies to it carry beside their answers."""
     takes_second_replies: bool = False
     """Each question is answered by the second reply to it that the pass before asked for, from the journal."""
 
@@ -65,6 +68,8 @@ class Session:
             raise InLine
         replies = self.client.ask(requests, self.ahead.begin_next)
         self.tally.add(replies)
+        for request, reply in zip(requests, replies, strict=True):
+            self.served[request.task].note(request, reply)
         return [thinking_apart(reply) for reply in replies]
 
     def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
@@ -72,8 +77,11 @@ class Session:
         if self.ahead.is_looking:
             self.client.submit(list(itertools.islice(requests, FIRST_IN_LINE)))
             raise InLine
-        for reply in self.client.ask_each(requests, self.ahead.begin_next):
+        asked, noted = itertools.tee(requests)
+        for reply in self.client.ask_each(asked, self.ahead.begin_next):
+            request = next(noted)
             self.tally.add([reply])
+            self.served[request.task].note(request, reply)
             yield thinking_apart(reply)
 
     def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
@@ -144,7 +152,7 @@ class Session:
             max_model_len=self.max_model_len,
             has_reasoning_parser=self.has_reasoning_parser,
         )
-        return ItemResult(
+        result = ItemResult(
             item=item,
             sample=sample,
             language=language,
@@ -163,6 +171,7 @@ class Session:
             drafted_tokens=(reply.speculation or {}).get("num_draft_tokens"),
             accepted_tokens=(reply.speculation or {}).get("num_accepted_tokens"),
         )
+        return mark_reply(result, reply, expected=expected)
 
 
 def task_result(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.foreign_text import shown
 from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
@@ -18,7 +19,7 @@ from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, as_told, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
-from assay_evaluate.transport.foreign_json import WRONG_SHAPE, text_of
+from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in, text_of
 
 PROMPTS = (
     "The harbour master closed his ledger, looked out at the grey water and said that the ferry would not sail before",
@@ -143,7 +144,8 @@ class _Read:
 def _read(reply: HttpReply) -> _Read:
     """What is in the reply; nothing, if it is not as vLLM has it."""
     try:
-        choice = reply.json()["choices"][0]
+        data = reply.json()
+        choice = data["choices"][0]
         rows = (choice.get("prompt_logprobs") or [None])[1:]
         tokens = [next(iter(row.items())) for row in rows]
         following = ((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0]
@@ -152,6 +154,8 @@ def _read(reply: HttpReply) -> _Read:
             token_ids=tuple(int(token) for token, _ in tokens),
             logprobs=tuple(map(_number, told)),
             next={str(text_of(token)): _number(value) for token, value in following.items()},
+            model=shown(text_in(data, "model")) or None,
+            system_fingerprint=fingerprint_in(data),
         )
         numbers = [float(value) for value in (*told, *following.values()) if value is not None]
         return _Read(signed, not all(map(math.isfinite, numbers)))

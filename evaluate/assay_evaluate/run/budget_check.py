@@ -83,6 +83,7 @@ def check_budgets(
                 is_noise_floor=False,
                 concurrency=profile.concurrency,
                 on_progress=on_progress,
+                asks_twice=False,
             )
     optional = {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and not gate.required}
     return BudgetCheck(

@@ -19,6 +19,7 @@ from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
 from assay_evaluate.run.asked_with import describe
+from assay_evaluate.run.served import ask_twice, with_evidence
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
@@ -44,11 +45,13 @@ def measure_suite(
     concurrency: int,
     on_progress: Callable[[str], None],
     tasks: Sequence[TaskBase] | None = None,
+    asks_twice: bool = True,
 ) -> dict[str, Any]:
     """Fields `tasks, divergence, acceptance, not_measured, notes` and how busy the servers were, of a Measurement.
 
     text: what the reference wrote; None if this is the reference, which then writes and scores it. tasks: those of the suite as
-    they are asked now; None: as the suite has them. The noise-floor pass asks everything again in another batch composition:
+    they are asked now; None: as the suite has them. asks_twice: a few questions once more, to see whether the server does as it
+    is told. The noise-floor pass asks everything again in another batch composition:
     other concurrency, reverse order; of tasks that the reference has answered twice already it takes the second replies.
     """
     in_flight = max(2, concurrency // 2 + 1) if is_noise_floor else concurrency
@@ -65,6 +68,7 @@ def measure_suite(
         results, accepted = _run_tasks(
             session, suite, suite.tasks if tasks is None else tasks, server, who, reference, checkpoint, phase
         )
+        twice = ask_twice(session, suite.tasks) if asks_twice else ()
         not_measured |= {task.task: task.note or "" for task in results if task.accuracy is None}
         if suite.acceptance and accepted is None:
             drafts = server.fingerprint.speculation is not None
@@ -76,6 +80,7 @@ def measure_suite(
         "requests_in_flight_share": shares[0],
         "mean_requests_in_flight": shares[1],
         "asked_with": asked_with,
+        "asked_twice": twice,
         "tasks": tuple(results),
         "divergence": divergence,
         "acceptance": accepted if suite.acceptance else None,
@@ -148,7 +153,7 @@ def _session_of(session: Session, suite: SuiteRecipe, task: TaskBase) -> Session
 def _measure_task(
     session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
 ) -> TaskResult:
-    found = _run_task(session, suite, task, reference, checkpoint)
+    found = with_evidence(session, task, _run_task(session, suite, task, reference, checkpoint), checkpoint)
     return found.model_copy(
         update={"chance": task.chance, "title": task.title, "is_second_replies": session.takes_second_replies}
     )

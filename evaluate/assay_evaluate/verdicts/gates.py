@@ -5,6 +5,8 @@ The rules, in the order in which they are tried:
 - **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many
   replies of the reference cut off by the budget; positions without a finite log-probability; divergence over fewer than
   twenty texts; a reference that misses its published score). Missing is never zero and never a pass.
+- **Serving**: before anything else every task is held against the rules of `alike/rules.py`. What breaks one (a fallback
+  that answers, prompts cut, a cache) has no score: NOT MEASURED, with the sentence that names the fault and whose it is.
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
   PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),
   UNDERPOWERED otherwise: a drop that looks too large but may be chance asks for more items, not for a verdict.
@@ -46,7 +48,8 @@ from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
-from assay.records.verdict import GateReport, RegisteredGates, Status, SubgroupLoss, Verdict, WholeClaim
+from assay.records.verdict import GateReport, RegisteredGates, ServingFinding, Status, SubgroupLoss, Verdict, WholeClaim
+from assay_evaluate.alike.measurements import look_at_serving, without_tasks
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergences
@@ -94,12 +97,20 @@ def judge(
     )
     floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
     beside = compare_published(published, reference, gate_recipe.level)
+    second_pass = next((one for one in candidates if one.is_noise_floor), None)
+    serving: list[ServingFinding] = []
+    unlooked: dict[str, tuple[str, ...]] = {}
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     wholes: list[WholeClaim] = []
     subgroups: list[SubgroupLoss] = []
     for candidate in candidates:
-        judged, whole, losses = _judge_candidate(gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor)
+        looked = look_at_serving(reference, candidate, second_pass)
+        serving += looked.findings
+        unlooked |= {candidate.label: looked.not_looked_at} if looked.not_looked_at else {}
+        judged, whole, losses = _judge_candidate(
+            gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor, looked.by_task
+        )
         verdicts += judged
         wholes += [] if whole is None else [whole]
         subgroups += losses
@@ -126,6 +137,8 @@ def judge(
         long_context=tuple(one for m in candidates for one in long_context(reference, m, gate_recipe.level)),
         effective_lengths=tuple(one for m in candidates for one in effective_lengths(gate_recipe, reference, m)),
         subgroups=tuple(subgroups),
+        serving=tuple(serving),
+        not_looked_at=unlooked,
     )
 
 
@@ -133,10 +146,14 @@ def _judge_candidate(
     recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport],
     suspect: Mapping[str, str],
     floor: Divergence | None,
+    faults: Mapping[str, Sequence[ServingFinding]],
 ) -> tuple[list[Verdict], WholeClaim | None, list[SubgroupLoss]]:  # fmt: skip
     """The whole, if the gates claim something of it, and the gates in their order; scores are judged together, for what can
-    fail one of them is adjusted over all. Then what was seen of subgroups."""
-    scores = judge_scores([gate for gate in recipe.gates if isinstance(gate, ScoreGate)], reference, candidate, recipe, suspect)
+    fail one of them is adjusted over all. Then what was seen of subgroups. faults: task -> what is at fault with its serving;
+    no gate looks at its replies."""
+    score_gates = [gate for gate in recipe.gates if isinstance(gate, ScoreGate)]
+    scores = judge_scores(score_gates, reference, candidate, recipe, suspect, faults)
+    reference, candidate = without_tasks(reference, faults), without_tasks(candidate, faults)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
     whole = judge_whole(recipe, scores, candidate.label)
     scores = settled(recipe, whole, with_reason(recipe, scores, whole))

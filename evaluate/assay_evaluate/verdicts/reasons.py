@@ -15,7 +15,7 @@ WORDS: dict[Status, str] = {
 }  # fmt: skip
 TRUNCATION = "truncation"
 """Name of the gate on replies that are cut off or loop."""
-OPENING = re.compile(r"(Both sides|Exact mode|Neither|No|Not|Nothing|Probe|Recorded|Structural tokens|Within) ")
+OPENING = re.compile(r"(Both sides|Exact mode|Neither|No|Not|Nothing|Probe|Recorded|Serving fault|Structural tokens|Within) ")
 """Words that sentences without a clause begin with, where it is not a name."""
 NOTHING_SCORED = "no score was judged, and a small divergence alone does not show that a candidate is as good"
 
@@ -34,6 +34,8 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
         parts = _what_decided(deciding, status)
     else:
         parts = [NOTHING_SCORED]
+    if status == "FAIL":
+        parts += [_without_capital(v) for v in verdicts if v.faults][:1]
     return "; ".join([*parts, _counts(verdicts, status, deciding)])
 
 
@@ -49,7 +51,8 @@ def suspect_reason(reference: str, verdicts: Sequence[Verdict]) -> str:
 
 def _what_decided(deciding: Sequence[Verdict], status: Status) -> list[str]:
     """The first score in a clause, replies that failed beside it in another, and the other gates by name."""
-    first = next((v for v in deciding if v.gate.startswith("score ")), deciding[0])
+    scores = [v for v in deciding if v.gate.startswith("score ")]
+    first = next((v for v in scores if v.faults), next(iter(scores), deciding[0]))
     rest = [v for v in deciding if v is not first]
     replies = [v.clause for v in rest if status == "FAIL" and v.gate == TRUNCATION and v.clause is not None]
     others = [v for v in rest if status != "FAIL" or v.gate != TRUNCATION]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from assay.quantities import capital, interval_name, percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.records.measurement import Measurement, TaskResult
-from assay.records.verdict import Status, Verdict
+from assay.records.verdict import ServingFinding, Status, Verdict
+from assay_evaluate.alike.measurements import serving_fault
 from assay_evaluate.statistics import PairedEvidence, decide, holm
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.item_pairs import (
@@ -48,18 +49,22 @@ class AdjustedP(NamedTuple):
 def judge_scores(
     gates: Sequence[ScoreGate], reference: Measurement, candidate: Measurement, recipe: GateRecipe,
     suspect: Mapping[str, str] = MappingProxyType({}),
+    faults: Mapping[str, Sequence[ServingFinding]] = MappingProxyType({}),
 ) -> dict[str, Verdict]:  # fmt: skip
-    """Task -> verdict, for every score gate of the recipe. suspect: task -> why no verdict of it is believed."""
+    """Task -> verdict, for every score gate of the recipe. suspect: task -> why no verdict of it is believed. faults: task ->
+    what is at fault with its serving, so that it has no score at all."""
     verdicts: dict[str, Verdict] = {}
     scored: dict[str, ComparedTask] = {}
     unbelievable: dict[str, str] = {}
     for gate in gates:
-        found = _score(gate, reference, candidate, recipe)
+        at_fault = faults.get(gate.task, ())
+        title = title_of(gate, find_task(reference, gate.task))
+        found = serving_fault(title, at_fault) if at_fault else _score(gate, reference, candidate, recipe)
         if isinstance(found, str):
             verdicts[gate.task] = Verdict(
                 gate=f"score {gate.task}", candidate=candidate.label, status="NOT MEASURED", observed=None,
                 limit=gate.max_drop, detail=found, title=_title(gate, reference, candidate),
-                has_say=gate.required or _has_score(reference, gate.task),
+                has_say=gate.required or _has_score(reference, gate.task), faults=tuple(one.rule for one in at_fault),
             )  # fmt: skip
             continue
         scored[gate.task] = found

@@ -11,9 +11,10 @@ from assay_reports.text import size
 
 NUM_LIMITS = 5
 FIRST_LIMITS = (
-    "unmeasured", "gates_not_before", "not_measured", "truncation", "failures", "emulated", "quantized_reference",
-    "second_rounding", "speculation_off", "not_sampled", "non_finite", "verification_stale", "external_server",
-    "sample_sizes", "context_length", "languages", "no_load", "kinds_of_work", "generated_questions", "nothing_scored_there",
+    "unmeasured", "serving_faults", "gates_not_before", "not_measured", "truncation", "failures", "emulated",
+    "quantized_reference", "second_rounding", "speculation_off", "not_sampled", "non_finite", "verification_stale",
+    "external_server", "sample_sizes", "context_length", "languages", "no_load", "kinds_of_work", "generated_questions",
+    "nothing_scored_there",
 )  # fmt: skip
 """Keys of `LIMITS` in the order in which they can change what somebody who deploys this checkpoint decides; others follow."""
 

@@ -23,6 +23,7 @@ from assay.recipes.suite_files import as_model_asks
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 from assay.records.verdict import GateReport
+from assay_evaluate.run import served
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
@@ -61,6 +62,12 @@ def sampled(chance: float, salt: str = "") -> Callable[[dict[str, Any]], Scripte
         return Scripted(f"#### {ANSWERS[prompt] if is_right else -1}")
 
     return reply
+
+
+@pytest.fixture(autouse=True)
+def rounds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked twice, to see whether a server does as it is told, belongs to no round."""
+    monkeypatch.setattr(served, "FIRST_QUESTIONS", 0)
 
 
 class Seeded(World):
@@ -321,8 +328,8 @@ class Fresh(Run):
 
     def prompts(self, name: str) -> list[str]:
         """Sums, in the order in which they were asked, on all servers of the checkpoint."""
-        bodies = [body for server in self.world.servers.get(name, []) for _, body in server.requests]
-        asked = [body["messages"][-1]["content"] for body in bodies if "messages" in body]
+        requests = [request for server in self.world.servers.get(name, []) for request in server.requests]
+        asked = [body["messages"][-1]["content"] for path, body in requests if path == "/v1/chat/completions"]
         return [prompt for prompt in asked if prompt in set(PROMPTS)]
 
 

@@ -116,6 +116,7 @@ def test_score_truth_table(n: int, only_reference: int, only_candidate: int, sta
         "looks": (),
         "worst_case": None,
         "estimand": "such_items",
+        "faults": (),
         "has_say": True,
     }
     assert report.overall == {"w4a16": status}

@@ -1,0 +1,1 @@
+"""What replies say of their serving."""

@@ -1,0 +1,151 @@
+"""How replies end: cut at one length, cut before they need be, `stop` where it is not, at strings that nobody sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from scipy import stats
+
+from assay.records.measurement import ItemResult
+from assay_evaluate.alike.sides import Finding, Pair, Side, exceeds, found, says_it_ended, some
+
+SHORTEST_CAP_TOKENS = 16
+"""Shorter replies have one length by their form."""
+FEWEST_AT_CAP = 5
+CAP_SHARE = 0.02
+NEIGHBOURS = 0.25
+"""Lengths so near to a length, in its own size, say how many replies to expect there."""
+CAP_P = 1e-6
+"""Of so many replies without an answer at one length, over all lengths."""
+MOST_FINISHED = 0.2
+"""Share of the replies of that length which may be finished ones: else it is the length of a form."""
+FORM_SHARE = 0.1
+"""Share of the other side's right replies of that length which shows that it is a form."""
+FEWEST_TURNED = 3
+TURNED_SHARE = 0.5
+
+
+# ------------------------------------------------------------------------------------------------ cut
+def capped(pair: Pair) -> Iterator[Finding]:
+    """Many replies that end at one length, without an answer and without `length`: a cap that says stop."""
+    for side, other in pair:
+        cap = _cap_of([item for item in side.answered if item.output_tokens is not None and says_it_ended(item)], other)
+        if cap is None:
+            continue
+        length, num, of = cap
+        yield found(
+            pair, side,
+            f"{some(num, of)} replies of {side.label} end at exactly {length} tokens without an answer, and say that they "
+            "ended by themselves: something caps replies",
+            num, of,
+        )  # fmt: skip
+
+
+def _cap_of(ended: list[ItemResult], other: Side) -> tuple[int, int, int] | None:
+    """(length, replies that end there unfinished, replies in all). None: there is no such length."""
+    at_length = Counter(item.output_tokens or 0 for item in ended)
+    unfinished = _num_unfinished(ended)
+    for length, num in unfinished.most_common():
+        if length < SHORTEST_CAP_TOKENS or not exceeds(num, len(ended), share=CAP_SHARE, least=FEWEST_AT_CAP):
+            continue
+        if num < (1 - MOST_FINISHED) * at_length[length] or _is_form(length, other):
+            continue
+        near = sum(n for one, n in unfinished.items() if one != length and abs(one - length) <= NEIGHBOURS * length)
+        expected = (near + 1) / (2 * NEIGHBOURS * length)
+        if stats.poisson.sf(num - 1, expected) * len(at_length) < CAP_P:
+            return length, num, len(ended)
+    return None
+
+
+def _num_unfinished(ended: list[ItemResult]) -> Counter[int]:
+    """Length -> wrong replies that are broken off there: no answer after thinking, or no mark at the end of the text. One text
+    that is given to many questions counts once: it is a phrase of the model."""
+    found: Counter[int] = Counter()
+    texts: set[tuple[int, int | None]] = set()
+    for item in ended:
+        if item.correct is not False or item.text_chars is None or item.output_tokens is None:
+            continue
+        is_new = (item.output_tokens, item.text_key) not in texts
+        if item.text_chars == 0 or (item.ends_open is True and is_new):
+            found[item.output_tokens] += 1
+            texts.add((item.output_tokens, item.text_key))
+    return found
+
+
+def _is_form(length: int, other: Side) -> bool:
+    """Right replies of the other side have this length too: it is that of the answer."""
+    right = [item for item in other.answered if item.correct]
+    return sum(item.output_tokens == length for item in right) > FORM_SHARE * len(right)
+
+
+def cut_early(pair: Pair) -> Iterator[Finding]:
+    """`length` although the reply is shorter than was allowed and the context is not full: something lowers max_tokens."""
+    for side, _ in pair:
+        cut = [
+            item
+            for item in side.answered
+            if (item.truncated_by, item.finish_reason) == ("length", "length")
+            if item.output_tokens is not None and item.output_tokens < side.task.max_tokens
+        ]
+        wholes = {item.prompt_tokens + item.output_tokens for item in cut if item.prompt_tokens and item.output_tokens}
+        is_context = len(cut) > 1 and len(wholes) == 1  # of a length that the server does not tell
+        if is_context or not exceeds(len(cut), len(side.answered)):
+            continue
+        lengths = Counter(item.output_tokens for item in cut)
+        length, most = lengths.most_common(1)[0]
+        where = f"at {length} tokens" if most == len(cut) else f"as early as at {min(filter(None, lengths))} tokens"
+        yield found(
+            pair, side,
+            f"{some(len(cut), len(side.answered))} replies of {side.label} are cut off {where}, {side.task.max_tokens} were "
+            "allowed: something lowers max_tokens",
+            len(cut), len(side.answered),
+        )  # fmt: skip
+
+
+def stop_at_budget(pair: Pair) -> Iterator[Finding]:
+    """`stop` on replies that fill their budget exactly: the reason of the end is not the server's."""
+    for side, _ in pair:
+        full = [item for item in side.answered if item.output_tokens == side.task.max_tokens > SHORTEST_CAP_TOKENS]
+        turned = [item for item in full if item.finish_reason == "stop" and item.tool is None]
+        if len(turned) >= FEWEST_TURNED and len(turned) >= TURNED_SHARE * len(full):
+            yield found(
+                pair, side,
+                f"{some(len(turned), len(full))} replies of {side.label} that fill their {side.task.max_tokens} tokens say "
+                "`stop`: something changes finish_reason",
+                len(turned), len(full),
+            )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ what nobody sent
+def unsent_stop(pair: Pair) -> Iterator[Finding]:
+    """Replies that a stop string ended, though none was sent."""
+    for side, _ in pair:
+        served = side.task.served
+        if served is None:
+            continue
+        num = sum(served.stop_strings.values())
+        if exceeds(num, served.num_replies):
+            text = max(served.stop_strings, key=lambda one: served.stop_strings[one])
+            yield found(
+                pair, side,
+                f"{some(num, served.num_replies)} replies of {side.label} were ended by a stop string that was not sent "
+                f"({text!r}): something adds one",
+                num, served.num_replies,
+            )  # fmt: skip
+
+
+def contradicting_usage(pair: Pair) -> Iterator[Finding]:
+    """Token counts that contradict themselves or the text: where replies were cut off cannot be seen."""
+    for side, _ in pair:
+        served = side.task.served
+        if served is None:
+            continue
+        num = served.num_usage_problems
+        if exceeds(num, served.num_replies):
+            yield found(
+                pair, side,
+                f"the usage of {some(num, served.num_replies)} replies of {side.label} contradicts itself "
+                f"({served.usage_problem}), so it cannot be seen which replies were cut off",
+                num, served.num_replies,
+            )  # fmt: skip

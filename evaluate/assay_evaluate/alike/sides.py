@@ -1,0 +1,98 @@
+"""Two sides of one task, as the rules look at them, and what a rule finds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.records.measurement import ItemResult, TaskResult
+from assay.records.served.evidence import AskedTwice
+from assay.records.serving import Signature
+
+LEAST_SHARE = 0.005
+"""Of a task's replies: so few that are at fault move a score by no more than half a point, and are let be."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A server's replies at temperature 0 in two passes, in other batches."""
+
+    num_compared: int
+    num_different: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """One task on one checkpoint, and what its measurement says of the server."""
+
+    label: str
+    task: TaskResult
+    signature: Signature | None = None
+    asked_twice: tuple[AskedTwice, ...] = ()
+    repeated: Repeated | None = None
+    """Of the reference, against its repeat. None: of any other, or there is none."""
+    uncounted_tokens: int = 0
+    """Least that any prompt of the measurement was billed below its count: what this server never bills."""
+    is_repeat: bool = False
+    """The reference's second pass."""
+
+    @functools.cached_property
+    def answered(self) -> list[ItemResult]:
+        """Replies that came."""
+        return [item for item in self.task.items if item.correct is not None]
+
+    @functools.cached_property
+    def by_key(self) -> dict[tuple[str, int], ItemResult]:
+        return {(item.item, item.sample): item for item in self.answered}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Reference and candidate of one task."""
+
+    reference: Side
+    candidate: Side
+
+    def __iter__(self) -> Iterator[tuple[Side, Side]]:
+        """Each side, with the other."""
+        yield self.reference, self.candidate
+        yield self.candidate, self.reference
+
+    @functools.cached_property
+    def both(self) -> list[tuple[ItemResult, ItemResult]]:
+        """Replies of both sides to the same question: reference, candidate."""
+        theirs = self.candidate.by_key
+        return [(ours, theirs[key]) for key, ours in self.reference.by_key.items() if key in theirs]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that no weights do: a clause that names the side, with its numbers."""
+
+    side: Literal["reference", "candidate", "both"]
+    clause: str
+    num: int
+    """Replies (or questions) at fault."""
+    of: int
+
+
+def found(pair: Pair, side: Side, clause: str, num: int, of: int) -> Finding:
+    """A finding about one side."""
+    return Finding("reference" if side is pair.reference else "candidate", clause, num, of)
+
+
+def says_it_ended(item: ItemResult) -> bool:
+    """The server says of a reply that it ended by itself, and no count says otherwise."""
+    return not item.truncated or item.truncated_by not in {"length", "budget", "context"}
+
+
+def exceeds(num: int, of: int, *, share: float = LEAST_SHARE, least: int = 1) -> bool:
+    """Whether so many are too many: at least `least`, and more than the share."""
+    return num >= least and num > share * of
+
+
+def some(num: int, of: int) -> str:
+    """`all 120`, `12 of 120`: how many, before a noun."""
+    return f"all {of}" if num == of else f"{num} of {of}"

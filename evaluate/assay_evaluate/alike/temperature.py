@@ -1,0 +1,92 @@
+"""Temperature that is not obeyed: a few questions asked twice, at zero and above."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from scipy import stats
+
+from assay.records.served.evidence import AskedTwice
+from assay_evaluate.alike.sides import Finding, Pair, Side, found, some
+
+NOISE_TOKENS = 150.0
+"""A greedy reply whose batch changes may leave its way once in so many tokens: more noise than was ever published (vLLM and
+others: a first difference after 100 tokens and more)."""
+ABSOLUTE_P = 1e-4
+RELATIVE_P = 1e-3
+TIMES_NOISIER = 3.0
+"""What one side may be noisier than the other by its kernels."""
+LEAST_DIFFERENT = 0.12
+FEWEST_QUESTIONS = 8
+ALWAYS, SELDOM = 0.9, 0.5
+"""Shares of questions above temperature 0 that come back alike: of a side that does not sample, and of one that does."""
+
+
+def not_greedy(pair: Pair) -> Iterator[Finding]:
+    """Other replies to the same question at temperature 0, beyond what batches change, on one side or both."""
+    for side, other in pair:
+        ours = _of(side, "zero")
+        if not _asks_at_zero(side) or ours is None or ours.num_questions == 0:
+            continue
+        theirs = _of(other, "zero")
+        if _beyond_any_noise(ours) or _noisier(ours, other, theirs):
+            there = f", {other.label} to {_none_or(theirs)}" if theirs is not None and theirs.num_questions else ""
+            yield found(
+                pair, side,
+                f"asked twice at temperature 0, {side.label} gives another reply to "
+                f"{some(ours.num_different, ours.num_questions)} questions{there}: temperature 0 is not obeyed there",
+                ours.num_different, ours.num_questions,
+            )  # fmt: skip
+
+
+def not_sampled(pair: Pair) -> Iterator[Finding]:
+    """The same reply each time above temperature 0, where the other side varies."""
+    for side, other in pair:
+        ours, theirs = _of(side, "above zero"), _of(other, "above zero")
+        if _asks_at_zero(side) or ours is None or theirs is None:
+            continue
+        if min(ours.num_questions, theirs.num_questions) < FEWEST_QUESTIONS:
+            continue
+        alike, alike_there = (one.num_questions - one.num_different for one in (ours, theirs))
+        if alike >= ALWAYS * ours.num_questions and alike_there <= SELDOM * theirs.num_questions:
+            yield found(
+                pair, side,
+                f"asked twice above temperature 0, {side.label} gives the same reply to {some(alike, ours.num_questions)} "
+                f"questions, {other.label} to {alike_there or 'none'} of {theirs.num_questions}: temperature is not obeyed, "
+                "or a cache answers",
+                alike, ours.num_questions,
+            )  # fmt: skip
+
+
+def _none_or(twice: AskedTwice) -> str:
+    return f"{twice.num_different or 'none'} of {twice.num_questions}"
+
+
+def _asks_at_zero(side: Side) -> bool:
+    return side.task.served is not None and side.task.served.temperature == 0
+
+
+def _of(side: Side, kind: Literal["zero", "above zero"]) -> AskedTwice | None:
+    return next((one for one in side.asked_twice if one.temperature == kind), None)
+
+
+def _beyond_any_noise(ours: AskedTwice) -> bool:
+    """More than the noise of batches could change in so few tokens."""
+    if ours.mean_output_tokens is None:
+        return False
+    by_noise = 1 - math.exp(-ours.mean_output_tokens / NOISE_TOKENS)
+    return bool(stats.binom.sf(ours.num_different - 1, ours.num_questions, by_noise) < ABSOLUTE_P)
+
+
+def _noisier(ours: AskedTwice, other: Side, theirs: AskedTwice | None) -> bool:
+    """Beyond what the other side shows of itself, by far: asked twice as well, and in its second pass."""
+    num, of = (0, 0) if theirs is None else (theirs.num_different, theirs.num_questions)
+    if other.repeated is not None:
+        num, of = num + other.repeated.num_different, of + other.repeated.num_compared
+    if of == 0 or ours.num_different < LEAST_DIFFERENT * ours.num_questions:
+        return False
+    weight = TIMES_NOISIER * ours.num_questions
+    p_value = stats.binom.sf(ours.num_different - 1, ours.num_different + num, weight / (weight + of))
+    return bool(p_value < RELATIVE_P)

@@ -1,0 +1,117 @@
+"""What replies say: one text for many questions, texts of other questions, and texts that lack what was billed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from assay.records.measurement import ItemResult
+from assay_evaluate.alike.sides import LEAST_SHARE, Finding, Pair, Side, exceeds, found, some
+
+SHORTEST_PAGE_CHARS = 32
+"""Shorter texts are answers that many questions share."""
+FEWEST_ALIKE = 5
+ALIKE_SHARE = 0.05
+"""Of the questions, where the other side never says it."""
+HABIT_SHARE = 0.2
+"""Where it does: a model's habit, unless it is so many."""
+MOST_RIGHT = 0.1
+"""Share of them that may be right: else it is an answer."""
+SHORTEST_OTHERS_TOKENS = 24
+FEWEST_OTHERS = 3
+LESS_TEXT = 0.2
+"""Of the tokens that are billed, what the texts of one side may hold less than those of the other."""
+FEWEST_SHORT = 2
+
+
+def one_text(pair: Pair) -> Iterator[Finding]:
+    """One text, no answer, for many different questions: a page of a gateway (maintenance, a filter), not of a model."""
+    for side, other in pair:
+        said: dict[int, list[tuple[str, bool]]] = defaultdict(list)
+        for item in side.answered:
+            if item.text_key is not None and not item.truncated and (item.text_chars or 0) >= SHORTEST_PAGE_CHARS:
+                said[item.text_key].append((item.item, item.correct is True))
+        questions = len({item.item for item in side.answered})
+        theirs = {item.text_key for item in other.answered}
+        for key, replies in said.items():
+            alike = len({item for item, _ in replies})
+            share = HABIT_SHARE if key in theirs else ALIKE_SHARE
+            is_answer = sum(right for _, right in replies) > MOST_RIGHT * len(replies)
+            if not is_answer and exceeds(alike, questions, share=share, least=FEWEST_ALIKE):
+                yield found(
+                    pair, side,
+                    f"{side.label} gives one and the same text to {some(alike, questions)} questions, right for hardly any: a "
+                    "page of a gateway, not a reply",
+                    alike, questions,
+                )  # fmt: skip
+
+
+def texts_of_others(pair: Pair) -> Iterator[Finding]:
+    """Wrong replies that are, letter for letter, the right reply to another question: swapped.
+
+    Looked at only where no two questions share a right reply, and but for questions to which the other side says the same.
+    """
+    if pair.reference.task.kind == "tools":
+        return  # one call may be right for one question and wrong for another
+    for side, other in pair:
+        long = [
+            item
+            for item in side.answered
+            if item.text_key is not None and (item.output_tokens or 0) >= SHORTEST_OTHERS_TOKENS and not item.truncated
+        ]
+        right: dict[int | None, set[str]] = defaultdict(set)
+        for item in long:
+            if item.correct:
+                right[item.text_key].add(item.item)
+        if any(len(questions) > 1 for questions in right.values()):
+            continue
+        strayed = [
+            item
+            for item in long
+            if item.correct is False and right.get(item.text_key, {item.item}) != {item.item} and not _says(other, item)
+        ]
+        if exceeds(len(strayed), len(side.answered), share=LEAST_SHARE, least=FEWEST_OTHERS):
+            yield found(
+                pair, side,
+                f"{some(len(strayed), len(side.answered))} replies of {side.label} are the reply to another question: replies "
+                "are swapped",
+                len(strayed), len(side.answered),
+            )  # fmt: skip
+
+
+def _says(side: Side, item: ItemResult) -> bool:
+    """Whether the side gives the very text to the same question."""
+    there = side.by_key.get((item.item, item.sample))
+    return there is not None and there.text_key == item.text_key
+
+
+def lost_text(pair: Pair) -> Iterator[Finding]:
+    """Texts with far fewer tokens than were billed: their rest was lost on the way."""
+    for side, other in pair:
+        counts = None if side.task.served is None else side.task.served.texts
+        if counts is None:
+            continue
+        if (less := _less_than(side, other)) is not None:
+            yield found(pair, side, less, counts.num_typical, counts.num_typical)
+        elif counts.shortest is not None and exceeds(counts.num_short, len(side.answered), least=FEWEST_SHORT):
+            one = counts.shortest
+            yield found(
+                pair, side,
+                f"the text of {some(counts.num_short, len(side.answered))} replies of {side.label} lacks tokens that were "
+                f"billed ({one.counted} of {one.billed} in one): something loses text",
+                counts.num_short, len(side.answered),
+            )  # fmt: skip
+
+
+def _less_than(side: Side, other: Side) -> str | None:
+    """What is said where nearly all texts of a side hold less than those of the other."""
+    ours = None if side.task.served is None else side.task.served.texts
+    theirs = None if other.task.served is None else other.task.served.texts
+    if ours is None or theirs is None or min(ours.num_typical, theirs.num_typical) < FEWEST_ALIKE:
+        return None
+    if ours.typical_share >= theirs.typical_share - LESS_TEXT:
+        return None
+    return (
+        f"texts of {side.label} hold {100 * ours.typical_share:.0f} % of the tokens that are billed for them, those of "
+        f"{other.label} {100 * theirs.typical_share:.0f} %: thinking is kept back, or text is lost, on one side"
+    )

@@ -1,0 +1,275 @@
+"""What replies carry beside their answers, gathered while they come: who gave them, of which prompt, and whole or not.
+
+`mark_reply` is about one reply and goes into its item. `ServedTally` adds up a task; what needs a tokenizer is counted at its
+end, of a few prompts and texts only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import re
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from assay.foreign_text import shown
+from assay.records.base import canonical_json
+from assay.records.measurement import ItemResult
+from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
+from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.truncation import repeats_to_the_end
+
+ENDS_A_SENTENCE = frozenset(".!?。！？…\"'”’»)）]】}`*|>$~")
+END_OF_REASONING_CHARS = 300
+"""Where an answer stands that was taken for thinking."""
+KEY_BYTES = 6
+ORDINARY_REASONS = frozenset(
+    {
+        "stop",
+        "length",
+        "eos",
+        "eos_token",
+        "end",
+        "end_turn",
+        "max_tokens",
+        "tool_calls",
+        "tool_use",
+        "function_call",
+        "completed",
+    }
+)
+"""What some servers write into `stop_reason` where vLLM has the stop string that was met."""
+UNGUESSABLE_CHARS = 16
+"""Letters and digits of an id behind its first `-` from which on it is no counter."""
+NUM_PROMPTS = 3
+"""Prompts counted of the shortest, and of the longest."""
+NUM_QUESTIONS = 64
+"""Shortest ones that are kept, to be asked once more."""
+MOST_PROMPT_CHARS = 2_000_000
+NUM_TYPICAL = 6
+NUM_SUSPECTS = 12
+MOST_SUSPECTS = 48
+SHORTEST_TEXT_TOKENS = 24
+"""Of a shorter reply the marks around it are too large a part."""
+SUSPECT_SHARE = 0.8
+"""Of the median of characters per token; a reply below it is counted."""
+FEWEST_FOR_MEDIAN = 8
+LACKING_TOKENS, LACKING_SHARE = 8, 0.2
+"""What a text must lack of the tokens that are billed, at least, both."""
+NOT_ASCII_SHARE = 0.2
+"""From which on a text counts among those of the other scripts: these have fewer characters per token."""
+MOST_NAMES = 8
+"""Different names kept; others count together."""
+OTHERS = "others"
+T = TypeVar("T", "_Text", tuple[int, int, Request, int])
+CountText = Callable[[str], int | None]
+CountPrompt = Callable[[dict[str, Any]], int | None]
+
+
+# ------------------------------------------------------------------------------------------------ one reply
+def key_of(text: str) -> int:
+    """48 bits of a hash: equal for equal text, and of 100,000 different ones no two are likely to share it."""
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest())
+
+
+def mark_reply(item: ItemResult, reply: Reply, *, expected: str) -> ItemResult:
+    """The item with what its reply carries; as it is, if no reply came. expected: the right answer; empty: not known."""
+    if reply.status != "answered":
+        return item
+    text, reasoning = reply.text.strip(), (reply.reasoning or "").strip()
+    last = (text or reasoning)[-1:]
+    is_without_answer = item.truncated_by in {None, "empty", "reasoning_only"} and not text and not reply.has_tool_calls
+    stands_there = item.truncated_by == "reasoning_only" or _stands_in(expected, reasoning[-END_OF_REASONING_CHARS:])
+    return dataclasses.replace(
+        item,
+        reply_key=None if reply.reply_id is None else key_of(reply.reply_id),
+        text_key=key_of(all_said(reply)),
+        text_chars=len(reply.text),
+        reasoning_chars=len(reply.reasoning or ""),
+        ends_open=last != "" and last not in ENDS_A_SENTENCE,
+        answer_in_reasoning=is_without_answer and stands_there,
+    )
+
+
+def all_said(reply: Reply) -> str:
+    """Text, thinking and calls; these without their ids, which are new ones each time."""
+    calls = [{name: value for name, value in call.items() if name != "id"} for call in reply.tool_calls or ()]
+    return "\0".join([reply.text, reply.reasoning or "", *([canonical_json(calls)] if calls else [])])
+
+
+def _stands_in(expected: str, text: str) -> bool:
+    return bool(expected.strip()) and re.search(rf"(?<!\w){re.escape(expected.strip())}(?!\w)", text) is not None
+
+
+# ------------------------------------------------------------------------------------------------ one task
+@dataclass
+class ServedTally:
+    """Adds up what the replies to one task carry."""
+
+    num_replies: int = 0
+    num_unguessable_ids: int = 0
+    models: Counter[str] = field(default_factory=Counter)
+    system_fingerprints: Counter[str] = field(default_factory=Counter)
+    stop_strings: Counter[str] = field(default_factory=Counter)
+    num_usage_problems: int = 0
+    usage_problem: str | None = None
+    prompts: _Prompts = field(default_factory=lambda: _Prompts())
+    texts: _Texts = field(default_factory=lambda: _Texts())
+
+    def note(self, request: Request, reply: Reply) -> None:
+        """One reply more. What did not come says nothing."""
+        if reply.status != "answered":
+            return
+        self.num_replies += 1
+        if reply.model is not None:
+            _count(self.models, reply.model)
+        if reply.system_fingerprint is not None:
+            _count(self.system_fingerprints, reply.system_fingerprint)
+        if isinstance(reply.stop_reason, str) and reply.stop_reason.lower() not in ORDINARY_REASONS:
+            _count(self.stop_strings, reply.stop_reason)
+        if reply.usage_problem is not None:
+            self.num_usage_problems += 1
+            self.usage_problem = self.usage_problem or reply.usage_problem
+        if reply.reply_id is not None:
+            self.num_unguessable_ids += sum(map(str.isalnum, reply.reply_id.partition("-")[2])) >= UNGUESSABLE_CHARS
+        self.prompts.note(request, reply)
+        self.texts.note(request, reply)
+
+    @property
+    def shortest_questions(self) -> list[Request]:
+        """One request for each of the shortest questions that were answered, the shortest first."""
+        return self.prompts.shortest
+
+    def evidence(
+        self, *, temperature: float, asked_model: str, count_prompt: CountPrompt | None, count_text: CountText | None
+    ) -> ServedEvidence:
+        """What was seen. count_prompt: tokens of a request's prompt; None: nobody can count."""
+        return ServedEvidence(
+            num_replies=self.num_replies,
+            temperature=temperature,
+            asked_model=shown(asked_model),
+            models=dict(self.models),
+            system_fingerprints=dict(self.system_fingerprints),
+            num_unguessable_ids=self.num_unguessable_ids,
+            stop_strings=dict(self.stop_strings),
+            num_usage_problems=self.num_usage_problems,
+            usage_problem=self.usage_problem,
+            prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
+            texts=None if count_text is None else self.texts.counted(count_text),
+        )
+
+
+def _count(names: Counter[str], name: str) -> None:
+    names[name if name in names or len(names) < MOST_NAMES else OTHERS] += 1
+
+
+def _keep_largest(heap: list[T], entry: T, most: int) -> None:
+    if len(heap) < most:
+        heapq.heappush(heap, entry)
+    elif entry > heap[0]:
+        heapq.heapreplace(heap, entry)
+
+
+class _Prompts:
+    """The requests with the least and the most in them, and what was billed for their prompts."""
+
+    def __init__(self) -> None:
+        self._shortest: list[tuple[int, int, Request, int]] = []
+        self._longest: list[tuple[int, int, Request, int]] = []
+        self._seen = 0
+
+    def note(self, request: Request, reply: Reply) -> None:
+        size = len(request.body_json)
+        if reply.prompt_tokens is None or size > MOST_PROMPT_CHARS:
+            return
+        self._seen += 1
+        _keep_largest(self._shortest, (-size, -self._seen, request, reply.prompt_tokens), NUM_QUESTIONS)
+        _keep_largest(self._longest, (size, -self._seen, request, reply.prompt_tokens), NUM_PROMPTS)
+
+    @property
+    def shortest(self) -> list[Request]:
+        """The shortest first, each question once."""
+        kept = [request for _, _, request, _ in sorted(self._shortest, reverse=True)]
+        return list({request.item.partition("#")[0]: request for request in reversed(kept)}.values())[::-1]
+
+    def counted(self, count: CountPrompt) -> Iterator[PromptCount]:
+        shortest = sorted(self._shortest, reverse=True)[:NUM_PROMPTS]
+        both = {number: (request, billed) for _, number, request, billed in [*shortest, *self._longest]}
+        for request, billed in both.values():
+            if (counted := count(request.body)) is not None:
+                yield PromptCount(item=request.item, billed=billed, counted=counted)
+
+
+@dataclass(frozen=True, order=True)
+class _Text:
+    """Sorted by characters per token, most first: the heap's first is the one to go."""
+
+    rank: float
+    number: int
+    item: str = field(compare=False)
+    text: str = field(compare=False)
+    billed: int = field(compare=False)
+
+
+class _Texts:
+    """Replies whose text is short for the tokens that are billed, apart for Latin and other scripts."""
+
+    def __init__(self) -> None:
+        self._ratios = (array("f"), array("f"))
+        self._fewest: tuple[list[_Text], list[_Text]] = ([], [])
+        self._first: list[_Text] = []
+        self._seen = 0
+
+    def note(self, request: Request, reply: Reply) -> None:
+        billed = reply.output_tokens
+        if billed is None or billed < SHORTEST_TEXT_TOKENS or reply.has_tool_calls or reply.finish_reason == "length":
+            return
+        text = f"{reply.reasoning or ''}{reply.text}"
+        others = sum(not letter.isascii() for letter in text[:1000]) > NOT_ASCII_SHARE * min(len(text), 1000)
+        ratio = len(text) / billed
+        self._ratios[others].append(ratio)
+        self._seen += 1
+        entry = _Text(-ratio, self._seen, request.item, text, billed)
+        _keep_largest(self._fewest[others], entry, MOST_SUSPECTS)
+        if len(self._first) < NUM_TYPICAL:
+            self._first.append(entry)
+
+    def counted(self, count: CountText) -> TextCounts | None:
+        shares = [found / one.billed for one in self._first if (found := count(one.text)) is not None]
+        if not shares:
+            return None
+        typical = statistics.median(shares)
+        num_suspects = num_counted = num_short = 0
+        shortest: PromptCount | None = None
+        for ratios, heap in zip(self._ratios, self._fewest, strict=True):
+            suspects = _suspects(ratios, heap)
+            num_suspects += len(suspects)
+            for number, one in enumerate(suspects):
+                if number == NUM_SUSPECTS and 2 * num_short < num_counted:
+                    break
+                if (found := count(one.text)) is None:
+                    continue
+                num_counted += 1
+                lacks = typical * one.billed - found
+                if lacks > max(LACKING_TOKENS, LACKING_SHARE * typical * one.billed):
+                    num_short += 1
+                    if shortest is None or lacks > typical * shortest.billed - shortest.counted:
+                        shortest = PromptCount(item=one.item, billed=one.billed, counted=found)
+        return TextCounts(
+            typical_share=round(typical, 4), num_typical=len(shares), num_suspects=num_suspects, num_counted=num_counted,
+            num_short=num_short, shortest=shortest,
+        )  # fmt: skip
+
+
+def _suspects(ratios: Sequence[float], heap: Sequence[_Text]) -> list[_Text]:
+    """With the fewest characters per token first. A reply that repeats itself is left out: it is the model's, and its tokens
+    written once more are others."""
+    if len(ratios) < FEWEST_FOR_MEDIAN:
+        return []
+    limit = SUSPECT_SHARE * statistics.median(ratios)
+    return [one for one in sorted(heap, reverse=True) if -one.rank < limit and not repeats_to_the_end(one.text)]
