@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -200,11 +201,13 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
 
 
 def sum_metrics(text: str) -> dict[str, float]:
-    """Prometheus text -> name -> value summed over labels; histogram buckets and creation times are left out."""
+    """Prometheus text -> name -> value summed over labels; histogram buckets, creation times, NaN and infinity are left out."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match and not match["name"].endswith(("_bucket", "_created")):
             with suppress(ValueError):  # its value is no number
-                totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+                value = float(match["value"])
+                if math.isfinite(value):
+                    totals[match["name"]] = totals.get(match["name"], 0.0) + value
     return totals
