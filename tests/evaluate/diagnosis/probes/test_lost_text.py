@@ -103,10 +103,10 @@ def rows_swapped(body: Body, reply: Body) -> bool:
 
 
 class Gateway:
-    """Changes one reply of so many. `asked`: what becomes of requests."""
+    """Changes one reply of so many."""
 
-    def __init__(self, change: Change, every: int, asked: Callable[[Body], Body] | None = None) -> None:
-        self.change, self.every, self.hits, self.asked = change, every, 0, asked
+    def __init__(self, change: Change, every: int) -> None:
+        self.change, self.every, self.hits, self.due = change, every, 0, 0
         self.numbers, self.lock = itertools.count(), threading.Lock()
 
     def __call__(self, body: Body, answered: tuple[int, Any]) -> tuple[int, Any]:
@@ -114,8 +114,9 @@ class Gateway:
         is_kept = status == 200 and "messages" in body and body["max_tokens"] > 2 and not body.get("stream")
         if is_kept and "tools" not in body:
             with self.lock:
-                is_hit = next(self.numbers) % self.every == self.every // 2
-            self.hits += is_hit and self.change(body, reply)
+                self.due += next(self.numbers) % self.every == self.every // 2
+                if self.due and self.change(body, reply):  # one that it cannot change is passed, and the next is changed
+                    self.due, self.hits = self.due - 1, self.hits + 1
         return status, reply
 
 
@@ -245,7 +246,7 @@ PLAIN: dict[str, tuple[Change, bool, str, str]] = {
     "a bill": (more_billed, True, "text", " log-probabilities came"),
     "rows": (rows_swapped, True, "text", "a token"),
     "the last third, of texts alone": (TEXT_ALONE["the last third"][0], False, "garble", "thin"),
-    "everything, of texts alone": (TEXT_ALONE["everything"][0], False, "garble", "empty"),
+    "everything, of texts alone": (TEXT_ALONE["everything"][0], False, "garble", "thin"),
     "letters, of texts alone": (TEXT_ALONE["a letter that looks alike"][0], False, "garble", "wrong_script"),
     "`length` that says `stop`, of texts alone": (finish_renamed, False, "garble", "end_at_limit"),
     "a cap, of texts alone": (ends_early("length"), False, "text", "cut_early"),
