@@ -237,7 +237,7 @@ def test_two_servers_of_one_last_name_keep_both_records(run: Run, work: Path) ->
     for told in ("one/model", "two/model", "model"):
         with StubServer() as server:
             server.model = told
-            code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "2", "--out", "out")
+            code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "24", "--out", "out")
         assert code == 0, err
     assert {path.name: ProbeReport.load(path).model for path in Path("out").glob("*.json")} == {
         "model-5b854fa3.json": "one/model", "model-47726e4e.json": "two/model", "model.json": "model",
@@ -249,12 +249,12 @@ def test_probes_stay_in_their_folder(run: Run, work: Path, tmp_path: Path, told:
     told, name = told.replace("HERE", str(tmp_path)), safe_name(told.replace("HERE", str(tmp_path)))
     with StubServer() as server:
         server.model = server.version = server.system_fingerprint = told
-        code, out, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "2", "--out", "out")
+        code, out, err = run("probe", server.base_url, "--probes", "argmax", "--requests", "24", "--out", "out")
         assert code == 0, err
         folder = Path("out")
         assert new_files(tmp_path) == {folder / f"{name}.json", folder / f"{name}.requests.jsonl"}
         assert all(line.isprintable() for line in (out + err).split("\n"))
-        code, out, _ = run("probe", server.base_url, "--probes", "argmax", "--requests", "2", "--json")
+        code, out, _ = run("probe", server.base_url, "--probes", "argmax", "--requests", "24", "--json")
     assert all(line.isprintable() for line in out.split("\n"))
     record = json.loads(out)
     assert (record["label"], record["model"], record["system_fingerprint"]) == (name, told, shown(told))

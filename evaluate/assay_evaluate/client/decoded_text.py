@@ -5,7 +5,8 @@ is allowed for, and nothing else:
 
 - marks (`<|user|>`, `</think>`) are left out of replies and stand in what ids decode to (vLLM's `skip_special_tokens`);
 - a reasoning parser splits thinking from answer and drops white space and marks between and around them;
-- a character whose bytes are not all there yet is no text; decoded it is U+FFFD (vLLM v1/engine/detokenizer.py, DecodeStream);
+- a character whose bytes are not all there yet is no text, nor is what came in the same token; decoded it is U+FFFD, and bytes
+  on both sides of a mark that is left out may join (`DecodeStream` of tokenizers, which vLLM's v1/engine/detokenizer.py uses);
 - a SentencePiece tokenizer decodes without the first space; `clean_up_tokenization_spaces` takes spaces before punctuation.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 LeftOut = Callable[[str], bool]
 """Whether a mark that decoded ids have may be missing in a reply."""
 
-MARK = re.compile(r"<[^<>\s]{1,60}>|\[\|[^\]\s]{1,60}\|\]|\[/?[A-Z_]{2,24}\]|[◁▷][^◁▷\s]{1,24}[▷◁]")
+MARK = re.compile(r"<[^<>\s]{1,60}>|\[\|[^\]\s]{1,60}\|\]|\[/?g?[A-Z_]{2,24}\]|[◁▷][^◁▷\s]{1,24}[▷◁]")
 """Looks like a token that is no text: `<|im_end|>`, `</think>`, `[|endofturn|]`, `[/THINK]`, `◁/think▷`."""
 KNOWN_MARK = re.compile(
     r"<[|｜].*[|｜]>|\[\|.*\|\]|◁.*▷"
@@ -30,6 +31,10 @@ KNOWN_MARK = re.compile(
 CHANNEL_WORDS = re.compile(r"(?<=>)(?:assistant|analysis|final|commentary)(?=<\||$)")
 """Between the marks of the harmony format: `<|start|>assistant<|channel|>final<|message|>`."""
 BROKEN = "\ufffd"
+MARKED = "\ufdd0"
+"""In place of a mark that is left out: no character, by Unicode."""
+MOST_HELD_BACK = 8
+"""Characters that came in the same token as the last broken one."""
 _SPACE_BEFORE = re.compile(r" ([.?!,]|n't|'(?:m|s|ve|re)\b)")
 
 
@@ -72,9 +77,13 @@ def _without_last_mark(decoded: str) -> tuple[str, str]:
 
 
 def _stands_in(decoded: str, body: str, parts: list[str], *, is_split: bool, left_out: LeftOut) -> bool:
-    for whole in dict.fromkeys((decoded, body)):
-        if _is_made_of(whole, parts, is_split, left_out):
-            return True
+    # SentencePiece decodes without the first space
+    ways = [parts] if is_split or not parts or not parts[0].startswith(" ") else [parts, [parts[0][1:]]]
+    if any(_is_made_of(whole, way, is_split, left_out) for whole in dict.fromkeys((decoded, body)) for way in ways):
+        return True
+    if BROKEN in body and not is_split:
+        text = parts[0] if parts else ""
+        return any(_is_but_for_broken(body, some, left_out) for some in dict.fromkeys((text, text.removeprefix(" "))))
     cleaned = [_SPACE_BEFORE.sub(r"\1", part) for part in parts]
     return _is_made_of(_SPACE_BEFORE.sub(r"\1", body), cleaned, is_split, left_out)
 
@@ -83,9 +92,7 @@ def _is_made_of(decoded: str, parts: list[str], is_split: bool, left_out: LeftOu
     """Whether `decoded` is the parts one behind the other, with marks between that may be left out."""
     written, said = _canonical(decoded), [_canonical(part) for part in parts]
     at = 0
-    for number, part in enumerate(said):
-        if number == 0 and not is_split and part.startswith(" ") and not written.startswith(" "):
-            part = part[1:]  # SentencePiece
+    for part in said:
         end = _behind_gap(written, at, part.strip(), left_out) if is_split else _consumed(written, at, part, left_out)
         if end is None:
             return False
@@ -101,6 +108,30 @@ def _canonical(text: str) -> str:
     """Characters that are not whole, at the end or before the last marks, are no text; others count once in a row."""
     whole = re.sub(f"{BROKEN}+", BROKEN, text)
     return re.sub(f"{BROKEN}(?=(?:{MARK.pattern})*$)", "", whole)
+
+
+def _is_but_for_broken(decoded: str, text: str, left_out: LeftOut) -> bool:
+    """Whether the text is `decoded` without its marks, whatever became of characters that are not whole.
+
+    As many characters as there are broken ones may stand in their place; of the last, what came with it may be missing.
+    """
+    written = MARK.sub(lambda mark: MARKED if left_out(mark.group()) else mark.group(), decoded)
+    said = MARK.sub(lambda mark: "" if left_out(mark.group()) else mark.group(), text)
+    ends, at, before, length = {0}, 0, {0}, 0
+    for broken in re.finditer(f"{MARKED}*{BROKEN}[{BROKEN}{MARKED}]*", written):
+        whole = written[at : broken.start()].replace(MARKED, "")
+        before, length = ends, len(whole)
+        behind = {end + length for end in ends if said.startswith(whole, end)}
+        count = broken.group().count(BROKEN)
+        ends, at = {end + more for end in behind for more in range(count + 1)}, broken.end()
+    last = written[at:].replace(MARKED, "")
+    if any(said.startswith(last, end) and end + len(last) == len(said) for end in ends):
+        return True
+    if last:
+        return False
+    whole = re.sub(f"[{BROKEN}{MARKED}]+$", "", written).replace(MARKED, "")[-length:] if length else ""
+    missing = range(1, min(MOST_HELD_BACK, length) + 1)
+    return any(said[end:] == whole[: length - count] for end in before for count in missing)
 
 
 def _consumed(decoded: str, at: int, part: str, left_out: LeftOut) -> int | None:

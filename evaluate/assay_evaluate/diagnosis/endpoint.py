@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,10 +50,16 @@ class ProbedEndpoint:
 
 
 def find_endpoint(
-    url: str, model: str | None = None, *, timeout_s: float = TIMEOUT_S, headers: Mapping[str, str] | None = None
+    url: str,
+    model: str | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    headers: Mapping[str, str] | None = None,
+    before_asking: Callable[[], None] = lambda: None,
 ) -> ProbedEndpoint:
     """Ask the server at `url` who it is and what it offers. model: its name there; None: the first one listed.
 
+    before_asking: called when the server is there and has the model, before the model is asked anything.
     MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
     """
     base_url, sent = root_url(url), dict(headers or {})
@@ -65,6 +71,7 @@ def find_endpoint(
     if model is not None and model not in names:
         raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
     about = next(one for one in listed if model is None or one.id == model)
+    before_asking()
     with Client(Address(base_url, about.id, sent), timeout_s=timeout_s) as client:
         return ProbedEndpoint(
             base_url=base_url,

@@ -78,8 +78,8 @@ def trials_to_tell(rate: float, other_rate: float, alpha: float, power: float = 
     while high - low > max(1, high // 100):
         middle = (low + high) // 2
         low, high = (low, middle) if tells(middle) else (middle, high)
-    step = 10 ** max(0, len(str(high)) - 2)
-    return math.ceil(high / step) * step
+    step = int(10 ** max(0, len(str(high)) - 2))
+    return int(math.ceil(high / step) * step)
 
 
 def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:

@@ -69,7 +69,7 @@ def in_run(run: Run, tiny_glm: Path) -> Path:
 
 # ------------------------------------------------------------------------------------------------ nothing beside the user
 def test_a_url_is_probed_in_an_empty_folder(run: Run) -> None:
-    few = ("--probes", "argmax", "--requests", 2)
+    few = ("--probes", "argmax", "--requests", 24)
     with StubServer(extras=False) as server:
         code, _, err = run("probe", server.base_url.removeprefix("http://"), *few)
         assert code == 0, err
@@ -189,7 +189,7 @@ BY_FOLDER = "not used with a checkpoint, which is served here"
             "--expected-acceptance is not used without the probe acceptance, which --probes leaves out; leave it out",
         ),
         (
-            ("probe", URL, "--probes", "garble,tools", "--requests", "9"),
+            ("probe", URL, "--probes", "garble,tools", "--garble", "5", "--requests", "9"),
             "--requests is not used by the probes garble and tools, which ask requests of their own; leave it out",
         ),
         (

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from assay_evaluate.client.decoded_text import compare_text, is_known_mark
 from assay_evaluate.client.generated_logprobs import TokenRow
@@ -204,3 +208,54 @@ def test_unlike_counts() -> None:
     """Equal replies to equal questions have equal counts."""
     told = unlike_counts([("a", 1, 96), ("b", 1, 103), ("c", 2, 7), ("d", 2, 7), ("e", 1, None), ("f", 1, 96), ("g", 3, 9)])
     assert told == {"b": (103, 96)}
+
+
+# ------------------------------------------------------------------------------------------------ as vLLM detokenizes
+TEXTS = (
+    "Hello, world!\n\n  x = 1\n", "\u72d0\u72f8\u5728\u6cb3\u8fb9\u3002 1 + 1 = 2", "<b>bold</b> if a<b and c>d:\n\treturn 3.5",
+    "\U0001f600 na\u00efve \u2014 \u201cquoted\u201d \u2026 it 's , well", "</think>\n\nThe answer is 4.",
+)  # fmt: skip
+
+
+def byte_level() -> Tokenizer:
+    """tiny-glm's, with its special tokens."""
+    return Tokenizer.from_file(str(Path(__file__).resolve().parents[3] / "examples/tiny_glm/checkpoint/tokenizer.json"))
+
+
+def sentence_piece() -> Tokenizer:
+    """As Llama 2's: words begin with U+2581, bytes stand in for letters, and decoding takes the first space."""
+    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    bytes_of = [f"<0x{number:02X}>" for number in range(256)]
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=420, special_tokens=["<unk>", "<s>", "</s>", *bytes_of]))
+    config = json.loads(made.to_str())  # bytes are no special tokens
+    config["added_tokens"] = [one for one in config["added_tokens"] if not one["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(config))
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_texts_of_the_stream_decoder_that_vllm_uses(make: Callable[[], Tokenizer]) -> None:
+    """Sense and random ids, special tokens and halves of characters among them; and no lost or changed letter passes."""
+    tokenizer, draw = make(), random.Random(1)
+    prompt = tokenizer.encode("A question?").ids
+    # bytes of no character make the stream of a SentencePiece tokenizer fail, which vLLM starts anew then
+    able = [number for token, number in sorted(tokenizer.get_vocab().items()) if not token.startswith("<0x")]
+    num_changed = num_told = 0
+    for _ in range(800):
+        ids: list[int] = []
+        for _ in range(draw.randrange(1, 8)):
+            some = [draw.choice(able) for _ in range(draw.randrange(1, 12))]
+            ids += tokenizer.encode(draw.choice(TEXTS), add_special_tokens=False).ids if draw.random() < 0.6 else some
+        ids = ids[: draw.randrange(1, len(ids) + 1)]
+        stream = decoders.DecodeStream(ids=prompt, skip_special_tokens=True)
+        text = "".join(stream.step(tokenizer, token) or "" for token in ids)
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        assert compare_text(decoded, text).is_equal, (decoded, text)
+        if len(text) > 20 and "\ufffd" not in decoded:
+            at = draw.randrange(2, len(text) - 2)
+            changed = text[:at] + draw.choice(["", "\u0436", text[at] * 2]) + text[at + 1 :]
+            num_changed += 1
+            num_told += not compare_text(decoded, changed).is_equal
+    assert num_changed > 100 and num_told >= 0.97 * num_changed, (num_told, num_changed)

@@ -176,21 +176,26 @@ def _new_file(place: Place, label: str, checkpoint_sha256: str | None) -> Path:
     return path
 
 
-def _announced(settings: ProbeSettings, most: int | None, names: Sequence[str] | None, *, has_pair: bool) -> ProbeSettings:
-    """Say what will be sent at most to an endpoint of which nothing is known. most: of all; MeasureError if it is too few."""
+def _limited(settings: ProbeSettings, most: int | None, names: Sequence[str] | None, *, has_pair: bool) -> ProbeSettings:
+    """Settings of which everything is `most` at most. MeasureError if it is too few for an endpoint that offers everything."""
+    from assay_evaluate.diagnosis.probes.planned import fit_settings
+    from assay_evaluate.diagnosis.probes.run_probes import checked_names
+
+    return settings if most is None else fit_settings(settings, most, checked_names(names), has_pair=has_pair)
+
+
+def _announce(asked: ProbeSettings, limited: ProbeSettings, names: Sequence[str] | None, *, has_pair: bool) -> None:
+    """Say what will be sent at most to an endpoint of which nothing is known yet, and what a limit takes away."""
     from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
-    from assay_evaluate.diagnosis.probes.planned import cost_of_limit, fit_settings, plan_requests
+    from assay_evaluate.diagnosis.probes.planned import cost_of_limit, plan_requests
     from assay_evaluate.diagnosis.probes.run_probes import checked_names
 
     wanted = checked_names(names)
-    unlimited = plan_requests(settings, wanted, has_pair=has_pair)
-    if most is not None:
-        settings = fit_settings(settings, most, wanted, has_pair=has_pair)
-    planned = plan_requests(settings, wanted, has_pair=has_pair)
-    say(f"{planned.sentence(settings)}; up to {MOST_DISCOVERY_REQUESTS} small ones before find out what the endpoint offers")
-    if most is not None:
-        say(cost_of_limit(settings, planned, unlimited))
-    return settings
+    planned, unlimited = (plan_requests(each, wanted, has_pair=has_pair) for each in (limited, asked))
+    small = f"up to {MOST_DISCOVERY_REQUESTS} small ones before find out what the endpoint offers"
+    say(f"{planned.sentence(limited)}; {small}")
+    if limited.most_requests is not None:
+        say(cost_of_limit(limited, planned, unlimited))
 
 
 def _probe_url(
@@ -213,8 +218,9 @@ def _probe_url(
         raise AssayError(
             "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
         )
-    settings = _announced(settings, most, names, has_pair=without_speculation is not None)
-    endpoint = find(url)
+    has_pair = without_speculation is not None
+    asked, settings = settings, _limited(settings, most, names, has_pair=has_pair)
+    endpoint = find(url, before_asking=lambda: _announce(asked, settings, names, has_pair=has_pair))
     other = None if without_speculation is None else find(url_in(without_speculation) or without_speculation)
     name = label or safe_name(endpoint.model)
     path = _new_file(place_for("probe", "probes", run=run, out=out), name, None)
@@ -249,7 +255,8 @@ def _probe_checkpoint(
     place = place_for("probe", "probes", run=run or its_run, out=out)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
-    settings = _announced(settings, most, names, has_pair=True)
+    asked, settings = settings, _limited(settings, most, names, has_pair=True)
+    _announce(asked, settings, names, has_pair=True)
     spec = ServerSpec(
         checkpoint=folder, profile=chosen, serving=aim.recipe.serving, speculate=True,
         log_path=place.logs / f"vllm-probe-{name}.log",

@@ -68,11 +68,11 @@ def test_no_false_alarm(report: ProbeReport) -> None:
     assert [result.reason for result in report.alarms] == []
     assert {result.name: result.status for result in report.results} == {
         "argmax": "ok", "recompute": "ok", "consensus": "ok", "routing": "not_run", "determinism": "ok",
-        "speculation": "not_run", "acceptance": "ok", "garble": "ok", "tools": "not_run", "nonfinite": "ok",
-        "swapped": "ok",
+        "speculation": "not_run", "acceptance": "ok", "temperature": "ok", "tools": "not_run", "garble": "ok",
+        "text": "ok", "nonfinite": "ok", "swapped": "ok",
     }  # fmt: skip
     assert (report.num_failed, report.errors) == (0, {})
-    assert all(result.events == 0 for result in report.results if result.status == "ok")
+    assert all(result.events == 0 and not result.undecided for result in report.results if result.status == "ok")
 
 
 def test_figures_of_a_healthy_server(report: ProbeReport) -> None:

@@ -577,11 +577,11 @@ def test_the_stub_is_what_it_says() -> None:
 
 def test_a_server_does_not_choose_whose_probes_it_replaces(run: Run) -> None:
     with StubServer(extras=False) as server:
-        code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", 4, "--run", "here")
+        code, _, err = run("probe", server.base_url, "--probes", "argmax", "--requests", 24, "--run", "here")
         assert code == 2 and "--run with a URL: say --label as well" in err
         for _ in range(2):
             code, _, err = run(
-                "probe", server.base_url, "--probes", "argmax", "--requests", 4, "--label", "w4a16", "--run", "here"
+                "probe", server.base_url, "--probes", "argmax", "--requests", 24, "--label", "w4a16", "--run", "here"
             )
     assert "w4a16: the earlier probes are of a server that may hold another checkpoint; moved to here/probes/earlier/" in err
     assert len(list(Path("here/probes/earlier").glob("w4a16.unknown.*.json"))) == 1
