@@ -2,8 +2,8 @@
 
     python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md
 
-Every damage is judged twice: with the manifest as it was, and with its hashes computed again by whoever did the damage. Exits 1
-when one is missed that can be seen.
+Every damage is judged twice: with the manifest as it was, and with its hashes computed again by whoever did the damage, and the
+digests of calibrated layers as well. Exits 1 when one is missed that can be seen.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 support = ROOT / "tests" / "support"
 sys.path[:0] = [str(support), str(support / "quantization")]  # python is run with PYTHONSAFEPATH
 from damages import (  # noqa: E402
+    OF_CALIBRATED,
     OF_FILES,
     OF_THE_FOLDER,
     OF_WEIGHTS,
     Damaged,
     damaged_copies,
+    make_calibrated,
     make_checkpoints,
 )
 
@@ -45,8 +47,12 @@ def judge(copy: Damaged, source: Path) -> dict[str, str | None]:
     return found
 
 
-def table(rows: Mapping[tuple[str, str], dict[str, str | None]], needs_source: set[str]) -> str:
-    """The Markdown: sums, then for each damage how many precisions it was found on."""
+Rows = Mapping[tuple[str, str], dict[str, str | None]]
+Beyond = Mapping[tuple[str, str], str]
+
+
+def table(rows: Rows, needs_source: set[str], beyond: Beyond) -> str:
+    """The Markdown: sums, then for each damage how many precisions it was found on. beyond: why not even the source shows it."""
     lines = ["# Damages found by `assay verify`", "", f"{len(rows)} damages: each on a checkpoint of its own.", ""]
     lines += ["| | found |", "|---|---|"]
     lines += [f"| {way} | {sum(found[way] is not None for found in rows.values())} of {len(rows)} |" for way in WAYS]
@@ -60,10 +66,23 @@ def table(rows: Mapping[tuple[str, str], dict[str, str | None]], needs_source: s
         mark = " *" if name in needs_source else ""
         lines.append(f"| {name}{mark} | {' | '.join(counts)} | {', '.join(checks)} |")
     lines += ["", "\\* With forged hashes the folder alone cannot show it: another checkpoint would look the same."]
-    missed = [f"- {name}, {precision}: {way}" for (name, precision), f in rows.items() for way in WAYS[:3] if f[way] is None]
+    if unseen := [which for which in beyond if which in rows and rows[which][WAYS[1]] is None]:
+        lines += ["", "Not even the source shows these, once digests are forged as well:", ""]
+        lines += [f"- {name}, {precision}: {beyond[name, precision]}" for name, precision in unseen]
+    missed = missed_of(rows, beyond)
     if missed:
         lines += ["", "Missed, though they can be seen:", "", *missed]
     return "\n".join(lines) + "\n"
+
+
+def missed_of(rows: Rows, beyond: Beyond) -> list[str]:
+    """Damages that can be seen and were not, one a line."""
+    return [
+        f"- {name}, {precision}: {way}"
+        for (name, precision), found in rows.items()
+        for way in WAYS[:3]
+        if found[way] is None and not (way == WAYS[1] and (name, precision) in beyond)
+    ]
 
 
 def main() -> int:
@@ -71,19 +90,29 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="where the table goes; without it, it is printed")
     arguments = parser.parse_args()
     rows: dict[tuple[str, str], dict[str, str | None]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        source, made = make_checkpoints(Path(folder))
+    beyond: dict[tuple[str, str], str] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "plain").mkdir()
+        (folder / "calibrated").mkdir()
+        source, made = make_checkpoints(folder / "plain")
+        of_text, calibrated = make_calibrated(folder / "calibrated")
         of_files = {precision: made[precision] for precision in OF_FILES}
-        for damages, checkpoints in ((OF_WEIGHTS, made), (OF_THE_FOLDER, of_files)):
-            for precision, damage, copy in damaged_copies(checkpoints, damages, Path(folder)):
-                rows[damage.name, precision] = found = judge(copy, source)
+        for damages, of, checkpoints in (
+            (OF_WEIGHTS, source, made),
+            (OF_THE_FOLDER, source, of_files),
+            ((*OF_CALIBRATED, *OF_WEIGHTS), of_text, calibrated),
+        ):
+            for precision, damage, copy in damaged_copies(checkpoints, damages, folder):
+                rows[damage.name, precision] = found = judge(copy, of)
+                beyond |= {(damage.name, kind): why for kind, why in damage.beyond.items()}
                 print(f"{precision:20} {damage.name:40} {' '.join(str(found[way]) for way in WAYS)}", flush=True)
-    text = table(rows, {damage.name for damage in (*OF_WEIGHTS, *OF_THE_FOLDER) if damage.needs_source})
+    text = table(rows, {d.name for d in (*OF_WEIGHTS, *OF_CALIBRATED, *OF_THE_FOLDER) if d.needs_source}, beyond)
     if arguments.write:
         arguments.write.write_text(text, encoding="utf-8")
     else:
         print(text)
-    return int(any(found[way] is None for found in rows.values() for way in WAYS[:3]))
+    return int(bool(missed_of(rows, beyond)))
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class NotApplicable(Exception):
 
 
 class Damage(NamedTuple):
-    """apply: raises NotApplicable. needs_source: with the manifest's hashes forged, the folder alone cannot show it. beyond: kind
-    of calibrated weights -> why not even the source shows it, once the digests are forged as well."""
+    """apply: raises NotApplicable. needs_source: with the manifest's hashes forged, the folder alone cannot show it. beyond:
+    kind of calibrated weights -> why not even the source shows it, once the digests are forged as well."""
 
     name: str
     apply: Callable[[Damaged], None]
@@ -517,7 +517,7 @@ OF_CALIBRATED = (
     Damage(
         "all scales of a weight one step of BF16 larger",
         _edited("weight_scale", _next_scale(ALL), UP),
-        beyond={"awq+gptq": HIDDEN_BY_DIVISION},
+        beyond={"awq+gptq": HIDDEN_BY_DIVISION, "autoround": LEARNED},
     ),
     Damage("scales of eight rows of up times 1.09", _times(f"{UP}.weight_scale", 1.09, slice(8))),
     Damage("input norm: a channel times 1.05", _times(INPUT_NORM, 1.05, ONE)),

@@ -1,8 +1,7 @@
-"""Calibrated weights against the record of their calibration.
+"""Calibrated weights against the record of their calibration, and against the source.
 
-What text decided cannot be made again from the source. Of these weights it is known: scales, where they follow from the weights
-alone (`slabs.py`); how far they are from the source, which is bounded as for every weight; and here, that each layer is the one
-that was calibrated, by the digest that the calibration left in the manifest.
+What text decided cannot be made again from the source. Of these weights it is known what their method can have made of them
+(`weights.py`), and that each layer is the one that was calibrated, by the digest that the calibration left in the manifest.
 """
 
 from __future__ import annotations
@@ -50,9 +49,10 @@ def check_calibrated(
         findings.damage("calibrated", MANIFEST, "its recipe calibrates weights, but it has no record of calibrated layers")
         return
     count = sum(tensor.action == "quantize" for tensors in wanted.values() for tensor in tensors)
+    known = "what their method can have made of each row" if source is not None else "whether they decompress"
     findings.not_checked.append(
-        f"codes of {count:,} calibrated weights against the source: the text decides them; looked at were the digests of "
-        "their layers, their distance from the source where it is given, and whether they decompress"
+        f"codes of {count:,} calibrated weights, each by itself: the text decides them; looked at were the digests of their "
+        f"layers, and {known}"
     )
     _check_record(plan, wanted, plan.calibrated, findings)
     if stored is None:

@@ -49,7 +49,7 @@ def _of_range(
     is_whole_G: Array = np.ones(range_RG.shape[1], bool)
     if weight.columns is not None:
         half_G = np.nan_to_num(weight.columns.half).reshape(-1, group).max(1)
-        is_whole_G = np.isfinite(weight.columns.middle).reshape(-1, group).all(1)
+        is_whole_G = np.asarray(np.isfinite(weight.columns.middle).reshape(-1, group).all(1))
     if not weight.is_divided and SCHEMES[weight.scheme].symmetric:
         _expected(weight, range_RG, scale_RG, half_G, is_whole_G, begin, found)
         return None

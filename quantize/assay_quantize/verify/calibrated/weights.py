@@ -94,16 +94,9 @@ def _judge(plan: Plan, tensor: TensorPlan, measured: Measured, findings: Finding
     error = relative_error(measured.squared_error, measured.squared_norm)
     findings.errors[tensor.role, tensor.scheme].append(error)
     problems = list(measured.problems)
-    if KINDS[str(method_of(plan))] == "corrected" and plan.calibrated is not None:
-        is_nearest, says_so = measured.num_far == 0, module_of(tensor.name) in plan.calibrated.fell_back
-        if is_nearest and not says_so and measured.num_inner >= LEAST_CODES:
-            problems.append(
-                ("rows", "every code is the nearest to its weight, and its calibration does not say so (fell_back)")
-            )
-        elif says_so and not is_nearest:
-            what = (
-                f"{measured.num_far} codes are not the nearest to their weights; its calibration says that all are (fell_back)"
-            )
+    if plan.calibrated is not None:
+        says_so = module_of(tensor.name) in plan.calibrated.fell_back
+        if (what := _fallback_problem(KINDS[str(method_of(plan))], measured, says_so=says_so)) is not None:
             problems.append(("rows", what))
     bound = SCHEMES[tensor.scheme].max_relative_error
     if not error <= bound:
@@ -112,3 +105,15 @@ def _judge(plan: Plan, tensor: TensorPlan, measured: Measured, findings: Finding
                      "weights of another layer are 1.41 away")]  # fmt: skip
     for check, what in problems:
         findings.damage(check, tensor.name, what)
+
+
+def _fallback_problem(kind: Kind, measured: Measured, *, says_so: bool) -> str | None:
+    """says_so: the record of the calibration says that the weight was rounded to the nearest instead."""
+    if kind == "nearest":
+        return "its calibration says that it fell back, which its method does not do" if says_so else None
+    num_other = measured.num_far if kind == "corrected" else measured.moved
+    if says_so and num_other:
+        return f"{num_other} codes are not the nearest to their weights; its calibration says that all are (fell_back)"
+    if kind == "corrected" and not says_so and not num_other and measured.num_inner >= LEAST_CODES:
+        return "every code is the nearest to its weight, and its calibration does not say so (fell_back)"
+    return None
